@@ -1,0 +1,206 @@
+//! The ranks of one collective, as far as prices need them: how many share a domain of each link tier.
+//!
+//! All groups along a mesh axis run at once and the slowest sets the time, so a group counts the members of its worst
+//! domain: a group of 3 on nodes of 8 somewhere has a node that holds only one of them.
+
+use ir::cluster::{Cluster, Tier};
+
+/// One mesh axis of a group: `size` ranks, `stride` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GroupAxis {
+    /// Distance between neighbours, in ranks.
+    pub stride: u64,
+    /// Ranks along the axis.
+    pub size: u64,
+}
+
+/// The members of one collective over a cluster's tiers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group {
+    n_members: u64,
+    /// Per tier, members that share one domain of it; never falls, and ends with `n_members`.
+    inside: Vec<u64>,
+}
+
+impl Group {
+    /// The ranks `sum of i_j * stride_j` of the axes, on a mesh that starts at a domain of every tier it fills.
+    ///
+    /// Neighbouring axes are merged (2 ranks 1 apart and 4 ranks 2 apart are 8 ranks 1 apart). An axis that spans
+    /// `extent = size * stride` ranks keeps `gcd(extent, domain) / stride` members together in every domain.
+    /// 16 ranks 1 apart on nodes of 8: 8 per node. 4 ranks 8 apart: 1 per node.
+    pub fn from_axes(axes: &[GroupAxis], cluster: &Cluster) -> Self {
+        let axes = merged(axes);
+        let n_members = axes.iter().fold(1_u64, |n, axis| n.saturating_mul(axis.size));
+        let together = |tier: &Tier| axes.iter().map(|axis| together(*axis, tier.devices)).product();
+        Self::new(n_members, cluster.tiers.iter().map(together))
+    }
+
+    /// Ranks listed one by one, for groups that no axes describe; members are taken as spread evenly over domains.
+    ///
+    /// Ranks 7 and 8 on nodes of 8: 1 per node.
+    pub fn from_ranks(ranks: &[u64], cluster: &Cluster) -> Self {
+        let n_members = ranks.len() as u64;
+        let together = |tier: &Tier| {
+            let mut domains: Vec<u64> = ranks.iter().map(|rank| rank / tier.devices.max(1)).collect();
+            domains.sort_unstable();
+            domains.dedup();
+            n_members / (domains.len() as u64).max(1)
+        };
+        Self::new(n_members, cluster.tiers.iter().map(together))
+    }
+
+    /// A rank by itself, whose collectives are free.
+    pub fn alone(cluster: &Cluster) -> Self {
+        Self::from_axes(&[], cluster)
+    }
+
+    fn new(n_members: u64, together: impl Iterator<Item = u64>) -> Self {
+        let mut below = 1;
+        let mut inside: Vec<u64> = together
+            .map(|members| {
+                below = members.clamp(below, n_members.max(below));
+                below
+            })
+            .collect();
+        // The outermost tier joins whatever is left.
+        if let Some(outermost) = inside.last_mut() {
+            *outermost = n_members;
+        }
+        Self { n_members, inside }
+    }
+
+    /// Ranks that take part.
+    pub fn n_members(&self) -> u64 {
+        self.n_members
+    }
+
+    /// Per tier, innermost first: members that share one domain of it.
+    pub fn members_per_domain(&self) -> &[u64] {
+        &self.inside
+    }
+
+    /// Index of the innermost tier that joins all members; nothing for one member.
+    pub fn spanning_tier(&self) -> Option<usize> {
+        match self.n_members {
+            0 | 1 => None,
+            n => self.inside.iter().position(|members| *members == n),
+        }
+    }
+}
+
+/// Axes in rising stride, those that continue each other joined, those of one rank dropped.
+fn merged(axes: &[GroupAxis]) -> Vec<GroupAxis> {
+    let mut sorted: Vec<GroupAxis> = axes.iter().copied().filter(|axis| axis.size > 1).collect();
+    sorted.sort_unstable();
+    let mut merged: Vec<GroupAxis> = Vec::with_capacity(sorted.len());
+    for axis in sorted {
+        match merged.last_mut() {
+            Some(last) if last.stride.saturating_mul(last.size) == axis.stride => last.size *= axis.size,
+            _ => merged.push(axis),
+        }
+    }
+    merged
+}
+
+fn together(axis: GroupAxis, domain: u64) -> u64 {
+    let stride = axis.stride.max(1);
+    (gcd(axis.size.saturating_mul(stride), domain) / stride).max(1)
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use ir::cluster::{CLUSTER_SCHEMA_VERSION, DeviceGroup, InSwitchReduction, Wiring};
+    use ir::units::{Bytes, BytesPerSecond, Seconds};
+
+    use super::*;
+    use crate::rates::tests::a100;
+
+    pub(crate) fn tier(name: &str, devices: u64, giga: f64, micro: f64) -> Tier {
+        Tier {
+            name: name.into(),
+            devices,
+            bandwidth_bytes_per_s: BytesPerSecond(giga * 1e9),
+            latency_s: Seconds(micro * 1e-6),
+            wiring: Wiring::Switch,
+            oversubscription: 1.0,
+            in_switch_reduction: InSwitchReduction::Absent,
+        }
+    }
+
+    pub(crate) fn cluster_of(tiers: Vec<Tier>) -> Cluster {
+        let count = tiers.last().map_or(1, |tier| tier.devices);
+        Cluster {
+            schema_version: CLUSTER_SCHEMA_VERSION,
+            name: "test".into(),
+            groups: vec![DeviceGroup {
+                device: a100(),
+                count,
+                devices_per_node: 8,
+                host_memory_bytes: Bytes(2e12),
+                price_per_device_hour: None,
+                failures_per_device_hour: None,
+            }],
+            tiers,
+            reserve_bytes: Bytes(2e9),
+        }
+    }
+
+    /// Sixteen nodes of eight A100: 300 GB/s and 2 us inside, 25 GB/s and 10 us between.
+    pub(crate) fn dgx_a100() -> Cluster {
+        cluster_of(vec![tier("nvlink", 8, 300.0, 2.0), tier("infiniband", 128, 25.0, 10.0)])
+    }
+
+    pub(crate) fn group(axes: &[(u64, u64)], cluster: &Cluster) -> Group {
+        let axes: Vec<GroupAxis> = axes.iter().map(|&(size, stride)| GroupAxis { size, stride }).collect();
+        Group::from_axes(&axes, cluster)
+    }
+
+    fn check(axes: &[(u64, u64)], inside: &[u64]) {
+        assert_eq!(group(axes, &dgx_a100()).members_per_domain(), inside);
+    }
+
+    #[test]
+    fn an_axis_inside_a_node_shares_it() {
+        check(&[(8, 1)], &[8, 8]);
+        check(&[(4, 2)], &[4, 4]);
+        check(&[], &[1, 1]);
+    }
+
+    #[test]
+    fn an_axis_over_nodes_has_the_members_that_its_stride_leaves() {
+        check(&[(16, 1)], &[8, 16]);
+        check(&[(8, 4)], &[2, 8]);
+        check(&[(16, 8)], &[1, 16]);
+    }
+
+    #[test]
+    fn axes_that_continue_each_other_are_one() {
+        check(&[(2, 2), (2, 1), (8, 4)], &[8, 32]);
+        check(&[(2, 1), (4, 16)], &[2, 8]);
+    }
+
+    #[test]
+    fn a_group_that_straddles_nodes_counts_its_worst_node() {
+        check(&[(3, 1)], &[1, 3]);
+        check(&[(12, 1)], &[4, 12]);
+    }
+
+    #[test]
+    fn listed_ranks_are_placed_one_by_one() {
+        let inside = |ranks: &[u64]| Group::from_ranks(ranks, &dgx_a100()).members_per_domain().to_vec();
+        assert_eq!(inside(&[6, 7]), [2, 2]);
+        assert_eq!(inside(&[7, 8]), [1, 2]);
+    }
+
+    #[test]
+    fn the_spanning_tier_is_the_innermost_that_joins_all() {
+        let cluster = dgx_a100();
+        assert_eq!(group(&[(8, 1)], &cluster).spanning_tier(), Some(0));
+        assert_eq!(group(&[(2, 8)], &cluster).spanning_tier(), Some(1));
+        assert_eq!(Group::alone(&cluster).spanning_tier(), None);
+    }
+}

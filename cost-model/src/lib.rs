@@ -1,0 +1,30 @@
+//! Prices: what computation, communication and memory cost, and how a schedule's actions fall in time.
+//!
+//! It knows formulas and constants, each with its source; it does not know which plan is wanted.
+
+#![warn(missing_docs)]
+
+pub mod attention;
+pub mod collective;
+pub mod constants;
+pub mod gemm;
+pub mod group;
+pub mod links;
+pub mod memory;
+pub mod overlap;
+pub mod rates;
+pub mod simulate;
+pub mod stream;
+pub mod traffic;
+pub mod work_time;
+
+pub use attention::Attention;
+pub use collective::{Algorithm, Choice, CollectiveKind, choose, price};
+pub use constants::{CONSTANTS_JSON, Constants};
+pub use gemm::GemmShape;
+pub use group::{Group, GroupAxis};
+pub use memory::MemoryBreakdown;
+pub use rates::Rates;
+pub use simulate::{PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
+pub use traffic::{bytes_sent, bytes_sent_per_tier};
+pub use work_time::{host_bound, work_time};

@@ -1,0 +1,214 @@
+//! Bytes on a device: model states per parameter, logits, gathered units, and what lies beyond the tensors.
+//!
+//! It prices what it is told lives; which tensors live when is the schedule's business.
+
+use std::collections::BTreeMap;
+
+use ir::cluster::Precision;
+use ir::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::constants::Constants;
+use crate::rates::element_bytes;
+
+/// Number format in which gradients are accumulated and reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientFormat {
+    /// fp32, as Megatron's main gradients.
+    Full,
+    /// The job's own precision.
+    Half,
+}
+
+/// Bytes that one parameter's states take, each where it is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StateBytes {
+    /// The copy that computation reads.
+    pub parameter: Bytes,
+    /// The gradient accumulator.
+    pub gradient: Bytes,
+    /// The fp32 master copy, where the parameter itself is not fp32.
+    pub master: Bytes,
+    /// AdamW's first and second moment.
+    pub moments: Bytes,
+}
+
+impl StateBytes {
+    /// States of mixed-precision AdamW: 2 + (4 or 2) + 4 + 8, in fp32 4 + 4 + 0 + 8.
+    ///
+    /// With fp32 gradients 18 bytes per parameter: NVIDIA/Megatron-LM megatron/training/theoretical_memory_usage.py.
+    pub fn adamw(precision: Precision, gradients: GradientFormat) -> Self {
+        let parameter = element_bytes(precision);
+        let gradient = match gradients {
+            GradientFormat::Full => Bytes(4.0),
+            GradientFormat::Half => parameter,
+        };
+        let master = match precision {
+            Precision::Fp32 => Bytes::ZERO,
+            Precision::Fp16 | Precision::Bf16 | Precision::Fp8 => Bytes(4.0),
+        };
+        Self { parameter, gradient, master, moments: Bytes(8.0) }
+    }
+
+    /// Everything the optimizer owns.
+    pub fn optimizer(self) -> Bytes {
+        self.master + self.moments
+    }
+
+    /// All states of one parameter that no axis shards.
+    pub fn total(self) -> Bytes {
+        self.parameter + self.gradient + self.optimizer()
+    }
+}
+
+/// Bytes that AdamW's update moves through device memory for `n_parameters` local ones.
+///
+/// Reads the gradient; reads and writes the moments and the fp32 value; casts that to the parameter where it is a copy;
+/// and passes twice more over the gradient, to take its norm and to clear it.
+/// bf16 with fp32 gradients: 4 + 2 x 12 + 2 + 2 x 4 = 38 bytes.
+pub fn update_traffic(n_parameters: f64, states: StateBytes) -> Bytes {
+    let (value, cast) = if states.master == Bytes::ZERO {
+        (states.parameter, Bytes::ZERO)
+    } else {
+        (states.master, states.parameter)
+    };
+    (states.gradient * 3.0 + (value + states.moments) * 2.0 + cast) * n_parameters
+}
+
+/// How the loss over the vocabulary is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LossKernel {
+    /// Eager fp32 cross-entropy: 14 bytes per logit at its peak.
+    Plain,
+    /// Megatron's vocabulary-parallel cross-entropy: 8 bytes.
+    Unfused,
+    /// Fused and in place: 4 bytes.
+    Fused,
+}
+
+/// Peak bytes of `n_logits` local logits.
+///
+/// 8192 tokens, 128256 words, over 8 ranks, unfused: 131 M logits, 1.05 GB.
+pub fn logits_bytes(n_logits: f64, kernel: LossKernel, constants: &Constants) -> Bytes {
+    Bytes(
+        n_logits
+            * match kernel {
+                LossKernel::Plain => constants.logits_plain_bytes_per_element,
+                LossKernel::Unfused => constants.logits_unfused_bytes_per_element,
+                LossKernel::Fused => constants.logits_fused_bytes_per_element,
+            },
+    )
+}
+
+/// Parameters gathered for use: the unit in use and the one being fetched, and the gradient of one before it is
+/// reduced.
+///
+/// A unit of 200 M parameters in bf16 with fp32 gradients: 2 x 0.4 GB + 0.8 GB.
+pub fn gathered_units(largest_unit_parameters: f64, states: StateBytes) -> Bytes {
+    (states.parameter * 2.0 + states.gradient) * largest_unit_parameters
+}
+
+/// What the device holds beyond the plan's tensors.
+///
+/// Fragmentation of what is allocated and freed in every micro-batch, the context, the matrix library's workspace and
+/// the buffers of each communicator. 20 GiB of activations and 4 communicators: 1 + 0.6 + 0.0625 + 0.4 GiB.
+pub fn reserve_bytes(allocated_and_freed: Bytes, n_communicators: u32, constants: &Constants) -> Bytes {
+    allocated_and_freed * (constants.fragmentation_factor - 1.0)
+        + constants.context_bytes
+        + constants.workspace_bytes
+        + constants.communicator_bytes * f64::from(n_communicators)
+}
+
+/// Peak bytes of one device by category.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemoryBreakdown {
+    /// Parameters as stored.
+    pub parameters: Bytes,
+    /// Gradient accumulators.
+    pub gradients: Bytes,
+    /// Optimizer states and master copies.
+    pub optimizer: Bytes,
+    /// Saved activations of all micro-batches in flight, by kind.
+    pub activations: BTreeMap<String, Bytes>,
+    /// Logits and their gradient.
+    pub logits: Bytes,
+    /// Parameters gathered for use.
+    pub gathered_units: Bytes,
+    /// Working tensors, transfers and recomputation of one layer.
+    pub buffers: Bytes,
+    /// Allocator, context and communicators.
+    pub reserve: Bytes,
+}
+
+impl MemoryBreakdown {
+    /// Everything together: what must not exceed the device's memory.
+    pub fn total(&self) -> Bytes {
+        self.allocated() + self.reserve
+    }
+
+    /// Everything but the reserve: what frameworks print as allocated.
+    pub fn allocated(&self) -> Bytes {
+        let states = self.parameters + self.gradients + self.optimizer;
+        states + self.saved() + self.logits + self.gathered_units + self.buffers
+    }
+
+    /// Saved activations of all kinds.
+    pub fn saved(&self) -> Bytes {
+        self.activations.values().copied().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn megatron_bf16_takes_18_bytes_per_parameter_and_fp32_16() {
+        let total = |precision, gradients| StateBytes::adamw(precision, gradients).total().0;
+        assert_eq!(total(Precision::Bf16, GradientFormat::Full), 18.0);
+        assert_eq!(total(Precision::Bf16, GradientFormat::Half), 16.0);
+        assert_eq!(total(Precision::Fp32, GradientFormat::Full), 16.0);
+    }
+
+    #[test]
+    fn the_update_moves_38_bytes_per_bf16_parameter_and_36_per_fp32_one() {
+        let moved = |precision| update_traffic(1.0, StateBytes::adamw(precision, GradientFormat::Full)).0;
+        assert_eq!((moved(Precision::Bf16), moved(Precision::Fp32)), (38.0, 36.0));
+    }
+
+    #[test]
+    fn logits_take_what_their_kernel_keeps() {
+        let constants = Constants::load();
+        let bytes = |kernel| logits_bytes(100.0, kernel, &constants).0;
+        let all = [bytes(LossKernel::Plain), bytes(LossKernel::Unfused), bytes(LossKernel::Fused)];
+        assert_eq!(all, [1400.0, 800.0, 400.0]);
+    }
+
+    #[test]
+    fn the_reserve_grows_with_what_is_freed_and_with_communicators() {
+        let gibi = 1024.0_f64.powi(3);
+        let reserve = reserve_bytes(Bytes(20.0 * gibi), 4, &Constants::load());
+        assert!((reserve.0 / gibi - 2.0625).abs() < 1e-9, "{reserve:?}");
+    }
+
+    #[test]
+    fn gathered_units_are_two_parameters_and_a_gradient() {
+        let states = StateBytes::adamw(Precision::Bf16, GradientFormat::Full);
+        assert_eq!(gathered_units(200e6, states), Bytes(1.6e9));
+    }
+
+    #[test]
+    fn the_total_adds_each_category_once() {
+        let memory = MemoryBreakdown {
+            parameters: Bytes(1.0),
+            gradients: Bytes(10.0),
+            optimizer: Bytes(100.0),
+            activations: BTreeMap::from([("attention".into(), Bytes(200.0)), ("mlp".into(), Bytes(800.0))]),
+            logits: Bytes(1e4),
+            gathered_units: Bytes(1e5),
+            buffers: Bytes(1e6),
+            reserve: Bytes(1e7),
+        };
+        assert_eq!((memory.total(), memory.saved()), (Bytes(11_111_111.0), Bytes(1000.0)));
+    }
+}

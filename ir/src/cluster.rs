@@ -1,0 +1,172 @@
+//! The description of the hardware: devices, how many, and the link tiers that join them.
+//!
+//! It knows figures, not prices: what a transfer or a product costs is the cost model's business. Every figure here
+//! comes from a file (`cluster.json` or the device library); reading and checking it is the front ends' business.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+
+/// Number format of a computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// IEEE single precision.
+    Fp32,
+    /// IEEE half precision with loss scaling.
+    Fp16,
+    /// bfloat16.
+    Bf16,
+    /// 8-bit floating point for matrix products, bfloat16 elsewhere.
+    Fp8,
+}
+
+/// Family of devices that share the efficiency constants of the cost model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Architecture {
+    /// NVIDIA V100.
+    Volta,
+    /// NVIDIA A100.
+    Ampere,
+    /// NVIDIA L40S, RTX 4090.
+    Ada,
+    /// NVIDIA H100, H800, H200.
+    Hopper,
+    /// NVIDIA B200, GB200.
+    Blackwell,
+    /// AMD MI250X.
+    Cdna2,
+    /// AMD MI300X.
+    Cdna3,
+    /// Google TPU.
+    Tpu,
+    /// Intel Gaudi.
+    Gaudi,
+    /// Anything else: the cost model uses its most cautious constants.
+    Other,
+}
+
+/// One kind of accelerator. A chip that appears as two devices (MI250X) is described per device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Device {
+    /// Name in the device library, or the user's own.
+    pub name: String,
+    /// Family whose efficiency constants apply.
+    pub architecture: Architecture,
+    /// Dense peak rate per precision, without sparsity, in FLOP/s.
+    pub peak_flops_per_s: BTreeMap<Precision, FlopsPerSecond>,
+    /// Device memory in bytes.
+    pub memory_bytes: Bytes,
+    /// Device memory bandwidth in bytes/s.
+    pub memory_bandwidth_bytes_per_s: BytesPerSecond,
+    /// Units over which the tiles of a matrix product are spread (streaming multiprocessors, compute units).
+    pub compute_units: u32,
+    /// Link to the host's memory, per direction, in bytes/s.
+    pub host_link_bytes_per_s: BytesPerSecond,
+    /// Power limit in watts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watts: Option<f64>,
+}
+
+/// A run of equal nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DeviceGroup {
+    /// The device.
+    pub device: Device,
+    /// Devices in the group.
+    pub count: u64,
+    /// Devices in one node.
+    pub devices_per_node: u64,
+    /// Host memory of one node in bytes.
+    pub host_memory_bytes: Bytes,
+    /// Price of one device for one hour, in the cluster's currency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_per_device_hour: Option<f64>,
+    /// Mean failures of one device per hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failures_per_device_hour: Option<f64>,
+}
+
+/// How the members of one domain of a tier are wired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wiring {
+    /// Every pair at full rate (NVSwitch, a non-blocking fat tree).
+    Switch,
+    /// Direct links between all pairs, each a share of the bandwidth (xGMI, NVLink cube mesh).
+    Mesh,
+    /// A wrapped torus; the bandwidth is that of all links of a device together.
+    Torus,
+    /// A shared bus or tree of bridges (PCIe).
+    Bus,
+}
+
+/// One level of the link hierarchy. Tier 0 is the innermost and fastest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Tier {
+    /// What engineers call it: `nvlink`, `infiniband`, `ici`.
+    pub name: String,
+    /// Devices inside one domain of this tier: a multiple of the next inner tier's.
+    pub devices: u64,
+    /// Bandwidth of one device into this tier, per direction, in bytes/s.
+    pub bandwidth_bytes_per_s: BytesPerSecond,
+    /// Latency of one step between neighbours, in seconds.
+    pub latency_s: Seconds,
+    /// Wiring inside a domain.
+    pub wiring: Wiring,
+    /// How many times the traffic that leaves a domain of the next inner tier exceeds what this tier carries; 1 is
+    /// non-blocking.
+    pub oversubscription: f64,
+    /// True where switches reduce in flight (NVLS, SHARP).
+    pub in_switch_reduction: InSwitchReduction,
+}
+
+/// Whether a tier's switches can reduce in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum InSwitchReduction {
+    /// All-reduce may run in the switch.
+    Supported,
+    /// Only the devices reduce.
+    Absent,
+}
+
+/// The machines a job runs on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Cluster {
+    /// Version of this description's schema.
+    pub schema_version: u32,
+    /// Name shown in reports.
+    pub name: String,
+    /// Runs of equal nodes, in rank order.
+    pub groups: Vec<DeviceGroup>,
+    /// Link tiers, innermost first; the last one spans the whole cluster.
+    pub tiers: Vec<Tier>,
+    /// Bytes of every device kept for allocator, contexts and communication buffers.
+    pub reserve_bytes: Bytes,
+}
+
+/// The schema version this build reads and writes.
+pub const CLUSTER_SCHEMA_VERSION: u32 = 1;
+
+impl Cluster {
+    /// Devices in all groups.
+    pub fn n_devices(&self) -> u64 {
+        self.groups.iter().map(|group| group.count).sum()
+    }
+
+    /// The group that holds a rank.
+    ///
+    /// Returns `None` where `rank` is not in the cluster.
+    pub fn group_of(&self, rank: u64) -> Option<&DeviceGroup> {
+        let mut end = 0;
+        self.groups.iter().find(|group| {
+            end += group.count;
+            rank < end
+        })
+    }
+}

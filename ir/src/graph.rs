@@ -1,0 +1,392 @@
+//! The model as a graph: layer kinds stored once, each a list of operators over tensors with named dims, and the
+//! sequence in which the kinds repeat.
+//!
+//! A layer reads the residual stream and writes it; the first kind reads tokens instead, the last gives the loss.
+//! Operators stand in execution order. Every activation has exactly one reader: a tensor with several goes through an
+//! explicit `fork`, which keeps the search pairwise. `check` is the invariant every front end must meet.
+
+use std::collections::BTreeSet;
+
+use crate::op::OpKind;
+
+/// Position of a dim in its layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DimId(pub usize);
+
+/// Position of a tensor in its layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId(pub usize);
+
+/// Position of an operator in its layer; also execution order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(pub usize);
+
+/// Length of a dim: fixed by the model, or set by the job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Extent {
+    /// Fixed by the model.
+    Fixed(u64),
+    /// Fixed by the model; blocks may be unequal (a vocabulary).
+    Uneven(u64),
+    /// Sequences of one micro-batch, over all devices of a stage.
+    MicroBatch,
+    /// Tokens of one sequence.
+    Sequence,
+    /// Slots of one expert for the tokens of one sequence. Without dropping a slot exists for every token, and
+    /// `filled` of them (on average `top_k / experts`) hold one; only those cost time and memory on a real engine.
+    Slots {
+        /// Expected fraction of slots in use.
+        filled: f64,
+    },
+}
+
+/// A named dim.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dim {
+    /// Name, unique in the layer: `b`, `s`, `h`, …
+    pub name: String,
+    /// Length.
+    pub extent: Extent,
+}
+
+/// What a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Role {
+    /// Computed from the stream, once per micro-batch.
+    Activation,
+    /// Learned; the value is how it is initialised for a run.
+    Parameter(Init),
+    /// Given with the batch or fixed: tokens, labels, positions.
+    Data(Data),
+}
+
+/// Initial value of a parameter when a plan is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal, scaled by the square root of the contraction's length.
+    Normal,
+    /// One, with small noise so that an error in its gradient shows.
+    One,
+    /// Zero, with small noise.
+    Zero,
+}
+
+/// What a data tensor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Token numbers `[b s]`.
+    Tokens,
+    /// The next token of each position `[b s]`.
+    Labels,
+    /// Index of each position in its sequence `[s]`.
+    Positions,
+    /// Slopes of the linear position bias, per head.
+    AlibiSlopes,
+    /// A router's correction bias: a buffer adjusted outside the gradient.
+    RouterBias,
+}
+
+/// A tensor of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    /// Name, unique in the layer.
+    pub name: String,
+    /// Dims, outermost first.
+    pub dims: Vec<DimId>,
+    /// What it is.
+    pub role: Role,
+}
+
+/// An operator of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Op {
+    /// Name, unique in the layer.
+    pub name: String,
+    /// What it computes.
+    pub kind: OpKind,
+    /// Operands in the order of the kind.
+    pub operands: Vec<TensorId>,
+    /// Results in the order of the kind.
+    pub results: Vec<TensorId>,
+}
+
+/// A kind of layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Name, unique in the model.
+    pub name: String,
+    /// Dims.
+    pub dims: Vec<Dim>,
+    /// Tensors.
+    pub tensors: Vec<Tensor>,
+    /// Operators in execution order.
+    pub ops: Vec<Op>,
+    /// The residual stream it reads; `None` for the first layer.
+    pub stream_in: Option<TensorId>,
+    /// The residual stream it writes, or the loss for the last layer.
+    pub out: TensorId,
+}
+
+/// A run of equal layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Index of the kind.
+    pub layer: usize,
+    /// How often it repeats.
+    pub count: u64,
+}
+
+/// One parameter of one layer kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParameterRef {
+    /// Index of the kind.
+    pub layer: usize,
+    /// The tensor.
+    pub tensor: TensorId,
+}
+
+/// Two parameters that are one: the copy's gradient is added to the owner's, the owner's new value goes to the copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// The one that is updated and counted.
+    pub owner: ParameterRef,
+    /// The other place of use.
+    pub copy: ParameterRef,
+}
+
+/// A model to train.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// Name shown in reports.
+    pub name: String,
+    /// Sequence length a job gets without a word of the user.
+    pub default_sequence: u64,
+    /// Layer kinds.
+    pub layers: Vec<Layer>,
+    /// Order and counts of the kinds; a kind with a tied parameter occurs once.
+    pub sequence: Vec<Segment>,
+    /// Parameters that are one.
+    pub ties: Vec<Tie>,
+}
+
+/// Lengths of a layer's dims for one job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sizes {
+    /// Length of every dim, as run.
+    pub dims: Vec<u64>,
+    /// Expected fraction of every dim that holds something; 1 but for expert slots.
+    pub filled: Vec<f64>,
+}
+
+impl Layer {
+    /// Lengths of the dims for a micro-batch of `micro_batch` sequences of `sequence` tokens.
+    pub fn sizes(&self, micro_batch: u64, sequence: u64) -> Sizes {
+        let length = |dim: &Dim| match dim.extent {
+            Extent::Fixed(n) | Extent::Uneven(n) => n,
+            Extent::MicroBatch => micro_batch,
+            Extent::Sequence | Extent::Slots { .. } => sequence,
+        };
+        let filled = |dim: &Dim| match dim.extent {
+            Extent::Slots { filled } => filled,
+            Extent::Fixed(_) | Extent::Uneven(_) | Extent::MicroBatch | Extent::Sequence => 1.0,
+        };
+        Sizes { dims: self.dims.iter().map(length).collect(), filled: self.dims.iter().map(filled).collect() }
+    }
+
+    /// Lengths of a tensor's dims.
+    pub fn shape(&self, tensor: TensorId, sizes: &Sizes) -> Vec<u64> {
+        self.tensors[tensor.0].dims.iter().map(|dim| sizes.dims[dim.0]).collect()
+    }
+
+    /// Names and lengths of a tensor's dims, for text forms.
+    pub fn labelled_shape(&self, tensor: TensorId, sizes: &Sizes) -> Vec<(&str, u64)> {
+        let label = |dim: &DimId| (self.dims[dim.0].name.as_str(), sizes.dims[dim.0]);
+        self.tensors[tensor.0].dims.iter().map(label).collect()
+    }
+
+    /// Tensor ids in order.
+    pub fn tensor_ids(&self) -> impl Iterator<Item = TensorId> + use<> {
+        (0..self.tensors.len()).map(TensorId)
+    }
+
+    /// Operator ids in execution order.
+    pub fn op_ids(&self) -> impl DoubleEndedIterator<Item = OpId> + use<> {
+        (0..self.ops.len()).map(OpId)
+    }
+
+    /// The operator that computes a tensor; `None` for parameters, data and the incoming stream.
+    pub fn producer(&self, tensor: TensorId) -> Option<OpId> {
+        self.op_ids().find(|op| self.ops[op.0].results.contains(&tensor))
+    }
+
+    /// The operator that reads an activation; `None` for the outgoing stream.
+    pub fn reader(&self, tensor: TensorId) -> Option<OpId> {
+        self.op_ids().find(|op| self.ops[op.0].operands.contains(&tensor))
+    }
+
+    /// True for a learned tensor.
+    pub fn is_parameter(&self, tensor: TensorId) -> bool {
+        matches!(self.tensors[tensor.0].role, Role::Parameter(_))
+    }
+
+    /// True for a tensor of the batch.
+    pub fn is_data(&self, tensor: TensorId) -> bool {
+        matches!(self.tensors[tensor.0].role, Role::Data(_))
+    }
+
+    /// Learned tensors.
+    pub fn parameters(&self) -> impl Iterator<Item = TensorId> + '_ {
+        self.tensor_ids().filter(|&tensor| self.is_parameter(tensor))
+    }
+
+    /// Elements of a learned tensor, whose dims the model fixes.
+    pub fn parameter_elements(&self, tensor: TensorId) -> u64 {
+        let length = |dim: &DimId| match self.dims[dim.0].extent {
+            Extent::Fixed(n) | Extent::Uneven(n) => n,
+            Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 0,
+        };
+        self.tensors[tensor.0].dims.iter().map(length).product()
+    }
+
+    /// Elements of all learned tensors.
+    pub fn n_parameters(&self) -> u64 {
+        self.parameters().map(|tensor| self.parameter_elements(tensor)).sum()
+    }
+}
+
+impl Model {
+    /// Learned elements; a tied parameter counts once.
+    pub fn n_parameters(&self) -> u64 {
+        let all: u64 =
+            self.sequence.iter().map(|run| run.count * self.layers[run.layer].n_parameters()).sum();
+        let copies: u64 =
+            self.ties.iter().map(|tie| self.layers[tie.copy.layer].parameter_elements(tie.copy.tensor)).sum();
+        all - copies
+    }
+
+    /// Layers in all runs, embedding and head included.
+    pub fn n_layers(&self) -> u64 {
+        self.sequence.iter().map(|run| run.count).sum()
+    }
+
+    /// Kind of every layer in order.
+    pub fn kinds_in_order(&self) -> Vec<usize> {
+        self.sequence.iter().flat_map(|run| std::iter::repeat_n(run.layer, run.count as usize)).collect()
+    }
+}
+
+/// A broken invariant of a graph.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GraphError {
+    /// The model as a whole.
+    #[error("{0}")]
+    Model(String),
+    /// One layer kind.
+    #[error("layer `{layer}`: {what}")]
+    Layer {
+        /// The kind.
+        layer: String,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Checks every invariant of a model.
+///
+/// # Errors
+/// The first one that is broken, with the layer and the operator or tensor in its text.
+pub fn check(model: &Model) -> Result<(), GraphError> {
+    let fail = |text: String| Err(GraphError::Model(text));
+    if model.sequence.is_empty() {
+        return fail("the sequence of layers is empty".into());
+    }
+    if let Some(run) = model.sequence.iter().find(|run| run.layer >= model.layers.len() || run.count == 0) {
+        return fail(format!("the sequence names layer {} times {}, which does not exist", run.layer, run.count));
+    }
+    let last = model.sequence.len() - 1;
+    for (i, run) in model.sequence.iter().enumerate() {
+        let layer = &model.layers[run.layer];
+        if layer.stream_in.is_none() != (i == 0) || (i == 0 && run.count != 1) {
+            return fail(format!("layer `{}`: exactly the first layer reads tokens instead of the stream", layer.name));
+        }
+        let is_loss = layer.tensors.get(layer.out.0).is_some_and(|out| out.dims.is_empty());
+        if is_loss != (i == last) || (i == last && run.count != 1) {
+            return fail(format!("layer `{}`: exactly the last layer ends in the loss", layer.name));
+        }
+    }
+    for layer in &model.layers {
+        check_layer(layer).map_err(|what| GraphError::Layer { layer: layer.name.clone(), what })?;
+    }
+    check_ties(model)
+}
+
+fn check_ties(model: &Model) -> Result<(), GraphError> {
+    for tie in &model.ties {
+        for side in [tie.owner, tie.copy] {
+            let valid = model
+                .layers
+                .get(side.layer)
+                .is_some_and(|layer| side.tensor.0 < layer.tensors.len() && layer.is_parameter(side.tensor));
+            let times: u64 =
+                model.sequence.iter().filter(|run| run.layer == side.layer).map(|run| run.count).sum();
+            if !valid || times != 1 {
+                return Err(GraphError::Model("a tie must join parameters of layers that occur once".into()));
+            }
+        }
+        let elements = |side: ParameterRef| model.layers[side.layer].parameter_elements(side.tensor);
+        if elements(tie.owner) != elements(tie.copy) {
+            return Err(GraphError::Model("a tie joins parameters of different size".into()));
+        }
+    }
+    Ok(())
+}
+
+fn check_layer(layer: &Layer) -> Result<(), String> {
+    let unique = |names: Vec<&str>, what: &str| {
+        let mut seen = BTreeSet::new();
+        names.into_iter().find(|name| !seen.insert(*name)).map_or(Ok(()), |n| Err(format!("two {what} are named `{n}`")))
+    };
+    unique(layer.dims.iter().map(|dim| dim.name.as_str()).collect(), "dims")?;
+    unique(layer.tensors.iter().map(|tensor| tensor.name.as_str()).collect(), "tensors")?;
+    unique(layer.ops.iter().map(|op| op.name.as_str()).collect(), "operators")?;
+    check_ids(layer)?;
+    let mut ready: BTreeSet<TensorId> =
+        layer.tensor_ids().filter(|&t| layer.is_data(t) || layer.is_parameter(t)).collect();
+    ready.extend(layer.stream_in);
+    let mut read = BTreeSet::new();
+    for op in &layer.ops {
+        if let Some(tensor) = op.operands.iter().find(|tensor| !ready.contains(tensor)) {
+            return Err(format!("operator `{}` reads `{}` before it is computed", op.name, layer.tensors[tensor.0].name));
+        }
+        for &tensor in op.operands.iter().filter(|&&t| !layer.is_data(t)) {
+            if !read.insert(tensor) {
+                return Err(format!("`{}` has two readers: put a `fork` between", layer.tensors[tensor.0].name));
+            }
+        }
+        if let Some(tensor) = op.results.iter().find(|&&tensor| !ready.insert(tensor)) {
+            return Err(format!("operator `{}` computes `{}` again", op.name, layer.tensors[tensor.0].name));
+        }
+        crate::signature::check_operands(layer, op)?;
+    }
+    let unread = |t: &TensorId| layer.tensors[t.0].role == Role::Activation && !read.contains(t) && *t != layer.out;
+    if let Some(tensor) = layer.tensor_ids().find(unread) {
+        return Err(format!("`{}` is never read", layer.tensors[tensor.0].name));
+    }
+    if !ready.contains(&layer.out) || read.contains(&layer.out) {
+        return Err("the outgoing stream must be computed and not read in the layer".into());
+    }
+    Ok(())
+}
+
+fn check_ids(layer: &Layer) -> Result<(), String> {
+    let n = layer.tensors.len();
+    let tensors = layer.ops.iter().flat_map(|op| op.operands.iter().chain(&op.results));
+    if tensors.chain(&layer.stream_in).chain([&layer.out]).any(|tensor| tensor.0 >= n) {
+        return Err("an operator names a tensor that does not exist".into());
+    }
+    if layer.tensors.iter().flat_map(|tensor| &tensor.dims).any(|dim| dim.0 >= layer.dims.len()) {
+        return Err("a tensor names a dim that does not exist".into());
+    }
+    let zero = |dim: &&Dim| matches!(dim.extent, Extent::Fixed(0) | Extent::Uneven(0));
+    layer.dims.iter().find(zero).map_or(Ok(()), |dim| Err(format!("dim `{}` has length zero", dim.name)))
+}

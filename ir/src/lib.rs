@@ -1,0 +1,14 @@
+//! The planner's vocabulary: graph, operators, mesh, sharding, programs, cluster, plan.
+#![warn(missing_docs)]
+
+pub mod units;
+pub mod cluster;
+pub mod work;
+pub mod op;
+pub mod graph;
+pub mod signature;
+pub mod mesh;
+pub mod sharding;
+pub mod conversion;
+pub mod strategy;
+pub mod schedule;

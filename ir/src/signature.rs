@@ -1,0 +1,269 @@
+//! The factor signature of an operator in a layer: its loops, and which dims of which operand or result each walks.
+//!
+//! Derived from the operator's line and the names of its tensors' dims; nothing else in the program looks at dims of
+//! operators one by one.
+
+use crate::graph::{DimId, Extent, Layer, Op, TensorId};
+use crate::op::{AttentionBias, Missing, OpKind, Whole};
+
+/// Position of a factor in its operator's signature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FactorId(pub u8);
+
+/// One loop of an operator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Factor {
+    /// Name: that of the dim it walks, `t` for the keys of attention.
+    pub name: String,
+    /// A dim it walks; its length is the loop's.
+    pub dim: DimId,
+    /// What a strategy may do with it.
+    pub split: Split,
+}
+
+/// What a strategy may do with a factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Cut it where the length divides.
+    Even,
+    /// Cut it anywhere; blocks may be unequal.
+    Uneven,
+    /// Never cut it.
+    Whole,
+}
+
+/// Loops of an operator and the dims they walk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Signature {
+    /// The loops.
+    pub factors: Vec<Factor>,
+    /// Per operand, the loop that walks each dim.
+    pub operands: Vec<Vec<FactorId>>,
+    /// Per result, the loop that walks each dim.
+    pub results: Vec<Vec<FactorId>>,
+    /// What a loop that a result lacks leaves there.
+    pub missing: Missing,
+}
+
+impl Signature {
+    /// Dim of operand `index` that a factor walks.
+    pub fn operand_dim(&self, index: usize, factor: FactorId) -> Option<usize> {
+        self.operands[index].iter().position(|&f| f == factor)
+    }
+
+    /// Dim of result `index` that a factor walks.
+    pub fn result_dim(&self, index: usize, factor: FactorId) -> Option<usize> {
+        self.results[index].iter().position(|&f| f == factor)
+    }
+
+    /// Factor of a name.
+    pub fn factor(&self, name: &str) -> Option<FactorId> {
+        self.factors.iter().position(|factor| factor.name == name).map(|i| FactorId(i as u8))
+    }
+
+    /// Text form: `x[b s h] w[h f] -> y[b s f]`, whole factors behind.
+    pub fn display(&self, layer: &Layer, op: &Op) -> String {
+        let side = |tensors: &[TensorId], dims: &[Vec<FactorId>]| {
+            let one = |(tensor, dims): (&TensorId, &Vec<FactorId>)| {
+                let names: Vec<&str> = dims.iter().map(|f| self.factors[f.0 as usize].name.as_str()).collect();
+                format!("{}[{}]", layer.tensors[tensor.0].name, names.join(" "))
+            };
+            tensors.iter().zip(dims).map(one).collect::<Vec<_>>().join(" ")
+        };
+        let whole: Vec<&str> =
+            self.factors.iter().filter(|f| f.split == Split::Whole).map(|f| f.name.as_str()).collect();
+        let tail = if whole.is_empty() { String::new() } else { format!("  whole {}", whole.join(" ")) };
+        format!(
+            "{}: {} -> {}{tail}",
+            op.kind.line().name,
+            side(&op.operands, &self.operands),
+            side(&op.results, &self.results)
+        )
+    }
+}
+
+/// The signature of an operator of a layer.
+pub fn signature(layer: &Layer, op: &Op) -> Signature {
+    let line = op.kind.line();
+    let mut builder = Builder { layer, kind: &op.kind, factors: Vec::new() };
+    let operands: Vec<Vec<FactorId>> =
+        op.operands.iter().enumerate().map(|(i, &tensor)| builder.walk(tensor, Some(i))).collect();
+    let results: Vec<Vec<FactorId>> = op.results.iter().map(|&tensor| builder.walk(tensor, None)).collect();
+    let mut factors = builder.factors;
+    let mut close = |id: &FactorId| factors[id.0 as usize].split = Split::Whole;
+    let last = |dims: &[FactorId]| dims.last().copied();
+    match line.whole {
+        Whole::None => {}
+        Whole::Last => last(&operands[0]).iter().for_each(&mut close),
+        Whole::Tails => operands.iter().chain(&results).filter_map(|d| last(d)).for_each(|id| close(&id)),
+        Whole::TableRows => operands[2].first().iter().for_each(|id| close(id)),
+        Whole::KeysAndHeadDims => {
+            operands[1].get(1).iter().for_each(|id| close(id));
+            [&operands[0], &operands[1], &operands[2]].into_iter().filter_map(|d| last(d)).for_each(|id| close(&id));
+        }
+    }
+    if line.missing == Missing::Whole {
+        // Two results may differ in their dims (the parts of a split); a loop must be in all or in none of them.
+        for id in (0..factors.len()).map(|i| FactorId(i as u8)) {
+            if results.iter().any(|dims| !dims.contains(&id)) {
+                factors[id.0 as usize].split = Split::Whole;
+            }
+        }
+    }
+    Signature { factors, operands, results, missing: line.missing }
+}
+
+struct Builder<'a> {
+    layer: &'a Layer,
+    kind: &'a OpKind,
+    factors: Vec<Factor>,
+}
+
+impl Builder<'_> {
+    fn walk(&mut self, tensor: TensorId, operand: Option<usize>) -> Vec<FactorId> {
+        let dims = &self.layer.tensors[tensor.0].dims;
+        dims.iter().enumerate().map(|(at, &dim)| self.factor(dim, self.name(dim, at, operand))).collect()
+    }
+
+    /// Name of the loop that walks a dim: the dim's, but for the two renamings.
+    fn name(&self, dim: DimId, at: usize, operand: Option<usize>) -> String {
+        let own = &self.layer.dims[dim.0];
+        match (self.kind, operand) {
+            (OpKind::Attention { .. }, Some(1 | 2)) if at == 1 => "t".into(),
+            (OpKind::Attention { .. }, Some(4)) => "t".into(),
+            (OpKind::Dispatch | OpKind::Combine, _) if matches!(own.extent, Extent::Slots { .. }) => {
+                let sequence = self.layer.dims.iter().find(|d| d.extent == Extent::Sequence);
+                sequence.map_or_else(|| own.name.clone(), |dim| dim.name.clone())
+            }
+            _ => own.name.clone(),
+        }
+    }
+
+    fn factor(&mut self, dim: DimId, name: String) -> FactorId {
+        if let Some(at) = self.factors.iter().position(|factor| factor.name == name) {
+            return FactorId(at as u8);
+        }
+        let split = match self.layer.dims[dim.0].extent {
+            Extent::Uneven(_) => Split::Uneven,
+            Extent::Fixed(_) | Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => Split::Even,
+        };
+        self.factors.push(Factor { name, dim, split });
+        FactorId((self.factors.len() - 1) as u8)
+    }
+}
+
+/// Checks the number of operands and results of an operator, and that their dims fit its kind.
+///
+/// # Errors
+/// A sentence that names the operator and what does not fit.
+pub fn check_operands(layer: &Layer, op: &Op) -> Result<(), String> {
+    let (operands, results) = arity(&op.kind);
+    if !operands.contains(&op.operands.len()) || !results.contains(&op.results.len()) {
+        return Err(format!(
+            "operator `{}`: {} takes {:?} operands and gives {:?} results, found {} and {}",
+            op.name,
+            op.kind.line().name,
+            operands,
+            results,
+            op.operands.len(),
+            op.results.len()
+        ));
+    }
+    shape_rule(layer, op).map_err(|what| format!("operator `{}` ({}): {what}", op.name, op.kind.line().name))
+}
+
+/// Allowed numbers of operands and results.
+fn arity(kind: &OpKind) -> (Vec<usize>, Vec<usize>) {
+    let many: Vec<usize> = (1..=64).collect();
+    match kind {
+        OpKind::Act { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } | OpKind::RowMax | OpKind::SumLoss => {
+            (vec![1], vec![1])
+        }
+        OpKind::Fork => (vec![1], many),
+        OpKind::Split { sizes } => (vec![1], vec![sizes.len()]),
+        OpKind::Embed
+        | OpKind::Linear
+        | OpKind::Bias
+        | OpKind::RmsNorm { .. }
+        | OpKind::Rope { .. }
+        | OpKind::Glu { .. }
+        | OpKind::Gate
+        | OpKind::Add
+        | OpKind::AppendShared
+        | OpKind::Dispatch
+        | OpKind::Combine
+        | OpKind::SumExp
+        | OpKind::Pick => (vec![2], vec![1]),
+        OpKind::AddPosition { .. } | OpKind::LayerNorm { .. } | OpKind::CrossEntropy => (vec![3], vec![1]),
+        OpKind::Route { .. } => (vec![1, 2], vec![1]),
+        OpKind::Attention { bias, .. } => match bias {
+            AttentionBias::None => (vec![5], vec![1]),
+            AttentionBias::Slopes | AttentionBias::Sinks => (vec![6], vec![1]),
+        },
+    }
+}
+
+fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
+    let dims = |t: TensorId| layer.tensors[t.0].dims.as_slice();
+    let operand = |i: usize| dims(op.operands[i]);
+    let result = dims(op.results[0]);
+    let has = |all: &[DimId], part: &[DimId]| part.iter().all(|dim| all.contains(dim));
+    let ok = match &op.kind {
+        OpKind::Linear => {
+            let both = |dim: &DimId| operand(0).contains(dim) || operand(1).contains(dim);
+            let summed = operand(0).iter().all(|d| result.contains(d) || operand(1).contains(d));
+            let used = operand(1).iter().all(|d| result.contains(d) || operand(0).contains(d));
+            result.iter().all(both) && summed && used
+        }
+        OpKind::Bias => operand(0) == result && has(operand(0), operand(1)),
+        OpKind::RmsNorm { .. } => operand(0) == result && operand(1) == &result[result.len().saturating_sub(1)..],
+        OpKind::LayerNorm { .. } => {
+            operand(0) == result
+                && operand(1) == operand(2)
+                && operand(1) == &result[result.len().saturating_sub(1)..]
+        }
+        OpKind::Rope { .. } => operand(0) == result && operand(1).len() == 1 && has(operand(0), operand(1)),
+        OpKind::Glu { .. } | OpKind::Add => operand(0) == result && operand(1) == result,
+        OpKind::Act { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } => operand(0) == result,
+        OpKind::Fork => op.results.iter().all(|&t| dims(t) == operand(0)),
+        OpKind::Gate => operand(0) == result && operand(1) == &result[..result.len().saturating_sub(1)],
+        OpKind::Embed => operand(0).len() == 2 && operand(1).len() == 2 && result.len() == 3,
+        OpKind::AddPosition { .. } => operand(0) == result && operand(1).len() == 1 && operand(2).len() == 2,
+        OpKind::Attention { .. } => {
+            operand(0).len() == 5
+                && operand(1).len() == 4
+                && operand(2).len() == 4
+                && result.len() == 5
+                && operand(0)[..4] == result[..4]
+                && operand(0)[4] == operand(1)[3]
+                && operand(2)[3] == result[4]
+                && operand(1)[0] == operand(0)[0]
+                && operand(1)[2] == operand(0)[2]
+                && operand(2)[..3] == operand(1)[..3]
+        }
+        OpKind::Split { sizes } => {
+            let last = operand(0).last().map_or(0, |d| fixed(layer, *d));
+            sizes.iter().sum::<u64>() == last && sizes.iter().all(|&n| n > 0)
+        }
+        OpKind::AppendShared => operand(0).len() == 4 && operand(1).len() == 3 && result.len() == 4,
+        OpKind::Route { top_k, groups, .. } => {
+            let experts = result.last().map_or(0, |d| fixed(layer, *d));
+            operand(0) == result && *top_k >= 1 && *top_k <= experts && *groups >= 1 && experts % groups == 0
+        }
+        OpKind::Dispatch => operand(0).len() == 3 && operand(1).len() == 3 && result.len() == 4,
+        OpKind::Combine => operand(0).len() == 4 && operand(1).len() == 3 && result.len() == 3,
+        OpKind::RowMax => operand(0)[..operand(0).len().saturating_sub(1)] == *result,
+        OpKind::SumExp => operand(0).len() == 3 && operand(1) == result,
+        OpKind::Pick => operand(0).len() == 3 && operand(1) == result,
+        OpKind::CrossEntropy => (0..3).all(|i| operand(i) == result),
+        OpKind::SumLoss => result.is_empty(),
+    };
+    if ok { Ok(()) } else { Err(format!("the dims of its tensors do not fit: {}", signature(layer, op).display(layer, op))) }
+}
+
+fn fixed(layer: &Layer, dim: DimId) -> u64 {
+    match layer.dims[dim.0].extent {
+        Extent::Fixed(n) | Extent::Uneven(n) => n,
+        Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 0,
+    }
+}
