@@ -7,14 +7,18 @@
 pub mod attention;
 pub mod collective;
 pub mod constants;
+pub mod exposure;
 pub mod gemm;
 pub mod group;
 pub mod links;
 pub mod memory;
 pub mod overlap;
+pub mod program_bytes;
+pub mod program_price;
 pub mod rates;
 pub mod simulate;
 pub mod stream;
+pub mod tensor_bytes;
 pub mod traffic;
 pub mod work_time;
 

@@ -11,3 +11,5 @@ pub mod error;
 pub mod fabric;
 
 pub mod collective;
+
+pub mod kernels;

@@ -1,1 +1,19 @@
-//! Placeholder while the workspace is laid out.
+//! Foreign formats to the planner's own: `cluster.json` to a cluster, a model's configuration to a graph.
+#![warn(missing_docs)]
+
+mod input_error;
+mod scan;
+mod document;
+mod cluster_file;
+mod cluster_check;
+mod cluster;
+mod shipped_clusters;
+mod rescale;
+
+pub use cluster::{device_library, read_cluster};
+pub use cluster_check::MAX_DEVICES;
+pub use cluster_file::{ClusterFile, DeviceFile, DeviceLibraryFile, GroupFile, TierFile};
+pub use document::MAX_FILE_BYTES;
+pub use input_error::{InputError, Position};
+pub use rescale::{Size, rescale};
+pub use shipped_clusters::{Shipped, shipped_cluster, shipped_clusters};

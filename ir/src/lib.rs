@@ -11,4 +11,8 @@ pub mod mesh;
 pub mod sharding;
 pub mod conversion;
 pub mod strategy;
+pub mod program;
+pub mod op_work;
+pub mod lower;
+pub mod native;
 pub mod schedule;

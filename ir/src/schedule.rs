@@ -460,16 +460,8 @@ mod tests {
     }
 
     /// The (p, m, v) on which the closed forms are tested here and in the simulator.
-    const CASES: [(u32, u32, u32); 8] = [
-        (4, 8, 1),
-        (8, 8, 1),
-        (8, 32, 1),
-        (8, 16, 2),
-        (8, 32, 4),
-        (4, 8, 3),
-        (35, 280, 3),
-        (16, 64, 4),
-    ];
+    const CASES: [(u32, u32, u32); 8] =
+        [(4, 8, 1), (8, 8, 1), (8, 32, 1), (8, 16, 2), (8, 32, 4), (4, 8, 3), (35, 280, 3), (16, 64, 4)];
 
     #[test]
     fn gpipe_runs_all_forwards_first() {
@@ -539,10 +531,7 @@ mod tests {
         assert_eq!(table(interleaved(1), 4, 4), Err(ScheduleError::NotInterleaved));
         let error = table(interleaved(2), 4, 6).unwrap_err();
         assert_eq!(error.to_string(), "`interleaved` needs micro-batches in multiples of 4 stages, found 6");
-        assert!(matches!(
-            table(Schedule::GPipe, u32::MAX, u32::MAX),
-            Err(ScheduleError::TooLarge { .. })
-        ));
+        assert!(matches!(table(Schedule::GPipe, u32::MAX, u32::MAX), Err(ScheduleError::TooLarge { .. })));
     }
 
     #[test]

@@ -1,1 +1,14 @@
-//! Placeholder while the workspace is laid out.
+//! The search: variants of layers, strategies inside them, stages across them, and the proof that the result is right.
+//!
+//! Modules in reading order; each uses only those above it.
+#![warn(missing_docs)]
+
+pub mod problem;
+pub mod solve;
+pub mod ilp;
+pub mod space;
+pub mod prices;
+pub mod layer_problem;
+
+#[cfg(test)]
+mod solver_tests;

@@ -1,0 +1,157 @@
+//! What shows of a tensor's conversion beside the matrix products that need it or yield it.
+//!
+//! - A gather before products, or a scatter after them, runs in chunks beside them where the engine cuts them so; what
+//!   is left is a share of the communication, or what the products cannot hide.
+//! - An operand that is gathered again for the gradient of a weight is fetched behind the product that yields the
+//!   gradient of the operand (NVIDIA/Megatron-LM, megatron/core/tensor_parallel/layers.py, backward of
+//!   `LinearWithGradAccumulationAndAsyncCommunication`).
+//! - Everything else shows in full.
+//!
+//! Between a conversion and its product may stand forks and views, which take no time of their own.
+
+use std::collections::BTreeMap;
+
+use ir::graph::{Layer, OpId};
+use ir::program::{Instruction, ValueId};
+use ir::units::Seconds;
+
+use crate::constants::Constants;
+use crate::overlap::tensor_gather_exposed;
+use crate::tensor_bytes::{Buffers, backward_buffers, forward_buffers};
+
+/// Whether an engine cuts tensor parallel products into chunks that run beside their communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorOverlap {
+    /// It does.
+    Chunked,
+    /// It does not: communication shows in full.
+    Absent,
+}
+
+/// Times of one instruction's matrix products.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct OpSeconds {
+    /// Those that yield tensors or gradients of tensors.
+    pub products: Seconds,
+    /// Those that yield gradients of parameters.
+    pub weight_products: Seconds,
+}
+
+impl OpSeconds {
+    fn both(self) -> Seconds {
+        self.products + self.weight_products
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            products: self.products + other.products,
+            weight_products: self.weight_products + other.weight_products,
+        }
+    }
+}
+
+/// What shows of a conversion's step of `total` seconds; `regathers` says that it gathers a tensor of the layer.
+pub(crate) fn conversion_exposed(
+    total: Seconds,
+    beside: OpSeconds,
+    regathers: bool,
+    (overlap, constants): (TensorOverlap, &Constants),
+) -> Seconds {
+    if regathers && beside.weight_products > Seconds::ZERO {
+        let shows = (total - beside.products).max(Seconds::ZERO);
+        return shows + (total - shows) * constants.overlap_slowdown_fraction;
+    }
+    match overlap {
+        TensorOverlap::Chunked if beside.both() > Seconds::ZERO => {
+            tensor_gather_exposed(total, beside.both(), constants)
+        }
+        TensorOverlap::Chunked | TensorOverlap::Absent => total,
+    }
+}
+
+/// Which products stand next to a value in one section.
+pub(crate) struct Neighbours<'a> {
+    layer: &'a Layer,
+    code: &'a [Instruction],
+    times: &'a [OpSeconds],
+    writers: BTreeMap<ValueId, usize>,
+    readers: BTreeMap<ValueId, Vec<usize>>,
+}
+
+impl<'a> Neighbours<'a> {
+    pub(crate) fn new(layer: &'a Layer, code: &'a [Instruction], times: &'a [OpSeconds]) -> Self {
+        let mut writers = BTreeMap::new();
+        let mut readers: BTreeMap<ValueId, Vec<usize>> = BTreeMap::new();
+        for (i, instruction) in code.iter().enumerate() {
+            for value in inputs(instruction) {
+                readers.entry(value).or_default().push(i);
+            }
+            for value in outputs(instruction) {
+                writers.insert(value, i);
+            }
+        }
+        Self { layer, code, times, writers, readers }
+    }
+
+    /// Products that read a value, through forks and views.
+    pub(crate) fn after(&self, value: ValueId) -> OpSeconds {
+        let readers = self.readers.get(&value).map_or(&[][..], Vec::as_slice);
+        readers.iter().fold(OpSeconds::default(), |sum, &i| sum.plus(self.at(i, outputs, Self::after)))
+    }
+
+    /// Products that yield a value, through forks and views.
+    pub(crate) fn before(&self, value: ValueId) -> OpSeconds {
+        let before = |&i: &usize| self.at(i, inputs, Self::before);
+        self.writers.get(&value).map_or_else(OpSeconds::default, before)
+    }
+
+    fn at(
+        &self,
+        i: usize,
+        next: fn(&Instruction) -> Vec<ValueId>,
+        go_on: fn(&Self, ValueId) -> OpSeconds,
+    ) -> OpSeconds {
+        if self.times[i].both() > Seconds::ZERO || !self.is_view(&self.code[i]) {
+            return self.times[i];
+        }
+        next(&self.code[i]).into_iter().fold(OpSeconds::default(), |sum, value| sum.plus(go_on(self, value)))
+    }
+
+    fn is_view(&self, instruction: &Instruction) -> bool {
+        let kind = |op: &OpId| &self.layer.ops[op.0].kind;
+        match instruction {
+            Instruction::Forward { op, .. } => forward_buffers(kind(op)) != Buffers::Own,
+            Instruction::Backward { op, .. } => backward_buffers(kind(op)) != Buffers::Own,
+            Instruction::Load { .. }
+            | Instruction::Parameter { .. }
+            | Instruction::Convert { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => false,
+        }
+    }
+}
+
+/// Values an instruction reads.
+pub(crate) fn inputs(instruction: &Instruction) -> Vec<ValueId> {
+    match instruction {
+        Instruction::Load { .. } | Instruction::Parameter { .. } | Instruction::Free { .. } => Vec::new(),
+        Instruction::Forward { operands, .. } => operands.clone(),
+        Instruction::Backward { operands, gradients, .. } => {
+            operands.iter().chain(gradients).flatten().copied().collect()
+        }
+        Instruction::Convert { input, .. } => vec![*input],
+        Instruction::Accumulate { gradient, .. } => vec![*gradient],
+    }
+}
+
+/// Values an instruction writes.
+pub(crate) fn outputs(instruction: &Instruction) -> Vec<ValueId> {
+    match instruction {
+        Instruction::Load { output } | Instruction::Parameter { output, .. } | Instruction::Convert { output, .. } => {
+            vec![*output]
+        }
+        Instruction::Forward { results, .. } => results.clone(),
+        Instruction::Backward { results, .. } => results.iter().flatten().copied().collect(),
+        Instruction::Accumulate { .. } | Instruction::Free { .. } => Vec::new(),
+    }
+}

@@ -1,0 +1,194 @@
+//! What is run: the model, the choices made for its layers, the pipeline's table of actions, and the batch.
+//!
+//! Plain data, all of `ir`: who made the choices and how they were shrunk is of no concern here.
+
+use std::collections::BTreeMap;
+
+use ir::graph::{Layer, Model, TensorId};
+use ir::lower::{LayerChoice, Recompute};
+use ir::mesh::Mesh;
+use ir::program::Storage;
+use ir::schedule::{Action, Section};
+use ir::sharding::Sharding;
+use ir::strategy::Strategy;
+
+pub use crate::kernels::optimizer::AdamW;
+
+/// One training run of a few steps.
+#[derive(Clone, Debug)]
+pub struct Execution<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The mesh that every stage has for its own.
+    pub mesh: &'a Mesh,
+    /// Pipeline ranks. Rank `r` of the run is device `r % mesh` of stage `r / mesh`.
+    pub n_stages: u32,
+    /// The model's layers, cut: chunk `c` lives on pipeline rank `c % n_stages`.
+    pub chunks: Vec<Chunk>,
+    /// What the chunks refer to: a kind of layer (its index in the model) and what was chosen for it.
+    pub choices: Vec<(usize, LayerChoice)>,
+    /// Sequences of one micro-batch, over the whole mesh.
+    pub micro_batch: u64,
+    /// Micro-batches of a step.
+    pub n_micro_batches: u32,
+    /// Tokens of a sequence.
+    pub sequence: u64,
+    /// In which order a sequence's tokens are laid out before they are cut.
+    pub token_order: TokenOrder,
+    /// What every pipeline rank runs, in order.
+    pub table: Vec<Vec<Action>>,
+    /// Of parameters and tokens.
+    pub seed: u64,
+    /// Updates to run.
+    pub steps: u32,
+    /// Settings of the update.
+    pub optimizer: AdamW,
+}
+
+/// Consecutive layers that run as one action.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Per layer, the index of its entry in `Execution::choices`.
+    pub layers: Vec<usize>,
+}
+
+/// Order in which the tokens of a sequence are laid out before they are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenOrder {
+    /// As they come.
+    Natural,
+    /// Cut in `2 parts` pieces of which part `i` gets pieces `i` and `2 parts - 1 - i`: under a causal mask all
+    /// parts then have the same work.
+    ZigZag {
+        /// Parts.
+        parts: u64,
+    },
+}
+
+impl TokenOrder {
+    /// The position in its sequence of every token, in the order in which they are laid out; `None` where the
+    /// sequence does not cut into pieces.
+    pub fn positions(self, sequence: u64) -> Option<Vec<u64>> {
+        match self {
+            Self::Natural => Some((0..sequence).collect()),
+            Self::ZigZag { parts: 0 } => None,
+            Self::ZigZag { parts } if !sequence.is_multiple_of(2 * parts) => None,
+            Self::ZigZag { parts } => {
+                let piece = sequence / (2 * parts);
+                let rows = |i: u64| i * piece..(i + 1) * piece;
+                Some((0..parts).flat_map(|i| rows(i).chain(rows(2 * parts - 1 - i))).collect())
+            }
+        }
+    }
+}
+
+/// A layer of the model: its place in the order of all layers, embedding and head included.
+pub type LayerIdx = usize;
+
+/// A layer as the run sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Instance {
+    /// Index of its kind in the model.
+    pub(crate) kind: usize,
+    /// Index of its entry in `Execution::choices`.
+    pub(crate) choice: usize,
+    /// Its chunk.
+    pub(crate) chunk: u32,
+}
+
+impl Execution<'_> {
+    /// Ranks of the run.
+    pub fn n_ranks(&self) -> u64 {
+        u64::from(self.n_stages) * self.mesh.n_devices()
+    }
+
+    /// Tokens of a step, over all micro-batches.
+    pub fn n_tokens(&self) -> u64 {
+        self.micro_batch * u64::from(self.n_micro_batches) * self.sequence
+    }
+
+    /// All layers in the model's order.
+    pub(crate) fn instances(&self) -> Vec<Instance> {
+        let of_chunk = |(chunk, layers): (usize, &Chunk)| {
+            let instance = move |choice: &usize| {
+                Instance { kind: self.choices[*choice].0, choice: *choice, chunk: chunk as u32 }
+            };
+            layers.layers.iter().map(instance).collect::<Vec<_>>()
+        };
+        self.chunks.iter().enumerate().flat_map(of_chunk).collect()
+    }
+
+    /// The kind of an entry of `choices`.
+    pub(crate) fn layer(&self, choice: usize) -> &Layer {
+        &self.model.layers[self.choices[choice].0]
+    }
+}
+
+/// What one device computes with everything on it: the owned parts of the run that judges another.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    mesh: Mesh,
+    chunk: Chunk,
+    choices: Vec<(usize, LayerChoice)>,
+    table: Vec<Vec<Action>>,
+}
+
+impl Reference {
+    /// The one-device counterpart of an execution: same model, parameters, tokens and updates.
+    pub fn of(execution: &Execution<'_>) -> Self {
+        let kinds = execution.model.kinds_in_order();
+        let used: BTreeMap<usize, usize> = {
+            let mut sorted = kinds.clone();
+            sorted.sort_unstable();
+            sorted.dedup();
+            sorted.into_iter().enumerate().map(|(entry, kind)| (kind, entry)).collect()
+        };
+        let choices = used.keys().map(|&kind| (kind, whole_choice(&execution.model.layers[kind]))).collect();
+        let action = |section, micro_batch| Action { rank: 0, section, virtual_stage: 0, micro_batch };
+        let micro_batches = 0..execution.n_micro_batches;
+        let row = micro_batches.flat_map(|m| [action(Section::Forward, m), action(Section::Backward, m)]).collect();
+        Self {
+            mesh: Mesh { axes: Vec::new() },
+            chunk: Chunk { layers: kinds.iter().map(|kind| used[kind]).collect() },
+            choices,
+            table: vec![row],
+        }
+    }
+
+    /// The run itself.
+    pub fn execution<'a>(&'a self, of: &Execution<'a>) -> Execution<'a> {
+        Execution {
+            mesh: &self.mesh,
+            n_stages: 1,
+            chunks: vec![self.chunk.clone()],
+            choices: self.choices.clone(),
+            token_order: TokenOrder::Natural,
+            table: self.table.clone(),
+            ..of.clone()
+        }
+    }
+}
+
+/// Everything whole, kept, and stored as used.
+fn whole_choice(layer: &Layer) -> LayerChoice {
+    let storage = |tensor: TensorId| (tensor, Storage::default());
+    LayerChoice {
+        stream: Sharding::REPLICATED,
+        out: Sharding::REPLICATED,
+        strategies: vec![Strategy::SAME; layer.ops.len()],
+        recompute: vec![Recompute::Keep; layer.ops.len()],
+        storage: layer.parameters().map(storage).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zig_zag_gives_every_part_an_early_and_a_late_piece() {
+        let order = TokenOrder::ZigZag { parts: 2 }.positions(8);
+        assert_eq!(order, Some(vec![0, 1, 6, 7, 2, 3, 4, 5]));
+        assert_eq!(TokenOrder::ZigZag { parts: 3 }.positions(8), None);
+    }
+}

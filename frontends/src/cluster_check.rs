@@ -1,0 +1,194 @@
+//! Whether the figures of a cluster make sense: each in its range, the counts dividing, the tiers nesting.
+//!
+//! The ranges are wide enough for hardware of the next decade and narrow enough to catch a wrong unit.
+
+use ir::cluster::{CLUSTER_SCHEMA_VERSION, Precision};
+
+use crate::cluster_file::{ClusterFile, DeviceFile, GroupFile, TierFile, default_reserve_gib};
+use crate::document::{Document, key};
+use crate::input_error::InputError;
+use crate::scan::Step;
+
+/// Largest cluster: a hundred times what has been built.
+pub const MAX_DEVICES: u64 = 10_000_000;
+/// More tiers than any network has.
+const MAX_TIERS: usize = 8;
+/// More groups than anyone mixes; the search looks at every one.
+const MAX_GROUPS: usize = 16;
+
+/// A lower and an upper end, both allowed.
+struct Range(f64, f64);
+
+const TFLOPS: Range = Range(0.01, 1e6);
+const MEMORY_GIB: Range = Range(0.1, 1e5);
+const HOST_MEMORY_GIB: Range = Range(0.1, 1e7);
+const GB_PER_S: Range = Range(0.01, 1e6);
+const LATENCY_US: Range = Range(0.001, 1e6);
+const OVERSUBSCRIPTION: Range = Range(1.0, 1000.0);
+const COMPUTE_UNITS: Range = Range(1.0, 1e5);
+const WATTS: Range = Range(0.1, 1e5);
+const PRICE: Range = Range(0.0, 1e6);
+const FAILURES: Range = Range(0.0, 1e6);
+
+/// A value in a document whose neighbours are checked together.
+struct At<'d, 'a> {
+    document: &'d Document<'a>,
+    path: Vec<Step<'d>>,
+}
+
+impl<'d> At<'d, '_> {
+    fn fail(&self, name: &'d str, what: String) -> InputError {
+        let mut path = self.path.clone();
+        path.push(key(name));
+        self.document.error(&path, what)
+    }
+
+    fn range(&self, name: &'d str, value: f64, range: &Range) -> Result<(), InputError> {
+        if value >= range.0 && value <= range.1 {
+            return Ok(());
+        }
+        Err(self.fail(name, format!("{value} is out of range, expected {} to {}", range.0, range.1)))
+    }
+
+    fn optional(&self, name: &'d str, value: Option<f64>, range: &Range) -> Result<(), InputError> {
+        value.map_or(Ok(()), |value| self.range(name, value, range))
+    }
+}
+
+/// Checks the version of a file before the rest of it is read.
+pub(crate) fn check_version(document: &Document<'_>) -> Result<(), InputError> {
+    let expected = CLUSTER_SCHEMA_VERSION;
+    match document.value.get("schema_version") {
+        Some(found) if found.as_u64() == Some(u64::from(expected)) => Ok(()),
+        Some(found) => {
+            let found = crate::document::kind(found);
+            Err(document.error_at("schema_version", format!("version {found} cannot be read, expected {expected}")))
+        }
+        None => Err(document
+            .error(&[], "`schema_version` is missing".into())
+            .with_hint(format!("a cluster description starts with \"schema_version\": {expected}; see docs/cluster.md"))),
+    }
+}
+
+/// Checks one device, whose value stands at `path`.
+pub(crate) fn check_device(
+    document: &Document<'_>,
+    path: &[Step<'_>],
+    device: &DeviceFile,
+) -> Result<(), InputError> {
+    let at = At { document, path: path.to_vec() };
+    if device.peak_tflops.is_empty() {
+        return Err(at.fail("peak_tflops", "no precision is given, expected at least one of fp32, fp16, bf16, fp8".into()));
+    }
+    for (precision, &rate) in &device.peak_tflops {
+        let mut inner = At { document, path: at.path.clone() };
+        inner.path.push(key("peak_tflops"));
+        inner.range(precision_name(*precision), rate, &TFLOPS)?;
+    }
+    at.range("memory_gib", device.memory_gib, &MEMORY_GIB)?;
+    at.range("memory_bandwidth_gb_per_s", device.memory_bandwidth_gb_per_s, &GB_PER_S)?;
+    at.range("compute_units", f64::from(device.compute_units), &COMPUTE_UNITS)?;
+    at.range("host_link_gb_per_s", device.host_link_gb_per_s, &GB_PER_S)?;
+    at.optional("watts", device.watts, &WATTS)
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Fp32 => "fp32",
+        Precision::Fp16 => "fp16",
+        Precision::Bf16 => "bf16",
+        Precision::Fp8 => "fp8",
+    }
+}
+
+/// Checks a cluster whose devices are resolved and checked.
+pub(crate) fn check_cluster(
+    document: &Document<'_>,
+    file: &ClusterFile,
+    devices: &[DeviceFile],
+) -> Result<(), InputError> {
+    for (index, group) in file.groups.iter().enumerate() {
+        check_group(&At { document, path: vec![key("groups"), Step::Index(index)] }, group)?;
+    }
+    let total = file.groups.iter().fold(0_u64, |sum, group| sum.saturating_add(group.count));
+    if total > MAX_DEVICES {
+        return Err(document.error_at("groups", format!("{total} devices in all, at most {MAX_DEVICES} are planned for")));
+    }
+    for (index, tier) in file.tiers.iter().enumerate() {
+        check_tier(&At { document, path: vec![key("tiers"), Step::Index(index)] }, tier)?;
+    }
+    check_nesting(document, &file.tiers, total)?;
+    check_reserve(document, file.reserve_gib, devices)
+}
+
+/// Checks the lengths of the lists, before what they hold is looked at.
+pub(crate) fn check_lists(document: &Document<'_>, file: &ClusterFile) -> Result<(), InputError> {
+    let lists = [("groups", file.groups.len(), MAX_GROUPS), ("tiers", file.tiers.len(), MAX_TIERS)];
+    for (name, found, most) in lists {
+        if found == 0 || found > most {
+            return Err(document.error_at(name, format!("{found} entries, expected 1 to {most}")));
+        }
+    }
+    Ok(())
+}
+
+fn check_group(at: &At<'_, '_>, group: &GroupFile) -> Result<(), InputError> {
+    if group.count == 0 {
+        return Err(at.fail("count", "a group of 0 devices".into()));
+    }
+    if group.devices_per_node == 0 || group.count % group.devices_per_node != 0 {
+        let (count, per_node) = (group.count, group.devices_per_node);
+        return Err(at
+            .fail("devices_per_node", format!("{count} devices do not fill nodes of {per_node}"))
+            .with_hint("`count` must be a multiple of `devices_per_node`"));
+    }
+    at.range("host_memory_gib", group.host_memory_gib, &HOST_MEMORY_GIB)?;
+    at.optional("price_per_device_hour", group.price_per_device_hour, &PRICE)?;
+    at.optional("failures_per_million_device_hours", group.failures_per_million_device_hours, &FAILURES)
+}
+
+fn check_tier(at: &At<'_, '_>, tier: &TierFile) -> Result<(), InputError> {
+    at.range("bandwidth_gb_per_s", tier.bandwidth_gb_per_s, &GB_PER_S)?;
+    at.range("latency_us", tier.latency_us, &LATENCY_US)?;
+    at.range("oversubscription", tier.oversubscription, &OVERSUBSCRIPTION)?;
+    if tier.name.is_empty() {
+        return Err(at.fail("name", "the name is empty".into()));
+    }
+    Ok(())
+}
+
+fn check_nesting(document: &Document<'_>, tiers: &[TierFile], total: u64) -> Result<(), InputError> {
+    let at = |index: usize| [key("tiers"), Step::Index(index), key("devices")];
+    for (index, tier) in tiers.iter().enumerate() {
+        let inner = if index == 0 { 1 } else { tiers[index - 1].devices };
+        if tier.devices == 0 || tier.devices % inner != 0 {
+            let what = format!("domains of {} devices are not made of whole domains of {inner}", tier.devices);
+            return Err(document
+                .error(&at(index), what)
+                .with_hint("tiers go from the innermost out; each holds a multiple of the one before"));
+        }
+        if tiers[..index].iter().any(|other| other.name == tier.name) {
+            let path = [key("tiers"), Step::Index(index), key("name")];
+            return Err(document.error(&path, format!("two tiers are named `{}`", crate::scan::clip(&tier.name))));
+        }
+    }
+    let last = tiers.len().saturating_sub(1);
+    match tiers.last() {
+        Some(tier) if tier.devices == total => Ok(()),
+        Some(tier) => Err(document
+            .error(&at(last), format!("the last tier joins {} devices of {total}", tier.devices))
+            .with_hint("the last tier must span all devices of all groups")),
+        None => Ok(()),
+    }
+}
+
+fn check_reserve(document: &Document<'_>, reserve: Option<f64>, devices: &[DeviceFile]) -> Result<(), InputError> {
+    let smallest = devices.iter().map(|device| device.memory_gib).fold(f64::INFINITY, f64::min);
+    let kept = reserve.unwrap_or_else(|| default_reserve_gib(smallest));
+    if kept >= 0.0 && kept < smallest {
+        return Ok(());
+    }
+    let what = format!("a reserve of {kept} GiB leaves nothing of a device of {smallest} GiB");
+    let hint = "set `reserve_gib` from 0 to less than the memory of the smallest device";
+    Err(document.error_at("reserve_gib", what).with_hint(hint))
+}

@@ -1,0 +1,523 @@
+//! Lowering: a layer and the choices made for it become the program that every device of its mesh runs.
+//!
+//! Three rules beyond the operators' own:
+//! - a conversion belongs to a tensor and a target: a second reader of the same target finds the value there;
+//! - a value is kept for backward on the smaller side of its conversion, so a gathered one is gathered again;
+//! - what is recomputed is recomputed where backward first asks for it, with all it needs, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::conversion::{Step, steps};
+use crate::graph::{Layer, Op, OpId, Role, Sizes, TensorId};
+use crate::mesh::{AxisId, MAX_AXES, Mesh};
+use crate::op::OpKind;
+use crate::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use crate::sharding::{Placement, Sharding};
+use crate::signature::{Signature, signature};
+use crate::strategy::{Placements, Strategy, is_legal, placements};
+
+/// What was chosen for a layer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LayerChoice {
+    /// Sharding of the incoming stream; `REPLICATED` for a layer that reads tokens.
+    pub stream: Sharding,
+    /// Sharding of the outgoing stream; `REPLICATED` for the loss.
+    pub out: Sharding,
+    /// Strategy of every operator.
+    pub strategies: Vec<Strategy>,
+    /// Operators whose results are computed again in backward instead of kept.
+    pub recompute: Vec<Recompute>,
+    /// Storage of every parameter.
+    pub storage: BTreeMap<TensorId, Storage>,
+}
+
+/// Whether an operator's results are kept for backward or computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Recompute {
+    /// Kept where backward needs them.
+    Keep,
+    /// Computed again where backward needs them.
+    Again,
+}
+
+/// A choice that cannot be lowered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LowerError {
+    /// The choice is of another layer.
+    #[error("layer `{layer}` has {ops} operators and {parameters} parameters; the choice does not fit them")]
+    Shape {
+        /// The layer.
+        layer: String,
+        /// Its operators.
+        ops: usize,
+        /// Its parameters.
+        parameters: usize,
+    },
+    /// A strategy cuts a dim that cannot be cut so.
+    #[error("layer `{layer}`, operator `{op}`: its strategy cuts a loop that does not divide")]
+    Strategy {
+        /// The layer.
+        layer: String,
+        /// The operator.
+        op: String,
+    },
+    /// No conversion leads from one sharding to the other.
+    #[error("layer `{layer}`, tensor `{tensor}`: no conversion leads to the sharding its reader needs")]
+    Conversion {
+        /// The layer.
+        layer: String,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A parameter's storage is not a cut of what the operator uses.
+    #[error("layer `{layer}`, parameter `{tensor}`: its storage must cut axes that its use leaves whole, and the optimizer's cut must hold the others")]
+    Storage {
+        /// The layer.
+        layer: String,
+        /// The parameter.
+        tensor: String,
+    },
+}
+
+/// Steps on a flattened local block from one cut to another; `partial` axes hold terms of a sum before.
+pub fn flat_steps(partial: AxisSet, from: AxisSet, to: AxisSet) -> Option<Vec<Step>> {
+    let cut = |set: AxisSet, partial: AxisSet| {
+        let mut sharding = Sharding::REPLICATED;
+        for axis in partial.axes() {
+            sharding = sharding.with(axis, Placement::PartialSum);
+        }
+        for axis in set.axes() {
+            sharding = sharding.with(axis, Placement::Shard(0));
+        }
+        sharding
+    };
+    steps(cut(from, partial), cut(to, AxisSet::EMPTY))
+}
+
+/// Axes on which a sharding leaves a tensor whole: where storage may cut it.
+pub fn whole_axes(mesh: &Mesh, used: Sharding) -> AxisSet {
+    let whole = |axis: &AxisId| mesh.size(*axis) > 1 && used.on(*axis) == Placement::Replicate;
+    AxisSet::of(&mesh.axis_ids().filter(whole).collect::<Vec<_>>())
+}
+
+/// Tensors of a layer that get a gradient in backward.
+pub fn gradient_tensors(layer: &Layer) -> BTreeSet<TensorId> {
+    let mut have = BTreeSet::from([layer.out]);
+    for op in layer.ops.iter().rev() {
+        if op.results.iter().any(|tensor| have.contains(tensor)) {
+            let differentiated = op.operands.iter().enumerate().filter(|(i, _)| op.kind.differentiates(*i));
+            have.extend(differentiated.map(|(_, &tensor)| tensor).filter(|&tensor| !layer.is_data(tensor)));
+        }
+    }
+    have
+}
+
+/// Lowers a layer.
+///
+/// # Errors
+/// Where the choice is not one that the search could have made.
+pub fn lower(layer: &Layer, mesh: &Mesh, sizes: &Sizes, choice: &LayerChoice) -> Result<Program, LowerError> {
+    check_choice(layer, mesh, sizes, choice)?;
+    let ops = layer
+        .ops
+        .iter()
+        .zip(&choice.strategies)
+        .map(|(op, &strategy)| {
+            let sig = signature(layer, op);
+            let placed = placements(&sig, strategy);
+            (sig, placed)
+        })
+        .collect();
+    let mut lowering = Lowering {
+        layer,
+        mesh,
+        sizes,
+        choice,
+        ops,
+        values: Vec::new(),
+        ids: BTreeMap::new(),
+        gradients: gradient_tensors(layer),
+    };
+    lowering.run()
+}
+
+fn check_choice(layer: &Layer, mesh: &Mesh, sizes: &Sizes, choice: &LayerChoice) -> Result<(), LowerError> {
+    let parameters: Vec<TensorId> = layer.parameters().collect();
+    let fits = choice.strategies.len() == layer.ops.len()
+        && choice.recompute.len() == layer.ops.len()
+        && choice.storage.keys().copied().eq(parameters.iter().copied());
+    if !fits {
+        let (ops, parameters) = (layer.ops.len(), parameters.len());
+        return Err(LowerError::Shape { layer: layer.name.clone(), ops, parameters });
+    }
+    for (op, &strategy) in layer.ops.iter().zip(&choice.strategies) {
+        if !is_legal(&signature(layer, op), strategy, mesh, sizes) {
+            return Err(LowerError::Strategy { layer: layer.name.clone(), op: op.name.clone() });
+        }
+    }
+    Ok(())
+}
+
+struct Lowering<'a> {
+    layer: &'a Layer,
+    mesh: &'a Mesh,
+    sizes: &'a Sizes,
+    choice: &'a LayerChoice,
+    ops: Vec<(Signature, Placements)>,
+    values: Vec<Value>,
+    ids: BTreeMap<Value, ValueId>,
+    gradients: BTreeSet<TensorId>,
+}
+
+/// What one section has in place, and what it has emitted.
+#[derive(Default)]
+struct Section {
+    code: Vec<Instruction>,
+    present: BTreeSet<ValueId>,
+}
+
+impl Lowering<'_> {
+    fn run(&mut self) -> Result<Program, LowerError> {
+        let stream = self.layer.stream_in.map(|tensor| self.primal(tensor, self.choice.stream));
+        let mut forward = Section::default();
+        forward.present.extend(stream);
+        for op in self.layer.op_ids() {
+            self.emit_forward(op, &mut forward)?;
+        }
+        let out = self.bring(self.layer.out, self.choice.out, &mut forward)?;
+        let saved = self.saved_values();
+        let (mut backward, out_gradient, stream_gradient) = self.backward(&saved)?;
+        let updates = self.updates()?;
+        let kept: BTreeSet<ValueId> = saved.iter().copied().chain([out]).collect();
+        insert_frees(&mut forward.code, &kept);
+        insert_frees(&mut backward.code, &stream_gradient.into_iter().collect());
+        Ok(Program {
+            values: std::mem::take(&mut self.values),
+            forward: forward.code,
+            backward: backward.code,
+            updates,
+            saved: saved.into_iter().collect(),
+            stream,
+            out,
+            out_gradient,
+            stream_gradient,
+        })
+    }
+
+    fn op(&self, op: OpId) -> &Op {
+        &self.layer.ops[op.0]
+    }
+
+    fn value(&mut self, value: Value) -> ValueId {
+        if let Some(&id) = self.ids.get(&value) {
+            return id;
+        }
+        let id = ValueId(self.values.len());
+        self.values.push(value);
+        self.ids.insert(value, id);
+        id
+    }
+
+    fn primal(&mut self, tensor: TensorId, sharding: Sharding) -> ValueId {
+        self.value(Value { tensor, side: Side::Primal, sharding })
+    }
+
+    fn gradient(&mut self, tensor: TensorId, sharding: Sharding) -> ValueId {
+        self.value(Value { tensor, side: Side::Gradient, sharding })
+    }
+
+    /// Sharding in which a tensor is first there: as its operator leaves it, or as the stream arrives.
+    fn produced(&self, tensor: TensorId) -> Sharding {
+        let Some(op) = self.layer.producer(tensor) else { return self.choice.stream };
+        let result = self.op(op).results.iter().position(|&t| t == tensor);
+        result.map_or(Sharding::REPLICATED, |i| self.ops[op.0].1.results[i])
+    }
+
+    fn conversion(&self, tensor: TensorId, from: Sharding, to: Sharding) -> Result<Vec<Step>, LowerError> {
+        steps(from, to).ok_or_else(|| LowerError::Conversion {
+            layer: self.layer.name.clone(),
+            tensor: self.layer.tensors[tensor.0].name.clone(),
+        })
+    }
+
+    /// Emits what is needed to have a tensor in a sharding, given that its producer has run or can run again.
+    fn bring(&mut self, tensor: TensorId, sharding: Sharding, into: &mut Section) -> Result<ValueId, LowerError> {
+        let wanted = self.primal(tensor, sharding);
+        if into.present.contains(&wanted) {
+            return Ok(wanted);
+        }
+        match self.layer.tensors[tensor.0].role {
+            Role::Data(_) => into.code.push(Instruction::Load { output: wanted }),
+            Role::Parameter(_) => {
+                let storage = self.choice.storage[&tensor];
+                let gather = flat_steps(AxisSet::EMPTY, storage.parameter, AxisSet::EMPTY).unwrap_or_default();
+                into.code.push(Instruction::Parameter { output: wanted, gather });
+            }
+            Role::Activation => {
+                let from = self.produced(tensor);
+                let input = self.primal(tensor, from);
+                if !into.present.contains(&input) {
+                    match self.layer.producer(tensor) {
+                        Some(op) => self.emit_forward(op, into)?,
+                        // Only the stream has no producer, and it is there or it was not needed.
+                        None => return Ok(wanted),
+                    }
+                }
+                if from != sharding {
+                    let steps = self.conversion(tensor, from, sharding)?;
+                    into.code.push(Instruction::Convert { input, output: wanted, steps });
+                }
+            }
+        }
+        into.present.insert(wanted);
+        Ok(wanted)
+    }
+
+    fn emit_forward(&mut self, op: OpId, into: &mut Section) -> Result<(), LowerError> {
+        let operands: Vec<(TensorId, Sharding)> =
+            self.op(op).operands.iter().copied().zip(self.ops[op.0].1.operands.iter().copied()).collect();
+        let operands =
+            operands.into_iter().map(|(t, s)| self.bring(t, s, into)).collect::<Result<Vec<_>, _>>()?;
+        let results: Vec<(TensorId, Sharding)> =
+            self.op(op).results.iter().copied().zip(self.ops[op.0].1.results.iter().copied()).collect();
+        let results: Vec<ValueId> = results.into_iter().map(|(t, s)| self.primal(t, s)).collect();
+        into.present.extend(&results);
+        into.code.push(Instruction::Forward { op, operands, results });
+        Ok(())
+    }
+
+    /// Whether backward of an operator runs at all.
+    fn runs_backward(&self, op: OpId) -> bool {
+        self.op(op).results.iter().any(|tensor| self.gradients.contains(tensor))
+            && self.op(op).operands.iter().any(|tensor| self.gradients.contains(tensor))
+    }
+
+    /// Operands that backward of an operator reads, with their shardings.
+    fn needs(&self, op: OpId) -> Vec<(usize, TensorId, Sharding)> {
+        let saves = self.op(op).kind.line().saves;
+        let operands = self.op(op).operands.iter().zip(&self.ops[op.0].1.operands).enumerate();
+        operands.filter(|(i, _)| saves.contains(i)).map(|(i, (&t, &s))| (i, t, s)).collect()
+    }
+
+    /// The values kept from forward to backward, in id order.
+    fn saved_values(&mut self) -> BTreeSet<ValueId> {
+        let mut open: Vec<(TensorId, Sharding)> = Vec::new();
+        for op in self.layer.op_ids().filter(|&op| self.runs_backward(op)) {
+            open.extend(self.needs(op).into_iter().map(|(_, tensor, sharding)| (tensor, sharding)));
+        }
+        let mut seen = BTreeSet::new();
+        let mut saved = BTreeSet::new();
+        while let Some((tensor, sharding)) = open.pop() {
+            if self.layer.tensors[tensor.0].role != Role::Activation || !seen.insert((tensor, sharding)) {
+                continue;
+            }
+            let producer = self.layer.producer(tensor);
+            match producer {
+                Some(op) if self.is_again(op) => {
+                    let operands = self.op(op).operands.iter().zip(&self.ops[op.0].1.operands);
+                    open.extend(operands.map(|(&t, &s)| (t, s)));
+                }
+                _ => {
+                    let kept = self.smaller_side(tensor, sharding);
+                    saved.insert(self.primal(tensor, kept));
+                }
+            }
+        }
+        saved
+    }
+
+    /// A fork's results are its operand under other names, so they are never kept themselves.
+    fn is_again(&self, op: OpId) -> bool {
+        self.choice.recompute[op.0] == Recompute::Again || self.op(op).kind == OpKind::Fork
+    }
+
+    /// The sharding, before or after its conversion, in which a value takes less room.
+    fn smaller_side(&self, tensor: TensorId, sharding: Sharding) -> Sharding {
+        let before = self.produced(tensor);
+        let shape = self.layer.shape(tensor, self.sizes);
+        let elements = |s: Sharding| s.local_elements(self.mesh, &shape);
+        if elements(sharding) <= elements(before) { sharding } else { before }
+    }
+
+    fn backward(
+        &mut self,
+        saved: &BTreeSet<ValueId>,
+    ) -> Result<(Section, ValueId, Option<ValueId>), LowerError> {
+        let mut section = Section { code: Vec::new(), present: saved.clone() };
+        let out = self.layer.out;
+        let arriving = self.gradient(out, self.choice.out.dual());
+        let mut have: BTreeMap<TensorId, ValueId> = BTreeMap::from([(out, arriving)]);
+        for op in self.layer.op_ids().rev().filter(|&op| self.runs_backward(op)).collect::<Vec<_>>() {
+            self.emit_backward(op, &mut have, &mut section)?;
+        }
+        let leaving = match self.layer.stream_in.and_then(|tensor| have.get(&tensor).map(|&id| (tensor, id))) {
+            Some((tensor, id)) => {
+                Some(self.convert_gradient(tensor, id, self.choice.stream.dual(), &mut section)?)
+            }
+            None => None,
+        };
+        Ok((section, arriving, leaving))
+    }
+
+    fn emit_backward(
+        &mut self,
+        op: OpId,
+        have: &mut BTreeMap<TensorId, ValueId>,
+        into: &mut Section,
+    ) -> Result<(), LowerError> {
+        let tensors = self.op(op).results.clone();
+        let mut gradients = Vec::new();
+        for (i, tensor) in tensors.into_iter().enumerate() {
+            let wanted = self.ops[op.0].1.result_gradients[i];
+            gradients.push(match have.get(&tensor).copied() {
+                Some(id) => Some(self.convert_gradient(tensor, id, wanted, into)?),
+                None => None,
+            });
+        }
+        let mut operands = vec![None; self.op(op).operands.len()];
+        let data = |this: &Self, i: usize| this.layer.is_data(this.op(op).operands[i]);
+        for i in (0..operands.len()).filter(|&i| data(self, i)).collect::<Vec<_>>() {
+            let (tensor, sharding) = (self.op(op).operands[i], self.ops[op.0].1.operands[i]);
+            operands[i] = Some(self.bring(tensor, sharding, into)?);
+        }
+        for (i, tensor, sharding) in self.needs(op) {
+            operands[i] = Some(self.bring(tensor, sharding, into)?);
+        }
+        let targets: Vec<TensorId> = self.op(op).operands.clone();
+        let mut results = Vec::new();
+        for (i, &tensor) in targets.iter().enumerate() {
+            let gets = self.op(op).kind.differentiates(i) && self.gradients.contains(&tensor);
+            let sharding = self.ops[op.0].1.operand_gradients[i];
+            results.push(gets.then(|| self.gradient(tensor, sharding)));
+        }
+        into.code.push(Instruction::Backward { op, operands, gradients, results: results.clone() });
+        for (tensor, gradient) in targets.into_iter().zip(results) {
+            let Some(gradient) = gradient else { continue };
+            if self.layer.is_parameter(tensor) {
+                let reduce = self.accumulate_steps(tensor, gradient)?;
+                into.code.push(Instruction::Accumulate { gradient, reduce });
+            } else {
+                have.insert(tensor, gradient);
+            }
+        }
+        Ok(())
+    }
+
+    fn convert_gradient(
+        &mut self,
+        tensor: TensorId,
+        id: ValueId,
+        to: Sharding,
+        into: &mut Section,
+    ) -> Result<ValueId, LowerError> {
+        let from = self.values[id.0].sharding;
+        if from == to {
+            return Ok(id);
+        }
+        let steps = self.conversion(tensor, from, to)?;
+        let output = self.gradient(tensor, to);
+        into.code.push(Instruction::Convert { input: id, output, steps });
+        Ok(output)
+    }
+
+    fn storage_error(&self, tensor: TensorId) -> LowerError {
+        LowerError::Storage {
+            layer: self.layer.name.clone(),
+            tensor: self.layer.tensors[tensor.0].name.clone(),
+        }
+    }
+
+    /// Axes on which backward leaves a parameter's gradient as an unfinished sum.
+    fn unfinished(&self, gradient: ValueId) -> AxisSet {
+        AxisSet::of(&self.values[gradient.0].sharding.partial_axes())
+    }
+
+    /// Steps of every micro-batch: none for a whole accumulator, else the reduction into its cut.
+    fn accumulate_steps(&self, tensor: TensorId, gradient: ValueId) -> Result<Vec<Step>, LowerError> {
+        let storage = self.choice.storage[&tensor];
+        if storage.gradient.is_empty() {
+            return Ok(Vec::new());
+        }
+        let unfinished = self.unfinished(gradient);
+        let rest = AxisSet(unfinished.0 & !storage.gradient.0);
+        partial_cut(unfinished, AxisSet::EMPTY, storage.gradient, rest).ok_or_else(|| self.storage_error(tensor))
+    }
+
+    fn updates(&mut self) -> Result<Vec<Update>, LowerError> {
+        let mut updates = Vec::new();
+        for op in self.layer.op_ids() {
+            for i in 0..self.op(op).operands.len() {
+                let tensor = self.op(op).operands[i];
+                if self.layer.is_parameter(tensor) {
+                    updates.push(self.update(tensor, op, i)?);
+                }
+            }
+        }
+        Ok(updates)
+    }
+
+    fn update(&self, tensor: TensorId, op: OpId, operand: usize) -> Result<Update, LowerError> {
+        let used = self.ops[op.0].1.operands[operand];
+        let storage = self.choice.storage[&tensor];
+        let legal = whole_axes(self.mesh, used).contains(storage.optimizer)
+            && storage.optimizer.contains(storage.gradient)
+            && storage.optimizer.contains(storage.parameter);
+        if !legal {
+            return Err(self.storage_error(tensor));
+        }
+        let unfinished = AxisSet::of(&self.ops[op.0].1.operand_gradients[operand].partial_axes());
+        let rest = AxisSet(unfinished.0 & !storage.gradient.0);
+        let reduce = flat_steps(rest, storage.gradient, storage.optimizer);
+        let gather = flat_steps(AxisSet::EMPTY, storage.optimizer, storage.parameter);
+        match (reduce, gather) {
+            (Some(reduce), Some(gather)) => Ok(Update { tensor, used, storage, reduce, gather }),
+            _ => Err(self.storage_error(tensor)),
+        }
+    }
+}
+
+/// Steps on a flattened block whose sums over `partial` become a cut over `to`, but stay sums over `rest`.
+fn partial_cut(partial: AxisSet, from: AxisSet, to: AxisSet, rest: AxisSet) -> Option<Vec<Step>> {
+    let mut before = Sharding::REPLICATED;
+    let mut after = Sharding::REPLICATED;
+    for axis in (0..MAX_AXES).map(AxisId) {
+        let bit = AxisSet::of(&[axis]);
+        let side = |cut: AxisSet, sum: AxisSet| match (cut.contains(bit), sum.contains(bit)) {
+            (true, _) => Placement::Shard(0),
+            (false, true) => Placement::PartialSum,
+            (false, false) => Placement::Replicate,
+        };
+        before = before.with(axis, side(from, partial));
+        after = after.with(axis, side(to, rest));
+    }
+    steps(before, after)
+}
+
+/// Marks the last reading of every value that is not kept.
+fn insert_frees(code: &mut Vec<Instruction>, kept: &BTreeSet<ValueId>) {
+    let mut seen: BTreeSet<ValueId> = kept.clone();
+    let mut reversed = Vec::with_capacity(code.len() * 2);
+    for instruction in std::mem::take(code).into_iter().rev() {
+        let touched = touched(&instruction);
+        let mut frees: Vec<ValueId> = touched.into_iter().filter(|value| seen.insert(*value)).collect();
+        frees.sort_unstable();
+        reversed.extend(frees.into_iter().rev().map(|value| Instruction::Free { value }));
+        reversed.push(instruction);
+    }
+    reversed.reverse();
+    *code = reversed;
+}
+
+/// Values an instruction reads or writes.
+fn touched(instruction: &Instruction) -> Vec<ValueId> {
+    match instruction {
+        Instruction::Load { output } | Instruction::Parameter { output, .. } => vec![*output],
+        Instruction::Forward { operands, results, .. } => operands.iter().chain(results).copied().collect(),
+        Instruction::Backward { operands, gradients, results, .. } => {
+            operands.iter().chain(gradients).chain(results).flatten().copied().collect()
+        }
+        Instruction::Convert { input, output, .. } => vec![*input, *output],
+        Instruction::Accumulate { gradient, .. } => vec![*gradient],
+        Instruction::Free { .. } => Vec::new(),
+    }
+}

@@ -1,0 +1,168 @@
+//! The work of every operator, forward and backward, as kernels the cost model can price.
+//!
+//! A matrix product's backward is one product per operand; what is bound by memory is counted in bytes per element of
+//! its largest tensor (cost tables of fused kernels: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Dao 2023,
+//! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
+
+use crate::graph::{Layer, Op, Sizes};
+use crate::mesh::Mesh;
+use crate::op::OpKind;
+use crate::signature::{FactorId, Signature};
+use crate::strategy::Strategy;
+use crate::units::Bytes;
+use crate::work::{AttentionKernel, GemmOutput, Pass, Work};
+
+/// Which kernels an engine runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KernelChoice {
+    /// Implementation of the attention core.
+    pub attention: AttentionKernel,
+    /// Bytes of one activation element.
+    pub element_bytes: f64,
+}
+
+/// Expected local length of every factor of an operator under a strategy.
+pub fn local_lengths(sig: &Signature, strategy: Strategy, mesh: &Mesh, sizes: &Sizes) -> Vec<f64> {
+    let length = |(i, factor): (usize, &crate::signature::Factor)| {
+        let parts = strategy.parts(mesh, FactorId(i as u8));
+        sizes.dims[factor.dim.0].div_ceil(parts) as f64
+    };
+    sig.factors.iter().enumerate().map(length).collect()
+}
+
+/// Expected local elements of operand or result dims.
+fn elements(dims: &[FactorId], local: &[f64]) -> f64 {
+    dims.iter().map(|f| local[f.0 as usize]).product()
+}
+
+/// Fraction of an operator's expert slots that hold a token: 1 without slots.
+fn filled(layer: &Layer, op: &Op, sizes: &Sizes) -> f64 {
+    let tensors = op.operands.iter().chain(&op.results);
+    let dims = tensors.flat_map(|tensor| &layer.tensors[tensor.0].dims);
+    dims.map(|dim| sizes.filled[dim.0]).fold(1.0, f64::min)
+}
+
+/// The kernels an operator runs in one pass, for local factor lengths as [`local_lengths`] gives them.
+pub fn op_work(
+    (layer, op, sig): (&Layer, &Op, &Signature),
+    local: &[f64],
+    sizes: &Sizes,
+    pass: Pass,
+    kernels: &KernelChoice,
+) -> Vec<Work> {
+    let fill = filled(layer, op, sizes);
+    let operand = |i: usize| elements(&sig.operands[i], local);
+    let result = |i: usize| elements(&sig.results[i], local);
+    let stream = |elements: f64, forward: f64, backward: f64| {
+        let per_element = if pass == Pass::Forward { forward } else { backward };
+        // The table is in bytes for two-byte elements.
+        let bytes = elements * per_element * kernels.element_bytes / 2.0;
+        if bytes > 0.0 { vec![Work::Stream { bytes: Bytes(bytes), kernels: 1 }] } else { Vec::new() }
+    };
+    match &op.kind {
+        OpKind::Linear => linear(sig, local, fill, pass),
+        OpKind::Attention { window, .. } => attention(sig, local, *window, pass, kernels.attention),
+        //                                    elements            forward  backward   bytes per element
+        OpKind::Embed => stream(result(0), 6.0, 6.0),
+        OpKind::AddPosition { .. } => stream(result(0), 6.0, 4.0),
+        // Fused into the product before it; backward sums over the tokens.
+        OpKind::Bias => stream(result(0), 0.0, 2.0),
+        OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => stream(result(0), 4.0, 6.0),
+        OpKind::Rope { .. } => stream(result(0), 4.0, 4.0),
+        OpKind::Glu { .. } => stream(result(0) * fill, 6.0, 10.0),
+        OpKind::Act { .. } => stream(result(0) * fill, 4.0, 6.0),
+        OpKind::Gate => stream(result(0), 4.0, 8.0),
+        OpKind::Add => stream(result(0), 6.0, 0.0),
+        OpKind::Scale { .. } => stream(result(0), 0.0, 0.0),
+        OpKind::Softcap { .. } => stream(result(0), 4.0, 6.0),
+        // Forward it is the same tensor; backward it adds the gradients of all readers but the first.
+        OpKind::Fork => stream(operand(0), 0.0, 6.0 * (op.results.len() as f64 - 1.0)),
+        // A view of the product's result; backward writes the parts side by side.
+        OpKind::Split { .. } => stream(operand(0), 0.0, 4.0),
+        OpKind::AppendShared => stream(result(0), 4.0, 4.0),
+        OpKind::Route { .. } => stream(operand(0), 8.0, 8.0),
+        // Reads and writes one row per routed token; the slots that stay empty are not touched.
+        OpKind::Dispatch => stream(result(0) * fill, 4.0, 4.0),
+        OpKind::Combine => stream(operand(0) * fill, 4.0, 6.0),
+        // The three of the loss together: read, cast and exponentiate in fp32, write the gradient.
+        OpKind::RowMax => stream(operand(0), 4.0, 0.0),
+        OpKind::SumExp => stream(operand(0), 4.0, 10.0),
+        OpKind::Pick => stream(result(0), 4.0, 4.0),
+        OpKind::CrossEntropy | OpKind::SumLoss => stream(result(0).max(operand(0)), 8.0, 8.0),
+    }
+}
+
+/// Forward one product; backward one per operand: `dx = dy w'` and, into the accumulator, `dw = x' dy`.
+fn linear(sig: &Signature, local: &[f64], fill: f64, pass: Pass) -> Vec<Work> {
+    let mut sizes = [1.0_f64; 4];
+    for (i, &length) in local.iter().enumerate() {
+        let factor = FactorId(i as u8);
+        let (x, w, y) =
+            (sig.operands[0].contains(&factor), sig.operands[1].contains(&factor), sig.results[0].contains(&factor));
+        let slot = match (x, w, y) {
+            (true, true, true) => 0,
+            (true, false, _) => 1,
+            (false, true, _) => 2,
+            _ => 3,
+        };
+        sizes[slot] *= length;
+    }
+    let [batch, m, n, k] = sizes;
+    let m = (m * fill).max(1.0);
+    match pass {
+        Pass::Forward => vec![Work::Gemm { batch, m, n, k, output: GemmOutput::Operand }],
+        Pass::Backward => vec![
+            Work::Gemm { batch, m, n: k, k: n, output: GemmOutput::Operand },
+            Work::Gemm { batch, m: k, n, k: m, output: GemmOutput::Accumulator },
+        ],
+    }
+}
+
+fn attention(
+    sig: &Signature,
+    local: &[f64],
+    window: Option<u64>,
+    pass: Pass,
+    kernel: AttentionKernel,
+) -> Vec<Work> {
+    let at = |dims: &[FactorId], i: usize| dims.get(i).map_or(1.0, |f| local[f.0 as usize]);
+    let (q, k, v) = (&sig.operands[0], &sig.operands[1], &sig.operands[2]);
+    let keys = at(k, 1);
+    // Averaged over the ranks of a split sequence every query sees half the keys; zig-zag order makes it so on each.
+    let unmasked = match window {
+        Some(w) if (w as f64) < keys => (w as f64 / keys) * (1.0 - w as f64 / (2.0 * keys)),
+        _ => 0.5,
+    };
+    vec![Work::Attention {
+        batch_heads: at(q, 0) * at(q, 2) * at(q, 3),
+        queries: at(q, 1),
+        keys,
+        dim_qk: at(q, 4),
+        dim_v: at(v, 3),
+        unmasked,
+        pass,
+        kernel,
+    }]
+}
+
+/// Model FLOPs of one forward pass of an operator on the whole micro-batch: products, and attention over the fraction
+/// `unmasked` of the square.
+pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmasked: Option<f64>) -> f64 {
+    let whole: Vec<f64> = sig.factors.iter().map(|factor| sizes.dims[factor.dim.0] as f64).collect();
+    match &op.kind {
+        OpKind::Linear => {
+            let fill = filled(layer, op, sizes);
+            2.0 * fill * whole.iter().product::<f64>()
+        }
+        OpKind::Attention { window, .. } => attention(sig, &whole, *window, Pass::Forward, AttentionKernel::Flash)
+            .iter()
+            .map(|work| match work {
+                Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
+                    2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * unmasked.unwrap_or(*seen)
+                }
+                Work::Gemm { .. } | Work::Stream { .. } => 0.0,
+            })
+            .sum(),
+        _ => 0.0,
+    }
+}

@@ -1,0 +1,179 @@
+//! Programs: what every device of a stage does for one layer, in single-assignment form.
+//!
+//! A program has a forward and a backward section, called once per micro-batch, and one update per parameter, called
+//! once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is part of
+//! backward: the same instructions as in forward, emitted where a value is first needed.
+
+use crate::conversion::Step;
+use crate::graph::{OpId, TensorId};
+use crate::mesh::AxisId;
+use crate::sharding::Sharding;
+
+/// Position of a value in its program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ValueId(pub usize);
+
+/// Whether a value is a tensor of the layer or the gradient of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Side {
+    /// The tensor.
+    Primal,
+    /// Its gradient.
+    Gradient,
+}
+
+/// A tensor in one sharding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Value {
+    /// The tensor of the layer.
+    pub tensor: TensorId,
+    /// Itself or its gradient.
+    pub side: Side,
+    /// Where its parts are.
+    pub sharding: Sharding,
+}
+
+/// Axes over which a flattened local parameter is cut further, as a bit set in mesh order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AxisSet(pub u8);
+
+impl AxisSet {
+    /// No axis.
+    pub const EMPTY: Self = Self(0);
+
+    /// A set of the given axes.
+    pub fn of(axes: &[AxisId]) -> Self {
+        Self(axes.iter().fold(0, |bits, axis| bits | 1 << axis.0))
+    }
+
+    /// Axes in mesh order.
+    pub fn axes(self) -> Vec<AxisId> {
+        (0..8).filter(|i| self.0 >> i & 1 == 1).map(AxisId).collect()
+    }
+
+    /// Whether it holds every axis of `other`.
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// True without axes.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// Where the three states of a parameter live between uses: each a cut of the flattened local block that the operator
+/// uses, minor to the axes of that use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Storage {
+    /// Cut of the parameter; gathered before each use.
+    pub parameter: AxisSet,
+    /// Cut of the gradient accumulator; reduced into it every micro-batch. Where it is empty the accumulator is what
+    /// backward yields, and is converted once per step.
+    pub gradient: AxisSet,
+    /// Cut of the optimizer state, where the update runs. Holds the other two.
+    pub optimizer: AxisSet,
+}
+
+/// One thing that every device of the mesh does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Instruction {
+    /// Takes the local block of a data tensor.
+    Load {
+        /// The block.
+        output: ValueId,
+    },
+    /// Brings a parameter into the sharding of its use.
+    Parameter {
+        /// The block in use.
+        output: ValueId,
+        /// Gathers of the flattened block; empty where it is stored as used.
+        gather: Vec<Step>,
+    },
+    /// Runs an operator forward.
+    Forward {
+        /// The operator.
+        op: OpId,
+        /// Its operands.
+        operands: Vec<ValueId>,
+        /// Its results.
+        results: Vec<ValueId>,
+    },
+    /// Runs an operator backward.
+    Backward {
+        /// The operator.
+        op: OpId,
+        /// Operands that its line saves, and data.
+        operands: Vec<Option<ValueId>>,
+        /// Gradients of its results, where they have one.
+        gradients: Vec<Option<ValueId>>,
+        /// Gradients of its operands, where they get one.
+        results: Vec<Option<ValueId>>,
+    },
+    /// Changes the sharding of a value.
+    Convert {
+        /// Before.
+        input: ValueId,
+        /// After.
+        output: ValueId,
+        /// How.
+        steps: Vec<Step>,
+    },
+    /// Adds a parameter's gradient to its accumulator.
+    Accumulate {
+        /// The gradient as backward yields it.
+        gradient: ValueId,
+        /// Reduction of the flattened block into the accumulator's cut.
+        reduce: Vec<Step>,
+    },
+    /// The value is not read again in this section.
+    Free {
+        /// The value.
+        value: ValueId,
+    },
+}
+
+/// What happens to a parameter at the end of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Update {
+    /// The parameter.
+    pub tensor: TensorId,
+    /// Sharding in which the operator uses it.
+    pub used: Sharding,
+    /// Where its states live.
+    pub storage: Storage,
+    /// From the accumulator to the optimizer's cut, on the flattened block.
+    pub reduce: Vec<Step>,
+    /// From the optimizer's cut to the parameter's, on the flattened block.
+    pub gather: Vec<Step>,
+}
+
+/// Everything a device does for one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// Values, by id.
+    pub values: Vec<Value>,
+    /// Once per micro-batch; ends with `out` in place.
+    pub forward: Vec<Instruction>,
+    /// Once per micro-batch; begins with the gradient of `out`, ends with that of the stream.
+    pub backward: Vec<Instruction>,
+    /// Once per step and parameter.
+    pub updates: Vec<Update>,
+    /// Values kept from forward to backward.
+    pub saved: Vec<ValueId>,
+    /// The incoming stream, if any.
+    pub stream: Option<ValueId>,
+    /// The outgoing stream or the loss.
+    pub out: ValueId,
+    /// The gradient that arrives.
+    pub out_gradient: ValueId,
+    /// The gradient that leaves, if the layer reads a stream.
+    pub stream_gradient: Option<ValueId>,
+}
+
+impl Program {
+    /// A value by id.
+    pub fn value(&self, id: ValueId) -> Value {
+        self.values[id.0]
+    }
+}

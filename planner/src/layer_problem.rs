@@ -1,0 +1,370 @@
+//! A layer on a mesh as a choice problem: a node per operator, an edge per activation.
+//!
+//! A node's choice is (strategy, kept or computed again, storage per parameter). The stream is a node too: its choice
+//! is the sharding in which it enters and leaves. An edge sees of its producer (sharding, gradient wanted, kept or
+//! again) and of its reader (sharding wanted, gradient left, whether backward needs the value), and prices the
+//! conversions both ways and the bytes that are kept. The rules are those of `ir::lower`, priced.
+
+use std::collections::BTreeMap;
+
+use ir::graph::{Layer, OpId, Sizes, TensorId};
+use ir::lower::{LayerChoice, Recompute, gradient_tensors};
+use ir::mesh::MAX_AXES;
+use ir::op::OpKind;
+use ir::program::Storage;
+use ir::sharding::{Placement, Sharding};
+use ir::signature::{Signature, signature};
+use ir::strategy::{Placements, Strategy, placements};
+use ir::work::Pass;
+
+use crate::prices::{Prices, local_parameter};
+use crate::problem::{Cost, Edge, Node, Problem};
+use crate::space::{Reach, Space, is_activation};
+
+/// How often things happen, as the objective sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Clock {
+    /// Seconds of a micro-batch count this often: micro-batches and bubble.
+    pub micro_batches: f64,
+    /// Kept activations count this often: micro-batches in flight.
+    pub in_flight: f64,
+}
+
+/// What the caller already knows of the choice.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// Sharding of the stream, where it is decided.
+    pub stream: Option<Sharding>,
+    /// Use and storage of parameters that are tied to others.
+    pub tied: BTreeMap<TensorId, (Sharding, Storage)>,
+    /// Whether results may be computed again, must be, or may not.
+    pub recompute: RecomputeRule,
+}
+
+/// Which operators may be computed again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecomputeRule {
+    /// As it pays.
+    #[default]
+    Free,
+    /// Nothing is.
+    Never,
+    /// Only what is bound by memory: attention, norms, activations.
+    CheapOnly,
+    /// Everything is.
+    Always,
+}
+
+/// One choice of an operator.
+#[derive(Clone, Debug)]
+struct Option_ {
+    strategy: Strategy,
+    recompute: Recompute,
+    storage: Vec<(TensorId, Storage)>,
+}
+
+/// The problem and what its choices mean.
+pub struct LayerProblem<'a> {
+    /// The choice problem; its nodes are the operators, then the stream.
+    pub problem: Problem,
+    layer: &'a Layer,
+    options: Vec<Vec<Option_>>,
+    streams: Vec<Sharding>,
+}
+
+/// What an edge sees of a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Port {
+    value: Sharding,
+    gradient: Sharding,
+    /// Producer: computed again, or a fork nobody may read in backward. Reader: backward needs the value.
+    flag: bool,
+}
+
+struct Builder<'a, 'p> {
+    layer: &'a Layer,
+    sizes: &'a Sizes,
+    prices: &'p Prices<'a>,
+    clock: Clock,
+    signatures: Vec<Signature>,
+    placed: Vec<Vec<Placements>>,
+    options: Vec<Vec<Option_>>,
+    streams: Vec<Sharding>,
+    gradients: std::collections::BTreeSet<TensorId>,
+}
+
+impl<'a> LayerProblem<'a> {
+    /// Builds the problem. `None` where an operator has no legal strategy that honours what is given.
+    pub fn new(
+        layer: &'a Layer,
+        sizes: &'a Sizes,
+        prices: &Prices<'a>,
+        clock: Clock,
+        given: &Given,
+    ) -> Option<Self> {
+        let signatures: Vec<Signature> = layer.ops.iter().map(|op| signature(layer, op)).collect();
+        let streams = match given.stream {
+            Some(one) => vec![one],
+            None => stream_shardings(layer, sizes, prices),
+        };
+        let mut builder = Builder {
+            layer,
+            sizes,
+            prices,
+            clock,
+            signatures,
+            placed: Vec::new(),
+            options: Vec::new(),
+            streams,
+            gradients: gradient_tensors(layer),
+        };
+        let mut nodes = Vec::new();
+        let space = Space::new(layer);
+        for op in layer.op_ids() {
+            nodes.push(builder.node(op, &space, given)?);
+        }
+        nodes.push(Node { choices: vec![Cost::default(); builder.streams.len()] });
+        let edges = builder.edges();
+        let Builder { options, streams, .. } = builder;
+        Some(Self { problem: Problem { nodes, edges }, layer, options, streams })
+    }
+
+    /// The choice that a solution means.
+    pub fn choice(&self, choices: &[usize]) -> LayerChoice {
+        let picked: Vec<&Option_> = self.options.iter().zip(choices).map(|(list, &c)| &list[c]).collect();
+        let stream = self.streams[choices[self.options.len()]];
+        let has_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
+        LayerChoice {
+            stream: if self.layer.stream_in.is_some() { stream } else { Sharding::REPLICATED },
+            out: if has_loss { Sharding::REPLICATED } else { stream },
+            strategies: picked.iter().map(|one| one.strategy).collect(),
+            recompute: picked.iter().map(|one| one.recompute).collect(),
+            storage: picked.iter().flat_map(|one| one.storage.iter().copied()).collect(),
+        }
+    }
+}
+
+/// Shardings in which a stream may pass between layers: whole, by sequences, by tokens, per axis.
+fn stream_shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Vec<Sharding> {
+    let Some(tensor) = layer.stream_in.or(Some(layer.out)) else { return vec![Sharding::REPLICATED] };
+    let shape = layer.shape(tensor, sizes);
+    let mesh = prices.mesh();
+    let mut list = vec![Sharding::REPLICATED];
+    for (axis, reach) in mesh.axis_ids().zip(prices.reach()).filter(|(axis, _)| mesh.size(*axis) > 1) {
+        let mut options = vec![Placement::Shard(0), Placement::Shard(1)];
+        if reach == Reach::Node {
+            options.push(Placement::Replicate);
+        }
+        list = list.iter().flat_map(|base| options.iter().map(|&p| base.with(axis, p))).collect();
+    }
+    let divides = |s: &Sharding| {
+        (0..2).all(|dim| {
+            let parts: u64 = s.axes_of(dim).map(|axis| mesh.size(axis)).product();
+            shape.get(dim).is_none_or(|n| n.is_multiple_of(parts))
+        })
+    };
+    list.retain(divides);
+    if list.is_empty() { vec![Sharding::REPLICATED] } else { list }
+}
+
+impl Builder<'_, '_> {
+    fn node(&mut self, op: OpId, space: &Space<'_>, given: &Given) -> Option<Node> {
+        let one = &self.layer.ops[op.0];
+        let sig = &self.signatures[op.0];
+        let strategies = space.strategies(one, sig, self.prices.mesh(), &self.prices.reach(), self.sizes);
+        let mut choices = Vec::new();
+        let mut options = Vec::new();
+        let mut placed = Vec::new();
+        for strategy in strategies {
+            let places = placements(sig, strategy);
+            let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
+            let backward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Backward));
+            for (storage, cost) in self.storages(op, &places, (forward, backward), given) {
+                for recompute in recompute_options(&one.kind, given.recompute) {
+                    let again = if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
+                    let time = (forward + backward + again) * self.clock.micro_batches;
+                    choices.push(cost.plus(Cost { time, memory: 0.0 }));
+                    options.push(Option_ { strategy, recompute, storage: storage.clone() });
+                    placed.push(places.clone());
+                }
+            }
+        }
+        self.options.push(options);
+        self.placed.push(placed);
+        (!choices.is_empty()).then_some(Node { choices })
+    }
+
+    /// Storages of all parameters of an operator, combined.
+    fn storages(
+        &self,
+        op: OpId,
+        places: &Placements,
+        own: (f64, f64),
+        given: &Given,
+    ) -> Vec<(Vec<(TensorId, Storage)>, Cost)> {
+        let mut list = vec![(Vec::new(), Cost::default())];
+        for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
+            if !self.layer.is_parameter(tensor) {
+                continue;
+            }
+            let used = places.operands[i];
+            let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
+            let mut storages = self.prices.storages(elements, used, places.operand_gradients[i], own);
+            if let Some((wanted_use, wanted)) = given.tied.get(&tensor) {
+                storages.retain(|(storage, _)| used == *wanted_use && storage == wanted);
+            }
+            list = list
+                .iter()
+                .flat_map(|(before, sum): &(Vec<(TensorId, Storage)>, Cost)| {
+                    storages.iter().map(move |(storage, price)| {
+                        let mut all = before.clone();
+                        all.push((tensor, *storage));
+                        let time = price.per_micro_batch * self.clock.micro_batches + price.per_step;
+                        (all, sum.plus(Cost { time, memory: price.state }))
+                    })
+                })
+                .collect();
+        }
+        list
+    }
+
+    fn edges(&self) -> Vec<Edge> {
+        let stream = self.layer.ops.len();
+        let mut edges = Vec::new();
+        for op in self.layer.op_ids() {
+            for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
+                if is_activation(self.layer, tensor) {
+                    let readers: Vec<Port> = self.reader_ports(op, i, tensor);
+                    let edge = match self.layer.producer(tensor) {
+                        Some(from) => self.edge((from.0, self.producer_ports(from, tensor)), (op.0, readers), tensor),
+                        None => self.edge((stream, self.stream_ports(false)), (op.0, readers), tensor),
+                    };
+                    edges.push(edge);
+                }
+            }
+        }
+        if let Some(from) = self.layer.producer(self.layer.out) {
+            let ports = self.producer_ports(from, self.layer.out);
+            let has_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
+            let target = if has_loss {
+                let whole = Port { value: Sharding::REPLICATED, gradient: Sharding::REPLICATED, flag: false };
+                vec![whole; self.streams.len()]
+            } else {
+                self.stream_ports(false)
+            };
+            edges.push(self.edge((from.0, ports), (stream, target), self.layer.out));
+        }
+        edges
+    }
+
+    fn stream_ports(&self, flag: bool) -> Vec<Port> {
+        self.streams.iter().map(|&s| Port { value: s, gradient: s.dual(), flag }).collect()
+    }
+
+    fn producer_ports(&self, op: OpId, tensor: TensorId) -> Vec<Port> {
+        let result = self.layer.ops[op.0].results.iter().position(|&t| t == tensor).unwrap_or(0);
+        let port = |(option, places): (&Option_, &Placements)| Port {
+            value: places.results[result],
+            gradient: self.gradient(tensor, places.result_gradients[result]),
+            flag: option.recompute == Recompute::Again,
+        };
+        self.options[op.0].iter().zip(&self.placed[op.0]).map(port).collect()
+    }
+
+    fn reader_ports(&self, op: OpId, operand: usize, tensor: TensorId) -> Vec<Port> {
+        let kind = &self.layer.ops[op.0].kind;
+        let saves = kind.line().saves.contains(&operand)
+            && self.layer.ops[op.0].results.iter().any(|t| self.gradients.contains(t));
+        let port = |(option, places): (&Option_, &Placements)| Port {
+            value: places.operands[operand],
+            gradient: self.gradient(tensor, places.operand_gradients[operand]),
+            flag: saves || option.recompute == Recompute::Again,
+        };
+        self.options[op.0].iter().zip(&self.placed[op.0]).map(port).collect()
+    }
+
+    /// Placement of a gradient, or whole where there is none.
+    fn gradient(&self, tensor: TensorId, sharding: Sharding) -> Sharding {
+        if self.gradients.contains(&tensor) { sharding } else { Sharding::REPLICATED }
+    }
+
+    fn edge(&self, from: (usize, Vec<Port>), to: (usize, Vec<Port>), tensor: TensorId) -> Edge {
+        let (from_node, from_ports) = from;
+        let (to_node, to_ports) = to;
+        let is_fork = self.layer.producer(tensor).is_some_and(|op| self.layer.ops[op.0].kind == OpKind::Fork);
+        let (from_port, left) = number(&from_ports);
+        let (to_port, right) = number(&to_ports);
+        let table = left
+            .iter()
+            .flat_map(|producer| right.iter().map(move |reader| (producer, reader)))
+            .map(|(producer, reader)| self.pair(tensor, is_fork, *producer, *reader))
+            .collect();
+        Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table }
+    }
+
+    /// Price of a producer's and a reader's ports on one tensor; `None` where they cannot meet.
+    fn pair(&self, tensor: TensorId, is_fork: bool, producer: Port, reader: Port) -> Option<Cost> {
+        let shape = self.layer.shape(tensor, self.sizes);
+        let filled = self.layer.tensors[tensor.0].dims.iter().map(|d| self.sizes.filled[d.0]).fold(1.0, f64::min);
+        let there = self.prices.conversion(&shape, filled, producer.value, reader.value)?;
+        let back = if self.gradients.contains(&tensor) {
+            self.prices.conversion(&shape, filled, reader.gradient, producer.gradient)?
+        } else {
+            0.0
+        };
+        let mut time = there + back;
+        let mut saved = 0.0;
+        if reader.flag {
+            let mesh = self.prices.mesh();
+            let before = producer.value.local_elements(mesh, &shape) as f64;
+            let after = reader.value.local_elements(mesh, &shape) as f64;
+            match (is_fork, producer.flag) {
+                // A fork's results are its operand; it must have been marked as needed.
+                (true, false) => return None,
+                (_, true) => time += there,
+                (false, false) => {
+                    let bytes = self.prices.machine().kernels.element_bytes * filled;
+                    saved = before.min(after) * bytes;
+                    if before < after {
+                        time += there;
+                    }
+                }
+            }
+        }
+        Some(Cost { time: time * self.clock.micro_batches, memory: saved * self.clock.in_flight })
+    }
+}
+
+/// Recompute options of a kind under a rule. For a fork the two mean: nobody, or somebody, reads it in backward.
+fn recompute_options(kind: &OpKind, rule: RecomputeRule) -> Vec<Recompute> {
+    let both = vec![Recompute::Keep, Recompute::Again];
+    if *kind == OpKind::Fork {
+        return both;
+    }
+    match rule {
+        RecomputeRule::Free => both,
+        RecomputeRule::Never => vec![Recompute::Keep],
+        RecomputeRule::Always => vec![Recompute::Again],
+        RecomputeRule::CheapOnly if matches!(kind, OpKind::Linear | OpKind::Dispatch | OpKind::Combine) => {
+            vec![Recompute::Keep]
+        }
+        RecomputeRule::CheapOnly => both,
+    }
+}
+
+fn number(ports: &[Port]) -> (Vec<u32>, Vec<Port>) {
+    let mut index: BTreeMap<Port, u32> = BTreeMap::new();
+    let mut list = Vec::new();
+    let of_choice = ports
+        .iter()
+        .map(|port| {
+            *index.entry(*port).or_insert_with(|| {
+                list.push(*port);
+                list.len() as u32 - 1
+            })
+        })
+        .collect();
+    (of_choice, list)
+}
+
+const _: () = assert!(MAX_AXES <= 8, "axis sets are one byte");

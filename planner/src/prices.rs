@@ -1,0 +1,228 @@
+//! Prices of what a layer's choices are made of: operators, conversions, storage; each by the cost model, once.
+//!
+//! It knows how a choice becomes seconds and bytes on one mesh; it does not know which choice is wanted.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use cost_model::memory::{GradientFormat, StateBytes, update_traffic};
+use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
+use ir::cluster::{Cluster, Device, Precision};
+use ir::conversion::{Step, StepKind, steps};
+use ir::graph::{Layer, Op, Sizes, TensorId};
+use ir::lower::{flat_steps, whole_axes};
+use ir::mesh::{AxisId, Mesh};
+use ir::op_work::{KernelChoice, local_lengths, op_work};
+use ir::program::{AxisSet, Storage};
+use ir::sharding::Sharding;
+use ir::signature::Signature;
+use ir::strategy::Strategy;
+use ir::units::{Bytes, Seconds};
+use ir::work::{Pass, Work};
+
+use crate::space::Reach;
+
+/// The machines and the engine, as prices see them.
+#[derive(Clone, Debug)]
+pub struct Machine<'a> {
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The device that computes: the slowest of the cluster where they differ.
+    pub device: &'a Device,
+    /// Constants of the cost model.
+    pub constants: &'a Constants,
+    /// Precision of the job.
+    pub precision: Precision,
+    /// Kernels of the engine.
+    pub kernels: KernelChoice,
+}
+
+/// Seconds per micro-batch and per step, bytes of state: what one storage of one parameter costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StoragePrice {
+    /// Added to forward and backward of every micro-batch.
+    pub per_micro_batch: f64,
+    /// Once per step.
+    pub per_step: f64,
+    /// Parameter, gradient and optimizer state.
+    pub state: f64,
+}
+
+/// Prices on one mesh.
+pub struct Prices<'a> {
+    machine: Machine<'a>,
+    mesh: &'a Mesh,
+    conversions: RefCell<BTreeMap<(Vec<u64>, u64, Sharding, Sharding), Option<f64>>>,
+}
+
+impl<'a> Prices<'a> {
+    /// Prices on a mesh whose first rank starts a domain of every tier it fills.
+    pub fn new(machine: Machine<'a>, mesh: &'a Mesh) -> Self {
+        Self { machine, mesh, conversions: RefCell::default() }
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &'a Mesh {
+        self.mesh
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Machine<'a> {
+        &self.machine
+    }
+
+    /// Whether an axis stays inside a node.
+    pub fn reach(&self) -> Vec<Reach> {
+        let node = self.machine.cluster.tiers.first().map_or(1, |tier| tier.devices);
+        let one = |axis: AxisId| {
+            let extent = self.mesh.stride(axis) * self.mesh.size(axis);
+            if extent <= node { Reach::Node } else { Reach::Network }
+        };
+        self.mesh.axis_ids().map(one).collect()
+    }
+
+    /// Seconds of an operator's pass.
+    pub fn op(&self, layer: &Layer, op: &Op, sig: &Signature, at: (Strategy, &Sizes, Pass)) -> f64 {
+        let (strategy, sizes, pass) = at;
+        let local = local_lengths(sig, strategy, self.mesh, sizes);
+        let work = op_work((layer, op, sig), &local, sizes, pass, &self.machine.kernels);
+        work.iter().map(|work| self.work(work)).sum()
+    }
+
+    fn work(&self, work: &Work) -> f64 {
+        work_time(work, self.machine.device, self.machine.precision, self.machine.constants).0
+    }
+
+    /// Seconds of a conversion of a tensor of `shape`, of which a fraction `filled` is moved; `None` where there is no
+    /// way.
+    pub fn conversion(&self, shape: &[u64], filled: f64, from: Sharding, to: Sharding) -> Option<f64> {
+        if from == to {
+            return Some(0.0);
+        }
+        let key = (shape.to_vec(), filled.to_bits(), from, to);
+        if let Some(&known) = self.conversions.borrow().get(&key) {
+            return known;
+        }
+        let bytes = self.machine.kernels.element_bytes * filled;
+        let time = steps(from, to).map(|list| list.iter().map(|step| self.step(step, shape, bytes)).sum());
+        self.conversions.borrow_mut().insert(key, time);
+        time
+    }
+
+    /// Seconds of one step of a conversion.
+    pub fn step(&self, step: &Step, shape: &[u64], element_bytes: f64) -> f64 {
+        let before = step.before.local_elements(self.mesh, shape) as f64 * element_bytes;
+        let after = step.after.local_elements(self.mesh, shape) as f64 * element_bytes;
+        let (kind, full) = match step.kind {
+            StepKind::AllReduce | StepKind::AllReduceMax => (CollectiveKind::AllReduce, before),
+            StepKind::ReduceScatter { .. } => (CollectiveKind::ReduceScatter, before),
+            StepKind::AllGather { .. } => (CollectiveKind::AllGather, after),
+            StepKind::AllToAll { .. } => (CollectiveKind::AllToAll, before),
+            StepKind::Slice { .. } | StepKind::Zero => return 0.0,
+        };
+        let group = self.group(&step.axes);
+        price(kind, Bytes(full), &group, self.machine.cluster, self.machine.constants).0
+    }
+
+    fn group(&self, axes: &[AxisId]) -> Group {
+        let one = |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
+        Group::from_axes(&axes.iter().rev().map(one).collect::<Vec<_>>(), self.machine.cluster)
+    }
+
+    /// Storages of a parameter that an operator uses in a sharding, each with its price; the plain one first.
+    ///
+    /// `forward` and `backward` are the operator's own seconds, behind which gathers and reductions can hide.
+    pub fn storages(
+        &self,
+        elements: u64,
+        used: Sharding,
+        gradient: Sharding,
+        (forward, backward): (f64, f64),
+    ) -> Vec<(Storage, StoragePrice)> {
+        let whole = whole_axes(self.mesh, used);
+        let node: Vec<AxisId> = whole
+            .axes()
+            .into_iter()
+            .filter(|axis| self.reach()[axis.0] == Reach::Node)
+            .collect();
+        let mut cuts = vec![whole, AxisSet::of(&node)];
+        cuts.extend(whole.axes().into_iter().map(|axis| AxisSet::of(&[axis])));
+        cuts.retain(|cut| !cut.is_empty());
+        let mut seen = Vec::new();
+        let mut storages = vec![Storage::default()];
+        for cut in cuts {
+            if seen.contains(&cut) {
+                continue;
+            }
+            seen.push(cut);
+            let none = AxisSet::EMPTY;
+            storages.push(Storage { parameter: none, gradient: none, optimizer: cut });
+            storages.push(Storage { parameter: none, gradient: cut, optimizer: cut });
+            storages.push(Storage { parameter: cut, gradient: cut, optimizer: cut });
+        }
+        let unfinished = AxisSet::of(&gradient.partial_axes());
+        storages
+            .into_iter()
+            .filter_map(|storage| {
+                self.storage(elements, storage, unfinished, (forward, backward)).map(|price| (storage, price))
+            })
+            .collect()
+    }
+
+    fn parts(&self, cut: AxisSet) -> f64 {
+        cut.axes().iter().map(|&axis| self.mesh.size(axis) as f64).product()
+    }
+
+    /// Price of one storage of `elements` local elements.
+    ///
+    /// Gathers and reductions of every micro-batch run beside the operator (FSDP prefetch); those of the step run
+    /// behind the last backward and before the first forward of the operator.
+    fn storage(
+        &self,
+        elements: u64,
+        storage: Storage,
+        unfinished: AxisSet,
+        (forward, backward): (f64, f64),
+    ) -> Option<StoragePrice> {
+        let bytes = StateBytes::adamw(self.machine.precision, GradientFormat::Full);
+        let flat = |list: &[Step], element: Bytes| -> f64 {
+            list.iter().map(|step| self.step(step, &[elements], element.0)).sum()
+        };
+        let gather = flat(&flat_steps(AxisSet::EMPTY, storage.parameter, AxisSet::EMPTY)?, bytes.parameter);
+        let every = if storage.gradient.is_empty() {
+            0.0
+        } else {
+            flat(&flat_steps(unfinished, AxisSet::EMPTY, storage.gradient)?, bytes.gradient)
+        };
+        let rest = AxisSet(unfinished.0 & !storage.gradient.0);
+        let reduce = flat(&flat_steps(rest, storage.gradient, storage.optimizer)?, bytes.gradient);
+        let spread = flat(&flat_steps(AxisSet::EMPTY, storage.optimizer, storage.parameter)?, bytes.parameter);
+        let hidden = |communication: f64, compute: f64| {
+            let slowdown = self.machine.constants.gathered_overlap_slowdown_fraction;
+            (communication - compute).max(0.0) + slowdown * communication.min(compute)
+        };
+        let local = elements as f64;
+        let updated = local / self.parts(storage.optimizer);
+        let update = self.work(&Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 });
+        let state = bytes.parameter.0 / self.parts(storage.parameter)
+            + bytes.gradient.0 / self.parts(storage.gradient)
+            + bytes.optimizer().0 / self.parts(storage.optimizer);
+        Some(StoragePrice {
+            per_micro_batch: hidden(gather, forward) + hidden(gather + every, backward),
+            per_step: hidden(reduce, backward) + hidden(spread, forward) + update,
+            state: local * state,
+        })
+    }
+
+    /// Seconds to move a stream of `elements` local elements to the next stage, `distance` ranks away.
+    pub fn transfer(&self, elements: f64, distance: u64) -> Seconds {
+        let group = Group::from_ranks(&[0, distance], self.machine.cluster);
+        let bytes = Bytes(elements * self.machine.kernels.element_bytes);
+        price(CollectiveKind::SendRecv, bytes, &group, self.machine.cluster, self.machine.constants)
+    }
+}
+
+/// Local elements of a parameter in the sharding of its use.
+pub fn local_parameter(layer: &Layer, tensor: TensorId, mesh: &Mesh, sizes: &Sizes, used: Sharding) -> u64 {
+    used.local_elements(mesh, &layer.shape(tensor, sizes))
+}
