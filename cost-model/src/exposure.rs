@@ -50,23 +50,25 @@ impl OpSeconds {
     }
 }
 
-/// What shows of a conversion's step of `total` seconds; `regathers` says that it gathers a tensor of the layer.
-pub(crate) fn conversion_exposed(
+/// What shows of a gather before products or a scatter after them.
+pub(crate) fn beside_products(
     total: Seconds,
-    beside: OpSeconds,
-    regathers: bool,
-    (overlap, constants): (TensorOverlap, &Constants),
+    products: OpSeconds,
+    overlap: TensorOverlap,
+    constants: &Constants,
 ) -> Seconds {
-    if regathers && beside.weight_products > Seconds::ZERO {
-        let shows = (total - beside.products).max(Seconds::ZERO);
-        return shows + (total - shows) * constants.overlap_slowdown_fraction;
-    }
     match overlap {
-        TensorOverlap::Chunked if beside.both() > Seconds::ZERO => {
-            tensor_gather_exposed(total, beside.both(), constants)
+        TensorOverlap::Chunked if products.both() > Seconds::ZERO => {
+            tensor_gather_exposed(total, products.both(), constants)
         }
         TensorOverlap::Chunked | TensorOverlap::Absent => total,
     }
+}
+
+/// What shows of gathering an operand again, behind the products that do not need it.
+pub(crate) fn behind_products(total: Seconds, products: OpSeconds, constants: &Constants) -> Seconds {
+    let shows = (total - products.products).max(Seconds::ZERO);
+    shows + (total - shows) * constants.overlap_slowdown_fraction
 }
 
 /// Which products stand next to a value in one section.

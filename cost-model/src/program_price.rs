@@ -16,22 +16,22 @@ use std::collections::BTreeMap;
 
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Step, StepKind};
-use ir::graph::{Layer, OpId, Sizes, TensorId};
+use ir::graph::{Layer, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
-use ir::op_work::{KernelChoice, op_work};
+use ir::op_work::KernelChoice;
 use ir::program::{Instruction, Program, Side, Storage, ValueId};
 use ir::sharding::Sharding;
-use ir::signature::{FactorId, Signature, signature};
 use ir::units::{Bytes, Seconds};
 use ir::work::{GemmOutput, Pass, Work};
 
 use crate::collective::{Choice, CollectiveKind, choose};
 use crate::constants::Constants;
-use crate::exposure::{Neighbours, OpSeconds, TensorOverlap, conversion_exposed};
+use crate::exposure::{Neighbours, OpSeconds, TensorOverlap, behind_products, beside_products};
 use crate::group::{Group, GroupAxis};
 use crate::memory::{GradientFormat, StateBytes, update_traffic};
 use crate::overlap::gathered_layer;
 use crate::program_bytes::CommunicationClass;
+use crate::program_work::ProgramWork;
 use crate::rates::{Rates, element_bytes};
 use crate::stream::stream_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
@@ -288,11 +288,12 @@ impl Pricing<'_> {
     /// Prices what an instruction computes.
     fn compute(&self, instruction: &Instruction, pass: Pass, price: &mut SectionPrice) -> OpSeconds {
         let (works, again) = match instruction {
-            Instruction::Forward { op, operands, results } => {
-                let works = self.works(*op, Pass::Forward, (operands, results));
-                (works, pass == Pass::Backward)
+            Instruction::Forward { op, .. } => {
+                (self.work().of(*op, Pass::Forward, &self.context.kernels), pass == Pass::Backward)
             }
-            Instruction::Backward { op, results, .. } => (self.backward_works(*op, results), false),
+            Instruction::Backward { op, results, .. } => {
+                (self.work().backward(*op, results, &self.context.kernels), false)
+            }
             Instruction::Load { .. }
             | Instruction::Parameter { .. }
             | Instruction::Convert { .. }
@@ -318,37 +319,8 @@ impl Pricing<'_> {
         seconds
     }
 
-    fn works(&self, op: OpId, pass: Pass, (operands, results): (&[ValueId], &[ValueId])) -> Vec<Work> {
-        let op = &self.layer.ops[op.0];
-        let sig = signature(self.layer, op);
-        let side = |ids: &[ValueId]| ids.iter().map(|&id| self.program.value(id).sharding).collect::<Vec<_>>();
-        let local = self.local_lengths(&sig, &side(operands), &side(results));
-        op_work((self.layer, op, &sig), &local, self.sizes, pass, &self.context.kernels)
-    }
-
-    /// Backward runs where forward ran. A product whose operand gets no gradient is left out.
-    fn backward_works(&self, op: OpId, gradients: &[Option<ValueId>]) -> Vec<Work> {
-        let forward = self.program.forward.iter().find_map(|instruction| match instruction {
-            Instruction::Forward { op: other, operands, results } if *other == op => Some((operands, results)),
-            _ => None,
-        });
-        let Some((operands, results)) = forward else { return Vec::new() };
-        let works = self.works(op, Pass::Backward, (operands, results));
-        let one_per_operand = works.len() == gradients.len();
-        let wanted = |i: usize| !one_per_operand || gradients[i].is_some();
-        works.into_iter().enumerate().filter(|(i, _)| wanted(*i)).map(|(_, work)| work).collect()
-    }
-
-    /// Local length of every factor, read off the sharding of a tensor that has it.
-    fn local_lengths(&self, sig: &Signature, operands: &[Sharding], results: &[Sharding]) -> Vec<f64> {
-        let length = |(i, factor): (usize, &ir::signature::Factor)| {
-            let id = FactorId(i as u8);
-            let operand = (0..operands.len()).find_map(|k| Some((operands[k], sig.operand_dim(k, id)?)));
-            let result = || (0..results.len()).find_map(|k| Some((results[k], sig.result_dim(k, id)?)));
-            let whole = self.sizes.dims[factor.dim.0];
-            operand.or_else(result).map_or(whole, |(sharding, dim)| sharding.local_size(self.mesh, dim, whole)) as f64
-        };
-        sig.factors.iter().enumerate().map(length).collect()
+    fn work(&self) -> ProgramWork<'_> {
+        ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program }
     }
 
     fn convert(
@@ -363,22 +335,34 @@ impl Pricing<'_> {
         let element = self.element(value.tensor);
         for step in steps {
             let Some(one) = price_step(self.context, self.mesh, step, &shape, element) else { continue };
-            let beside = match one.kind {
-                CollectiveKind::AllGather => neighbours.after(output),
-                CollectiveKind::ReduceScatter => neighbours.before(input),
-                CollectiveKind::AllReduce
-                | CollectiveKind::AllToAll
-                | CollectiveKind::SendRecv
-                | CollectiveKind::Broadcast => OpSeconds::default(),
-            };
             let total = one.choice.time;
-            let regathers = value.side == Side::Primal && one.kind == CollectiveKind::AllGather;
-            let exposed =
-                conversion_exposed(total, beside, regathers, (self.context.tensor_overlap, self.context.constants));
+            let exposed = self.exposed(total, (one.kind, value.side), (input, output), neighbours);
             let entry = price.communication.entry((CommunicationClass::of_side(value.side), one.kind)).or_default();
             add_price(entry, CommunicationPrice { count: 1, total, exposed });
             add_tiers(&mut price.bytes_per_tier, &one.bytes_per_tier);
         }
+    }
+
+    fn exposed(
+        &self,
+        total: Seconds,
+        (kind, side): (CollectiveKind, Side),
+        (input, output): (ValueId, ValueId),
+        neighbours: &Neighbours<'_>,
+    ) -> Seconds {
+        let products = match kind {
+            CollectiveKind::AllGather => neighbours.after(output),
+            CollectiveKind::ReduceScatter => neighbours.before(input),
+            CollectiveKind::AllReduce
+            | CollectiveKind::AllToAll
+            | CollectiveKind::SendRecv
+            | CollectiveKind::Broadcast => return total,
+        };
+        let regathers = side == Side::Primal && products.weight_products > Seconds::ZERO;
+        if regathers && kind == CollectiveKind::AllGather {
+            return behind_products(total, products, self.context.constants);
+        }
+        beside_products(total, products, self.context.tensor_overlap, self.context.constants)
     }
 
     /// Real bytes of an element of an activation or its gradient, as far as it is filled.

@@ -9,11 +9,15 @@ mod cluster_check;
 mod cluster;
 mod shipped_clusters;
 mod rescale;
+mod arch;
+mod count;
+mod hf;
 
 pub use cluster::{device_library, read_cluster};
 pub use cluster_check::MAX_DEVICES;
 pub use cluster_file::{ClusterFile, DeviceFile, DeviceLibraryFile, GroupFile, TierFile};
 pub use document::MAX_FILE_BYTES;
+pub use hf::families;
 pub use input_error::{InputError, Position};
 pub use rescale::{Size, rescale};
 pub use shipped_clusters::{Shipped, shipped_cluster, shipped_clusters};

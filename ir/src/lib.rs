@@ -15,4 +15,5 @@ pub mod program;
 pub mod op_work;
 pub mod lower;
 pub mod native;
+pub mod builder;
 pub mod schedule;

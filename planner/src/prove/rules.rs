@@ -50,9 +50,8 @@ fn same_along(graph: &Graph<'_>, id: Id, axis: AxisId) -> bool {
 
 /// Every `(axis, dim, whole)` such that the class holds the slice of `whole`.
 fn slices(graph: &Graph<'_>, id: Id) -> Vec<(AxisId, u8, Id)> {
-    let slice = |term: &Term| match term {
-        Term::Slice(axis, dim, [x]) => Some((*axis, *dim, graph.find(*x))),
-        _ => None,
+    let slice = |term: &Term| {
+        if let Term::Slice(axis, dim, [x]) = term { Some((*axis, *dim, graph.find(*x))) } else { None }
     };
     let mut list: Vec<_> = graph[id].nodes.iter().filter_map(slice).collect();
     list.dedup();
@@ -90,9 +89,8 @@ fn gather_of_slice(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
 /// `slice(a, d, all-gather(a, d, x)) = x`.
 fn slice_of_gather(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
     let Term::Slice(axis, dim, [x]) = *term else { return false };
-    let gather = |term: &Term| match term {
-        Term::AllGather(a, d, [y]) if *a == axis && *d == dim => Some(*y),
-        _ => None,
+    let gather = |term: &Term| {
+        if let Term::AllGather(a, d, [y]) = *term { (a == axis && d == dim).then_some(y) } else { None }
     };
     let Some(block) = graph[x].nodes.iter().find_map(gather) else { return false };
     unify(graph, class, block)
@@ -125,10 +123,7 @@ fn slices_commute(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
 
 /// `all-reduce(a, slice(b, d, x)) = slice(b, d, all-reduce(a, x))` for different axes; of sums and of maxima.
 fn slice_out_of_reduce(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
-    let (axis, x) = match *term {
-        Term::AllReduce(axis, [x]) | Term::AllReduceMax(axis, [x]) => (axis, x),
-        _ => return false,
-    };
+    let (Term::AllReduce(axis, [x]) | Term::AllReduceMax(axis, [x])) = *term else { return false };
     let mut news = false;
     for (other, dim, y) in slices(graph, x).into_iter().filter(|&(other, _, _)| other != axis) {
         let inner = graph.add(term.clone().map_children(|_| y));
@@ -152,10 +147,7 @@ fn slice_out_of_zero(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
 
 /// `all-reduce(a, all-reduce(b, x)) = all-reduce(b, all-reduce(a, x))`; of sums and of maxima, not mixed.
 fn reduces_commute(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
-    let x = match *term {
-        Term::AllReduce(_, [x]) | Term::AllReduceMax(_, [x]) => x,
-        _ => return false,
-    };
+    let (Term::AllReduce(_, [x]) | Term::AllReduceMax(_, [x])) = *term else { return false };
     let same_kind = |other: &&Term| other.discriminant() == term.discriminant();
     let inner: Vec<Term> = graph[x].nodes.iter().filter(same_kind).cloned().collect();
     let mut news = false;
@@ -266,6 +258,10 @@ fn linear_kernel(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
 /// backward is linear in the gradients that arrive.
 fn linear_pullback(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
     let Some((_, children, Child::Operand(_))) = roles(graph.analysis.layer, term) else { return false };
+    // Without an arriving gradient there is nothing to be linear in.
+    if !children.iter().any(|child| matches!(child, Child::Result(_))) {
+        return false;
+    }
     let mut news = false;
     for axis in graph.analysis.mesh.axis_ids() {
         let sums: Option<Vec<Id>> = children

@@ -1,0 +1,353 @@
+//! Bytes that a lowered program keeps on the device with the largest blocks, by walking over it with its frees.
+//!
+//! ```text
+//! saved         = values kept from forward to backward, per micro-batch in flight, and what attention kernels keep
+//! forward_peak  = most bytes alive at once in forward, those to be saved included    -> Walk
+//! backward_peak = the same in backward, which begins with all that is saved          -> Walk
+//! working()     = the larger peak less saved: once per stage, whatever is in flight
+//! logits        = scores of the loss and their gradient beyond what is saved of them, once
+//! states        = parameters, gradients, optimizer, each over its own cut
+//! ```
+//! Gathered parameters and their gradients stand apart, in whole parameters: how many units live at once is the
+//! engine's affair (`memory::gathered_units`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ir::cluster::Precision;
+use ir::graph::{Layer, OpId, Sizes, TensorId};
+use ir::mesh::Mesh;
+use ir::op_work::KernelChoice;
+use ir::program::{AxisSet, Instruction, Program, Side, Storage, Value, ValueId};
+use ir::units::Bytes;
+use ir::work::{AttentionKernel, Pass, Work};
+
+use crate::constants::Constants;
+use crate::memory::{GradientFormat, LossKernel, StateBytes, logits_bytes};
+use crate::program_work::ProgramWork;
+use crate::rates::element_bytes;
+use crate::tensor_bytes::{
+    ActivationKind, Buffers, activation_kind, backward_buffers, filled_fraction, forward_buffers,
+    tensor_element_bytes,
+};
+
+/// Formats and kernels that decide what is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryContext<'a> {
+    /// Precision of the job.
+    pub precision: Precision,
+    /// Format of gradient accumulators.
+    pub gradients: GradientFormat,
+    /// Kernel of the loss.
+    pub loss: LossKernel,
+    /// Kernels of the engine.
+    pub kernels: KernelChoice,
+    /// Constants of the world.
+    pub constants: &'a Constants,
+}
+
+/// Bytes of a layer on one device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProgramMemory {
+    /// Kept from forward to backward, per micro-batch in flight.
+    pub saved: BTreeMap<ActivationKind, Bytes>,
+    /// Most bytes alive in forward.
+    pub forward_peak: Bytes,
+    /// Most bytes alive in backward.
+    pub backward_peak: Bytes,
+    /// Scores and their gradient beyond what is saved of them.
+    pub logits: Bytes,
+    /// Parameters as stored.
+    pub parameters: Bytes,
+    /// Gradient accumulators as stored.
+    pub gradients: Bytes,
+    /// Optimizer states and master copies as stored.
+    pub optimizer: Bytes,
+    /// Parameters that are gathered for use: the unit of `memory::gathered_units`.
+    pub gathered_parameters: f64,
+}
+
+impl ProgramMemory {
+    /// All that is saved.
+    pub fn saved_total(&self) -> Bytes {
+        self.saved.values().copied().sum()
+    }
+
+    /// What a pass needs beyond what is saved.
+    pub fn working(&self) -> Bytes {
+        (self.forward_peak.max(self.backward_peak) - self.saved_total()).max(Bytes::ZERO)
+    }
+
+    /// Parameters, gradients and optimizer.
+    pub fn states(&self) -> Bytes {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+/// Bytes of a program.
+pub fn program_memory(
+    context: &MemoryContext<'_>,
+    layer: &Layer,
+    mesh: &Mesh,
+    sizes: &Sizes,
+    program: &Program,
+) -> ProgramMemory {
+    let storages = program.updates.iter().map(|update| (update.tensor, update.storage)).collect();
+    let account = Account { context, layer, mesh, sizes, program, storages };
+    let saved = account.saved();
+    let mut memory = ProgramMemory {
+        forward_peak: account.peak(&program.forward, program.stream.iter().copied().collect()),
+        backward_peak: account.peak(&program.backward, account.backward_start()),
+        logits: account.logits(&saved),
+        saved,
+        ..ProgramMemory::default()
+    };
+    account.states(&mut memory);
+    memory
+}
+
+struct Account<'a> {
+    context: &'a MemoryContext<'a>,
+    layer: &'a Layer,
+    mesh: &'a Mesh,
+    sizes: &'a Sizes,
+    program: &'a Program,
+    storages: BTreeMap<TensorId, Storage>,
+}
+
+impl Account<'_> {
+    fn saved(&self) -> BTreeMap<ActivationKind, Bytes> {
+        let mut saved: BTreeMap<ActivationKind, Bytes> = BTreeMap::new();
+        for &id in &self.program.saved {
+            let value = self.program.value(id);
+            let kind = activation_kind(self.layer, value.tensor);
+            let bytes = match kind {
+                ActivationKind::Logits => self.saved_logits(value),
+                ActivationKind::Stream
+                | ActivationKind::Norm
+                | ActivationKind::Linear
+                | ActivationKind::Attention
+                | ActivationKind::Activation
+                | ActivationKind::Experts
+                | ActivationKind::Loss => self.bytes(value),
+            };
+            *saved.entry(kind).or_default() += bytes;
+        }
+        let kernels: Bytes = self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum();
+        if kernels > Bytes::ZERO {
+            *saved.entry(ActivationKind::Attention).or_default() += kernels;
+        }
+        saved
+    }
+
+    /// Scores are kept as one fp32 tensor, or less where the kernel's peak is less.
+    fn saved_logits(&self, value: Value) -> Bytes {
+        let one = logits_bytes(1.0, self.context.loss, self.context.constants).min(element_bytes(Precision::Fp32));
+        one * self.elements(value)
+    }
+
+    fn logits(&self, saved: &BTreeMap<ActivationKind, Bytes>) -> Bytes {
+        let scores = self.program.values.iter().filter(|value| {
+            value.side == Side::Primal && activation_kind(self.layer, value.tensor) == ActivationKind::Logits
+        });
+        let largest = scores.map(|&value| self.elements(value)).fold(0.0, f64::max);
+        let kept = saved.get(&ActivationKind::Logits).copied().unwrap_or_default();
+        (logits_bytes(largest, self.context.loss, self.context.constants) - kept).max(Bytes::ZERO)
+    }
+
+    /// What an operator's kernel keeps besides its operands: the log-sum-exp of each query in fp32, or, eager, the
+    /// probabilities (arXiv 2307.08691 section 3; arXiv 2205.05198 section 4.1 without dropout).
+    fn kernel_bytes(&self, op: OpId) -> Bytes {
+        let bytes = |work: &Work| match *work {
+            Work::Attention { batch_heads, queries, keys, kernel, .. } => match kernel {
+                AttentionKernel::Flash => element_bytes(Precision::Fp32) * (batch_heads * queries),
+                AttentionKernel::Eager => element_bytes(self.context.precision) * (batch_heads * queries * keys),
+            },
+            Work::Gemm { .. } | Work::Stream { .. } => Bytes::ZERO,
+        };
+        let work = ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program };
+        work.of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
+    }
+
+    /// Whether backward of an operator uses what its kernel kept in forward.
+    fn keeps(&self, op: OpId) -> bool {
+        let is = |code: &[Instruction], again: bool| {
+            code.iter().any(|instruction| match instruction {
+                Instruction::Forward { op: other, .. } => again && *other == op,
+                Instruction::Backward { op: other, .. } => !again && *other == op,
+                Instruction::Load { .. }
+                | Instruction::Parameter { .. }
+                | Instruction::Convert { .. }
+                | Instruction::Accumulate { .. }
+                | Instruction::Free { .. } => false,
+            })
+        };
+        is(&self.program.backward, false) && !is(&self.program.backward, true)
+    }
+
+    fn backward_start(&self) -> BTreeSet<ValueId> {
+        self.program.saved.iter().copied().chain([self.program.out_gradient]).collect()
+    }
+
+    /// Local elements that are expected to hold something.
+    fn elements(&self, value: Value) -> f64 {
+        let shape = self.layer.shape(value.tensor, self.sizes);
+        value.sharding.local_elements(self.mesh, &shape) as f64 * filled_fraction(self.layer, value.tensor, self.sizes)
+    }
+
+    /// Bytes of a value while it lives; nothing for what is counted elsewhere.
+    fn bytes(&self, value: Value) -> Bytes {
+        if self.layer.is_data(value.tensor) {
+            return Bytes::ZERO;
+        }
+        if let Some(storage) = self.storages.get(&value.tensor) {
+            return match value.side {
+                Side::Primal => Bytes::ZERO,
+                Side::Gradient => self.fresh_gradient(*storage) * self.elements(value),
+            };
+        }
+        if activation_kind(self.layer, value.tensor) == ActivationKind::Logits {
+            return Bytes::ZERO;
+        }
+        tensor_element_bytes(self.layer, value.tensor, self.context.precision) * self.elements(value)
+    }
+
+    /// One element of a parameter's gradient as backward yields it: part of the gathered unit, or to be reduced, or
+    /// in the job's precision until it is added.
+    fn fresh_gradient(&self, storage: Storage) -> Bytes {
+        match (storage.parameter.is_empty(), storage.gradient.is_empty()) {
+            (false, _) => Bytes::ZERO,
+            (true, false) => self.state_bytes().gradient,
+            (true, true) => element_bytes(self.context.precision),
+        }
+    }
+
+    fn state_bytes(&self) -> StateBytes {
+        StateBytes::adamw(self.context.precision, self.context.gradients)
+    }
+
+    fn states(&self, memory: &mut ProgramMemory) {
+        let one = self.state_bytes();
+        for update in &self.program.updates {
+            let shape = self.layer.shape(update.tensor, self.sizes);
+            let whole = update.used.local_elements(self.mesh, &shape);
+            let cut = |axes: AxisSet| {
+                axes.axes().iter().fold(whole, |elements, &axis| elements.div_ceil(self.mesh.size(axis))) as f64
+            };
+            memory.parameters += one.parameter * cut(update.storage.parameter);
+            memory.gradients += one.gradient * cut(update.storage.gradient);
+            memory.optimizer += one.optimizer() * cut(update.storage.optimizer);
+            if !update.storage.parameter.is_empty() {
+                memory.gathered_parameters += whole as f64;
+            }
+        }
+    }
+
+    /// Most bytes alive while a section runs that begins with the values of `start`.
+    fn peak(&self, code: &[Instruction], start: BTreeSet<ValueId>) -> Bytes {
+        let mut walk = Walk { account: self, owners: BTreeMap::new(), buffers: BTreeMap::new(), live: Bytes::ZERO };
+        start.into_iter().for_each(|value| walk.allocate(value));
+        let is_backward = code.iter().any(|one| matches!(one, Instruction::Backward { .. }));
+        let kept: Bytes = self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum();
+        // Kept in forward as operators run, and dropped in backward with theirs; either way the whole bounds it.
+        walk.live += kept;
+        let mut peak = walk.live;
+        for (i, instruction) in code.iter().enumerate() {
+            walk.step(instruction, &code[i + 1..]);
+            let kernel = match instruction {
+                Instruction::Forward { op, .. } if !self.keeps(*op) => self.kernel_bytes(*op),
+                Instruction::Backward { op, .. } if is_backward && !self.keeps(*op) => self.kernel_bytes(*op),
+                _ => Bytes::ZERO,
+            };
+            peak = peak.max(walk.live + kernel);
+        }
+        peak
+    }
+}
+
+/// Buffers alive at one point of a section. Values that share a buffer have one owner.
+struct Walk<'a> {
+    account: &'a Account<'a>,
+    owners: BTreeMap<ValueId, ValueId>,
+    /// Per owner, its size and the values that use it.
+    buffers: BTreeMap<ValueId, (Bytes, u32)>,
+    live: Bytes,
+}
+
+impl Walk<'_> {
+    fn step(&mut self, instruction: &Instruction, rest: &[Instruction]) {
+        match instruction {
+            Instruction::Load { output }
+            | Instruction::Parameter { output, .. }
+            | Instruction::Convert { output, .. } => self.allocate(*output),
+            Instruction::Forward { op, operands, results } => {
+                let mode = forward_buffers(&self.account.layer.ops[op.0].kind);
+                self.results(mode, operands.first().copied(), results, rest);
+            }
+            Instruction::Backward { op, gradients, results, .. } => {
+                let mode = backward_buffers(&self.account.layer.ops[op.0].kind);
+                let results: Vec<ValueId> = results.iter().flatten().copied().collect();
+                self.results(mode, gradients.iter().flatten().next().copied(), &results, rest);
+            }
+            Instruction::Accumulate { .. } => {}
+            Instruction::Free { value } => self.free(*value),
+        }
+    }
+
+    fn results(&mut self, mode: Buffers, source: Option<ValueId>, results: &[ValueId], rest: &[Instruction]) {
+        match (mode, source) {
+            (Buffers::Shared, Some(source)) => results.iter().for_each(|&result| self.share(source, result)),
+            (Buffers::TakenOver, Some(source)) if self.dies(source, rest) => {
+                self.free(source);
+                results.iter().for_each(|&result| self.allocate(result));
+            }
+            (Buffers::Shared | Buffers::TakenOver | Buffers::Own, _) => {
+                results.iter().for_each(|&result| self.allocate(result));
+            }
+        }
+    }
+
+    /// Whether a value is freed right here and nobody else uses its buffer.
+    fn dies(&self, value: ValueId, rest: &[Instruction]) -> bool {
+        let frees = rest.iter().map_while(|instruction| match instruction {
+            Instruction::Free { value } => Some(*value),
+            _ => None,
+        });
+        let users = self.owners.get(&value).and_then(|owner| self.buffers.get(owner)).map_or(0, |buffer| buffer.1);
+        users == 1 && frees.into_iter().any(|freed| freed == value)
+    }
+
+    fn allocate(&mut self, value: ValueId) {
+        if self.owners.contains_key(&value) {
+            return;
+        }
+        let bytes = self.account.bytes(self.account.program.value(value));
+        self.owners.insert(value, value);
+        self.buffers.insert(value, (bytes, 1));
+        self.live += bytes;
+    }
+
+    fn share(&mut self, source: ValueId, value: ValueId) {
+        let Some(&owner) = self.owners.get(&source) else { return self.allocate(value) };
+        if let Some(buffer) = self.buffers.get_mut(&owner)
+            && self.owners.insert(value, owner).is_none()
+        {
+            buffer.1 += 1;
+        }
+    }
+
+    /// Frees a value; once freed, a second time does nothing.
+    fn free(&mut self, value: ValueId) {
+        let Some(owner) = self.owners.remove(&value) else { return };
+        if let Some(buffer) = self.buffers.get_mut(&owner) {
+            buffer.1 -= 1;
+            if buffer.1 == 0 {
+                self.live = self.live - buffer.0;
+                self.buffers.remove(&owner);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "program_memory_tests.rs"]
+mod tests;

@@ -1,0 +1,60 @@
+//! The work of a program's operators on the device with the largest blocks, sizes read off the shardings of its values.
+
+use ir::graph::{Layer, OpId, Sizes};
+use ir::mesh::Mesh;
+use ir::op_work::{KernelChoice, op_work};
+use ir::program::{Instruction, Program, ValueId};
+use ir::sharding::Sharding;
+use ir::signature::{FactorId, Signature, signature};
+use ir::work::{Pass, Work};
+
+/// A program and what it is about.
+#[derive(Clone, Copy)]
+pub(crate) struct ProgramWork<'a> {
+    pub layer: &'a Layer,
+    pub mesh: &'a Mesh,
+    pub sizes: &'a Sizes,
+    pub program: &'a Program,
+}
+
+impl ProgramWork<'_> {
+    /// Work of an operator in one pass. Backward and recomputation run where forward ran.
+    pub(crate) fn of(&self, op: OpId, pass: Pass, kernels: &KernelChoice) -> Vec<Work> {
+        let forward = self.program.forward.iter().find_map(|instruction| match instruction {
+            Instruction::Forward { op: other, operands, results } if *other == op => Some((operands, results)),
+            _ => None,
+        });
+        let Some((operands, results)) = forward else { return Vec::new() };
+        let op = &self.layer.ops[op.0];
+        let sig = signature(self.layer, op);
+        let local = self.local_lengths(&sig, (operands, results));
+        op_work((self.layer, op, &sig), &local, self.sizes, pass, kernels)
+    }
+
+    /// Work of an operator's backward. A product whose operand gets no gradient is left out.
+    pub(crate) fn backward(
+        &self,
+        op: OpId,
+        gradients: &[Option<ValueId>],
+        kernels: &KernelChoice,
+    ) -> Vec<Work> {
+        let works = self.of(op, Pass::Backward, kernels);
+        let one_per_operand = works.len() == gradients.len();
+        let wanted = |i: usize| !one_per_operand || gradients[i].is_some();
+        works.into_iter().enumerate().filter(|(i, _)| wanted(*i)).map(|(_, work)| work).collect()
+    }
+
+    /// Local length of every factor, from a tensor that has it.
+    fn local_lengths(&self, sig: &Signature, (operands, results): (&[ValueId], &[ValueId])) -> Vec<f64> {
+        let sharding = |id: &ValueId| self.program.value(*id).sharding;
+        let length = |(i, factor): (usize, &ir::signature::Factor)| {
+            let id = FactorId(i as u8);
+            let operand = operands.iter().enumerate().find_map(|(k, v)| Some((sharding(v), sig.operand_dim(k, id)?)));
+            let result = || results.iter().enumerate().find_map(|(k, v)| Some((sharding(v), sig.result_dim(k, id)?)));
+            let whole = self.sizes.dims[factor.dim.0];
+            let local = |(cut, dim): (Sharding, usize)| cut.local_size(self.mesh, dim, whole);
+            operand.or_else(result).map_or(whole, local) as f64
+        };
+        sig.factors.iter().enumerate().map(length).collect()
+    }
+}

@@ -1,0 +1,142 @@
+//! DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention, shared and routed experts, dense first
+//! layers. Multi-token prediction modules are not part of the model that is planned.
+
+use ir::op::{GroupScore, Normalize, RouterScore};
+
+use super::fields::{Fields, HEADS, LAYERS, Limit, WIDTH};
+use super::heads::{Sizes, decoder, sizes};
+use super::llama::{eps, gated_mlp};
+use super::moe::{experts, gating, plain_router};
+use super::NATIVE_HINT;
+use crate::arch::{
+    Arch, AttentionArch, Block, LatentAttention, LayerArch, MlpArch, MoeMlp, Norm, Router, SharedExpert,
+};
+use crate::input_error::InputError;
+use crate::scan::clip;
+
+/// DeepSeek-V2.
+pub(crate) fn v2(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    let grouped = match fields.text(&["topk_method"])?.unwrap_or("greedy") {
+        "greedy" => false,
+        "group_limited_greedy" => true,
+        other => {
+            let what = format!("method \"{}\" is not known", clip(other));
+            return Err(fields
+                .fail(&["topk_method"], what)
+                .with_hint("known for deepseek_v2: greedy, group_limited_greedy"));
+        }
+    };
+    let base = Router {
+        score: score(fields, RouterScore::Softmax)?,
+        normalize: normalize(fields, false)?,
+        scale: fields.number_or(&["routed_scaling_factor"], 1.0)?,
+        ..plain_router()
+    };
+    let router = if grouped { with_groups(fields, base, GroupScore::Max)? } else { base };
+    model(fields, router)
+}
+
+/// DeepSeek-V3.
+pub(crate) fn v3(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    let base = Router {
+        score: score(fields, RouterScore::Sigmoid)?,
+        normalize: normalize(fields, true)?,
+        scale: fields.number_or(&["routed_scaling_factor"], 2.5)?,
+        correction: true,
+        ..plain_router()
+    };
+    let router = with_groups(fields, base, GroupScore::TopTwo)?;
+    model(fields, router)
+}
+
+fn score(fields: &Fields<'_>, default: RouterScore) -> Result<RouterScore, InputError> {
+    match fields.text(&["scoring_func"])? {
+        None => Ok(default),
+        Some("softmax") => Ok(RouterScore::Softmax),
+        Some("sigmoid") => Ok(RouterScore::Sigmoid),
+        Some(other) => Err(fields
+            .fail(&["scoring_func"], format!("function \"{}\" is not known", clip(other)))
+            .with_hint("known: softmax, sigmoid")),
+    }
+}
+
+fn normalize(fields: &Fields<'_>, default: bool) -> Result<Normalize, InputError> {
+    Ok(if fields.flag_or("norm_topk_prob", default)? { Normalize::Sum } else { Normalize::No })
+}
+
+fn with_groups(fields: &Fields<'_>, router: Router, group_score: GroupScore) -> Result<Router, InputError> {
+    const GROUPS: &[&str] = &["n_group"];
+    const TOP_GROUPS: &[&str] = &["topk_group"];
+    let any = Limit(1, u64::from(u32::MAX));
+    let (n_experts, top_k) = experts(fields, None)?;
+    let groups = fields.count_or(GROUPS, any, 1)?;
+    if n_experts % groups != 0 {
+        return Err(fields.fail(GROUPS, format!("{groups} groups do not divide {n_experts} experts")));
+    }
+    let top_groups = fields.count_or(TOP_GROUPS, any, groups)?;
+    if top_groups > groups {
+        return Err(fields.fail(TOP_GROUPS, format!("{top_groups} of {groups} groups cannot be chosen")));
+    }
+    let within = top_groups * (n_experts / groups);
+    if top_k > within {
+        let what = format!("the best {top_groups} groups hold {within} experts, of which {top_k} cannot be chosen");
+        return Err(fields.fail(TOP_GROUPS, what));
+    }
+    Ok(Router { groups, top_groups, group_score, ..router })
+}
+
+fn model(fields: &Fields<'_>, router: Router) -> Result<Arch, InputError> {
+    let sizes = sizes(fields, 4096)?;
+    if fields.count_or(&["moe_layer_freq"], LAYERS, 1)? != 1 {
+        return Err(fields.fail(&["moe_layer_freq"], "only 1 is supported".into()).with_hint(NATIVE_HINT));
+    }
+    let attention = latent_attention(fields, &sizes)?;
+    let (experts, top_k) = experts(fields, None)?;
+    let inner = fields.count(&["moe_intermediate_size"], WIDTH)?;
+    let n_shared = fields.count_or(&["n_shared_experts"], Limit(0, 1024), 0)?;
+    let moe = MoeMlp {
+        experts,
+        top_k,
+        inner,
+        gating: gating(fields)?,
+        bias: false,
+        router,
+        shared: (n_shared > 0).then_some(SharedExpert { inner: inner * n_shared, gated: false }),
+    };
+    let dense = gated_mlp(fields)?;
+    let n_dense = fields.count_or(&["first_k_dense_replace"], Limit(0, LAYERS.1), 0)?;
+    let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
+    let tied = fields.flag_or("tie_word_embeddings", false)?;
+    Ok(decoder(&sizes, norm.clone(), tied, |i| LayerArch {
+        name: if i < n_dense { "dense" } else { "moe" },
+        block: Block::Sequential,
+        norm: norm.clone(),
+        attention: AttentionArch::Latent(attention.clone()),
+        mlp: if i < n_dense { MlpArch::Dense(dense.clone()) } else { MlpArch::Moe(moe.clone()) },
+    }))
+}
+
+fn latent_attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<LatentAttention, InputError> {
+    // The compressed keys and their rotated part are cut from one projection; each must have two elements or more.
+    let wide = Limit(2, WIDTH.1);
+    let kv_heads = fields.count_or(&["num_key_value_heads"], HEADS, sizes.heads)?;
+    if kv_heads != sizes.heads {
+        let what = format!("latent attention has as many key/value heads as query heads, found {kv_heads} and {}", sizes.heads);
+        return Err(fields.fail(&["num_key_value_heads"], what));
+    }
+    let rope_dim = fields.count(&["qk_rope_head_dim"], wide)?;
+    if rope_dim % 2 != 0 {
+        return Err(fields.fail(&["qk_rope_head_dim"], format!("{rope_dim} is odd, elements are rotated in pairs")));
+    }
+    Ok(LatentAttention {
+        heads: sizes.heads,
+        q_rank: fields.optional(&["q_lora_rank"], WIDTH)?,
+        kv_rank: fields.count(&["kv_lora_rank"], wide)?,
+        nope_dim: fields.count(&["qk_nope_head_dim"], WIDTH)?,
+        rope_dim,
+        v_dim: fields.count(&["v_head_dim"], WIDTH)?,
+        theta: fields.rope_number(&["rope_theta"], 1e4)?,
+        bias: fields.flag_or("attention_bias", false)?,
+        eps: eps(fields, 1e-6)?,
+    })
+}

@@ -1,0 +1,451 @@
+//! The literature's names for what a plan does: `dp`, `tp`, `ZeRO-3` and the rest, read off strategies and storage.
+//!
+//! Nothing else in the program uses these words to decide anything. A name is derived from which loop an axis cuts,
+//! never from an operator: the batch (data), the sequence of everything (context), the sequence outside and the heads
+//! inside attention (Ulysses), a loop of the weights (tensor), the experts (expert). Attention is the operator that
+//! walks the sequence twice; the experts are the dim before the slots; the vocabulary is the dim of unequal blocks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::graph::{DimId, Extent, Layer, Model, Op, OpId, TensorId};
+use crate::lower::{LayerChoice, Recompute, whole_axes};
+use crate::mesh::{AxisId, Mesh};
+use crate::op::OpKind;
+use crate::program::AxisSet;
+use crate::schedule::Schedule;
+use crate::signature::signature;
+use crate::strategy::{AxisUse, placements};
+
+/// A plan in the literature's words. The degrees of the dense layers multiply to the devices of a stage:
+/// `dp * cp * tp * same`; `ep` and `etp` cut the experts over the same devices once more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Roles {
+    /// Data parallel: axes on the batch.
+    pub dp: u64,
+    /// Tensor parallel: axes on a loop of the weights (Shoeybi et al. 2019, arXiv 1909.08053).
+    pub tp: u64,
+    /// Megatron's sequence parallel: the stream is cut along the sequence on a tensor axis (Korthikanti et al. 2022,
+    /// arXiv 2205.05198).
+    pub sequence_parallel: bool,
+    /// Context parallel: axes on the sequence of everything outside attention.
+    pub cp: u64,
+    /// How attention sees the whole sequence; absent without context parallelism.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<Context>,
+    /// Expert parallel: axes on the experts.
+    pub ep: u64,
+    /// Expert tensor parallel: axes on the other loops of the experts' weights.
+    pub etp: u64,
+    /// Pipeline stages.
+    pub pp: u64,
+    /// Virtual stages of each pipeline rank.
+    pub vpp: u64,
+    /// Where the states of the parameters are cut.
+    pub zero: Zero,
+    /// What is computed again in backward.
+    pub recompute: RecomputeRole,
+    /// Sequences of one micro-batch on one data-parallel replica.
+    pub micro_batch: u64,
+    /// Micro-batches of a step.
+    pub accumulation: u64,
+    /// Devices over which the vocabulary of the loss is cut.
+    pub vocabulary_parallel: u64,
+    /// Devices that compute the same in the dense layers.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub same: u64,
+}
+
+fn one() -> u64 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_one(degree: &u64) -> bool {
+    *degree == 1
+}
+
+/// How attention sees keys that other devices hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Context {
+    /// Keys and values are gathered (Dubey et al. 2024, arXiv 2407.21783, section 3.3.2).
+    Gather,
+    /// Sequence and heads are exchanged (Jacobs et al. 2023, arXiv 2309.14509).
+    Ulysses,
+    /// Both, on different axes (Fang and Zhao 2024, arXiv 2405.07719).
+    GatherAndUlysses,
+}
+
+/// Where the states of the parameters are cut (Rajbhandari et al. 2020, arXiv 1910.02054).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Zero {
+    /// 0 nothing, 1 the optimizer state, 2 the gradient too, 3 the parameter too.
+    pub stage: u8,
+    /// Devices over which they are cut, where these are fewer than hold the same weights (HSDP, MiCS).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hybrid: Option<u64>,
+}
+
+/// What is computed again in backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecomputeRole {
+    /// Nothing.
+    None,
+    /// Some operators, or some layers.
+    Selective,
+    /// Every layer from its input.
+    Full,
+}
+
+/// One layer kind under one choice.
+#[derive(Clone, Copy, Debug)]
+pub struct PlacedLayer<'a> {
+    /// The kind.
+    pub layer: &'a Layer,
+    /// What was chosen.
+    pub choice: &'a LayerChoice,
+    /// How many layers of the model are so.
+    pub count: u64,
+}
+
+/// What the names are read off.
+#[derive(Clone, Debug)]
+pub struct Arrangement<'a> {
+    /// Mesh of every stage.
+    pub mesh: &'a Mesh,
+    /// Layers of all stages.
+    pub layers: Vec<PlacedLayer<'a>>,
+    /// Pipeline stages.
+    pub n_stages: u64,
+    /// Order of the micro-batches.
+    pub schedule: Schedule,
+    /// Sequences of one micro-batch over the mesh of a stage.
+    pub micro_batch: u64,
+    /// Micro-batches of a step.
+    pub n_micro_batches: u64,
+}
+
+/// Names an arrangement.
+pub fn roles(arrangement: &Arrangement) -> Roles {
+    let mesh = arrangement.mesh;
+    let axes: Vec<(AxisId, DenseRole)> = mesh
+        .axis_ids()
+        .filter(|&axis| mesh.size(axis) > 1)
+        .map(|axis| (axis, dense_role(&arrangement.layers, axis)))
+        .collect();
+    let degree = |role: DenseRole| {
+        axes.iter().filter(|(_, own)| *own == role).map(|(axis, _)| mesh.size(*axis)).product::<u64>()
+    };
+    let dp = degree(DenseRole::Data);
+    let (gather, ulysses) = (degree(DenseRole::Gather), degree(DenseRole::Ulysses));
+    let context = match (gather > 1, ulysses > 1) {
+        (true, true) => Some(Context::GatherAndUlysses),
+        (true, false) => Some(Context::Gather),
+        (false, true) => Some(Context::Ulysses),
+        (false, false) => None,
+    };
+    let product = |test: &dyn Fn(AxisId) -> bool| {
+        mesh.axis_ids().filter(|&axis| test(axis)).map(|axis| mesh.size(axis)).product::<u64>()
+    };
+    let tensor_axes = axes.iter().filter(|(_, role)| *role == DenseRole::Tensor);
+    Roles {
+        dp,
+        tp: degree(DenseRole::Tensor),
+        sequence_parallel: tensor_axes.clone().any(|(axis, _)| stream_cut(&arrangement.layers, *axis)),
+        cp: gather * ulysses,
+        context,
+        ep: product(&|axis| expert_loop(&arrangement.layers, axis) == Some(Loop::Expert)),
+        etp: product(&|axis| expert_loop(&arrangement.layers, axis) == Some(Loop::Weight)),
+        pp: arrangement.n_stages,
+        vpp: u64::from(arrangement.schedule.n_virtual_stages()),
+        zero: zero(mesh, &arrangement.layers),
+        recompute: recompute(&arrangement.layers),
+        micro_batch: arrangement.micro_batch.div_ceil(dp),
+        accumulation: arrangement.n_micro_batches,
+        vocabulary_parallel: product(&|axis| cuts_vocabulary(&arrangement.layers, axis)),
+        same: degree(DenseRole::Same),
+    }
+}
+
+impl fmt::Display for Roles {
+    /// One line: degrees above one, then what is always said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let degrees = [
+            ("dp", self.dp),
+            ("cp", self.cp),
+            ("tp", self.tp),
+            ("ep", self.ep),
+            ("etp", self.etp),
+            ("pp", self.pp),
+            ("vpp", self.vpp),
+            ("same", self.same),
+        ];
+        for (name, degree) in degrees.into_iter().filter(|(_, degree)| *degree > 1) {
+            write!(f, "{name} {degree}")?;
+            match (name, self.context) {
+                ("tp", _) if self.sequence_parallel => write!(f, " sp")?,
+                ("cp", Some(Context::Gather)) => write!(f, " gather")?,
+                ("cp", Some(Context::Ulysses)) => write!(f, " ulysses")?,
+                ("cp", Some(Context::GatherAndUlysses)) => write!(f, " gather and ulysses")?,
+                _ => {}
+            }
+            write!(f, ", ")?;
+        }
+        write!(f, "ZeRO-{}", self.zero.stage)?;
+        if let Some(devices) = self.zero.hybrid {
+            write!(f, " over {devices}")?;
+        }
+        let recompute = match self.recompute {
+            RecomputeRole::None => "none",
+            RecomputeRole::Selective => "selective",
+            RecomputeRole::Full => "full",
+        };
+        write!(f, ", recompute {recompute}, micro-batch {} x {}", self.micro_batch, self.accumulation)
+    }
+}
+
+/// What an axis does in the dense part of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum DenseRole {
+    Data,
+    Gather,
+    Ulysses,
+    Tensor,
+    Same,
+}
+
+/// What kind of loop an operator cuts along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Loop {
+    Batch,
+    Sequence,
+    Slots,
+    Expert,
+    Weight,
+}
+
+/// The loop that operator `op` cuts along `axis`, if it cuts one.
+fn cut_loop(placed: PlacedLayer, op: OpId, axis: AxisId) -> Option<Loop> {
+    let layer = placed.layer;
+    let AxisUse::Factor(factor) = placed.choice.strategies.get(op.0)?.on(axis) else { return None };
+    let sig = signature(layer, &layer.ops[op.0]);
+    let dim = sig.factors.get(factor.0 as usize)?.dim;
+    Some(match layer.dims[dim.0].extent {
+        Extent::MicroBatch => Loop::Batch,
+        Extent::Sequence => Loop::Sequence,
+        Extent::Slots { .. } => Loop::Slots,
+        Extent::Fixed(_) | Extent::Uneven(_) if is_expert_dim(layer, dim) => Loop::Expert,
+        Extent::Fixed(_) | Extent::Uneven(_) => Loop::Weight,
+    })
+}
+
+fn is_slots(layer: &Layer, dim: DimId) -> bool {
+    matches!(layer.dims[dim.0].extent, Extent::Slots { .. })
+}
+
+/// The experts' dim stands before the slots' in whatever was dispatched.
+fn is_expert_dim(layer: &Layer, dim: DimId) -> bool {
+    layer.tensors.iter().any(|tensor| {
+        tensor.dims.windows(2).any(|pair| pair[0] == dim && is_slots(layer, pair[1]))
+    })
+}
+
+fn tensors_of(op: &Op) -> impl Iterator<Item = TensorId> + '_ {
+    op.operands.iter().chain(&op.results).copied()
+}
+
+/// Works on what was dispatched to experts.
+fn is_expert_op(layer: &Layer, op: &Op) -> bool {
+    tensors_of(op).any(|tensor| layer.tensors[tensor.0].dims.iter().any(|&dim| is_slots(layer, dim)))
+}
+
+/// Has a weight matrix: a parameter of two or more dims.
+fn has_weights(layer: &Layer, op: &Op) -> bool {
+    op.operands.iter().any(|&t| layer.is_parameter(t) && layer.tensors[t.0].dims.len() >= 2)
+}
+
+/// Walks the sequence twice: once as queries, once as keys.
+fn is_attention(layer: &Layer, op: &Op) -> bool {
+    let walks_sequence =
+        |dim: DimId| matches!(layer.dims[dim.0].extent, Extent::Sequence);
+    signature(layer, op).factors.iter().filter(|factor| walks_sequence(factor.dim)).count() == 2
+}
+
+fn attention_of(layer: &Layer) -> Option<OpId> {
+    layer.op_ids().find(|op| is_attention(layer, &layer.ops[op.0]))
+}
+
+/// The layers that speak for the model: those with attention, else those with weights, else all.
+fn body<'a>(layers: &[PlacedLayer<'a>]) -> Vec<PlacedLayer<'a>> {
+    let with = |test: &dyn Fn(&Layer) -> bool| {
+        layers.iter().copied().filter(|placed| test(placed.layer)).collect::<Vec<_>>()
+    };
+    let attention = with(&|layer| attention_of(layer).is_some());
+    if !attention.is_empty() {
+        return attention;
+    }
+    let inner = with(&|layer| layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty());
+    if inner.is_empty() { layers.to_vec() } else { inner }
+}
+
+/// The key with the most votes; the smallest of equals.
+fn majority<K: Ord + Copy>(votes: impl Iterator<Item = (K, u64)>) -> Option<K> {
+    let mut counts: BTreeMap<K, u64> = BTreeMap::new();
+    for (key, weight) in votes {
+        let count = counts.entry(key).or_default();
+        *count = count.saturating_add(weight);
+    }
+    let mut best: Option<(K, u64)> = None;
+    for (key, count) in counts {
+        if best.is_none_or(|(_, most)| count > most) {
+            best = Some((key, count));
+        }
+    }
+    best.map(|(key, _)| key)
+}
+
+fn dense_role(layers: &[PlacedLayer], axis: AxisId) -> DenseRole {
+    let votes = body(layers).into_iter().map(|placed| (layer_role(placed, axis), placed.count));
+    majority(votes).unwrap_or(DenseRole::Same)
+}
+
+/// What an axis does in one layer, experts aside.
+fn layer_role(placed: PlacedLayer, axis: AxisId) -> DenseRole {
+    let layer = placed.layer;
+    let dense: Vec<OpId> = layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0])).collect();
+    let weighty: Vec<OpId> = dense.iter().copied().filter(|op| has_weights(layer, &layer.ops[op.0])).collect();
+    let weights_cut = weighty.iter().any(|&op| cut_loop(placed, op, axis) == Some(Loop::Weight));
+    let outside = if weighty.is_empty() { dense } else { weighty };
+    let most = majority(outside.iter().map(|&op| (cut_loop(placed, op, axis), 1))).flatten();
+    let inside = attention_of(layer).and_then(|op| cut_loop(placed, op, axis));
+    match (inside, most) {
+        (Some(Loop::Batch), _) => DenseRole::Data,
+        (Some(Loop::Sequence), _) => DenseRole::Gather,
+        // Heads are cut inside; outside, the weights are cut too, or the sequence is.
+        (Some(Loop::Weight), Some(Loop::Sequence)) if !weights_cut => DenseRole::Ulysses,
+        (Some(Loop::Weight | Loop::Slots | Loop::Expert), _) => DenseRole::Tensor,
+        (None, _) if weights_cut => DenseRole::Tensor,
+        (None, Some(Loop::Batch)) => DenseRole::Data,
+        (None, Some(Loop::Sequence)) => DenseRole::Gather,
+        (None, Some(Loop::Weight | Loop::Slots | Loop::Expert)) => DenseRole::Tensor,
+        (None, None) => DenseRole::Same,
+    }
+}
+
+/// Whether most of the body's streams are cut along the sequence on an axis.
+fn stream_cut(layers: &[PlacedLayer], axis: AxisId) -> bool {
+    let cut = |placed: PlacedLayer| {
+        placed.layer.stream_in.is_some_and(|stream| {
+            let dims = &placed.layer.tensors[stream.0].dims;
+            let is_sequence = |dim: &DimId| matches!(placed.layer.dims[dim.0].extent, Extent::Sequence);
+            let at = dims.iter().position(is_sequence);
+            at.is_some_and(|at| placed.choice.stream.axes_of(at).any(|own| own == axis))
+        })
+    };
+    majority(body(layers).into_iter().map(|placed| (cut(placed), placed.count))) == Some(true)
+}
+
+/// The loop of the experts' products that an axis cuts, if most cut one.
+fn expert_loop(layers: &[PlacedLayer], axis: AxisId) -> Option<Loop> {
+    let votes = layers.iter().flat_map(|&placed| {
+        let layer = placed.layer;
+        let expert = layer.op_ids().filter(move |op| {
+            is_expert_op(layer, &layer.ops[op.0]) && has_weights(layer, &layer.ops[op.0])
+        });
+        expert.map(move |op| (cut_loop(placed, op, axis), placed.count))
+    });
+    majority(votes).flatten()
+}
+
+/// Whether the layer that ends in the loss cuts the vocabulary along an axis.
+fn cuts_vocabulary(layers: &[PlacedLayer], axis: AxisId) -> bool {
+    let last = layers.iter().filter(|placed| placed.layer.tensors[placed.layer.out.0].dims.is_empty());
+    last.copied().any(|placed| {
+        placed.layer.op_ids().any(|op| {
+            let layer = placed.layer;
+            let AxisUse::Factor(factor) = placed.choice.strategies[op.0].on(axis) else { return false };
+            let sig = signature(layer, &layer.ops[op.0]);
+            sig.factors
+                .get(factor.0 as usize)
+                .is_some_and(|factor| matches!(layer.dims[factor.dim.0].extent, Extent::Uneven(_)))
+        })
+    })
+}
+
+/// The cut of most of the dense parameters, by elements.
+fn zero(mesh: &Mesh, layers: &[PlacedLayer]) -> Zero {
+    let votes = body(layers).into_iter().flat_map(|placed| {
+        let layer = placed.layer;
+        let dense = layer.op_ids().filter(move |op| !is_expert_op(layer, &layer.ops[op.0]));
+        dense.flat_map(move |op| parameter_cuts(mesh, placed, op))
+    });
+    let (stage, hybrid) = majority(votes).unwrap_or((0, None));
+    Zero { stage, hybrid }
+}
+
+/// ZeRO stage and group of every parameter of an operator, weighted by elements.
+fn parameter_cuts(mesh: &Mesh, placed: PlacedLayer, op: OpId) -> Vec<((u8, Option<u64>), u64)> {
+    let (layer, choice) = (placed.layer, placed.choice);
+    let used = placements(&signature(layer, &layer.ops[op.0]), choice.strategies[op.0]).operands;
+    let operands = layer.ops[op.0].operands.iter().zip(used);
+    let parameters = operands.filter(|(tensor, _)| layer.is_parameter(**tensor));
+    let size = |set: AxisSet| set.axes().into_iter().map(|axis| mesh.size(axis)).product::<u64>();
+    parameters
+        .filter_map(|(tensor, used)| {
+            let storage = choice.storage.get(tensor)?;
+            let cuts = [(3, storage.parameter), (2, storage.gradient), (1, storage.optimizer)];
+            let (stage, cut) =
+                cuts.into_iter().find(|(_, cut)| !cut.is_empty()).unwrap_or((0, AxisSet::EMPTY));
+            let hybrid = (stage > 0 && size(cut) < size(whole_axes(mesh, used))).then(|| size(cut));
+            Some(((stage, hybrid), layer.parameter_elements(*tensor).saturating_mul(placed.count)))
+        })
+        .collect()
+}
+
+fn recompute(layers: &[PlacedLayer]) -> RecomputeRole {
+    let mut kinds: Vec<RecomputeRole> = body(layers).into_iter().map(layer_recompute).collect();
+    kinds.dedup();
+    match kinds.as_slice() {
+        [] => RecomputeRole::None,
+        [one] => *one,
+        _ => RecomputeRole::Selective,
+    }
+}
+
+/// Full where every value that backward reads is computed again from the stream.
+fn layer_recompute(placed: PlacedLayer) -> RecomputeRole {
+    let layer = placed.layer;
+    let again = |op: OpId| placed.choice.recompute.get(op.0) == Some(&Recompute::Again);
+    let read_by_backward: Vec<OpId> = layer
+        .op_ids()
+        .flat_map(|op| {
+            let operands = layer.ops[op.0].operands.iter().enumerate();
+            let saves = layer.ops[op.0].kind.line().saves;
+            operands.filter(|(i, _)| saves.contains(i)).map(|(_, &tensor)| tensor).collect::<Vec<_>>()
+        })
+        .filter_map(|tensor| original_producer(layer, tensor))
+        .collect();
+    match (read_by_backward.iter().all(|&op| again(op)), layer.op_ids().any(again)) {
+        (true, true) => RecomputeRole::Full,
+        (false, true) => RecomputeRole::Selective,
+        (_, false) => RecomputeRole::None,
+    }
+}
+
+/// The operator that computes a tensor, seen through forks, whose results are their operand.
+fn original_producer(layer: &Layer, mut tensor: TensorId) -> Option<OpId> {
+    loop {
+        let op = layer.producer(tensor)?;
+        match layer.ops[op.0].kind {
+            OpKind::Fork => tensor = layer.ops[op.0].operands[0],
+            _ => return Some(op),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Equal algebraic forms of a layer.

@@ -1,0 +1,110 @@
+//! Layers built by hand for tests of the search.
+
+use ir::builder::LayerBuilder;
+use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
+use ir::op::{Activation, AttentionBias, Gating, Normalize, OpKind, RotarySide, RouterScore, GroupScore};
+
+/// Sizes of a small transformer.
+#[derive(Clone, Copy)]
+pub(crate) struct Width {
+    pub hidden: u64,
+    pub kv_heads: u64,
+    pub group: u64,
+    pub head: u64,
+    pub ffn: u64,
+}
+
+fn norm(b: &mut LayerBuilder, name: &str, x: TensorId) -> TensorId {
+    let g = b.parameter(&format!("{name}.weight"), "h", Init::One);
+    b.op(name, OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, &[x, g], "b s h")
+}
+
+fn attention(b: &mut LayerBuilder, x: TensorId) -> TensorId {
+    let positions = b.tensor("positions", "s", Role::Data(Data::Positions));
+    let [wq, wk, wv] = [("wq", "h k r d"), ("wk", "h k d"), ("wv", "h k d")]
+        .map(|(name, dims)| b.parameter(name, dims, Init::Normal));
+    let rope = OpKind::Rope { theta: 1e4, dims: 1 << 20, side: RotarySide::First };
+    let q = b.op("q", OpKind::Linear, &[x, wq], "b s k r d");
+    let q = b.op("q.rope", rope.clone(), &[q, positions], "b s k r d");
+    let k = b.op("k", OpKind::Linear, &[x, wk], "b s k d");
+    let k = b.op("k.rope", rope, &[k, positions], "b s k d");
+    let v = b.op("v", OpKind::Linear, &[x, wv], "b s k d");
+    let core = OpKind::Attention { scale: None, window: None, softcap: None, bias: AttentionBias::None };
+    let o = b.op("core", core, &[q, k, v, positions, positions], "b s k r d");
+    let wo = b.parameter("wo", "k r d h", Init::Normal);
+    b.op("o", OpKind::Linear, &[o, wo], "b s h")
+}
+
+fn mlp(b: &mut LayerBuilder, x: TensorId) -> TensorId {
+    let [wg, wu] = ["w_gate", "w_up"].map(|name| b.parameter(name, "h f", Init::Normal));
+    let gate = b.op("gate", OpKind::Linear, &[x, wg], "b s f");
+    let up = b.op("up", OpKind::Linear, &[x, wu], "b s f");
+    let act = b.op("glu", OpKind::Glu { gating: Gating::Product { act: Activation::Silu } }, &[gate, up], "b s f");
+    let wd = b.parameter("w_down", "f h", Init::Normal);
+    b.op("down", OpKind::Linear, &[act, wd], "b s h")
+}
+
+fn start(name: &str, width: Width) -> LayerBuilder {
+    let mut b = LayerBuilder::new(name);
+    for (dim, length) in
+        [("h", width.hidden), ("k", width.kv_heads), ("r", width.group), ("d", width.head), ("f", width.ffn)]
+    {
+        b.fixed(dim, length);
+    }
+    b
+}
+
+/// Norm, attention, residual, norm, gated MLP, residual.
+pub(crate) fn dense(width: Width) -> Layer {
+    let mut b = start("decoder", width);
+    let x = b.stream();
+    let n = norm(&mut b, "norm1", x);
+    let a = attention(&mut b, n);
+    let x = b.op("add1", OpKind::Add, &[x, a], "b s h");
+    let n = norm(&mut b, "norm2", x);
+    let m = mlp(&mut b, n);
+    let out = b.op("add2", OpKind::Add, &[x, m], "b s h");
+    b.finish(out)
+}
+
+/// Norm, gated MLP, residual.
+pub(crate) fn mlp_only(width: Width) -> Layer {
+    let mut b = start("mlp", width);
+    let x = b.stream();
+    let n = norm(&mut b, "norm", x);
+    let m = mlp(&mut b, n);
+    let out = b.op("add", OpKind::Add, &[x, m], "b s h");
+    b.finish(out)
+}
+
+/// Norm, routed experts, residual.
+pub(crate) fn experts(width: Width, experts: u64, top_k: u64) -> Layer {
+    let mut b = start("moe", width);
+    b.fixed("e", experts);
+    b.dim("c", Extent::Slots { filled: top_k as f64 / experts as f64 });
+    let x = b.stream();
+    let n = norm(&mut b, "norm", x);
+    let w_router = b.parameter("w_router", "h e", Init::Normal);
+    let logits = b.op("router", OpKind::Linear, &[n, w_router], "b s e");
+    let route = OpKind::Route {
+        top_k,
+        score: RouterScore::SoftmaxOfChosen,
+        normalize: Normalize::No,
+        scale: 1.0,
+        groups: 1,
+        top_groups: 1,
+        group_score: GroupScore::Max,
+    };
+    let weight = b.op("route", route, &[logits], "b s e");
+    let slots = b.op("dispatch", OpKind::Dispatch, &[n, weight], "b e c h");
+    let [wg, wu] = ["w_gate", "w_up"].map(|name| b.parameter(name, "e h f", Init::Normal));
+    let gate = b.op("gate", OpKind::Linear, &[slots, wg], "b e c f");
+    let up = b.op("up", OpKind::Linear, &[slots, wu], "b e c f");
+    let glu = OpKind::Glu { gating: Gating::Product { act: Activation::Silu } };
+    let act = b.op("glu", glu, &[gate, up], "b e c f");
+    let wd = b.parameter("w_down", "e f h", Init::Normal);
+    let down = b.op("down", OpKind::Linear, &[act, wd], "b e c h");
+    let m = b.op("combine", OpKind::Combine, &[down, weight], "b s h");
+    let out = b.op("add", OpKind::Add, &[x, m], "b s h");
+    b.finish(out)
+}
