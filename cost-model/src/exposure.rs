@@ -149,7 +149,9 @@ pub(crate) fn inputs(instruction: &Instruction) -> Vec<ValueId> {
 /// Values an instruction writes.
 pub(crate) fn outputs(instruction: &Instruction) -> Vec<ValueId> {
     match instruction {
-        Instruction::Load { output } | Instruction::Parameter { output, .. } | Instruction::Convert { output, .. } => {
+        Instruction::Load { output }
+        | Instruction::Parameter { output, .. }
+        | Instruction::Convert { output, .. } => {
             vec![*output]
         }
         Instruction::Forward { results, .. } => results.clone(),

@@ -14,11 +14,15 @@ pub mod links;
 pub mod memory;
 pub mod overlap;
 pub mod program_bytes;
+#[cfg(test)]
+mod program_fixture;
 pub mod program_memory;
 pub mod program_price;
 mod program_work;
 pub mod rates;
+pub mod section_price;
 pub mod simulate;
+pub mod step_price;
 pub mod stream;
 pub mod tensor_bytes;
 pub mod traffic;
@@ -30,7 +34,19 @@ pub use constants::{CONSTANTS_JSON, Constants};
 pub use gemm::GemmShape;
 pub use group::{Group, GroupAxis};
 pub use memory::MemoryBreakdown;
+pub use exposure::TensorOverlap;
+pub use program_bytes::{
+    BytesByCollective, CommunicationClass, ProgramBytes, flat_step_bytes, program_bytes, saved_bytes, step_bytes,
+    stream_bytes,
+};
+pub use program_memory::{MemoryContext, ProgramMemory, program_memory};
+pub use program_price::price_program;
 pub use rates::Rates;
+pub use section_price::{
+    Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, UpdatePrice,
+};
+pub use step_price::{PriceContext, StepPrice, collective_kind, price_step};
+pub use tensor_bytes::{ActivationKind, activation_kind};
 pub use simulate::{PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
 pub use traffic::{bytes_sent, bytes_sent_per_tier};
 pub use work_time::{host_bound, work_time};

@@ -16,43 +16,51 @@ use std::collections::BTreeMap;
 use ir::conversion::{Step, StepKind};
 use ir::graph::{Layer, Sizes};
 use ir::mesh::Mesh;
-use ir::program::{Instruction, Program, Side, Update};
+use ir::program::{Instruction, Program, Side, Update, ValueId};
 use ir::sharding::Sharding;
+use ir::work::Pass;
 use serde::{Deserialize, Serialize};
 
 /// What a communication is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CommunicationClass {
-    /// Conversion of a tensor of the layer, forward or recomputed.
-    ForwardTensor,
+    /// Conversion of a tensor of the layer in forward.
+    Forward,
+    /// The same, once more in backward, because its result was not kept.
+    Recompute,
     /// Conversion of a tensor's gradient.
     Gradient,
     /// Parameters brought from their storage to their use.
     ParameterGather,
-    /// A micro-batch's parameter gradients into their accumulator.
+    /// A micro-batch's parameter gradients into accumulators that are stored in parts.
+    GradientAccumulate,
+    /// Accumulated gradients to the optimizer, once per step.
     GradientReduce,
-    /// Gradients to the optimizer and new parameters back to their storage, once per step.
+    /// New parameters from the optimizer to their storage, once per step.
     Update,
 }
 
 impl CommunicationClass {
-    /// The name under which a run counts it.
+    /// The name under which reports show it and a run counts it.
     pub fn name(self) -> &'static str {
         match self {
-            Self::ForwardTensor => "forward tensor",
+            Self::Forward => "forward tensor",
+            Self::Recompute => "recomputed tensor",
             Self::Gradient => "gradient",
             Self::ParameterGather => "parameter gather",
+            Self::GradientAccumulate => "gradient accumulation",
             Self::GradientReduce => "gradient reduce",
             Self::Update => "update",
         }
     }
 
-    /// The class of a value's conversion.
-    pub fn of_side(side: Side) -> Self {
-        match side {
-            Side::Primal => Self::ForwardTensor,
-            Side::Gradient => Self::Gradient,
+    /// The class of a value's conversion in a section.
+    pub fn of_conversion(side: Side, section: Pass) -> Self {
+        match (side, section) {
+            (Side::Primal, Pass::Forward) => Self::Forward,
+            (Side::Primal, Pass::Backward) => Self::Recompute,
+            (Side::Gradient, _) => Self::Gradient,
         }
     }
 }
@@ -99,8 +107,8 @@ pub fn program_bytes(
 ) -> ProgramBytes {
     let count = Count { layer, mesh, sizes, program, element_bytes };
     ProgramBytes {
-        forward: count.section(&program.forward),
-        backward: count.section(&program.backward),
+        forward: count.section(&program.forward, Pass::Forward),
+        backward: count.section(&program.backward, Pass::Backward),
         update: count.updates(&program.updates),
     }
 }
@@ -117,7 +125,9 @@ pub fn saved_bytes(
     let bytes = |coordinates: Vec<u64>| {
         let elements = |id: &_| {
             let value = program.value(*id);
-            block(value.sharding, mesh, &coordinates, &layer.shape(value.tensor, sizes)).iter().product::<u64>()
+            block(value.sharding, mesh, &coordinates, &layer.shape(value.tensor, sizes))
+                .iter()
+                .product::<u64>()
         };
         program.saved.iter().map(elements).sum::<u64>() * element_bytes
     };
@@ -139,7 +149,7 @@ struct Count<'a> {
 }
 
 impl Count<'_> {
-    fn section(&self, code: &[Instruction]) -> BytesByCollective {
+    fn section(&self, code: &[Instruction], section: Pass) -> BytesByCollective {
         let mut bytes = BytesByCollective::new();
         for instruction in code {
             match instruction {
@@ -147,7 +157,7 @@ impl Count<'_> {
                     let value = self.program.value(*input);
                     let shape = self.layer.shape(value.tensor, self.sizes);
                     let sent = |step: &Step| step_bytes(step, self.mesh, &shape, self.element_bytes);
-                    add(&mut bytes, CommunicationClass::of_side(value.side), steps, sent);
+                    add(&mut bytes, CommunicationClass::of_conversion(value.side, section), steps, sent);
                 }
                 Instruction::Parameter { output: value, gather: steps } => {
                     let sent = |step: &Step| self.flat(step, *value);
@@ -155,7 +165,7 @@ impl Count<'_> {
                 }
                 Instruction::Accumulate { gradient: value, reduce: steps } => {
                     let sent = |step: &Step| self.flat(step, *value);
-                    add(&mut bytes, CommunicationClass::GradientReduce, steps, sent);
+                    add(&mut bytes, CommunicationClass::GradientAccumulate, steps, sent);
                 }
                 Instruction::Load { .. }
                 | Instruction::Forward { .. }
@@ -170,22 +180,27 @@ impl Count<'_> {
         let mut bytes = BytesByCollective::new();
         for update in updates {
             let shape = self.layer.shape(update.tensor, self.sizes);
-            let sent = |step: &Step| flat_step_bytes(step, self.mesh, (update.used, &shape), self.element_bytes);
-            for steps in [&update.reduce, &update.gather] {
-                add(&mut bytes, CommunicationClass::Update, steps, sent);
-            }
+            let sent =
+                |step: &Step| flat_step_bytes(step, self.mesh, (update.used, &shape), self.element_bytes);
+            add(&mut bytes, CommunicationClass::GradientReduce, &update.reduce, sent);
+            add(&mut bytes, CommunicationClass::Update, &update.gather, sent);
         }
         bytes
     }
 
-    fn flat(&self, step: &Step, value: ir::program::ValueId) -> u64 {
+    fn flat(&self, step: &Step, value: ValueId) -> u64 {
         let value = self.program.value(value);
         let shape = self.layer.shape(value.tensor, self.sizes);
         flat_step_bytes(step, self.mesh, (value.sharding, &shape), self.element_bytes)
     }
 }
 
-fn add(bytes: &mut BytesByCollective, class: CommunicationClass, steps: &[Step], sent: impl Fn(&Step) -> u64) {
+fn add(
+    bytes: &mut BytesByCollective,
+    class: CommunicationClass,
+    steps: &[Step],
+    sent: impl Fn(&Step) -> u64,
+) {
     for step in steps.iter().filter(|step| step.kind.is_collective()) {
         let count = sent(step);
         if count > 0 {

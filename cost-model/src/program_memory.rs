@@ -95,8 +95,8 @@ pub fn program_memory(
     let account = Account { context, layer, mesh, sizes, program, storages };
     let saved = account.saved();
     let mut memory = ProgramMemory {
-        forward_peak: account.peak(&program.forward, program.stream.iter().copied().collect()),
-        backward_peak: account.peak(&program.backward, account.backward_start()),
+        forward_peak: account.peak(&program.forward, Pass::Forward, program.stream.iter().copied().collect()),
+        backward_peak: account.peak(&program.backward, Pass::Backward, account.backward_start()),
         logits: account.logits(&saved),
         saved,
         ..ProgramMemory::default()
@@ -132,7 +132,7 @@ impl Account<'_> {
             };
             *saved.entry(kind).or_default() += bytes;
         }
-        let kernels: Bytes = self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum();
+        let kernels = self.kernels_kept();
         if kernels > Bytes::ZERO {
             *saved.entry(ActivationKind::Attention).or_default() += kernels;
         }
@@ -141,7 +141,8 @@ impl Account<'_> {
 
     /// Scores are kept as one fp32 tensor, or less where the kernel's peak is less.
     fn saved_logits(&self, value: Value) -> Bytes {
-        let one = logits_bytes(1.0, self.context.loss, self.context.constants).min(element_bytes(Precision::Fp32));
+        let one =
+            logits_bytes(1.0, self.context.loss, self.context.constants).min(element_bytes(Precision::Fp32));
         one * self.elements(value)
     }
 
@@ -160,28 +161,29 @@ impl Account<'_> {
         let bytes = |work: &Work| match *work {
             Work::Attention { batch_heads, queries, keys, kernel, .. } => match kernel {
                 AttentionKernel::Flash => element_bytes(Precision::Fp32) * (batch_heads * queries),
-                AttentionKernel::Eager => element_bytes(self.context.precision) * (batch_heads * queries * keys),
+                AttentionKernel::Eager => {
+                    element_bytes(self.context.precision) * (batch_heads * queries * keys)
+                }
             },
             Work::Gemm { .. } | Work::Stream { .. } => Bytes::ZERO,
         };
-        let work = ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program };
+        let work =
+            ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program };
         work.of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
+    }
+
+    fn kernels_kept(&self) -> Bytes {
+        self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum()
     }
 
     /// Whether backward of an operator uses what its kernel kept in forward.
     fn keeps(&self, op: OpId) -> bool {
-        let is = |code: &[Instruction], again: bool| {
-            code.iter().any(|instruction| match instruction {
-                Instruction::Forward { op: other, .. } => again && *other == op,
-                Instruction::Backward { op: other, .. } => !again && *other == op,
-                Instruction::Load { .. }
-                | Instruction::Parameter { .. }
-                | Instruction::Convert { .. }
-                | Instruction::Accumulate { .. }
-                | Instruction::Free { .. } => false,
-            })
-        };
-        is(&self.program.backward, false) && !is(&self.program.backward, true)
+        let backward = &self.program.backward;
+        let runs =
+            backward.iter().any(|one| matches!(one, Instruction::Backward { op: other, .. } if *other == op));
+        let again =
+            backward.iter().any(|one| matches!(one, Instruction::Forward { op: other, .. } if *other == op));
+        runs && !again
     }
 
     fn backward_start(&self) -> BTreeSet<ValueId> {
@@ -191,7 +193,8 @@ impl Account<'_> {
     /// Local elements that are expected to hold something.
     fn elements(&self, value: Value) -> f64 {
         let shape = self.layer.shape(value.tensor, self.sizes);
-        value.sharding.local_elements(self.mesh, &shape) as f64 * filled_fraction(self.layer, value.tensor, self.sizes)
+        value.sharding.local_elements(self.mesh, &shape) as f64
+            * filled_fraction(self.layer, value.tensor, self.sizes)
     }
 
     /// Bytes of a value while it lives; nothing for what is counted elsewhere.
@@ -231,7 +234,8 @@ impl Account<'_> {
             let shape = self.layer.shape(update.tensor, self.sizes);
             let whole = update.used.local_elements(self.mesh, &shape);
             let cut = |axes: AxisSet| {
-                axes.axes().iter().fold(whole, |elements, &axis| elements.div_ceil(self.mesh.size(axis))) as f64
+                axes.axes().iter().fold(whole, |elements, &axis| elements.div_ceil(self.mesh.size(axis)))
+                    as f64
             };
             memory.parameters += one.parameter * cut(update.storage.parameter);
             memory.gradients += one.gradient * cut(update.storage.gradient);
@@ -243,22 +247,33 @@ impl Account<'_> {
     }
 
     /// Most bytes alive while a section runs that begins with the values of `start`.
-    fn peak(&self, code: &[Instruction], start: BTreeSet<ValueId>) -> Bytes {
-        let mut walk = Walk { account: self, owners: BTreeMap::new(), buffers: BTreeMap::new(), live: Bytes::ZERO };
+    fn peak(&self, code: &[Instruction], pass: Pass, start: BTreeSet<ValueId>) -> Bytes {
+        let mut walk =
+            Walk { account: self, owners: BTreeMap::new(), buffers: BTreeMap::new(), live: Bytes::ZERO };
         start.into_iter().for_each(|value| walk.allocate(value));
-        let is_backward = code.iter().any(|one| matches!(one, Instruction::Backward { .. }));
-        let kept: Bytes = self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum();
-        // Kept in forward as operators run, and dropped in backward with theirs; either way the whole bounds it.
-        walk.live += kept;
+        if pass == Pass::Backward {
+            walk.live += self.kernels_kept();
+        }
         let mut peak = walk.live;
         for (i, instruction) in code.iter().enumerate() {
             walk.step(instruction, &code[i + 1..]);
-            let kernel = match instruction {
-                Instruction::Forward { op, .. } if !self.keeps(*op) => self.kernel_bytes(*op),
-                Instruction::Backward { op, .. } if is_backward && !self.keeps(*op) => self.kernel_bytes(*op),
-                _ => Bytes::ZERO,
-            };
-            peak = peak.max(walk.live + kernel);
+            match instruction {
+                // Kept for backward, from forward or from here, or dropped at once.
+                Instruction::Forward { op, .. } if pass == Pass::Backward || self.keeps(*op) => {
+                    walk.live += self.kernel_bytes(*op);
+                    peak = peak.max(walk.live);
+                }
+                Instruction::Forward { op, .. } => peak = peak.max(walk.live + self.kernel_bytes(*op)),
+                Instruction::Backward { op, .. } => {
+                    peak = peak.max(walk.live);
+                    walk.live = walk.live - self.kernel_bytes(*op);
+                }
+                Instruction::Load { .. }
+                | Instruction::Parameter { .. }
+                | Instruction::Convert { .. }
+                | Instruction::Accumulate { .. }
+                | Instruction::Free { .. } => peak = peak.max(walk.live),
+            }
         }
         peak
     }
@@ -308,11 +323,11 @@ impl Walk<'_> {
 
     /// Whether a value is freed right here and nobody else uses its buffer.
     fn dies(&self, value: ValueId, rest: &[Instruction]) -> bool {
-        let frees = rest.iter().map_while(|instruction| match instruction {
-            Instruction::Free { value } => Some(*value),
-            _ => None,
-        });
-        let users = self.owners.get(&value).and_then(|owner| self.buffers.get(owner)).map_or(0, |buffer| buffer.1);
+        let frees = rest
+            .iter()
+            .map_while(|one| if let Instruction::Free { value } = one { Some(*value) } else { None });
+        let users =
+            self.owners.get(&value).and_then(|owner| self.buffers.get(owner)).map_or(0, |buffer| buffer.1);
         users == 1 && frees.into_iter().any(|freed| freed == value)
     }
 

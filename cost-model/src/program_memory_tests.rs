@@ -1,0 +1,160 @@
+use ir::mesh::AxisId;
+use ir::sharding::Placement::Replicate;
+
+use super::*;
+use crate::program_fixture::{
+    AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, lowered,
+    mlp, moe,
+};
+
+const SHAPE: Shape = Shape { b: 2, s: 16, h: 32, heads: 4, f: 128 };
+
+fn account(lowered: &Lowered, attention: AttentionKernel, loss: LossKernel) -> ProgramMemory {
+    let constants = Constants::load();
+    let kernels = KernelChoice { attention, element_bytes: 2.0 };
+    let context = MemoryContext {
+        precision: Precision::Bf16,
+        gradients: GradientFormat::Full,
+        loss,
+        kernels,
+        constants: &constants,
+    };
+    program_memory(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program)
+}
+
+fn flash(lowered: &Lowered) -> ProgramMemory {
+    account(lowered, AttentionKernel::Flash, LossKernel::Fused)
+}
+
+fn gpt_on(mesh: &[u64], plans: &[AxisPlan], recompute: &[&str]) -> Lowered {
+    lowered(gpt(SHAPE), SHAPE, mesh, plans, &Extra { recompute, ..PLAIN })
+}
+
+/// Elements of the residual stream, and pairs of queries and keys of all heads.
+const SBH: f64 = 2.0 * 16.0 * 32.0;
+const PAIRS: f64 = 2.0 * 4.0 * 16.0 * 16.0;
+const QUERIES: f64 = 2.0 * 4.0 * 16.0;
+
+// arXiv 2205.05198, equations 1, 2 and 4, less dropout: its masks and the dropped-out probabilities. What is left of
+// 34 s b h + 5 a s^2 b is 32 s b h + 2 a s^2 b.
+
+#[test]
+fn a_gpt_layer_saves_32_bytes_per_element_and_two_per_probability() {
+    let saved = account(&gpt_on(&[1], &[], &[]), AttentionKernel::Eager, LossKernel::Fused).saved_total();
+    assert_eq!(saved, Bytes(32.0 * SBH + 2.0 * PAIRS));
+}
+
+#[test]
+fn flash_attention_saves_four_bytes_per_query_instead_of_the_probabilities() {
+    assert_eq!(flash(&gpt_on(&[1], &[], &[])).saved_total(), Bytes(32.0 * SBH + 4.0 * QUERIES));
+}
+
+#[test]
+fn tensor_parallelism_leaves_8_bytes_whole_and_cuts_24() {
+    let saved =
+        account(&gpt_on(&[4], &[TENSOR], &[]), AttentionKernel::Eager, LossKernel::Fused).saved_total();
+    assert_eq!(saved, Bytes((8.0 + 24.0 / 4.0) * SBH + 2.0 * PAIRS / 4.0));
+}
+
+#[test]
+fn with_sequence_parallelism_everything_saved_is_cut() {
+    let plan = [TENSOR_AND_SEQUENCE];
+    let saved = account(&gpt_on(&[4], &plan, &[]), AttentionKernel::Eager, LossKernel::Fused).saved_total();
+    assert_eq!(saved, Bytes((32.0 * SBH + 2.0 * PAIRS) / 4.0));
+}
+
+#[test]
+fn attention_computed_again_saves_neither_its_result_nor_its_probabilities() {
+    let lowered = gpt_on(&[1], &[], &["attention"]);
+    let memory = account(&lowered, AttentionKernel::Eager, LossKernel::Fused);
+    assert_eq!(memory.saved_total(), Bytes(30.0 * SBH));
+    assert!(!memory.saved.contains_key(&ActivationKind::Attention));
+}
+
+#[test]
+fn a_layer_computed_again_saves_its_input() {
+    let all: Vec<String> = gpt(SHAPE).ops.iter().map(|op| op.name.clone()).collect();
+    let names: Vec<&str> = all.iter().map(String::as_str).collect();
+    let memory = flash(&gpt_on(&[1], &[], &names));
+    assert_eq!(memory.saved, BTreeMap::from([(ActivationKind::Stream, Bytes(2.0 * SBH))]));
+}
+
+#[test]
+fn saved_bytes_are_told_apart_by_what_computes_them() {
+    let saved = flash(&gpt_on(&[1], &[], &[])).saved;
+    let expected = [
+        (ActivationKind::Stream, 4.0 * SBH),
+        (ActivationKind::Norm, 4.0 * SBH),
+        (ActivationKind::Linear, (6.0 + 8.0) * SBH),
+        (ActivationKind::Attention, 2.0 * SBH + 4.0 * QUERIES),
+        (ActivationKind::Activation, 8.0 * SBH),
+    ];
+    assert_eq!(saved, expected.map(|(kind, bytes)| (kind, Bytes(bytes))).into());
+}
+
+/// 2 x 3 tokens, x 10 wide and u 100 wide: 120 B and 1200 B.
+const NARROW: Shape = Shape { b: 2, s: 3, h: 10, heads: 1, f: 100 };
+
+#[test]
+fn the_peaks_of_two_products_are_those_of_a_walk_by_hand() {
+    let memory = flash(&lowered(mlp(NARROW), NARROW, &[1], &[], &PLAIN));
+    // Saved: x, u, a. Forward ends with these and y.
+    assert_eq!(memory.saved_total(), Bytes(120.0 + 1200.0 + 1200.0));
+    assert_eq!(memory.forward_peak, Bytes(2520.0 + 120.0));
+    // Backward of the second product holds all that, dy, da, and dw of 1000 elements.
+    assert_eq!(memory.backward_peak, Bytes(2520.0 + 120.0 + 1200.0 + 2000.0));
+    assert_eq!(memory.working(), Bytes(3320.0));
+}
+
+#[test]
+fn what_is_computed_again_is_working_memory_of_backward() {
+    let extra = Extra { recompute: &["act"], ..PLAIN };
+    let memory = flash(&lowered(mlp(NARROW), NARROW, &[1], &[], &extra));
+    assert_eq!(memory.saved_total(), Bytes(120.0 + 1200.0));
+    assert_eq!(memory.backward_peak, Bytes(2520.0 + 120.0 + 1200.0 + 2000.0));
+}
+
+#[test]
+fn states_are_cut_as_stored_and_gathered_parameters_stand_apart() {
+    let cut = AxisSet::of(&[AxisId(0)]);
+    let on = |storage: Storage| {
+        flash(&lowered(mlp(SHAPE), SHAPE, &[2], &[DATA], &Extra { storage, recompute: &[] }))
+    };
+    let n = 2.0 * 32.0 * 128.0;
+    let plain = on(Storage::default());
+    let states = |memory: &ProgramMemory| [memory.parameters.0, memory.gradients.0, memory.optimizer.0];
+    assert_eq!(states(&plain), [2.0 * n, 4.0 * n, 12.0 * n]);
+    assert_eq!(plain.gathered_parameters, 0.0);
+    let optimizer = on(Storage { optimizer: cut, ..Storage::default() });
+    assert_eq!(states(&optimizer), [2.0 * n, 4.0 * n, 6.0 * n]);
+    let all = on(Storage { parameter: cut, gradient: cut, optimizer: cut });
+    assert_eq!(states(&all), [n, 2.0 * n, 6.0 * n]);
+    assert_eq!(all.gathered_parameters, n);
+}
+
+#[test]
+fn scores_take_what_the_kernel_of_the_loss_says_and_are_saved_as_one_fp32_tensor() {
+    let shape = Shape { b: 2, s: 3, h: 4, heads: 1, f: 50 };
+    let memory = |loss| {
+        let plan = AxisPlan { stream: Replicate, elsewhere: None, uses: &[] };
+        account(&lowered(head(shape), shape, &[1], &[plan], &PLAIN), AttentionKernel::Flash, loss)
+    };
+    let logits = 6.0 * 50.0;
+    for (loss, peak) in [(LossKernel::Plain, 14.0), (LossKernel::Unfused, 8.0), (LossKernel::Fused, 4.0)] {
+        let memory = memory(loss);
+        assert_eq!(memory.saved[&ActivationKind::Logits], Bytes(4.0 * logits));
+        assert_eq!(memory.logits, Bytes((peak - 4.0) * logits));
+        assert_eq!(memory.saved[&ActivationKind::Loss], Bytes(2.0 * 6.0 * 4.0));
+    }
+}
+
+#[test]
+fn expert_slots_are_saved_as_far_as_they_hold_a_token() {
+    let shape = Shape { b: 4, s: 8, h: 16, heads: 1, f: 32 };
+    let memory = flash(&lowered(moe(shape, 8), shape, &[2], &[EXPERT], &PLAIN));
+    // 16 tokens a rank, each in 2 of 8 experts: dispatched ones are 16 wide, activations between the products 32; the
+    // routing weights are 8.
+    let slots = 16.0 * 2.0;
+    assert_eq!(memory.saved[&ActivationKind::Experts], Bytes(2.0 * (slots * 16.0 + 16.0 * 8.0)));
+    assert_eq!(memory.saved[&ActivationKind::Activation], Bytes(2.0 * slots * 32.0));
+}

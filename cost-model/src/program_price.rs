@@ -14,154 +14,26 @@
 
 use std::collections::BTreeMap;
 
-use ir::cluster::{Cluster, Device, Precision};
-use ir::conversion::{Step, StepKind};
+use ir::conversion::Step;
 use ir::graph::{Layer, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
-use ir::op_work::KernelChoice;
 use ir::program::{Instruction, Program, Side, Storage, ValueId};
 use ir::sharding::Sharding;
 use ir::units::{Bytes, Seconds};
 use ir::work::{GemmOutput, Pass, Work};
 
-use crate::collective::{Choice, CollectiveKind, choose};
-use crate::constants::Constants;
-use crate::exposure::{Neighbours, OpSeconds, TensorOverlap, behind_products, beside_products};
-use crate::group::{Group, GroupAxis};
-use crate::memory::{GradientFormat, StateBytes, update_traffic};
+use crate::collective::CollectiveKind;
+use crate::exposure::{Neighbours, OpSeconds, behind_products, beside_products};
+use crate::memory::{StateBytes, update_traffic};
 use crate::overlap::gathered_layer;
 use crate::program_bytes::CommunicationClass;
 use crate::program_work::ProgramWork;
 use crate::rates::{Rates, element_bytes};
+use crate::section_price::{Communication, CommunicationPrice, ProgramPrice, SectionPrice, UpdatePrice};
+use crate::step_price::{PriceContext, collective_kind, price_full, price_step};
 use crate::stream::stream_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
-use crate::traffic::bytes_sent_per_tier;
 use crate::work_time::work_time;
-
-/// Where and how a program runs.
-#[derive(Clone, Copy, Debug)]
-pub struct PriceContext<'a> {
-    /// The machines.
-    pub cluster: &'a Cluster,
-    /// The device of this mesh.
-    pub device: &'a Device,
-    /// Precision of the job.
-    pub precision: Precision,
-    /// Format in which gradients are accumulated and reduced.
-    pub gradients: GradientFormat,
-    /// Constants of the world.
-    pub constants: &'a Constants,
-    /// Kernels of the engine.
-    pub kernels: KernelChoice,
-    /// Whether the engine cuts tensor parallel products to overlap them.
-    pub tensor_overlap: TensorOverlap,
-    /// Cluster rank of the mesh's first device.
-    pub rank_offset: u64,
-}
-
-/// Compute of one section by what bounds it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct ComputePrice {
-    /// Matrix products.
-    pub gemm: Seconds,
-    /// Attention cores.
-    pub attention: Seconds,
-    /// Operators bound by memory.
-    pub stream: Seconds,
-    /// Everything computed a second time.
-    pub recompute: Seconds,
-}
-
-impl ComputePrice {
-    /// All of it.
-    pub fn total(&self) -> Seconds {
-        self.gemm + self.attention + self.stream + self.recompute
-    }
-
-    fn add(&mut self, work: &Work, time: Seconds) {
-        match work {
-            Work::Gemm { .. } => self.gemm += time,
-            Work::Attention { .. } => self.attention += time,
-            Work::Stream { .. } => self.stream += time,
-        }
-    }
-}
-
-/// Price of the communications of one class and kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CommunicationPrice {
-    /// Collectives.
-    pub count: u32,
-    /// Their time.
-    pub total: Seconds,
-    /// The part of it that adds to the section.
-    pub exposed: Seconds,
-}
-
-/// Communications by class and kind.
-pub type Communication = BTreeMap<(CommunicationClass, CollectiveKind), CommunicationPrice>;
-
-/// Price of one section for one micro-batch.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SectionPrice {
-    /// Compute.
-    pub compute: ComputePrice,
-    /// The part of compute that yields gradients of parameters.
-    pub weight_gradient: Seconds,
-    /// Communications.
-    pub communication: Communication,
-    /// Bytes a device sends per tier of the cluster.
-    pub bytes_per_tier: Vec<Bytes>,
-}
-
-impl SectionPrice {
-    /// Wall time: compute and what shows of communication.
-    pub fn seconds(&self) -> Seconds {
-        self.compute.total() + self.exposed()
-    }
-
-    /// What shows of communication.
-    pub fn exposed(&self) -> Seconds {
-        self.communication.values().map(|price| price.exposed).sum()
-    }
-}
-
-/// Price of what happens once per step; what the last backward and the next forward hide is the schedule's to say.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct UpdatePrice {
-    /// Accumulators to the optimizer's cut.
-    pub gradient_reduce: Seconds,
-    /// The optimizer's pass over its states.
-    pub optimizer: Seconds,
-    /// New parameters to their storage.
-    pub parameter_gather: Seconds,
-    /// Both communications by kind.
-    pub communication: Communication,
-    /// Bytes a device sends per tier of the cluster.
-    pub bytes_per_tier: Vec<Bytes>,
-}
-
-/// Price of a layer's program.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ProgramPrice {
-    /// Forward, per micro-batch.
-    pub forward: SectionPrice,
-    /// Backward, per micro-batch.
-    pub backward: SectionPrice,
-    /// Update, per step.
-    pub update: UpdatePrice,
-}
-
-/// Price of one collective.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepPrice {
-    /// What it is.
-    pub kind: CollectiveKind,
-    /// Algorithm and time.
-    pub choice: Choice,
-    /// Bytes a device sends per tier of the cluster.
-    pub bytes_per_tier: Vec<Bytes>,
-}
 
 /// Prices a program.
 pub fn price_program(
@@ -177,67 +49,6 @@ pub fn price_program(
         backward: pricing.section(&program.backward, Pass::Backward),
         update: pricing.update(),
     }
-}
-
-/// Price of one step of a conversion of a tensor of `shape`; nothing for a local one.
-pub fn price_step(
-    context: &PriceContext<'_>,
-    mesh: &Mesh,
-    step: &Step,
-    shape: &[u64],
-    element: Bytes,
-) -> Option<StepPrice> {
-    let kind = collective_kind(step.kind)?;
-    Some(price_full(context, mesh, (kind, &step.axes), element * full_elements(step, mesh, shape)))
-}
-
-/// The tensor that a step's price is about: what a rank holds before, or gathers.
-fn full_elements(step: &Step, mesh: &Mesh, shape: &[u64]) -> f64 {
-    let side = if matches!(step.kind, StepKind::AllGather { .. }) { step.after } else { step.before };
-    side.local_elements(mesh, shape) as f64
-}
-
-fn price_full(
-    context: &PriceContext<'_>,
-    mesh: &Mesh,
-    (kind, axes): (CollectiveKind, &[AxisId]),
-    full: Bytes,
-) -> StepPrice {
-    let group = group_of(context, mesh, axes);
-    let choice = choose(kind, full, &group, context.cluster, context.constants);
-    let bytes_per_tier = bytes_sent_per_tier(kind, full, &group, context.cluster);
-    StepPrice { kind, choice, bytes_per_tier }
-}
-
-/// The collective of a step, if it is one.
-pub fn collective_kind(kind: StepKind) -> Option<CollectiveKind> {
-    match kind {
-        StepKind::AllReduce | StepKind::AllReduceMax => Some(CollectiveKind::AllReduce),
-        StepKind::ReduceScatter { .. } => Some(CollectiveKind::ReduceScatter),
-        StepKind::AllGather { .. } => Some(CollectiveKind::AllGather),
-        StepKind::AllToAll { .. } => Some(CollectiveKind::AllToAll),
-        StepKind::Slice { .. } | StepKind::Zero => None,
-    }
-}
-
-/// The group of a collective along mesh axes; where the mesh lies across domains of a tier, its worst group.
-pub fn group_of(context: &PriceContext<'_>, mesh: &Mesh, axes: &[AxisId]) -> Group {
-    let n = mesh.n_devices();
-    let offset = context.rank_offset;
-    let fits = |domain: u64| domain == 0 || offset % domain == 0 || offset % domain + n <= domain;
-    if context.cluster.tiers.iter().all(|tier| fits(tier.devices)) {
-        let axis = |&axis: &AxisId| GroupAxis { stride: mesh.stride(axis), size: mesh.size(axis) };
-        return Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), context.cluster);
-    }
-    let groups = (0..n).map(|rank| mesh.group(rank, axes)).enumerate();
-    let firsts = groups.filter(|(rank, group)| group.first() == Some(&(*rank as u64)));
-    let placed = firsts.map(|(_, group)| {
-        let ranks: Vec<u64> = group.into_iter().map(|rank| rank + offset).collect();
-        Group::from_ranks(&ranks, context.cluster)
-    });
-    placed
-        .min_by(|a, b| a.members_per_domain().cmp(b.members_per_domain()))
-        .unwrap_or_else(|| Group::alone(context.cluster))
 }
 
 /// Time of everything an operator runs in one pass, on local factor lengths.
@@ -265,7 +76,7 @@ impl Pricing<'_> {
         for instruction in code {
             match instruction {
                 Instruction::Convert { input, output, steps } => {
-                    self.convert((*input, *output), steps, &neighbours, &mut price);
+                    self.convert((*input, *output), steps, (&neighbours, pass), &mut price);
                 }
                 Instruction::Parameter { output, gather } => {
                     let element = element_bytes(self.context.precision);
@@ -273,7 +84,12 @@ impl Pricing<'_> {
                 }
                 Instruction::Accumulate { gradient, reduce } => {
                     let element = self.states().gradient;
-                    self.fill(&mut buckets, (CommunicationClass::GradientReduce, *gradient), reduce, element);
+                    self.fill(
+                        &mut buckets,
+                        (CommunicationClass::GradientAccumulate, *gradient),
+                        reduce,
+                        element,
+                    );
                 }
                 Instruction::Load { .. }
                 | Instruction::Forward { .. }
@@ -327,7 +143,7 @@ impl Pricing<'_> {
         &self,
         (input, output): (ValueId, ValueId),
         steps: &[Step],
-        neighbours: &Neighbours<'_>,
+        (neighbours, pass): (&Neighbours<'_>, Pass),
         price: &mut SectionPrice,
     ) {
         let value = self.program.value(input);
@@ -337,8 +153,9 @@ impl Pricing<'_> {
             let Some(one) = price_step(self.context, self.mesh, step, &shape, element) else { continue };
             let total = one.choice.time;
             let exposed = self.exposed(total, (one.kind, value.side), (input, output), neighbours);
-            let entry = price.communication.entry((CommunicationClass::of_side(value.side), one.kind)).or_default();
-            add_price(entry, CommunicationPrice { count: 1, total, exposed });
+            let class = CommunicationClass::of_conversion(value.side, pass);
+            let entry = price.communication.entry((class, one.kind)).or_default();
+            entry.add(CommunicationPrice { count: 1, total, exposed });
             add_tiers(&mut price.bytes_per_tier, &one.bytes_per_tier);
         }
     }
@@ -402,7 +219,7 @@ impl Pricing<'_> {
             let one = price_full(self.context, self.mesh, (kind, &axes), full);
             let total = one.choice.time;
             let entry = communication.entry((class, kind)).or_default();
-            add_price(entry, CommunicationPrice { count: 1, total, exposed: total });
+            entry.add(CommunicationPrice { count: 1, total, exposed: total });
             add_tiers(bytes_per_tier, &one.bytes_per_tier);
         }
         communication
@@ -419,7 +236,7 @@ impl Pricing<'_> {
         let exposed = gathered_layer(compute, total, self.context.constants) - compute;
         for (key, one) in moved {
             let share = CommunicationPrice { exposed: exposed * (one.total / total), ..one };
-            add_price(price.communication.entry(key).or_default(), share);
+            price.communication.entry(key).or_default().add(share);
         }
     }
 
@@ -427,7 +244,7 @@ impl Pricing<'_> {
         let (states, mut buckets, mut owned) = (self.states(), Buckets::new(), 0.0);
         for update in &self.program.updates {
             let elements = self.local_elements(update.tensor, update.used);
-            let classes = (CommunicationClass::GradientReduce, CommunicationClass::ParameterGather);
+            let classes = (CommunicationClass::GradientReduce, CommunicationClass::Update);
             self.fill_flat(&mut buckets, classes.0, &update.reduce, states.gradient * elements);
             self.fill_flat(&mut buckets, classes.1, &update.gather, states.parameter * elements);
             owned += elements / self.parts(update.storage);
@@ -441,7 +258,7 @@ impl Pricing<'_> {
         UpdatePrice {
             gradient_reduce: of(CommunicationClass::GradientReduce),
             optimizer: self.optimizer(owned, states),
-            parameter_gather: of(CommunicationClass::ParameterGather),
+            parameter_gather: of(CommunicationClass::Update),
             communication,
             bytes_per_tier,
         }
@@ -467,12 +284,6 @@ impl Pricing<'_> {
     fn no_bytes(&self) -> Vec<Bytes> {
         vec![Bytes::ZERO; self.context.cluster.tiers.len()]
     }
-}
-
-fn add_price(entry: &mut CommunicationPrice, more: CommunicationPrice) {
-    entry.count += more.count;
-    entry.total += more.total;
-    entry.exposed += more.exposed;
 }
 
 fn add_tiers(tiers: &mut [Bytes], more: &[Bytes]) {

@@ -1,0 +1,179 @@
+use ir::mesh::AxisId;
+use ir::op_work::KernelChoice;
+use ir::program::AxisSet;
+use ir::work::AttentionKernel;
+
+use super::*;
+use crate::collective;
+use crate::constants::Constants;
+use crate::exposure::TensorOverlap;
+use crate::gemm::{GemmShape, gemm_time};
+use crate::group::tests::{dgx_a100, group};
+use crate::memory::GradientFormat;
+use crate::program_fixture::{
+    DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, lowered, mlp, moe,
+};
+use crate::rates::tests::a100;
+
+const SHAPE: Shape = Shape { b: 8, s: 1024, h: 2048, heads: 16, f: 8192 };
+
+fn price_with(lowered: &Lowered, tensor_overlap: TensorOverlap, rank_offset: u64) -> ProgramPrice {
+    let (cluster, device, constants) = (dgx_a100(), a100(), Constants::load());
+    let context = PriceContext {
+        cluster: &cluster,
+        device: &device,
+        precision: ir::cluster::Precision::Bf16,
+        gradients: GradientFormat::Full,
+        constants: &constants,
+        kernels: KernelChoice { attention: AttentionKernel::Flash, element_bytes: 2.0 },
+        tensor_overlap,
+        rank_offset,
+    };
+    price_program(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program)
+}
+
+fn price(lowered: &Lowered) -> ProgramPrice {
+    price_with(lowered, TensorOverlap::Absent, 0)
+}
+
+fn gemm(m: f64, n: f64, k: f64, output: GemmOutput) -> Seconds {
+    let constants = Constants::load();
+    let rates = Rates::new(&a100(), ir::cluster::Precision::Bf16, &constants);
+    gemm_time(GemmShape { batch: 1.0, m, n, k }, output, &rates, &constants)
+}
+
+fn moved(kind: CollectiveKind, full: f64, axes: &[(u64, u64)]) -> Seconds {
+    let cluster = dgx_a100();
+    collective::price(kind, Bytes(full), &group(axes, &cluster), &cluster, &Constants::load())
+}
+
+#[track_caller]
+fn close(found: Seconds, expected: Seconds) {
+    assert!((found.0 - expected.0).abs() <= 1e-12 * expected.0.abs(), "{found:?} is not {expected:?}");
+}
+
+fn counts(section: &SectionPrice) -> Vec<(CommunicationClass, CollectiveKind, u32)> {
+    section.communication.iter().map(|(&(class, kind), price)| (class, kind, price.count)).collect()
+}
+
+#[test]
+fn the_compute_of_two_products_is_two_products_forward_and_four_backward() {
+    let price = price(&lowered(mlp(SHAPE), SHAPE, &[1], &[], &PLAIN));
+    let (t, h, f) = (8192.0, 2048.0, 8192.0);
+    let (plain, sum) = (GemmOutput::Operand, GemmOutput::Accumulator);
+    close(price.forward.compute.gemm, gemm(t, f, h, plain) + gemm(t, h, f, plain));
+    let weights = gemm(h, f, t, sum) + gemm(f, h, t, sum);
+    close(price.backward.weight_gradient, weights);
+    close(price.backward.compute.gemm, gemm(t, f, h, plain) + gemm(t, h, f, plain) + weights);
+    assert!(price.forward.communication.is_empty());
+    close(price.forward.seconds(), price.forward.compute.gemm + price.forward.compute.stream);
+    assert_eq!(price.forward.compute.attention, Seconds::ZERO);
+}
+
+#[test]
+fn what_is_computed_again_is_priced_apart() {
+    let plain = price(&lowered(gpt(SHAPE), SHAPE, &[1], &[], &PLAIN));
+    let extra = Extra { recompute: &["attention"], ..PLAIN };
+    let again = price(&lowered(gpt(SHAPE), SHAPE, &[1], &[], &extra));
+    assert_eq!(plain.backward.compute.recompute, Seconds::ZERO);
+    assert_eq!(again.backward.compute.recompute, plain.forward.compute.attention);
+    assert_eq!(again.backward.compute.gemm, plain.backward.compute.gemm);
+}
+
+const STREAM: f64 = 8.0 * 1024.0 * 2048.0 * 2.0;
+
+#[test]
+fn tensor_parallelism_shows_two_all_reduces_of_the_stream_each_way() {
+    let price = price(&lowered(gpt(SHAPE), SHAPE, &[8], &[TENSOR], &PLAIN));
+    let one = moved(CollectiveKind::AllReduce, STREAM, &[(8, 1)]);
+    close(price.forward.exposed(), one * 2.0);
+    close(price.backward.exposed(), one * 2.0);
+    assert_eq!(price.forward.bytes_per_tier, [Bytes(2.0 * 2.0 * STREAM * 7.0 / 8.0), Bytes(0.0)]);
+}
+
+#[test]
+fn with_cut_norms_it_gathers_and_scatters_twice_and_gathers_again_behind_products() {
+    use CollectiveKind::{AllGather, ReduceScatter};
+    use CommunicationClass::{Forward, Gradient, Recompute};
+    let price = price(&lowered(gpt(SHAPE), SHAPE, &[8], &[TENSOR_AND_SEQUENCE], &PLAIN));
+    assert_eq!(counts(&price.forward), [(Forward, AllGather, 2), (Forward, ReduceScatter, 2)]);
+    assert_eq!(
+        counts(&price.backward),
+        [(Recompute, AllGather, 2), (Gradient, AllGather, 2), (Gradient, ReduceScatter, 2)]
+    );
+    let regather = price.backward.communication[&(Recompute, AllGather)];
+    assert!(regather.exposed < regather.total * 0.5, "{regather:?}");
+    let gather = price.backward.communication[&(Gradient, AllGather)];
+    assert_eq!(gather.exposed, gather.total);
+}
+
+#[test]
+fn products_in_chunks_leave_a_quarter_of_gathers_and_scatters() {
+    let lowered = lowered(gpt(SHAPE), SHAPE, &[8], &[TENSOR_AND_SEQUENCE], &PLAIN);
+    let (absent, chunked) = (price(&lowered), price_with(&lowered, TensorOverlap::Chunked, 0));
+    for ((key, all), quarter) in
+        absent.forward.communication.iter().zip(chunked.forward.communication.values())
+    {
+        assert!(quarter.exposed >= all.exposed * 0.25, "{key:?}");
+        assert!(quarter.exposed < all.exposed, "{key:?}");
+    }
+}
+
+#[test]
+fn a_mesh_that_does_not_start_at_a_node_is_priced_by_its_worst_group() {
+    let lowered = lowered(gpt(SHAPE), SHAPE, &[8], &[TENSOR], &PLAIN);
+    let across = price_with(&lowered, TensorOverlap::Absent, 4);
+    let inside = price_with(&lowered, TensorOverlap::Absent, 8);
+    assert_eq!(inside, price(&lowered));
+    assert!(across.forward.exposed() > inside.forward.exposed());
+}
+
+fn data_parallel(storage: Storage) -> ProgramPrice {
+    price(&lowered(mlp(SHAPE), SHAPE, &[8], &[DATA], &Extra { storage, recompute: &[] }))
+}
+
+const PARAMETERS: f64 = 2.0 * 2048.0 * 8192.0;
+
+#[test]
+fn gradients_are_reduced_in_one_bucket_of_fp32() {
+    let price = data_parallel(Storage::default()).update;
+    close(price.gradient_reduce, moved(CollectiveKind::AllReduce, 4.0 * PARAMETERS, &[(8, 1)]));
+    assert_eq!(price.parameter_gather, Seconds::ZERO);
+}
+
+#[test]
+fn a_cut_optimizer_scatters_gradients_gathers_parameters_and_updates_an_eighth() {
+    let plain = data_parallel(Storage::default()).update;
+    let cut = AxisSet::of(&[AxisId(0)]);
+    let price = data_parallel(Storage { optimizer: cut, ..Storage::default() }).update;
+    close(price.gradient_reduce, moved(CollectiveKind::ReduceScatter, 4.0 * PARAMETERS, &[(8, 1)]));
+    close(price.parameter_gather, moved(CollectiveKind::AllGather, 2.0 * PARAMETERS, &[(8, 1)]));
+    assert!(price.optimizer < plain.optimizer * 0.2);
+}
+
+#[test]
+fn gathered_parameters_move_beside_the_compute_of_every_micro_batch() {
+    let cut = AxisSet::of(&[AxisId(0)]);
+    let price = data_parallel(Storage { parameter: cut, gradient: cut, optimizer: cut });
+    let gather = moved(CollectiveKind::AllGather, 2.0 * PARAMETERS, &[(8, 1)]);
+    let reduce = moved(CollectiveKind::ReduceScatter, 4.0 * PARAMETERS, &[(8, 1)]);
+    let constants = Constants::load();
+    let wall = |section: &SectionPrice, total| gathered_layer(section.compute.total(), total, &constants);
+    close(price.forward.seconds(), wall(&price.forward, gather));
+    close(price.backward.seconds(), wall(&price.backward, gather + reduce));
+    assert_eq!(price.update.gradient_reduce, Seconds::ZERO);
+}
+
+#[test]
+fn experts_exchange_only_slots_that_hold_a_token() {
+    use CollectiveKind::AllToAll;
+    let shape = Shape { b: 16, s: 512, h: 1024, heads: 1, f: 2048 };
+    let price = price(&lowered(moe(shape, 16), shape, &[8], &[EXPERT], &PLAIN));
+    // A rank holds 2 x 512 tokens, each in a quarter of 16 experts, 1024 wide.
+    let one = moved(AllToAll, 2.0 * 512.0 * 4.0 * 1024.0 * 2.0, &[(8, 1)]);
+    let both = [(CommunicationClass::Forward, AllToAll, 2)];
+    assert_eq!(counts(&price.forward), both);
+    close(price.forward.exposed(), one * 2.0);
+    // Backward exchanges the gradients back, and the expert's results are not kept where the combine wants them.
+    close(price.backward.communication[&(CommunicationClass::Gradient, AllToAll)].total, one * 2.0);
+}

@@ -20,9 +20,9 @@ pub(crate) struct ProgramWork<'a> {
 impl ProgramWork<'_> {
     /// Work of an operator in one pass. Backward and recomputation run where forward ran.
     pub(crate) fn of(&self, op: OpId, pass: Pass, kernels: &KernelChoice) -> Vec<Work> {
-        let forward = self.program.forward.iter().find_map(|instruction| match instruction {
-            Instruction::Forward { op: other, operands, results } if *other == op => Some((operands, results)),
-            _ => None,
+        let forward = self.program.forward.iter().find_map(|one| {
+            let Instruction::Forward { op: own, operands, results } = one else { return None };
+            (*own == op).then_some((operands, results))
         });
         let Some((operands, results)) = forward else { return Vec::new() };
         let op = &self.layer.ops[op.0];
@@ -49,8 +49,10 @@ impl ProgramWork<'_> {
         let sharding = |id: &ValueId| self.program.value(*id).sharding;
         let length = |(i, factor): (usize, &ir::signature::Factor)| {
             let id = FactorId(i as u8);
-            let operand = operands.iter().enumerate().find_map(|(k, v)| Some((sharding(v), sig.operand_dim(k, id)?)));
-            let result = || results.iter().enumerate().find_map(|(k, v)| Some((sharding(v), sig.result_dim(k, id)?)));
+            let operand =
+                operands.iter().enumerate().find_map(|(k, v)| Some((sharding(v), sig.operand_dim(k, id)?)));
+            let result =
+                || results.iter().enumerate().find_map(|(k, v)| Some((sharding(v), sig.result_dim(k, id)?)));
             let whole = self.sizes.dims[factor.dim.0];
             let local = |(cut, dim): (Sharding, usize)| cut.local_size(self.mesh, dim, whole);
             operand.or_else(result).map_or(whole, local) as f64

@@ -80,11 +80,9 @@ pub fn activation_kind(layer: &Layer, tensor: TensorId) -> ActivationKind {
 pub fn is_logits(layer: &Layer, tensor: TensorId) -> bool {
     layer.reader(tensor).is_some_and(|op| {
         let op = &layer.ops[op.0];
-        match op.kind {
-            OpKind::Fork => op.results.iter().any(|&result| is_logits(layer, result)),
-            OpKind::RowMax | OpKind::SumExp | OpKind::Pick => op.operands[0] == tensor,
-            _ => false,
-        }
+        let reads_scores = matches!(op.kind, OpKind::RowMax | OpKind::SumExp | OpKind::Pick);
+        let forked = op.kind == OpKind::Fork && op.results.iter().any(|&result| is_logits(layer, result));
+        forked || (reads_scores && op.operands[0] == tensor)
     })
 }
 

@@ -4,7 +4,11 @@ use std::fmt;
 
 use thiserror::Error;
 
+use ir::lower::LowerError;
+use ir::schedule::ScheduleError;
+
 use crate::instruction::{Instruction, Listed};
+use crate::kernels::KernelError;
 
 /// Why a run stopped. When a run fails, every rank that is still in it gets the same error.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -82,6 +86,53 @@ pub enum ExecutorError {
         last: Option<Box<Instruction>>,
         /// The error it returned.
         source: Box<ExecutorError>,
+    },
+    /// The parts of a run do not fit together.
+    #[error("{0}")]
+    Unfit(String),
+    /// A choice that has no program.
+    #[error(transparent)]
+    Lower(#[from] LowerError),
+    /// A table of actions that cannot run.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// A kernel refused a call.
+    #[error("{place}: {source}")]
+    Kernel {
+        /// Layer, section and operator.
+        place: String,
+        /// The kernel's own words.
+        source: KernelError,
+    },
+    /// A program reads a value that is not there, leaves one behind, or has one of the wrong shape.
+    #[error("{place}: `{tensor}` {what}")]
+    Value {
+        /// Layer and section.
+        place: String,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Two ranks hold different numbers for the same element.
+    #[error("{what}: element {element} is {} on rank {} and {} on rank {}", values.0, ranks.0, values.1, ranks.1)]
+    Disagreement {
+        /// Of which tensor.
+        what: String,
+        /// Position in the whole tensor.
+        element: usize,
+        /// The two ranks.
+        ranks: (usize, usize),
+        /// What they hold.
+        values: (f64, f64),
+    },
+    /// No rank holds an element.
+    #[error("{what}: no rank holds element {element}")]
+    Hole {
+        /// Of which tensor.
+        what: String,
+        /// Position in the whole tensor.
+        element: usize,
     },
     /// The system refused a thread.
     #[error("no thread for rank {rank} of {n_ranks}: {reason}")]

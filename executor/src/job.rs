@@ -117,11 +117,6 @@ impl Execution<'_> {
         };
         self.chunks.iter().enumerate().flat_map(of_chunk).collect()
     }
-
-    /// The kind of an entry of `choices`.
-    pub(crate) fn layer(&self, choice: usize) -> &Layer {
-        &self.model.layers[self.choices[choice].0]
-    }
 }
 
 /// What one device computes with everything on it: the owned parts of the run that judges another.

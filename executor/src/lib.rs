@@ -13,3 +13,27 @@ pub mod fabric;
 pub mod collective;
 
 pub mod kernels;
+
+mod label;
+
+pub mod job;
+
+mod block;
+
+mod convert;
+
+mod initial;
+
+mod prepare;
+
+mod rank;
+
+mod update;
+
+mod assemble;
+
+pub mod run;
+
+pub mod compare;
+
+pub use label::Class;

@@ -39,9 +39,15 @@ pub(crate) struct LearnedPositions {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct HeadArch {
     pub(crate) norm: Norm,
-    /// Whether the output matrix is the embedding table.
-    pub(crate) tied: bool,
+    pub(crate) tying: Tying,
     pub(crate) softcap: Option<f64>,
+}
+
+/// Whether the output matrix is the embedding table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tying {
+    Tied,
+    Untied,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -80,8 +80,14 @@ mod tests {
         for (index, device) in file.devices.iter().enumerate() {
             check_device(&document, &[key("devices"), Step::Index(index)], device).unwrap();
             let figures = document.value["devices"][index].as_object().unwrap();
-            for figure in figures.keys().filter(|k| !["name", "architecture", "sources"].contains(&k.as_str())) {
-                assert!(device.sources.get(figure).is_some_and(|s| s.len() > 10), "{}: {figure}", device.name);
+            for figure in
+                figures.keys().filter(|k| !["name", "architecture", "sources"].contains(&k.as_str()))
+            {
+                assert!(
+                    device.sources.get(figure).is_some_and(|s| s.len() > 10),
+                    "{}: {figure}",
+                    device.name
+                );
             }
         }
     }

@@ -62,11 +62,12 @@ pub(crate) fn check_version(document: &Document<'_>) -> Result<(), InputError> {
         Some(found) if found.as_u64() == Some(u64::from(expected)) => Ok(()),
         Some(found) => {
             let found = crate::document::kind(found);
-            Err(document.error_at("schema_version", format!("version {found} cannot be read, expected {expected}")))
+            Err(document
+                .error_at("schema_version", format!("version {found} cannot be read, expected {expected}")))
         }
-        None => Err(document
-            .error(&[], "`schema_version` is missing".into())
-            .with_hint(format!("a cluster description starts with \"schema_version\": {expected}; see docs/cluster.md"))),
+        None => Err(document.error(&[], "`schema_version` is missing".into()).with_hint(format!(
+            "a cluster description starts with \"schema_version\": {expected}; see docs/cluster.md"
+        ))),
     }
 }
 
@@ -78,7 +79,10 @@ pub(crate) fn check_device(
 ) -> Result<(), InputError> {
     let at = At { document, path: path.to_vec() };
     if device.peak_tflops.is_empty() {
-        return Err(at.fail("peak_tflops", "no precision is given, expected at least one of fp32, fp16, bf16, fp8".into()));
+        return Err(at.fail(
+            "peak_tflops",
+            "no precision is given, expected at least one of fp32, fp16, bf16, fp8".into(),
+        ));
     }
     for (precision, &rate) in &device.peak_tflops {
         let mut inner = At { document, path: at.path.clone() };
@@ -112,7 +116,8 @@ pub(crate) fn check_cluster(
     }
     let total = file.groups.iter().fold(0_u64, |sum, group| sum.saturating_add(group.count));
     if total > MAX_DEVICES {
-        return Err(document.error_at("groups", format!("{total} devices in all, at most {MAX_DEVICES} are planned for")));
+        return Err(document
+            .error_at("groups", format!("{total} devices in all, at most {MAX_DEVICES} are planned for")));
     }
     for (index, tier) in file.tiers.iter().enumerate() {
         check_tier(&At { document, path: vec![key("tiers"), Step::Index(index)] }, tier)?;
@@ -136,7 +141,7 @@ fn check_group(at: &At<'_, '_>, group: &GroupFile) -> Result<(), InputError> {
     if group.count == 0 {
         return Err(at.fail("count", "a group of 0 devices".into()));
     }
-    if group.devices_per_node == 0 || group.count % group.devices_per_node != 0 {
+    if group.devices_per_node == 0 || !group.count.is_multiple_of(group.devices_per_node) {
         let (count, per_node) = (group.count, group.devices_per_node);
         return Err(at
             .fail("devices_per_node", format!("{count} devices do not fill nodes of {per_node}"))
@@ -162,14 +167,17 @@ fn check_nesting(document: &Document<'_>, tiers: &[TierFile], total: u64) -> Res
     for (index, tier) in tiers.iter().enumerate() {
         let inner = if index == 0 { 1 } else { tiers[index - 1].devices };
         if tier.devices == 0 || tier.devices % inner != 0 {
-            let what = format!("domains of {} devices are not made of whole domains of {inner}", tier.devices);
+            let what =
+                format!("domains of {} devices are not made of whole domains of {inner}", tier.devices);
             return Err(document
                 .error(&at(index), what)
                 .with_hint("tiers go from the innermost out; each holds a multiple of the one before"));
         }
         if tiers[..index].iter().any(|other| other.name == tier.name) {
             let path = [key("tiers"), Step::Index(index), key("name")];
-            return Err(document.error(&path, format!("two tiers are named `{}`", crate::scan::clip(&tier.name))));
+            return Err(
+                document.error(&path, format!("two tiers are named `{}`", crate::scan::clip(&tier.name)))
+            );
         }
     }
     let last = tiers.len().saturating_sub(1);
@@ -182,7 +190,11 @@ fn check_nesting(document: &Document<'_>, tiers: &[TierFile], total: u64) -> Res
     }
 }
 
-fn check_reserve(document: &Document<'_>, reserve: Option<f64>, devices: &[DeviceFile]) -> Result<(), InputError> {
+fn check_reserve(
+    document: &Document<'_>,
+    reserve: Option<f64>,
+    devices: &[DeviceFile],
+) -> Result<(), InputError> {
     let smallest = devices.iter().map(|device| device.memory_gib).fold(f64::INFINITY, f64::min);
     let kept = reserve.unwrap_or_else(|| default_reserve_gib(smallest));
     if kept >= 0.0 && kept < smallest {

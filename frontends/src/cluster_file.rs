@@ -4,9 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::cluster::{
-    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring,
-};
+use ir::cluster::{Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring};
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,7 +63,10 @@ pub struct GroupFile {
 /// The two ways to name a device, for the schema.
 #[derive(JsonSchema)]
 #[schemars(untagged)]
-#[expect(dead_code, reason = "only its schema is used: reading by hand gives errors that point into the figures")]
+#[expect(
+    dead_code,
+    reason = "only its schema is used: reading by hand gives errors that point into the figures"
+)]
 enum DeviceChoice {
     Name(String),
     Figures(DeviceFile),
@@ -192,7 +193,7 @@ impl ClusterFile {
         let reserve_gib = self.reserve_gib.unwrap_or_else(|| default_reserve_gib(smallest));
         Cluster {
             schema_version: self.schema_version,
-            name: self.name.clone().unwrap_or_else(|| file_name.trim_end_matches(".json").to_owned()),
+            name: self.name.clone().unwrap_or_else(|| crate::document::file_stem(file_name)),
             groups: self.groups.iter().zip(devices).map(|(group, device)| group.to_group(device)).collect(),
             tiers: self.tiers.iter().map(TierFile::to_tier).collect(),
             reserve_bytes: Bytes((reserve_gib * GIB).floor()),

@@ -4,8 +4,8 @@
 //! In 128 bits, so that no configuration overflows before it is refused.
 
 use crate::arch::{
-    Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LatentAttention, LayerArch, MlpArch, MlpForm, MoeMlp,
-    Norm,
+    Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LatentAttention, LayerArch, MlpArch, MlpForm,
+    MoeMlp, Norm, Tying,
 };
 
 /// Learned elements of the whole model; a tied head counts with the embedding.
@@ -16,7 +16,10 @@ pub(crate) fn n_parameters(arch: &Arch) -> u128 {
     let table = u128::from(arch.vocab) * hidden;
     let positions = arch.embedding.positions.as_ref().map_or(0, |p| u128::from(p.rows) * hidden);
     let embedding_norm = arch.embedding.norm.as_ref().map_or(0, |n| norm(n, hidden));
-    let head = if arch.head.tied { 0 } else { table };
+    let head = match arch.head.tying {
+        Tying::Tied => 0,
+        Tying::Untied => table,
+    };
     let layers: u128 =
         arch.runs.iter().map(|&(kind, count)| u128::from(count) * layer(&arch.kinds[kind], hidden)).sum();
     table + positions + embedding_norm + layers + norm(&arch.head.norm, hidden) + head
@@ -85,8 +88,28 @@ fn dense(mlp: &DenseMlp, hidden: u128) -> u128 {
 fn moe(mlp: &MoeMlp, hidden: u128) -> u128 {
     let (experts, inner) = (u128::from(mlp.experts), u128::from(mlp.inner));
     let bias = if mlp.bias { experts + experts * (2 * inner + hidden) } else { 0 };
-    let shared = mlp.shared.as_ref().map_or(0, |shared| {
-        3 * hidden * u128::from(shared.inner) + if shared.gated { hidden } else { 0 }
-    });
+    let shared = mlp
+        .shared
+        .as_ref()
+        .map_or(0, |shared| 3 * hidden * u128::from(shared.inner) + if shared.gated { hidden } else { 0 });
     experts * hidden + 3 * experts * hidden * inner + bias + shared
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::Document;
+    use crate::hf::read_arch;
+    use crate::shipped_models::shipped_model;
+
+    fn count(text: &str) -> u128 {
+        n_parameters(&read_arch(&Document::parse("model.json", text).unwrap()).unwrap())
+    }
+
+    #[test]
+    fn counts_are_the_published_ones() {
+        for (name, published) in crate::shipped_models::PUBLISHED_COUNTS {
+            assert_eq!(count(shipped_model(name).unwrap().text), u128::from(*published), "{name}");
+        }
+    }
 }

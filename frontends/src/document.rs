@@ -76,6 +76,12 @@ impl<'a> Document<'a> {
     }
 }
 
+/// Name of what a file describes: its own name without folders and ending.
+pub(crate) fn file_stem(file: &str) -> String {
+    let name = file.rsplit(['/', '\\']).next().unwrap_or(file);
+    clip(name.strip_suffix(".json").unwrap_or(name))
+}
+
 /// A step to the value of a key.
 pub(crate) fn key(name: &str) -> Step<'_> {
     Step::Key(Cow::Borrowed(name))

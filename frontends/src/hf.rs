@@ -24,7 +24,7 @@ pub(crate) const NATIVE_HINT: &str =
     "describe the model natively instead: layers of operators with named dims, see docs/models.md";
 
 /// No model comes near so many parameters; a count above it is a slip of the pen.
-const MAX_PARAMETERS: u128 = 1_000_000_000_000_000;
+pub(crate) const MAX_PARAMETERS: u128 = 1_000_000_000_000_000;
 
 type Reader = fn(&Fields<'_>) -> Result<Arch, InputError>;
 
@@ -68,7 +68,8 @@ pub(crate) fn read_arch(document: &Document<'_>) -> Result<Arch, InputError> {
     let arch = reader(&Fields { document, family })?;
     let n = n_parameters(&arch);
     if n > MAX_PARAMETERS {
-        return Err(document.error(&[], format!("the model has {n} parameters, at most {MAX_PARAMETERS} are planned for")));
+        return Err(document
+            .error(&[], format!("the model has {n} parameters, at most {MAX_PARAMETERS} are planned for")));
     }
     Ok(arch)
 }

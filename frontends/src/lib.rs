@@ -8,10 +8,22 @@ mod cluster_file;
 mod cluster_check;
 mod cluster;
 mod shipped_clusters;
+mod shipped_models;
 mod rescale;
 mod arch;
 mod count;
 mod hf;
+mod graph_parts;
+mod graph_attention;
+mod graph_mlp;
+mod graph_model;
+mod native;
+mod model;
+
+#[cfg(test)]
+mod bad_input_tests;
+#[cfg(test)]
+mod mutation_tests;
 
 pub use cluster::{device_library, read_cluster};
 pub use cluster_check::MAX_DEVICES;
@@ -19,5 +31,7 @@ pub use cluster_file::{ClusterFile, DeviceFile, DeviceLibraryFile, GroupFile, Ti
 pub use document::MAX_FILE_BYTES;
 pub use hf::families;
 pub use input_error::{InputError, Position};
+pub use model::read_model;
 pub use rescale::{Size, rescale};
 pub use shipped_clusters::{Shipped, shipped_cluster, shipped_clusters};
+pub use shipped_models::{shipped_model, shipped_models};

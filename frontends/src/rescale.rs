@@ -26,7 +26,8 @@ pub fn rescale(cluster: &Cluster, size: Size) -> Result<Cluster, InputError> {
         Size::Nodes(nodes) => counts_of_nodes(cluster, nodes)?,
         Size::Devices(devices) => counts_of_devices(cluster, devices)?,
     };
-    let groups: Vec<DeviceGroup> = cluster.groups.iter().zip(counts).map(|(g, count)| resized(g, count)).collect();
+    let groups: Vec<DeviceGroup> =
+        cluster.groups.iter().zip(counts).map(|(g, count)| resized(g, count)).collect();
     let total: u64 = groups.iter().map(|group| group.count).sum();
     if total > MAX_DEVICES {
         return Err(fail(cluster, format!("{total} devices, at most {MAX_DEVICES} are planned for")));
@@ -35,10 +36,13 @@ pub fn rescale(cluster: &Cluster, size: Size) -> Result<Cluster, InputError> {
     let last = tiers.len().saturating_sub(1);
     for (index, tier) in tiers.iter_mut().enumerate() {
         tier.devices = if index == last { total } else { tier.devices.min(total) };
-        if total % tier.devices != 0 {
+        if !total.is_multiple_of(tier.devices) {
             let (domain, name) = (tier.devices, &tier.name);
-            return Err(fail(cluster, format!("{total} devices do not fill the domains of {domain} of tier `{name}`"))
-                .with_hint(format!("take fewer than {domain} devices or a multiple of {domain}")));
+            return Err(fail(
+                cluster,
+                format!("{total} devices do not fill the domains of {domain} of tier `{name}`"),
+            )
+            .with_hint(format!("take fewer than {domain} devices or a multiple of {domain}")));
         }
     }
     Ok(Cluster { groups, tiers, ..cluster.clone() })
@@ -66,7 +70,9 @@ fn counts_of_nodes(cluster: &Cluster, nodes: u64) -> Result<Vec<u64>, InputError
         if scaled % all != 0 {
             let unit = all / own.iter().fold(0, |a, &b| gcd(a, b));
             return Err(fail(cluster, format!("{nodes} nodes cannot keep the proportions of the groups"))
-                .with_hint(format!("take a multiple of {unit} nodes, or write the counts in a file of your own")));
+                .with_hint(format!(
+                    "take a multiple of {unit} nodes, or write the counts in a file of your own"
+                )));
         }
         counts.push((scaled / all).checked_mul(group.devices_per_node).ok_or_else(too_many)?);
     }
@@ -83,9 +89,10 @@ fn counts_of_devices(cluster: &Cluster, devices: u64) -> Result<Vec<u64>, InputE
         return Ok(vec![devices]);
     }
     if cluster.groups.iter().any(|group| group.devices_per_node != per_node) {
-        return Err(fail(cluster, "its groups have nodes of different size".into()).with_hint("give a number of nodes"));
+        return Err(fail(cluster, "its groups have nodes of different size".into())
+            .with_hint("give a number of nodes"));
     }
-    if devices % per_node != 0 {
+    if !devices.is_multiple_of(per_node) {
         return Err(fail(cluster, format!("{devices} devices do not fill nodes of {per_node}"))
             .with_hint(format!("take a multiple of {per_node}, or a part of one node")));
     }
@@ -129,13 +136,21 @@ mod tests {
     fn a_part_of_one_node_is_a_smaller_node() {
         check("dgx-h100", Size::Devices(2), "[2] [2, 2]");
         check("dgx-h100", Size::Devices(12), "dgx-h100: 12 devices do not fill nodes of 8");
-        check("gb200-nvl72", Size::Devices(80), "gb200-nvl72: 80 devices do not fill the domains of 72 of tier `nvlink`");
+        check(
+            "gb200-nvl72",
+            Size::Devices(80),
+            "gb200-nvl72: 80 devices do not fill the domains of 72 of tier `nvlink`",
+        );
     }
 
     #[test]
     fn a_mixed_cluster_keeps_its_proportions() {
         check("mixed-a100-v100", Size::Nodes(2), "[8, 8] [8, 16]");
-        check("mixed-a100-v100", Size::Nodes(3), "mixed-a100-v100: 3 nodes cannot keep the proportions of the groups");
+        check(
+            "mixed-a100-v100",
+            Size::Nodes(3),
+            "mixed-a100-v100: 3 nodes cannot keep the proportions of the groups",
+        );
         check("mixed-a100-v100", Size::Devices(64), "[32, 32] [8, 64]");
     }
 
@@ -143,7 +158,15 @@ mod tests {
     fn absurd_sizes_are_refused() {
         check("dgx-h100", Size::Nodes(0), "dgx-h100: 0 nodes");
         check("dgx-h100", Size::Devices(0), "dgx-h100: 0 devices");
-        check("dgx-h100", Size::Nodes(u64::MAX), "dgx-h100: 18446744073709551615 nodes are more than can be planned for");
-        check("dgx-h100", Size::Nodes(2_000_000), "dgx-h100: 16000000 devices, at most 10000000 are planned for");
+        check(
+            "dgx-h100",
+            Size::Nodes(u64::MAX),
+            "dgx-h100: 18446744073709551615 nodes are more than can be planned for",
+        );
+        check(
+            "dgx-h100",
+            Size::Nodes(2_000_000),
+            "dgx-h100: 16000000 devices, at most 10000000 are planned for",
+        );
     }
 }

@@ -17,3 +17,5 @@ pub mod lower;
 pub mod native;
 pub mod builder;
 pub mod schedule;
+pub mod names;
+pub mod plan;

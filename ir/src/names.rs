@@ -11,7 +11,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::graph::{DimId, Extent, Layer, Model, Op, OpId, TensorId};
+use crate::graph::{DimId, Extent, Layer, Op, OpId, TensorId};
 use crate::lower::{LayerChoice, Recompute, whole_axes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
@@ -443,9 +443,9 @@ fn layer_recompute(placed: PlacedLayer) -> RecomputeRole {
 fn original_producer(layer: &Layer, mut tensor: TensorId) -> Option<OpId> {
     loop {
         let op = layer.producer(tensor)?;
-        match layer.ops[op.0].kind {
-            OpKind::Fork => tensor = layer.ops[op.0].operands[0],
-            _ => return Some(op),
+        if layer.ops[op.0].kind != OpKind::Fork {
+            return Some(op);
         }
+        tensor = layer.ops[op.0].operands[0];
     }
 }

@@ -8,8 +8,8 @@ use ir::op_work::KernelChoice;
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use ir::work::AttentionKernel;
 
-use crate::layer_problem::{Clock, Given};
-use crate::menu::{Candidate, Depth, candidates};
+use crate::layer_problem::{Clock, Given, LayerProblem};
+use crate::menu::{Candidate, fastest};
 use crate::prices::{Machine, Prices};
 use crate::test_models::{Width, dense, experts, mlp_only};
 
@@ -62,9 +62,11 @@ fn menu(layer: &Layer, n_nodes: u64, axes: &[u64], batch: (u64, u64), clock: Clo
         precision: Precision::Bf16,
         kernels: KernelChoice { attention: AttentionKernel::Flash, element_bytes: 2.0 },
     };
-    let prices = Prices::new(machine, &mesh);
+    let prices = Prices::new(machine, &mesh, &[]);
     let sizes = layer.sizes(batch.0, batch.1);
-    candidates(layer, &sizes, &prices, clock, &Given::default(), Depth::Full)
+    let problem = LayerProblem::new(layer, &sizes, &prices, clock, &Given::default()).unwrap();
+    let (_, unit, _) = fastest(&problem).unwrap();
+    crate::menu::menu(layer, &sizes, &prices, &problem, unit).unwrap().entries
 }
 
 fn describe(layer: &Layer, candidate: &Candidate) -> String {

@@ -11,7 +11,7 @@ use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, gradient_tensors};
 use ir::mesh::MAX_AXES;
 use ir::op::OpKind;
-use ir::program::Storage;
+use ir::program::{AxisSet, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
@@ -19,7 +19,7 @@ use ir::work::Pass;
 
 use crate::prices::{Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
-use crate::space::{Reach, Space, is_activation};
+use crate::space::{AxisRule, AxisView, Between, Reach, Space, is_activation};
 
 /// How often things happen, as the objective sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +39,41 @@ pub struct Given {
     pub tied: BTreeMap<TensorId, (Sharding, Storage)>,
     /// Whether results may be computed again, must be, or may not.
     pub recompute: RecomputeRule,
+    /// Where states may live.
+    pub storage: StorageRule,
+}
+
+/// Which storages a parameter may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StorageRule {
+    /// As it pays.
+    #[default]
+    Free,
+    /// All states whole.
+    Whole,
+    /// Only the optimizer state cut.
+    Optimizer,
+    /// Optimizer state and gradient cut.
+    Gradient,
+    /// All cut.
+    Parameter,
+}
+
+impl StorageRule {
+    /// Whether a storage obeys, for a parameter that could be cut over `whole` axes.
+    fn admits(self, storage: Storage, whole: AxisSet) -> bool {
+        let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
+        let wanted = |parameter, gradient, optimizer| {
+            storage == Storage { parameter: cut(parameter), gradient: cut(gradient), optimizer: cut(optimizer) }
+        };
+        match self {
+            Self::Free => true,
+            Self::Whole => wanted(false, false, false),
+            Self::Optimizer => wanted(false, false, true),
+            Self::Gradient => wanted(false, true, true),
+            Self::Parameter => wanted(true, true, true),
+        }
+    }
 }
 
 /// Which operators may be computed again.
@@ -49,8 +84,8 @@ pub enum RecomputeRule {
     Free,
     /// Nothing is.
     Never,
-    /// Only what is bound by memory: attention, norms, activations.
-    CheapOnly,
+    /// Only the attention core.
+    AttentionOnly,
     /// Everything is.
     Always,
 }
@@ -150,11 +185,19 @@ fn stream_shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Vec<Sh
     let shape = layer.shape(tensor, sizes);
     let mesh = prices.mesh();
     let mut list = vec![Sharding::REPLICATED];
-    for (axis, reach) in mesh.axis_ids().zip(prices.reach()).filter(|(axis, _)| mesh.size(*axis) > 1) {
-        let mut options = vec![Placement::Shard(0), Placement::Shard(1)];
-        if reach == Reach::Node {
-            options.push(Placement::Replicate);
-        }
+    for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
+        let (sequences, tokens, whole) = (Placement::Shard(0), Placement::Shard(1), Placement::Replicate);
+        let options = match prices.views()[axis.0] {
+            AxisView { rule: AxisRule::Free, reach: Reach::Node } => vec![sequences, tokens, whole],
+            AxisView { rule: AxisRule::Free, reach: Reach::Network } => vec![sequences, tokens],
+            AxisView { rule: AxisRule::Sequences | AxisRule::Experts, .. } => vec![sequences],
+            AxisView { rule: AxisRule::Tokens | AxisRule::TokensAndExperts, .. } => vec![tokens],
+            AxisView { rule: AxisRule::Inside(b) | AxisRule::InsideAndExperts(b), .. } => match b {
+                Between::Tokens => vec![tokens],
+                Between::Same => vec![whole],
+                Between::Free => vec![tokens, whole],
+            },
+        };
         list = list.iter().flat_map(|base| options.iter().map(|&p| base.with(axis, p))).collect();
     }
     let divides = |s: &Sharding| {
@@ -171,7 +214,7 @@ impl Builder<'_, '_> {
     fn node(&mut self, op: OpId, space: &Space<'_>, given: &Given) -> Option<Node> {
         let one = &self.layer.ops[op.0];
         let sig = &self.signatures[op.0];
-        let strategies = space.strategies(one, sig, self.prices.mesh(), &self.prices.reach(), self.sizes);
+        let strategies = space.strategies(one, sig, self.prices.mesh(), self.prices.views(), self.sizes);
         let mut choices = Vec::new();
         let mut options = Vec::new();
         let mut placed = Vec::new();
@@ -210,6 +253,8 @@ impl Builder<'_, '_> {
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             let mut storages = self.prices.storages(elements, used, places.operand_gradients[i], own);
+            let whole = ir::lower::whole_axes(self.prices.mesh(), used);
+            storages.retain(|(storage, _)| given.storage.admits(*storage, whole));
             if let Some((wanted_use, wanted)) = given.tied.get(&tensor) {
                 storages.retain(|(storage, _)| used == *wanted_use && storage == wanted);
             }
@@ -345,10 +390,8 @@ fn recompute_options(kind: &OpKind, rule: RecomputeRule) -> Vec<Recompute> {
         RecomputeRule::Free => both,
         RecomputeRule::Never => vec![Recompute::Keep],
         RecomputeRule::Always => vec![Recompute::Again],
-        RecomputeRule::CheapOnly if matches!(kind, OpKind::Linear | OpKind::Dispatch | OpKind::Combine) => {
-            vec![Recompute::Keep]
-        }
-        RecomputeRule::CheapOnly => both,
+        RecomputeRule::AttentionOnly if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
+        RecomputeRule::AttentionOnly => vec![Recompute::Keep],
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod rewrite;
 pub mod prove;
+pub mod request;
 pub mod problem;
 pub mod solve;
 pub mod ilp;
@@ -12,6 +13,32 @@ pub mod space;
 pub mod prices;
 pub mod layer_problem;
 pub mod menu;
+pub mod shapes;
+pub mod partition;
+pub mod candidate;
+pub mod optimize;
+pub mod document;
+
+use cost_model::Constants;
+use ir::plan::Plan;
+use request::{NoPlan, OnProgress, Request};
+
+/// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
+///
+/// # Errors
+/// Where the request contradicts itself, or no plan fits; then with changes that would make one fit.
+pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, NoPlan> {
+    let constants = Constants::load();
+    match optimize::search(request, &constants, on_progress) {
+        Ok(found) => document::plan(&found)
+            .ok_or_else(|| NoPlan::Impossible { what: "the search came back without a plan".into() }),
+        Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
+            let relaxations = optimize::relaxations(request, &constants);
+            Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
+        }
+        Err(other) => Err(other),
+    }
+}
 
 #[cfg(test)]
 mod solver_tests;

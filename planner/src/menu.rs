@@ -7,7 +7,7 @@ use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, lower};
 use ir::program::Program;
 
-use crate::layer_problem::{Clock, Given, LayerProblem};
+use crate::layer_problem::LayerProblem;
 use crate::prices::Prices;
 use crate::solve::eliminate;
 
@@ -24,44 +24,47 @@ pub struct Candidate {
 
 /// Prices of memory tried, as multiples of (time of the fastest plan) / (memory of the fastest plan): from free to a
 /// price at which memory is all that counts. Halving the spacing changes no plan of the shipped models.
-const MEMORY_PRICES: [f64; 7] = [0.0, 0.02, 0.1, 0.4, 1.5, 10.0, 1000.0];
+pub const MEMORY_PRICES: [f64; 7] = [0.0, 0.02, 0.1, 0.4, 1.5, 10.0, 1000.0];
 
-/// The choices of a layer at rising prices of memory, without repetition; empty where the mesh does not fit it.
-pub fn candidates(
+/// The choices of one layer kind.
+#[derive(Clone, Debug)]
+pub struct Menu {
+    /// Distinct choices.
+    pub entries: Vec<Candidate>,
+    /// The choice at each price of memory.
+    pub levels: Vec<usize>,
+}
+
+/// Least seconds of a layer per step, whatever memory it takes, and the seconds that a byte is worth there.
+pub fn fastest(problem: &LayerProblem<'_>) -> Option<(f64, f64, Vec<usize>)> {
+    let (time, choices) = eliminate(&problem.problem, 0.0)?;
+    let cost = problem.problem.total(&choices)?;
+    Some((time, cost.time / cost.memory.max(1.0), choices))
+}
+
+/// The choices of a layer at rising prices of memory, in multiples of `unit` seconds per byte; `None` where the mesh
+/// does not fit the layer.
+pub fn menu(
     layer: &Layer,
     sizes: &Sizes,
     prices: &Prices<'_>,
-    clock: Clock,
-    given: &Given,
-    depth: Depth,
-) -> Vec<Candidate> {
-    let Some(problem) = LayerProblem::new(layer, sizes, prices, clock, given) else { return Vec::new() };
-    let Some((_, free)) = eliminate(&problem.problem, 0.0) else { return Vec::new() };
-    let Some(scale) = problem.problem.total(&free) else { return Vec::new() };
-    let unit = scale.time / scale.memory.max(1.0);
-    let steps = match depth {
-        Depth::FastestOnly => &MEMORY_PRICES[..1],
-        Depth::Full => &MEMORY_PRICES[..],
-    };
-    let mut list: Vec<Candidate> = Vec::new();
-    for &multiple in steps {
-        let Some((objective, choices)) = eliminate(&problem.problem, multiple * unit) else { continue };
+    problem: &LayerProblem<'_>,
+    unit: f64,
+) -> Option<Menu> {
+    let mut menu = Menu { entries: Vec::new(), levels: Vec::new() };
+    for multiple in MEMORY_PRICES {
+        let (objective, choices) = eliminate(&problem.problem, multiple * unit)?;
         let choice = problem.choice(&choices);
-        if list.iter().any(|known| known.choice == choice) {
-            continue;
-        }
-        if let Ok(program) = lower(layer, prices.mesh(), sizes, &choice) {
-            list.push(Candidate { choice, program, objective });
-        }
+        let known = menu.entries.iter().position(|entry| entry.choice == choice);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let program = lower(layer, prices.mesh(), sizes, &choice).ok()?;
+                menu.entries.push(Candidate { choice, program, objective });
+                menu.entries.len() - 1
+            }
+        };
+        menu.levels.push(at);
     }
-    list
-}
-
-/// How much of a menu is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
-    /// The fastest choice, whatever it takes.
-    FastestOnly,
-    /// The hull from fastest to smallest.
-    Full,
+    Some(menu)
 }

@@ -20,7 +20,7 @@ use ir::strategy::Strategy;
 use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
-use crate::space::Reach;
+use crate::space::{AxisRule, AxisView, Reach};
 
 /// The machines and the engine, as prices see them.
 #[derive(Clone, Debug)]
@@ -52,13 +52,21 @@ pub struct StoragePrice {
 pub struct Prices<'a> {
     machine: Machine<'a>,
     mesh: &'a Mesh,
+    views: Vec<AxisView>,
     conversions: RefCell<BTreeMap<(Vec<u64>, u64, Sharding, Sharding), Option<f64>>>,
 }
 
 impl<'a> Prices<'a> {
-    /// Prices on a mesh whose first rank starts a domain of every tier it fills.
-    pub fn new(machine: Machine<'a>, mesh: &'a Mesh) -> Self {
-        Self { machine, mesh, conversions: RefCell::default() }
+    /// Prices on a mesh whose first rank starts a domain of every tier it fills, and what its axes may do.
+    pub fn new(machine: Machine<'a>, mesh: &'a Mesh, rules: &[AxisRule]) -> Self {
+        let node = machine.cluster.tiers.first().map_or(1, |tier| tier.devices);
+        let view = |axis: AxisId| {
+            let extent = mesh.stride(axis) * mesh.size(axis);
+            let reach = if extent <= node { Reach::Node } else { Reach::Network };
+            AxisView { reach, rule: rules.get(axis.0).copied().unwrap_or(AxisRule::Free) }
+        };
+        let views = mesh.axis_ids().map(view).collect();
+        Self { machine, mesh, views, conversions: RefCell::default() }
     }
 
     /// The mesh.
@@ -71,14 +79,9 @@ impl<'a> Prices<'a> {
         &self.machine
     }
 
-    /// Whether an axis stays inside a node.
-    pub fn reach(&self) -> Vec<Reach> {
-        let node = self.machine.cluster.tiers.first().map_or(1, |tier| tier.devices);
-        let one = |axis: AxisId| {
-            let extent = self.mesh.stride(axis) * self.mesh.size(axis);
-            if extent <= node { Reach::Node } else { Reach::Network }
-        };
-        self.mesh.axis_ids().map(one).collect()
+    /// The axes as the space sees them.
+    pub fn views(&self) -> &[AxisView] {
+        &self.views
     }
 
     /// Seconds of an operator's pass.
@@ -143,7 +146,7 @@ impl<'a> Prices<'a> {
         let node: Vec<AxisId> = whole
             .axes()
             .into_iter()
-            .filter(|axis| self.reach()[axis.0] == Reach::Node)
+            .filter(|axis| self.views[axis.0].reach == Reach::Node)
             .collect();
         let mut cuts = vec![whole, AxisSet::of(&node)];
         cuts.extend(whole.axes().into_iter().map(|axis| AxisSet::of(&[axis])));

@@ -10,9 +10,9 @@
 use std::collections::BTreeSet;
 
 use ir::graph::{DimId, Extent, Layer, Op, Role, Sizes};
-use ir::mesh::{AxisId, Mesh};
+use ir::mesh::Mesh;
 use ir::op::{Linear, OpKind};
-use ir::signature::{FactorId, Signature, Split, signature};
+use ir::signature::{Factor, FactorId, Signature, Split, signature};
 use ir::strategy::{AxisUse, Strategy, is_legal};
 
 /// How fast the links along an axis are.
@@ -22,6 +22,45 @@ pub enum Reach {
     Node,
     /// It crosses nodes.
     Network,
+}
+
+/// What the user lets an axis do. `Free` is the search's own; the others come from pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AxisRule {
+    /// Whatever its reach allows.
+    Free,
+    /// Splits sequences.
+    Sequences,
+    /// Splits sequences, and experts where tokens are routed.
+    Experts,
+    /// Splits the tokens of a sequence.
+    Tokens,
+    /// Splits tokens, and experts where tokens are routed.
+    TokensAndExperts,
+    /// Splits the inside of products; between them tokens or nothing.
+    Inside(Between),
+    /// Splits the inside of products, but experts where tokens are routed.
+    InsideAndExperts(Between),
+}
+
+/// What an axis that splits products does between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Between {
+    /// Splits tokens.
+    Tokens,
+    /// Computes the same on every device.
+    Same,
+    /// Either.
+    Free,
+}
+
+/// An axis as the space sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AxisView {
+    /// How fast its links are.
+    pub reach: Reach,
+    /// What it may do.
+    pub rule: AxisRule,
 }
 
 /// The loops an axis may split, per operator of a layer.
@@ -52,10 +91,10 @@ impl<'a> Space<'a> {
     }
 
     /// Every strategy of an operator, in a fixed order.
-    pub fn strategies(&self, op: &Op, sig: &Signature, mesh: &Mesh, reach: &[Reach], sizes: &Sizes) -> Vec<Strategy> {
+    pub fn strategies(&self, op: &Op, sig: &Signature, mesh: &Mesh, views: &[AxisView], sizes: &Sizes) -> Vec<Strategy> {
         let mut list = vec![Strategy::SAME];
         for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
-            let uses = self.uses(op, sig, mesh, (axis, reach[axis.0]), sizes);
+            let uses = self.uses(op, sig, views[axis.0], (mesh.size(axis), sizes));
             list = list
                 .iter()
                 .flat_map(|base| {
@@ -71,25 +110,39 @@ impl<'a> Space<'a> {
         list
     }
 
-    fn uses(&self, op: &Op, sig: &Signature, mesh: &Mesh, axis: (AxisId, Reach), sizes: &Sizes) -> Vec<AxisUse> {
-        let (axis, reach) = axis;
-        let open = |(i, factor): (usize, &ir::signature::Factor)| {
-            let extent = self.layer.dims[factor.dim.0].extent;
-            let crossing = matches!(extent, Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. })
-                || self.experts.contains(&factor.dim);
-            let cuttable = factor.split != Split::Whole && !self.whole.contains(&factor.dim);
-            let long_enough = sizes.dims[factor.dim.0] >= mesh.size(axis);
-            let allowed = cuttable && long_enough && (crossing || reach == Reach::Node);
-            allowed.then_some(AxisUse::Factor(FactorId(i as u8)))
-        };
-        let mut uses: Vec<AxisUse> = sig.factors.iter().enumerate().filter_map(open).collect();
-        let splits_tokens = uses.iter().any(|one| {
-            let AxisUse::Factor(id) = one else { return false };
-            let dim = sig.factors[id.0 as usize].dim;
-            matches!(self.layer.dims[dim.0].extent, Extent::MicroBatch | Extent::Sequence)
-                && sizes.dims[dim.0].is_multiple_of(mesh.size(axis))
-        });
-        if reach == Reach::Node || !splits_tokens {
+    /// What a factor of an operator is, or nothing where no axis may cut it.
+    fn class(&self, factor: &Factor) -> Option<Class> {
+        if factor.split == Split::Whole || self.whole.contains(&factor.dim) {
+            return None;
+        }
+        Some(match self.layer.dims[factor.dim.0].extent {
+            Extent::MicroBatch => Class::Sequences,
+            Extent::Sequence | Extent::Slots { .. } => Class::Tokens,
+            Extent::Fixed(_) | Extent::Uneven(_) if self.experts.contains(&factor.dim) => Class::Experts,
+            Extent::Fixed(_) | Extent::Uneven(_) => Class::Inside,
+        })
+    }
+
+    fn uses(&self, op: &Op, sig: &Signature, view: AxisView, (size, sizes): (u64, &Sizes)) -> Vec<AxisUse> {
+        let classes: Vec<(FactorId, Class, bool)> = sig
+            .factors
+            .iter()
+            .enumerate()
+            .filter(|(_, factor)| sizes.dims[factor.dim.0] >= size)
+            .filter_map(|(i, factor)| {
+                let divides = sizes.dims[factor.dim.0].is_multiple_of(size) || factor.split == Split::Uneven;
+                self.class(factor).map(|class| (FactorId(i as u8), class, divides))
+            })
+            .collect();
+        let has = |wanted: Class| classes.iter().any(|(_, class, divides)| *class == wanted && *divides);
+        let routed = has(Class::Experts) && self.on_slots(op);
+        let (allowed, same) = allowed(view, routed, &has);
+        let mut uses: Vec<AxisUse> = classes
+            .iter()
+            .filter(|(_, class, divides)| *divides && allowed.contains(class))
+            .map(|(id, ..)| AxisUse::Factor(*id))
+            .collect();
+        if same || uses.is_empty() {
             uses.push(AxisUse::Same);
             if defers(&op.kind) {
                 uses.push(AxisUse::Defer);
@@ -99,6 +152,44 @@ impl<'a> Space<'a> {
             }
         }
         uses
+    }
+
+    /// Whether an operator works on expert slots.
+    fn on_slots(&self, op: &Op) -> bool {
+        let slots = |dim: &DimId| matches!(self.layer.dims[dim.0].extent, Extent::Slots { .. });
+        op.operands.iter().chain(&op.results).any(|t| self.layer.tensors[t.0].dims.iter().any(slots))
+    }
+}
+
+/// What a loop is to an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Sequences,
+    Tokens,
+    Experts,
+    Inside,
+}
+
+/// Classes of loops that an axis may split, and whether it may compute the same instead.
+fn allowed(view: AxisView, routed: bool, has: &dyn Fn(Class) -> bool) -> (Vec<Class>, bool) {
+    use Class::{Experts, Inside, Sequences, Tokens};
+    let between = |between: Between| match between {
+        _ if has(Inside) => (vec![Inside], true),
+        Between::Tokens | Between::Free => (vec![Tokens], true),
+        Between::Same => (Vec::new(), true),
+    };
+    match view.rule {
+        AxisRule::Free if view.reach == Reach::Node => (vec![Sequences, Tokens, Experts, Inside], true),
+        AxisRule::Free => {
+            let experts_only = routed && !has(Sequences) && !has(Tokens);
+            (vec![Sequences, Tokens, Experts], !(has(Sequences) || has(Tokens) || experts_only))
+        }
+        AxisRule::Experts if routed => (vec![Sequences, Experts], false),
+        AxisRule::TokensAndExperts if routed => (vec![Tokens, Experts], false),
+        AxisRule::InsideAndExperts(_) if routed => (vec![Tokens, Experts], false),
+        AxisRule::Sequences | AxisRule::Experts => (vec![Sequences], false),
+        AxisRule::Tokens | AxisRule::TokensAndExperts => (vec![Tokens], false),
+        AxisRule::Inside(inner) | AxisRule::InsideAndExperts(inner) => between(inner),
     }
 }
 

@@ -3,13 +3,14 @@
 
 use ir::op::{GroupScore, Normalize, RouterScore};
 
+use super::NATIVE_HINT;
 use super::fields::{Fields, HEADS, LAYERS, Limit, WIDTH};
-use super::heads::{Sizes, decoder, sizes};
+use super::heads::{Sizes, decoder, sizes, tying};
 use super::llama::{eps, gated_mlp};
 use super::moe::{experts, gating, plain_router};
-use super::NATIVE_HINT;
 use crate::arch::{
     Arch, AttentionArch, Block, LatentAttention, LayerArch, MlpArch, MoeMlp, Norm, Router, SharedExpert,
+    Tying,
 };
 use crate::input_error::InputError;
 use crate::scan::clip;
@@ -28,7 +29,7 @@ pub(crate) fn v2(fields: &Fields<'_>) -> Result<Arch, InputError> {
     };
     let base = Router {
         score: score(fields, RouterScore::Softmax)?,
-        normalize: normalize(fields, false)?,
+        normalize: normalize(fields, Normalize::No)?,
         scale: fields.number_or(&["routed_scaling_factor"], 1.0)?,
         ..plain_router()
     };
@@ -40,7 +41,7 @@ pub(crate) fn v2(fields: &Fields<'_>) -> Result<Arch, InputError> {
 pub(crate) fn v3(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let base = Router {
         score: score(fields, RouterScore::Sigmoid)?,
-        normalize: normalize(fields, true)?,
+        normalize: normalize(fields, Normalize::Sum)?,
         scale: fields.number_or(&["routed_scaling_factor"], 2.5)?,
         correction: true,
         ..plain_router()
@@ -60,8 +61,12 @@ fn score(fields: &Fields<'_>, default: RouterScore) -> Result<RouterScore, Input
     }
 }
 
-fn normalize(fields: &Fields<'_>, default: bool) -> Result<Normalize, InputError> {
-    Ok(if fields.flag_or("norm_topk_prob", default)? { Normalize::Sum } else { Normalize::No })
+fn normalize(fields: &Fields<'_>, default: Normalize) -> Result<Normalize, InputError> {
+    Ok(match fields.flag("norm_topk_prob")? {
+        Some(true) => Normalize::Sum,
+        Some(false) => Normalize::No,
+        None => default,
+    })
 }
 
 fn with_groups(fields: &Fields<'_>, router: Router, group_score: GroupScore) -> Result<Router, InputError> {
@@ -79,7 +84,8 @@ fn with_groups(fields: &Fields<'_>, router: Router, group_score: GroupScore) -> 
     }
     let within = top_groups * (n_experts / groups);
     if top_k > within {
-        let what = format!("the best {top_groups} groups hold {within} experts, of which {top_k} cannot be chosen");
+        let what =
+            format!("the best {top_groups} groups hold {within} experts, of which {top_k} cannot be chosen");
         return Err(fields.fail(TOP_GROUPS, what));
     }
     Ok(Router { groups, top_groups, group_score, ..router })
@@ -106,7 +112,7 @@ fn model(fields: &Fields<'_>, router: Router) -> Result<Arch, InputError> {
     let dense = gated_mlp(fields)?;
     let n_dense = fields.count_or(&["first_k_dense_replace"], Limit(0, LAYERS.1), 0)?;
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
-    let tied = fields.flag_or("tie_word_embeddings", false)?;
+    let tied = tying(fields, Tying::Untied)?;
     Ok(decoder(&sizes, norm.clone(), tied, |i| LayerArch {
         name: if i < n_dense { "dense" } else { "moe" },
         block: Block::Sequential,
@@ -121,12 +127,17 @@ fn latent_attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<LatentAttentio
     let wide = Limit(2, WIDTH.1);
     let kv_heads = fields.count_or(&["num_key_value_heads"], HEADS, sizes.heads)?;
     if kv_heads != sizes.heads {
-        let what = format!("latent attention has as many key/value heads as query heads, found {kv_heads} and {}", sizes.heads);
+        let what = format!(
+            "latent attention has as many key/value heads as query heads, found {kv_heads} and {}",
+            sizes.heads
+        );
         return Err(fields.fail(&["num_key_value_heads"], what));
     }
     let rope_dim = fields.count(&["qk_rope_head_dim"], wide)?;
     if rope_dim % 2 != 0 {
-        return Err(fields.fail(&["qk_rope_head_dim"], format!("{rope_dim} is odd, elements are rotated in pairs")));
+        return Err(
+            fields.fail(&["qk_rope_head_dim"], format!("{rope_dim} is odd, elements are rotated in pairs"))
+        );
     }
     Ok(LatentAttention {
         heads: sizes.heads,
@@ -136,7 +147,7 @@ fn latent_attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<LatentAttentio
         rope_dim,
         v_dim: fields.count(&["v_head_dim"], WIDTH)?,
         theta: fields.rope_number(&["rope_theta"], 1e4)?,
-        bias: fields.flag_or("attention_bias", false)?,
+        bias: fields.flag("attention_bias")?.unwrap_or(false),
         eps: eps(fields, 1e-6)?,
     })
 }

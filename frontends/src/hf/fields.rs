@@ -90,23 +90,30 @@ impl<'a> Fields<'a> {
         Ok(self.optional_number(names)?.unwrap_or(default))
     }
 
-    /// True or false, or the default.
-    pub(crate) fn flag_or(&self, name: &str, default: bool) -> Result<bool, InputError> {
+    /// True or false, where the field is present.
+    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, InputError> {
         match self.find(&[name]) {
-            None => Ok(default),
-            Some((_, Value::Bool(flag))) => Ok(*flag),
-            Some((_, other)) => Err(self.fail(&[name], format!("expected true or false, found {}", kind(other)))),
+            None => Ok(None),
+            Some((_, Value::Bool(flag))) => Ok(Some(*flag)),
+            Some((_, other)) => {
+                Err(self.fail(&[name], format!("expected true or false, found {}", kind(other))))
+            }
         }
     }
 
-    /// Refuses a switch that would change the model in a way that is not supported.
-    pub(crate) fn must_be(&self, name: &str, expected: bool, default: bool) -> Result<(), InputError> {
-        if self.flag_or(name, default)? == expected {
-            return Ok(());
-        }
-        Err(self
-            .fail(&[name], format!("only {expected} is supported for family `{}`", self.family))
-            .with_hint(super::NATIVE_HINT))
+    /// Refuses a switch that is on and would change the model in a way that is not supported.
+    pub(crate) fn must_be_off(&self, name: &str) -> Result<(), InputError> {
+        if self.flag(name)? == Some(true) { Err(self.unsupported(name, "false")) } else { Ok(()) }
+    }
+
+    /// Refuses a switch that is off and would change the model in a way that is not supported.
+    pub(crate) fn must_be_on(&self, name: &str) -> Result<(), InputError> {
+        if self.flag(name)? == Some(false) { Err(self.unsupported(name, "true")) } else { Ok(()) }
+    }
+
+    fn unsupported(&self, name: &str, expected: &str) -> InputError {
+        self.fail(&[name], format!("only {expected} is supported for family `{}`", self.family))
+            .with_hint(super::NATIVE_HINT)
     }
 
     /// A text that may be absent.
@@ -145,7 +152,9 @@ impl<'a> Fields<'a> {
     pub(crate) fn sliding_layers(&self, n_layers: u64) -> Result<Option<Vec<bool>>, InputError> {
         let names = &["layer_types"];
         let Some((_, value)) = self.find(names) else { return Ok(None) };
-        let items = value.as_array().ok_or_else(|| self.fail(names, format!("expected a list, found {}", kind(value))))?;
+        let items = value
+            .as_array()
+            .ok_or_else(|| self.fail(names, format!("expected a list, found {}", kind(value))))?;
         if items.len() as u64 != n_layers {
             let what = format!("{} entries for {n_layers} layers", items.len());
             return Err(self.fail(names, what));
@@ -169,7 +178,9 @@ impl<'a> Fields<'a> {
             let parameters = self.document.value.get(outer)?;
             names.iter().find_map(|name| parameters.get(*name)).filter(|value| !value.is_null())
         };
-        let Some(value) = within("rope_parameters").or_else(|| within("rope_scaling")) else { return Ok(default) };
+        let Some(value) = within("rope_parameters").or_else(|| within("rope_scaling")) else {
+            return Ok(default);
+        };
         match value.as_f64() {
             Some(x) if x > 0.0 && x < 1e12 => Ok(x),
             _ => Err(self.fail(

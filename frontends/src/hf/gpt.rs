@@ -4,10 +4,10 @@ use ir::op::Activation;
 
 use super::NATIVE_HINT;
 use super::fields::{Fields, HEADS, WIDTH};
-use super::heads::{RotaryDefaults, Sizes, decoder, divided_head_dim, plain_attention, rotary, sizes};
+use super::heads::{RotaryDefaults, Sizes, decoder, divided_head_dim, plain_attention, rotary, sizes, tying};
 use crate::arch::{
-    Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, LearnedPositions, MlpArch, MlpForm, Norm,
-    Positions,
+    Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, LearnedPositions, MlpArch, MlpForm,
+    Norm, Positions, Tying,
 };
 use crate::input_error::InputError;
 
@@ -15,21 +15,18 @@ const LAYER_NORM_EPS: &[&str] = &["layer_norm_epsilon", "layer_norm_eps"];
 
 /// GPT-2, GPT-3 and the Megatron family.
 pub(crate) fn gpt2(fields: &Fields<'_>) -> Result<Arch, InputError> {
-    fields.must_be("add_cross_attention", false, false)?;
-    fields.must_be("scale_attn_by_inverse_layer_idx", false, false)?;
+    fields.must_be_off("add_cross_attention")?;
+    fields.must_be_off("scale_attn_by_inverse_layer_idx")?;
     let sizes = sizes(fields, 1024)?;
-    let scaled = fields.flag_or("scale_attn_weights", true)?;
-    let attention = HeadsAttention {
-        scale: (!scaled).then_some(1.0),
-        ..biased_attention(fields, &sizes)?
-    };
+    let scaled = fields.flag("scale_attn_weights")?.unwrap_or(true);
+    let attention = HeadsAttention { scale: (!scaled).then_some(1.0), ..biased_attention(fields, &sizes)? };
     let mlp = DenseMlp {
         inner: fields.count_or(&["n_inner"], WIDTH, 4 * sizes.hidden)?,
         form: MlpForm::Plain(fields.activation(&["activation_function"], Activation::GeluTanh)?),
         bias: true,
     };
     let norm = layer_norm(fields)?;
-    let tied = fields.flag_or("tie_word_embeddings", true)?;
+    let tied = tying(fields, Tying::Tied)?;
     let layer = layer(Block::Sequential, &norm, attention, mlp);
     let mut arch = decoder(&sizes, norm, tied, |_| layer.clone());
     arch.embedding.positions = Some(LearnedPositions { rows: sizes.sequence, offset: 0 });
@@ -39,7 +36,7 @@ pub(crate) fn gpt2(fields: &Fields<'_>) -> Result<Arch, InputError> {
 /// GPT-NeoX and Pythia: a quarter of each head rotated, attention and MLP in parallel.
 pub(crate) fn gpt_neox(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 2048)?;
-    let bias = fields.flag_or("attention_bias", true)?;
+    let bias = fields.flag("attention_bias")?.unwrap_or(true);
     let base = biased_attention(fields, &sizes)?;
     let position = rotary(fields, base.head_dim, RotaryDefaults { theta: 1e4, share: 0.25 })?;
     let attention = HeadsAttention { position, qkv_bias: bias, out_bias: bias, ..base };
@@ -49,9 +46,9 @@ pub(crate) fn gpt_neox(fields: &Fields<'_>) -> Result<Arch, InputError> {
         bias: true,
     };
     let norm = layer_norm(fields)?;
-    let parallel = fields.flag_or("use_parallel_residual", true)?;
+    let parallel = fields.flag("use_parallel_residual")?.unwrap_or(true);
     let block = if parallel { Block::ParallelTwoNorms } else { Block::Sequential };
-    let tied = fields.flag_or("tie_word_embeddings", false)?;
+    let tied = tying(fields, Tying::Untied)?;
     let layer = layer(block, &norm, attention, mlp);
     Ok(decoder(&sizes, norm, tied, |_| layer.clone()))
 }
@@ -59,25 +56,25 @@ pub(crate) fn gpt_neox(fields: &Fields<'_>) -> Result<Arch, InputError> {
 /// OPT: a position table whose first two rows are unused.
 pub(crate) fn opt(fields: &Fields<'_>) -> Result<Arch, InputError> {
     const OFFSET: u64 = 2;
-    fields.must_be("do_layer_norm_before", true, true)?;
-    fields.must_be("_remove_final_layer_norm", false, false)?;
-    fields.must_be("layer_norm_elementwise_affine", true, true)?;
+    fields.must_be_on("do_layer_norm_before")?;
+    fields.must_be_off("_remove_final_layer_norm")?;
+    fields.must_be_on("layer_norm_elementwise_affine")?;
     let sizes = sizes(fields, 2048)?;
     let projected = fields.count_or(&["word_embed_proj_dim"], WIDTH, sizes.hidden)?;
     if projected != sizes.hidden {
-        let what = format!("{projected} differs from a hidden size of {}, which is not supported", sizes.hidden);
+        let what =
+            format!("{projected} differs from a hidden size of {}, which is not supported", sizes.hidden);
         return Err(fields.fail(&["word_embed_proj_dim"], what).with_hint(NATIVE_HINT));
     }
-    let bias = fields.flag_or("enable_bias", true)?;
-    let attention =
-        HeadsAttention { qkv_bias: bias, out_bias: bias, ..biased_attention(fields, &sizes)? };
+    let bias = fields.flag("enable_bias")?.unwrap_or(true);
+    let attention = HeadsAttention { qkv_bias: bias, out_bias: bias, ..biased_attention(fields, &sizes)? };
     let mlp = DenseMlp {
         inner: fields.count(&["ffn_dim"], WIDTH)?,
         form: MlpForm::Plain(fields.activation(&["activation_function"], Activation::Relu)?),
         bias,
     };
     let norm = layer_norm(fields)?;
-    let tied = fields.flag_or("tie_word_embeddings", true)?;
+    let tied = tying(fields, Tying::Tied)?;
     let layer = layer(Block::Sequential, &norm, attention, mlp);
     let mut arch = decoder(&sizes, norm, tied, |_| layer.clone());
     arch.embedding.positions = Some(LearnedPositions { rows: sizes.sequence + OFFSET, offset: OFFSET });
@@ -86,13 +83,13 @@ pub(crate) fn opt(fields: &Fields<'_>) -> Result<Arch, InputError> {
 
 /// BLOOM: a linear position bias and a norm behind the embedding.
 pub(crate) fn bloom(fields: &Fields<'_>) -> Result<Arch, InputError> {
-    fields.must_be("apply_residual_connection_post_layernorm", false, false)?;
+    fields.must_be_off("apply_residual_connection_post_layernorm")?;
     let sizes = sizes(fields, 2048)?;
     let attention = HeadsAttention { position: Positions::Alibi, ..biased_attention(fields, &sizes)? };
     let form = MlpForm::Plain(Activation::GeluTanh);
     let mlp = DenseMlp { inner: 4 * sizes.hidden, form, bias: true };
     let norm = layer_norm(fields)?;
-    let tied = fields.flag_or("tie_word_embeddings", true)?;
+    let tied = tying(fields, Tying::Tied)?;
     let layer = layer(Block::Sequential, &norm, attention, mlp);
     let mut arch = decoder(&sizes, norm.clone(), tied, |_| layer.clone());
     arch.embedding.norm = Some(norm);
@@ -102,10 +99,10 @@ pub(crate) fn bloom(fields: &Fields<'_>) -> Result<Arch, InputError> {
 /// Falcon: one key/value head or a few, attention and MLP in parallel.
 pub(crate) fn falcon(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 2048)?;
-    let bias = fields.flag_or("bias", false)?;
+    let bias = fields.flag("bias")?.unwrap_or(false);
     let head_dim = divided_head_dim(fields, &sizes)?;
     let kv_heads = falcon_kv_heads(fields, &sizes)?;
-    let position = if fields.flag_or("alibi", false)? {
+    let position = if fields.flag("alibi")?.unwrap_or(false) {
         Positions::Alibi
     } else {
         rotary(fields, head_dim, RotaryDefaults { theta: 1e4, share: 1.0 })?
@@ -122,7 +119,7 @@ pub(crate) fn falcon(fields: &Fields<'_>) -> Result<Arch, InputError> {
         bias,
     };
     let norm = layer_norm(fields)?;
-    let tied = fields.flag_or("tie_word_embeddings", true)?;
+    let tied = tying(fields, Tying::Tied)?;
     let layer = layer(falcon_block(fields)?, &norm, attention, mlp);
     Ok(decoder(&sizes, norm, tied, |_| layer.clone()))
 }
@@ -130,13 +127,13 @@ pub(crate) fn falcon(fields: &Fields<'_>) -> Result<Arch, InputError> {
 fn falcon_kv_heads(fields: &Fields<'_>, sizes: &Sizes) -> Result<u64, InputError> {
     const KV_HEADS: &[&str] = &["num_kv_heads", "n_head_kv"];
     let given = fields.count_or(KV_HEADS, HEADS, sizes.heads)?;
-    let is_new = fields.flag_or("new_decoder_architecture", false)?;
-    let kv_heads = match (is_new, fields.flag_or("multi_query", true)?) {
+    let is_new = fields.flag("new_decoder_architecture")?.unwrap_or(false);
+    let kv_heads = match (is_new, fields.flag("multi_query")?.unwrap_or(true)) {
         (true, _) => given,
         (false, true) => 1,
         (false, false) => sizes.heads,
     };
-    if sizes.heads % kv_heads != 0 {
+    if !sizes.heads.is_multiple_of(kv_heads) {
         let what = format!("{} query heads cannot share {kv_heads} key/value heads evenly", sizes.heads);
         return Err(fields.fail(KV_HEADS, what));
     }
@@ -144,11 +141,11 @@ fn falcon_kv_heads(fields: &Fields<'_>, sizes: &Sizes) -> Result<u64, InputError
 }
 
 fn falcon_block(fields: &Fields<'_>) -> Result<Block, InputError> {
-    if fields.flag_or("new_decoder_architecture", false)? {
+    if fields.flag("new_decoder_architecture")?.unwrap_or(false) {
         let n_norms = fields.count_or(&["num_ln_in_parallel_attn"], super::fields::Limit(1, 2), 2)?;
         return Ok(if n_norms == 2 { Block::ParallelTwoNorms } else { Block::ParallelOneNorm });
     }
-    let parallel = fields.flag_or("parallel_attn", true)?;
+    let parallel = fields.flag("parallel_attn")?.unwrap_or(true);
     Ok(if parallel { Block::ParallelOneNorm } else { Block::Sequential })
 }
 
@@ -159,7 +156,11 @@ fn layer_norm(fields: &Fields<'_>) -> Result<Norm, InputError> {
 /// As many key/value heads as query heads, biases everywhere.
 fn biased_attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<HeadsAttention, InputError> {
     let head_dim = divided_head_dim(fields, sizes)?;
-    Ok(HeadsAttention { qkv_bias: true, out_bias: true, ..plain_attention(sizes.heads, sizes.heads, head_dim) })
+    Ok(HeadsAttention {
+        qkv_bias: true,
+        out_bias: true,
+        ..plain_attention(sizes.heads, sizes.heads, head_dim)
+    })
 }
 
 fn layer(block: Block, norm: &Norm, attention: HeadsAttention, mlp: DenseMlp) -> LayerArch {

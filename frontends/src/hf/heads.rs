@@ -1,7 +1,9 @@
 //! Parts that most families share: the stream, the heads, the windows.
 
 use super::fields::{Fields, HEADS, LAYERS, SEQUENCE, VOCABULARY, WIDTH};
-use crate::arch::{Arch, EmbeddingArch, HeadArch, HeadsAttention, LayerArch, Norm, Positions, runs_of};
+use crate::arch::{
+    Arch, EmbeddingArch, HeadArch, HeadsAttention, LayerArch, Norm, Positions, Tying, runs_of,
+};
 use crate::input_error::InputError;
 
 /// Names of the fields that differ between families.
@@ -44,16 +46,22 @@ pub(crate) fn divided_head_dim(fields: &Fields<'_>, sizes: &Sizes) -> Result<u64
     if hidden % heads != 0 {
         return Err(fields
             .fail(N_HEADS, format!("{heads} heads do not divide a hidden size of {hidden}"))
-            .with_hint("the hidden size must be a multiple of the number of heads, unless `head_dim` is given"));
+            .with_hint(
+                "the hidden size must be a multiple of the number of heads, unless `head_dim` is given",
+            ));
     }
     Ok(hidden / heads)
 }
 
 /// Attention with grouped queries and full rotation: the base that families vary.
-pub(crate) fn grouped_attention(fields: &Fields<'_>, sizes: &Sizes, theta: f64) -> Result<HeadsAttention, InputError> {
+pub(crate) fn grouped_attention(
+    fields: &Fields<'_>,
+    sizes: &Sizes,
+    theta: f64,
+) -> Result<HeadsAttention, InputError> {
     const KV_HEADS: &[&str] = &["num_key_value_heads"];
     let kv_heads = fields.count_or(KV_HEADS, HEADS, sizes.heads)?;
-    if sizes.heads % kv_heads != 0 {
+    if !sizes.heads.is_multiple_of(kv_heads) {
         let what = format!("{} query heads cannot share {kv_heads} key/value heads evenly", sizes.heads);
         return Err(fields
             .fail(KV_HEADS, what)
@@ -91,13 +99,19 @@ pub(crate) struct RotaryDefaults {
 }
 
 /// Rotation of the first part of every head.
-pub(crate) fn rotary(fields: &Fields<'_>, head_dim: u64, defaults: RotaryDefaults) -> Result<Positions, InputError> {
+pub(crate) fn rotary(
+    fields: &Fields<'_>,
+    head_dim: u64,
+    defaults: RotaryDefaults,
+) -> Result<Positions, InputError> {
     const SHARE: &[&str] = &["partial_rotary_factor", "rotary_pct"];
     let theta = fields.rope_number(&["rope_theta", "rotary_emb_base"], defaults.theta)?;
     let share = fields.rope_number(SHARE, defaults.share)?;
     let dims = (head_dim as f64 * share) as u64;
-    if dims == 0 || dims > head_dim || dims % 2 != 0 {
-        let what = format!("{share} of a head of {head_dim} is {dims} rotated elements, expected an even part of it");
+    if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
+        let what = format!(
+            "{share} of a head of {head_dim} is {dims} rotated elements, expected an even part of it"
+        );
         return Err(fields.fail(SHARE, what));
     }
     Ok(Positions::Rotary { theta, dims })
@@ -108,13 +122,17 @@ pub(crate) fn uniform_window(fields: &Fields<'_>) -> Result<Option<u64>, InputEr
     fields.optional(&["sliding_window"], SEQUENCE)
 }
 
+/// Whether the head uses the embedding table.
+pub(crate) fn tying(fields: &Fields<'_>, default: Tying) -> Result<Tying, InputError> {
+    Ok(match fields.flag("tie_word_embeddings")? {
+        Some(true) => Tying::Tied,
+        Some(false) => Tying::Untied,
+        None => default,
+    })
+}
+
 /// A decoder whose layers `kind_of` describes, with nothing beside the table in the embedding.
-pub(crate) fn decoder(
-    sizes: &Sizes,
-    norm: Norm,
-    tied: bool,
-    kind_of: impl Fn(u64) -> LayerArch,
-) -> Arch {
+pub(crate) fn decoder(sizes: &Sizes, norm: Norm, tying: Tying, kind_of: impl Fn(u64) -> LayerArch) -> Arch {
     let (kinds, runs) = runs_of(sizes.n_layers, kind_of);
     Arch {
         name: String::new(),
@@ -124,6 +142,6 @@ pub(crate) fn decoder(
         embedding: EmbeddingArch { positions: None, norm: None, scale: None },
         kinds,
         runs,
-        head: HeadArch { norm, tied, softcap: None },
+        head: HeadArch { norm, tying, softcap: None },
     }
 }

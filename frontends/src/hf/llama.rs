@@ -3,25 +3,27 @@
 use ir::op::{Activation, Gating};
 
 use super::fields::{Fields, SEQUENCE, WIDTH};
-use super::heads::{Sizes, decoder, grouped_attention, sizes, uniform_window};
+use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
 use crate::arch::{
-    Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, MlpArch, MlpForm, Norm,
+    Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, MlpArch, MlpForm, Norm, Tying,
 };
 use crate::input_error::InputError;
 
 /// Llama 1 to 3.
 pub(crate) fn llama(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 2048)?;
-    let bias = fields.flag_or("attention_bias", false)?;
-    let attention = HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, &sizes, 1e4)? };
-    let mlp = DenseMlp { bias: fields.flag_or("mlp_bias", false)?, ..gated_mlp(fields)? };
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    let attention =
+        HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, &sizes, 1e4)? };
+    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
     uniform(fields, &sizes, attention, mlp)
 }
 
 /// Mistral 7B and its successors of the same type.
 pub(crate) fn mistral(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 131_072)?;
-    let attention = HeadsAttention { window: uniform_window(fields)?, ..grouped_attention(fields, &sizes, 1e4)? };
+    let attention =
+        HeadsAttention { window: uniform_window(fields)?, ..grouped_attention(fields, &sizes, 1e4)? };
     uniform(fields, &sizes, attention, gated_mlp(fields)?)
 }
 
@@ -40,7 +42,7 @@ pub(crate) fn qwen2(fields: &Fields<'_>) -> Result<Arch, InputError> {
 /// Qwen 3: norms on query and key heads.
 pub(crate) fn qwen3(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 32_768)?;
-    let bias = fields.flag_or("attention_bias", false)?;
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let qk_norm = Some(eps(fields, 1e-6)?);
     let attention =
         HeadsAttention { qkv_bias: bias, out_bias: bias, qk_norm, ..grouped_attention(fields, &sizes, 1e4)? };
@@ -50,7 +52,7 @@ pub(crate) fn qwen3(fields: &Fields<'_>) -> Result<Arch, InputError> {
 /// Gemma 2: norms before and behind each branch, windows in every other layer, capped scores and logits.
 pub(crate) fn gemma2(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 8192)?;
-    let bias = fields.flag_or("attention_bias", false)?;
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let scalar = fields.number_or(&["query_pre_attn_scalar"], 256.0)?;
     let attention = HeadsAttention {
         qkv_bias: bias,
@@ -64,8 +66,8 @@ pub(crate) fn gemma2(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 1.0 };
     let window = fields.count_or(&["sliding_window"], SEQUENCE, 4096)?;
     let sliding = fields.sliding_layers(sizes.n_layers)?;
-    let slides = |i: u64| sliding.as_ref().map_or(i % 2 == 0, |list| list[i as usize]);
-    let mut arch = decoder(&sizes, norm.clone(), fields.flag_or("tie_word_embeddings", true)?, |i| LayerArch {
+    let slides = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
+    let mut arch = decoder(&sizes, norm.clone(), tying(fields, Tying::Tied)?, |i| LayerArch {
         name: if slides(i) { "sliding" } else { "full" },
         block: Block::Sandwich,
         norm: norm.clone(),
@@ -99,8 +101,10 @@ fn uniform(
     mlp: DenseMlp,
 ) -> Result<Arch, InputError> {
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
-    let tied = fields.flag_or("tie_word_embeddings", false)?;
-    Ok(decoder(sizes, norm.clone(), tied, |_| sequential("decoder", &norm, &attention, MlpArch::Dense(mlp.clone()))))
+    let tied = tying(fields, Tying::Untied)?;
+    Ok(decoder(sizes, norm.clone(), tied, |_| {
+        sequential("decoder", &norm, &attention, MlpArch::Dense(mlp.clone()))
+    }))
 }
 
 /// Qwen: with `use_sliding_window`, layers from `max_window_layers` on see a window.
@@ -110,7 +114,7 @@ fn late_windows(
     attention: HeadsAttention,
     mlp: DenseMlp,
 ) -> Result<Arch, InputError> {
-    if !fields.flag_or("use_sliding_window", false)? {
+    if !fields.flag("use_sliding_window")?.unwrap_or(false) {
         return uniform(fields, sizes, attention, mlp);
     }
     let window = fields.count_or(&["sliding_window"], SEQUENCE, 4096)?;
@@ -118,7 +122,7 @@ fn late_windows(
     let sliding = fields.sliding_layers(sizes.n_layers)?;
     let slides = |i: u64| sliding.as_ref().map_or(i >= first, |list| list[i as usize]);
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
-    let tied = fields.flag_or("tie_word_embeddings", false)?;
+    let tied = tying(fields, Tying::Untied)?;
     Ok(decoder(sizes, norm.clone(), tied, |i| {
         let own = HeadsAttention { window: slides(i).then_some(window), ..attention.clone() };
         let name = if slides(i) { "sliding" } else { "full" };
@@ -129,7 +133,12 @@ fn late_windows(
 const SEQUENCE_OR_ZERO: super::fields::Limit = super::fields::Limit(0, 1 << 28);
 
 /// A pre-norm layer.
-pub(crate) fn sequential(name: &'static str, norm: &Norm, attention: &HeadsAttention, mlp: MlpArch) -> LayerArch {
+pub(crate) fn sequential(
+    name: &'static str,
+    norm: &Norm,
+    attention: &HeadsAttention,
+    mlp: MlpArch,
+) -> LayerArch {
     LayerArch {
         name,
         block: Block::Sequential,

@@ -3,9 +3,9 @@
 use ir::op::{Activation, Gating, GroupScore, Normalize, RouterScore};
 
 use super::fields::{EXPERTS, Fields, LAYERS, Limit, SEQUENCE, WIDTH};
-use super::heads::{Sizes, decoder, grouped_attention, sizes, uniform_window};
+use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
 use super::llama::{eps, gated_mlp, sequential};
-use crate::arch::{Arch, HeadsAttention, MlpArch, MoeMlp, Norm, Router, SharedExpert};
+use crate::arch::{Arch, HeadsAttention, MlpArch, MoeMlp, Norm, Router, SharedExpert, Tying};
 use crate::input_error::InputError;
 
 /// Names of the number of experts.
@@ -15,7 +15,8 @@ const TOP_K: &[&str] = &["num_experts_per_tok", "num_experts_per_token", "expert
 /// Mixtral.
 pub(crate) fn mixtral(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 131_072)?;
-    let attention = HeadsAttention { window: uniform_window(fields)?, ..grouped_attention(fields, &sizes, 1e6)? };
+    let attention =
+        HeadsAttention { window: uniform_window(fields)?, ..grouped_attention(fields, &sizes, 1e6)? };
     let (experts, top_k) = experts(fields, Some(2))?;
     let moe = MoeMlp {
         experts,
@@ -27,14 +28,16 @@ pub(crate) fn mixtral(fields: &Fields<'_>) -> Result<Arch, InputError> {
         shared: None,
     };
     let norm = Norm::Rms { eps: eps(fields, 1e-5)?, shift: 0.0 };
-    let tied = fields.flag_or("tie_word_embeddings", false)?;
-    Ok(decoder(&sizes, norm.clone(), tied, |_| sequential("moe", &norm, &attention, MlpArch::Moe(moe.clone()))))
+    let tied = tying(fields, Tying::Untied)?;
+    Ok(decoder(&sizes, norm.clone(), tied, |_| {
+        sequential("moe", &norm, &attention, MlpArch::Moe(moe.clone()))
+    }))
 }
 
 /// Qwen2-MoE: many small experts and one that sees every token.
 pub(crate) fn qwen2_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 32_768)?;
-    let bias = fields.flag_or("qkv_bias", true)?;
+    let bias = fields.flag("qkv_bias")?.unwrap_or(true);
     let attention = HeadsAttention { qkv_bias: bias, ..grouped_attention(fields, &sizes, 1e4)? };
     let inner = fields.count(&["shared_expert_intermediate_size"], WIDTH)?;
     qwen_moe(fields, &sizes, attention, Some(SharedExpert { inner, gated: true }))
@@ -43,7 +46,7 @@ pub(crate) fn qwen2_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
 /// Qwen3-MoE.
 pub(crate) fn qwen3_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 32_768)?;
-    let bias = fields.flag_or("attention_bias", false)?;
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let qk_norm = Some(eps(fields, 1e-6)?);
     let attention =
         HeadsAttention { qkv_bias: bias, out_bias: bias, qk_norm, ..grouped_attention(fields, &sizes, 1e4)? };
@@ -56,9 +59,10 @@ fn qwen_moe(
     attention: HeadsAttention,
     shared: Option<SharedExpert>,
 ) -> Result<Arch, InputError> {
-    fields.must_be("use_sliding_window", false, false)?;
+    fields.must_be_off("use_sliding_window")?;
     let (experts, top_k) = experts(fields, None)?;
-    let normalize = if fields.flag_or("norm_topk_prob", false)? { Normalize::Sum } else { Normalize::No };
+    let normalize =
+        if fields.flag("norm_topk_prob")?.unwrap_or(false) { Normalize::Sum } else { Normalize::No };
     let moe = MoeMlp {
         experts,
         top_k,
@@ -72,7 +76,7 @@ fn qwen_moe(
     let dense_only = fields.list("mlp_only_layers", LAYERS)?;
     let step = fields.count_or(&["decoder_sparse_step"], LAYERS, 1)?;
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
-    let tied = fields.flag_or("tie_word_embeddings", false)?;
+    let tied = tying(fields, Tying::Untied)?;
     Ok(decoder(sizes, norm.clone(), tied, |i| {
         if dense_only.contains(&i) || (i + 1) % step != 0 {
             sequential("dense", &norm, &attention, MlpArch::Dense(dense.clone()))
@@ -85,7 +89,7 @@ fn qwen_moe(
 /// gpt-oss: biases everywhere, attention sinks, a clamped gate, windows in every other layer.
 pub(crate) fn gpt_oss(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 131_072)?;
-    let bias = fields.flag_or("attention_bias", true)?;
+    let bias = fields.flag("attention_bias")?.unwrap_or(true);
     let attention = HeadsAttention {
         qkv_bias: bias,
         out_bias: bias,
@@ -104,9 +108,9 @@ pub(crate) fn gpt_oss(fields: &Fields<'_>) -> Result<Arch, InputError> {
     };
     let window = fields.count_or(&["sliding_window"], SEQUENCE, 128)?;
     let sliding = fields.sliding_layers(sizes.n_layers)?;
-    let slides = |i: u64| sliding.as_ref().map_or(i % 2 == 0, |list| list[i as usize]);
+    let slides = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
     let norm = Norm::Rms { eps: eps(fields, 1e-5)?, shift: 0.0 };
-    let tied = fields.flag_or("tie_word_embeddings", false)?;
+    let tied = tying(fields, Tying::Untied)?;
     Ok(decoder(&sizes, norm.clone(), tied, |i| {
         let own = HeadsAttention { window: slides(i).then_some(window), ..attention.clone() };
         let name = if slides(i) { "sliding-moe" } else { "full-moe" };

@@ -23,7 +23,7 @@ use ir::program::Program;
 
 use rules::RULES;
 use term::{Facts, Graph};
-use translate::{Obligation, obligations, reference};
+use translate::{Claims, Reference, claims, first_astray, reference};
 
 /// Rounds after which a proof is given up. Each round follows a program from begin to end, so the axes of the mesh
 /// bound how many are needed; twice as many as ever seen.
@@ -53,26 +53,28 @@ pub enum Proof {
 pub fn prove(layer: &Layer, mesh: &Mesh, sizes: &Sizes, program: &Program) -> Proof {
     let mut graph = Graph::new(Facts::new(layer, mesh, sizes));
     let reference = reference(&mut graph);
-    match obligations(&mut graph, program, &reference) {
-        Ok(list) => saturate(&mut graph, &list),
+    match claims(&mut graph, program, &reference) {
+        Ok(claims) => saturate(&mut graph, &claims, &reference),
         Err(reason) => Proof::NotProven { reason },
     }
 }
 
 /// Applies all rules to all terms, round by round, until every claim holds or nothing new follows.
-fn saturate(graph: &mut Graph<'_>, claims: &[Obligation]) -> Proof {
+fn saturate(graph: &mut Graph<'_>, claims: &Claims, reference: &Reference) -> Proof {
     let refuse = |reason: String| Proof::NotProven { reason };
     graph.rebuild();
     for round in 0..=MAX_ROUNDS {
         if graph.analysis.clash {
             return refuse("two terms of different shape were found equal: a rule is wrong".into());
         }
-        let open = claims.iter().find(|claim| graph.find(claim.found) != graph.find(claim.expected));
+        let open = claims.obligations.iter().find(|claim| graph.find(claim.found) != graph.find(claim.expected));
         let Some(open) = open else {
             return Proof::Proven { nodes: graph.total_number_of_nodes(), iterations: round };
         };
         if !apply_rules(graph) {
-            return refuse(format!("{} is not what the layer says", open.what));
+            let astray = first_astray(graph, claims, reference);
+            let astray = astray.map(|name| format!("; the first value that parts from it is {name}"));
+            return refuse(format!("{} is not what the layer says{}", open.what, astray.unwrap_or_default()));
         }
         if graph.nodes().len() > MAX_TERMS {
             return refuse(format!("no proof of {} within {MAX_TERMS} terms", open.what));

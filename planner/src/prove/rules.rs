@@ -15,20 +15,23 @@ use super::term::{Child, FLAT, Graph, Term, roles};
 /// A rule: its name, and what it concludes from one term of a class.
 pub(super) struct Rule {
     /// Name, as in the rule book.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the tests hold the rule book against it"))]
     pub(super) name: &'static str,
     /// Adds its conclusions; true where something new was learnt.
     pub(super) apply: fn(&mut Graph<'_>, Id, &Term) -> bool,
 }
 
 /// All rules, in the order in which they are tried.
-pub(super) const RULES: [Rule; 14] = [
+pub(super) const RULES: [Rule; 16] = [
     Rule { name: "reduce-scatter", apply: reduce_scatter },
     Rule { name: "all-to-all", apply: all_to_all },
     Rule { name: "gather-of-slice", apply: gather_of_slice },
+    Rule { name: "equal-slices", apply: equal_slices },
     Rule { name: "reduce-of-zero", apply: reduce_of_zero },
     Rule { name: "slices-commute", apply: slices_commute },
     Rule { name: "slice-out-of-reduce", apply: slice_out_of_reduce },
     Rule { name: "slice-out-of-zero", apply: slice_out_of_zero },
+    Rule { name: "zero-out-of-reduce", apply: zero_out_of_reduce },
     Rule { name: "reduces-commute", apply: reduces_commute },
     Rule { name: "fork", apply: fork },
     Rule { name: "split-kernel", apply: split_kernel },
@@ -86,6 +89,16 @@ fn gather_of_slice(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
     unify(graph, class, whole)
 }
 
+/// If `slice(a, d, x) = slice(a, d, y)` then `x = y`, where both are the same along `a`: gather both sides.
+fn equal_slices(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
+    let Term::Slice(axis, dim, [x]) = *term else { return false };
+    if !same_along(graph, x, axis) {
+        return false;
+    }
+    let Some(other) = unsliced(graph, class, axis, dim) else { return false };
+    unify(graph, x, other)
+}
+
 /// `slice(a, d, all-gather(a, d, x)) = x`.
 fn slice_of_gather(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
     let Term::Slice(axis, dim, [x]) = *term else { return false };
@@ -140,6 +153,21 @@ fn slice_out_of_zero(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
     for (other, dim, y) in slices(graph, x).into_iter().filter(|&(other, _, _)| other != axis) {
         let inner = graph.add(Term::Zero(axis, [y]));
         let outer = graph.add(Term::Slice(other, dim, [inner]));
+        news |= unify(graph, class, outer);
+    }
+    news
+}
+
+/// `all-reduce(a, zero(b, x)) = zero(b, all-reduce(a, x))` for different axes; of sums and of maxima, since the sum and
+/// the maximum of zeros are zero.
+fn zero_out_of_reduce(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
+    let (Term::AllReduce(axis, [x]) | Term::AllReduceMax(axis, [x])) = *term else { return false };
+    let zero = |term: &Term| if let Term::Zero(other, [y]) = *term { Some((other, y)) } else { None };
+    let zeros: Vec<(AxisId, Id)> = graph[x].nodes.iter().filter_map(zero).collect();
+    let mut news = false;
+    for (other, y) in zeros.into_iter().filter(|&(other, _)| other != axis) {
+        let inner = graph.add(term.clone().map_children(|_| y));
+        let outer = graph.add(Term::Zero(other, [inner]));
         news |= unify(graph, class, outer);
     }
     news

@@ -97,11 +97,6 @@ impl Shape {
         Self { dims: dims.iter().map(|&dim| (dim, Vec::new())).collect(), flat: Vec::new() }
     }
 
-    /// Axes that cut a dim, or the flattened block.
-    pub(super) fn cuts(&self, dim: u8) -> Option<&Vec<AxisId>> {
-        if dim == FLAT { Some(&self.flat) } else { self.dims.get(dim as usize).map(|(_, axes)| axes) }
-    }
-
     fn cuts_mut(&mut self, dim: u8) -> Option<&mut Vec<AxisId>> {
         if dim == FLAT { Some(&mut self.flat) } else { self.dims.get_mut(dim as usize).map(|(_, axes)| axes) }
     }

@@ -27,6 +27,15 @@ pub(super) struct Obligation {
     pub(super) expected: Id,
 }
 
+/// What a program must fulfil, and what it computed on the way.
+pub(super) struct Claims {
+    /// All of these must hold.
+    pub(super) obligations: Vec<Obligation>,
+    /// Every value in the order of the program, with what it is called: where these part from the layer is where a
+    /// program went wrong.
+    pub(super) trace: Vec<(String, Value, Id)>,
+}
+
 /// The layer on whole tensors.
 pub(super) struct Reference {
     values: BTreeMap<TensorId, Id>,
@@ -80,13 +89,16 @@ fn pullback(op: OpId, operand: usize, operands: &[Option<Id>], gradients: &[Opti
 ///
 /// # Errors
 /// Where an instruction makes no sense: a sentence that names it.
-pub(super) fn obligations(
-    graph: &mut Graph<'_>,
-    program: &Program,
-    reference: &Reference,
-) -> Result<Vec<Obligation>, String> {
+pub(super) fn claims(graph: &mut Graph<'_>, program: &Program, reference: &Reference) -> Result<Claims, String> {
     let layer = graph.analysis.layer;
-    let mut run = Run { layer, program, reference, present: BTreeMap::new(), accumulated: BTreeMap::new() };
+    let mut run = Run {
+        layer,
+        program,
+        reference,
+        present: BTreeMap::new(),
+        accumulated: BTreeMap::new(),
+        trace: Vec::new(),
+    };
     if let Some(id) = program.stream {
         run.stream(graph, id)?;
     } else if layer.stream_in.is_some() {
@@ -95,18 +107,34 @@ pub(super) fn obligations(
     for instruction in &program.forward {
         run.step(graph, instruction)?;
     }
-    let mut list = vec![run.out(graph)?];
+    let mut obligations = vec![run.out(graph)?];
     let saved: BTreeSet<ValueId> = program.saved.iter().copied().collect();
     run.present.retain(|id, _| saved.contains(id));
     run.arriving(graph)?;
     for instruction in &program.backward {
         run.step(graph, instruction)?;
     }
-    list.extend(run.stream_gradient(graph)?);
+    obligations.extend(run.stream_gradient(graph)?);
     for tensor in layer.parameters().collect::<Vec<_>>() {
-        list.push(run.updated(graph, tensor)?);
+        obligations.push(run.updated(graph, tensor)?);
     }
-    Ok(list)
+    Ok(Claims { obligations, trace: run.trace })
+}
+
+/// The first value of a program that is not known to be what the layer says it is.
+pub(super) fn first_astray(graph: &mut Graph<'_>, claims: &Claims, reference: &Reference) -> Option<String> {
+    let mut pairs = Vec::new();
+    for (name, value, term) in &claims.trace {
+        let whole = match value.side {
+            Side::Primal => reference.values.get(&value.tensor),
+            Side::Gradient => reference.gradients.get(&value.tensor),
+        };
+        let expected = sliced(graph, *whole?, value.sharding);
+        pairs.push((name, summed(graph, *term, value.sharding), expected));
+    }
+    graph.rebuild();
+    let astray = pairs.into_iter().find(|&(_, found, expected)| graph.find(found) != graph.find(expected));
+    astray.map(|(name, _, _)| name.clone())
 }
 
 /// The program as far as it has been followed.
@@ -116,6 +144,7 @@ struct Run<'a> {
     reference: &'a Reference,
     present: BTreeMap<ValueId, Id>,
     accumulated: BTreeMap<TensorId, Id>,
+    trace: Vec<(String, Value, Id)>,
 }
 
 impl Run<'_> {
@@ -146,6 +175,7 @@ impl Run<'_> {
             return Err(format!("{} is not cut as it is declared", self.name(id)));
         }
         self.present.insert(id, term);
+        self.trace.push((self.name(id), self.program.value(id), term));
         Ok(())
     }
 
@@ -322,6 +352,7 @@ impl Run<'_> {
 
     fn out(&self, graph: &mut Graph<'_>) -> Result<Obligation, String> {
         let value = self.program.value(self.program.out);
+        unfinished(value.sharding)?;
         if (value.tensor, value.side) != (self.layer.out, Side::Primal) {
             return Err("the program ends with another tensor than the layer".into());
         }
@@ -329,7 +360,7 @@ impl Run<'_> {
         let whole = self.reference.values[&value.tensor];
         Ok(Obligation {
             what: format!("the layer's result {}", self.name(self.program.out)),
-            found: summed(graph, found, value.sharding)?,
+            found: summed(graph, found, value.sharding),
             expected: sliced(graph, whole, value.sharding),
         })
     }
@@ -408,10 +439,17 @@ fn sliced(graph: &mut Graph<'_>, whole: Id, sharding: Sharding) -> Id {
     term
 }
 
-/// The sum of a value's terms.
-fn summed(graph: &mut Graph<'_>, term: Id, sharding: Sharding) -> Result<Id, String> {
-    let axes = unfinished(sharding)?;
-    Ok(axes.into_iter().rev().fold(term, |x, axis| graph.add(Term::AllReduce(axis, [x]))))
+/// The sum, or maximum, of a value's terms.
+fn summed(graph: &mut Graph<'_>, term: Id, sharding: Sharding) -> Id {
+    let mut sum = term;
+    for (i, placement) in sharding.0.into_iter().enumerate().rev() {
+        sum = match placement {
+            Placement::PartialSum => graph.add(Term::AllReduce(AxisId(i), [sum])),
+            Placement::PartialMax => graph.add(Term::AllReduceMax(AxisId(i), [sum])),
+            Placement::Replicate | Placement::Shard(_) => sum,
+        };
+    }
+    sum
 }
 
 fn flat_slices(graph: &mut Graph<'_>, term: Id, cut: AxisSet) -> Id {

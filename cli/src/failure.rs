@@ -1,0 +1,93 @@
+//! Why a command stops, and the exit code that says so.
+
+use frontends::InputError;
+use planner::request::NoPlan;
+
+/// Exit codes of the program.
+pub mod exit_code {
+    /// Done.
+    pub const DONE: u8 = 0;
+    /// The program is at fault.
+    pub const BUG: u8 = 1;
+    /// A file or an argument is at fault.
+    pub const BAD_INPUT: u8 = 2;
+    /// No plan fits.
+    pub const NO_PLAN: u8 = 3;
+    /// A plan computes or moves something else than it should.
+    pub const NOT_VERIFIED: u8 = 4;
+}
+
+/// Why a command stops.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// A file of the user.
+    #[error("{0}")]
+    Input(InputError),
+    /// An argument of the user.
+    #[error("{what}{}", hint_line(.hint.as_deref()))]
+    Argument {
+        /// What is wrong with it.
+        what: String,
+        /// What to do.
+        hint: Option<String>,
+    },
+    /// The question has no answer.
+    #[error(transparent)]
+    NoPlan(#[from] NoPlan),
+    /// The plan is not what it should be; what differs has been reported.
+    #[error("{0}")]
+    NotVerified(String),
+    /// What should never happen.
+    #[error("internal error: {0}{}", hint_line(Some("this is a fault of the planner, please report it with the command and its input files")))]
+    Bug(String),
+    /// Standard output is gone.
+    #[error("standard output: {0}")]
+    Output(std::io::Error),
+}
+
+fn hint_line(hint: Option<&str>) -> String {
+    hint.map_or(String::new(), |hint| format!("\nhint: {hint}"))
+}
+
+impl From<std::io::Error> for Failure {
+    /// Files have failures of their own; what is left is the terminal.
+    fn from(error: std::io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl From<InputError> for Failure {
+    fn from(error: InputError) -> Self {
+        Self::Input(error)
+    }
+}
+
+impl Failure {
+    /// An argument that is wrong.
+    pub(crate) fn argument(what: impl Into<String>) -> Self {
+        Self::Argument { what: what.into(), hint: None }
+    }
+
+    /// An argument that is wrong, with advice.
+    pub(crate) fn argument_with_hint(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Argument { what: what.into(), hint: Some(hint.into()) }
+    }
+
+    /// The exit code that says so.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Input(_) | Self::Argument { .. } | Self::NoPlan(NoPlan::Impossible { .. }) => exit_code::BAD_INPUT,
+            Self::NoPlan(NoPlan::NothingFits { .. }) => exit_code::NO_PLAN,
+            Self::NotVerified(_) => exit_code::NOT_VERIFIED,
+            Self::Bug(_) => exit_code::BUG,
+            // Whoever closed the pipe has what they wanted: `planner models | head`.
+            Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => exit_code::DONE,
+            Self::Output(_) => exit_code::BAD_INPUT,
+        }
+    }
+
+    /// True where there is nobody left to tell.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+}

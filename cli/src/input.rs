@@ -1,0 +1,218 @@
+//! What a command reads: models, clusters and plans, each a file, or the name of one that comes with the program.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use frontends::{InputError, Position, Shipped, read_cluster, read_model, shipped_clusters, shipped_models};
+use ir::cluster::Cluster;
+use ir::graph::Model;
+use ir::plan::Plan;
+use ir::plan::check::{OpenPlan, open};
+use sha2::{Digest, Sha256};
+
+use crate::failure::Failure;
+
+/// Largest plan that is read: the plan of a large model has well below a megabyte.
+const MAX_PLAN_BYTES: usize = 64 << 20;
+
+/// Something that was read, and the digest of the text it was read from.
+#[derive(Clone, Debug)]
+pub(crate) struct Described<T> {
+    /// What it says.
+    pub(crate) value: T,
+    /// `sha256:` and the digest of its text, as `sha256sum` prints it.
+    pub(crate) digest: String,
+}
+
+/// Reads a model from a file, a folder with a `config.json`, or by name.
+pub(crate) fn model(argument: &str) -> Result<Described<Model>, Failure> {
+    let source = source(argument, "model", shipped_models())?;
+    let mut model = read_model(&source.file, &source.text)?;
+    if let Some(folder) = source.folder {
+        model.name = folder;
+    }
+    Ok(Described { value: model, digest: digest(&source.text) })
+}
+
+/// Reads a cluster from a file or by name.
+pub(crate) fn cluster(argument: &str) -> Result<Described<Cluster>, Failure> {
+    let source = source(argument, "cluster", shipped_clusters())?;
+    let cluster = read_cluster(&source.file, &source.text)?;
+    Ok(Described { value: cluster, digest: digest(&source.text) })
+}
+
+/// Reads a plan and checks every invariant of it.
+pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
+    let text = read_file(Path::new(argument), argument, MAX_PLAN_BYTES)?;
+    if text.trim().is_empty() {
+        return Err(InputError::whole(argument, "the file is empty, expected a plan").into());
+    }
+    let plan = parse_plan(argument, &text)?;
+    let open = open(&plan).map_err(|error| InputError {
+        file: argument.into(),
+        position: None,
+        place: error.place,
+        what: error.what,
+        hint: None,
+    })?;
+    Ok((plan, open))
+}
+
+fn parse_plan(file: &str, text: &str) -> Result<Plan, InputError> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let plan: Plan = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let place = error.path().to_string();
+        json_fault(file, if place == "." { String::new() } else { place }, error.inner())
+    })?;
+    reader.end().map_err(|error| json_fault(file, String::new(), &error))?;
+    Ok(plan)
+}
+
+/// A fault that the JSON reader found.
+fn json_fault(file: &str, place: String, error: &serde_json::Error) -> InputError {
+    /// serde quotes whole strings of the file.
+    const SHOWN: usize = 300;
+    let full = error.to_string();
+    let sentence = full.rsplit_once(" at line ").map_or(full.as_str(), |(sentence, _)| sentence);
+    let mut what: String = sentence.chars().take(SHOWN).collect();
+    if what.len() < sentence.len() {
+        what.push('…');
+    }
+    let hint = if error.is_eof() {
+        "the file ends in the middle: is it truncated?"
+    } else if error.is_syntax() {
+        "JSON has no comments, no trailing commas, no single quotes and no NaN or Infinity"
+    } else {
+        "`planner schema plan` describes the form; `planner optimize MODEL CLUSTER -o plan.json` writes one"
+    };
+    InputError {
+        file: file.into(),
+        position: Some(Position { line: error.line().max(1), column: error.column().max(1) }),
+        place,
+        what: if error.is_data() { what } else { format!("not JSON: {}", what.to_lowercase()) },
+        hint: Some(hint.into()),
+    }
+}
+
+/// A text and where it came from.
+struct Source {
+    file: String,
+    text: String,
+    /// Name of the folder, where the file bears a name that all such files bear.
+    folder: Option<String>,
+}
+
+/// Finds what an argument means: a shipped description by name, else a file.
+fn source(argument: &str, what: &str, shipped: &[Shipped]) -> Result<Source, Failure> {
+    if let Some(found) = shipped.iter().find(|one| one.name == argument) {
+        return Ok(Source { file: argument.into(), text: found.text.into(), folder: None });
+    }
+    let given = Path::new(argument);
+    let path = if given.is_dir() { given.join("config.json") } else { given.to_owned() };
+    if !path.exists() && !looks_like_path(argument) {
+        return Err(unknown(argument, what, shipped));
+    }
+    let file = path.to_string_lossy().into_owned();
+    let text = read_file(&path, &file, frontends::MAX_FILE_BYTES)?;
+    Ok(Source { folder: folder_name(&path), file, text })
+}
+
+fn looks_like_path(argument: &str) -> bool {
+    argument.contains(['/', '\\']) || argument.ends_with(".json")
+}
+
+/// `llama` of `models/llama/config.json`: every model of Hugging Face is in a file of this name.
+fn folder_name(path: &Path) -> Option<String> {
+    let folder = path.parent()?.file_name()?.to_string_lossy().into_owned();
+    (path.file_name()? == "config.json").then_some(folder)
+}
+
+fn unknown(argument: &str, what: &str, shipped: &[Shipped]) -> Failure {
+    let near = nearest(argument, shipped);
+    let guess = near.map_or(String::new(), |name| format!("did you mean `{name}`? "));
+    Failure::argument_with_hint(
+        format!("`{argument}` is neither a file nor the name of a shipped {what}"),
+        format!("{guess}`planner {what}s` lists the shipped ones"),
+    )
+}
+
+/// The shipped name with the fewest differences, if these are fewer than half its letters.
+fn nearest(argument: &str, shipped: &[Shipped]) -> Option<&'static str> {
+    /// Longer arguments are no slips of the finger.
+    const LONGEST: usize = 40;
+    if argument.len() > LONGEST {
+        return None;
+    }
+    let distances = shipped.iter().map(|one| (edits(&argument.to_lowercase(), one.name), one.name));
+    distances.min().filter(|(distance, name)| 2 * distance < name.len()).map(|(_, name)| name)
+}
+
+/// Levenshtein distance: insertions, deletions and replacements that make one word of the other.
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, other) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *other);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+/// Reads a text file up to a limit, whatever it says of its own length.
+fn read_file(path: &Path, shown: &str, limit: usize) -> Result<String, InputError> {
+    #[expect(clippy::disallowed_methods, reason = "the command line is where files are read")]
+    let file = fs::File::open(path);
+    let cannot = |error: std::io::Error| InputError::whole(shown, format!("cannot be read: {}", plain(&error)));
+    let mut text = Vec::new();
+    let length = file.and_then(|file| file.take(limit as u64 + 1).read_to_end(&mut text)).map_err(cannot)?;
+    if length > limit {
+        return Err(InputError::whole(shown, format!("the file is longer than the {limit} bytes that are read")));
+    }
+    String::from_utf8(text).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        InputError::whole(shown, format!("byte {at} is not UTF-8 text")).with_hint("save the file as UTF-8")
+    })
+}
+
+/// The system's sentence in our style: lower case, without its number.
+fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string().to_lowercase();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}
+
+fn digest(text: &str) -> String {
+    let hex: String = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_of_the_finger_is_understood() {
+        assert_eq!(nearest("llama3-8b", shipped_models()), Some("llama-3-8b"));
+        assert_eq!(nearest("DGX-H10", shipped_clusters()), Some("dgx-h100"));
+        assert_eq!(nearest("qqqqqqqqqqqq", shipped_models()), None);
+        assert_eq!(edits("kitten", "sitting"), 3);
+    }
+
+    #[test]
+    fn the_digest_is_that_of_sha256sum() {
+        assert_eq!(digest(""), "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    }
+
+    #[test]
+    fn faults_of_a_plan_file_have_a_place() {
+        let fault = |text: &str| parse_plan("p.json", text).unwrap_err().to_string().replace('\n', " | ");
+        assert!(fault("{\"schema_version\": 1").starts_with("p.json:1:20: not JSON: eof"), "{}", fault("{\"a\": 1"));
+        assert!(fault("{\"schema_version\": \"a\"}").starts_with("p.json:1:22: schema_version: invalid type"));
+        assert!(fault("{\"schema_version\": NaN}").contains("no NaN"));
+    }
+}

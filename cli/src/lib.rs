@@ -1,0 +1,30 @@
+//! The command line: arguments, files, progress, tables and exit codes around the planner.
+//!
+//! [`run`] is the whole program but for the process itself, so that tests can run commands and read what they say.
+//! Standard output gets data, standard error gets talk.
+#![warn(missing_docs)]
+
+mod failure;
+mod figures;
+mod table;
+mod terminal;
+mod args;
+mod output;
+mod input;
+mod question;
+mod pins;
+mod search;
+mod report;
+mod optimize;
+mod estimate;
+mod verify;
+mod explain;
+mod models;
+mod clusters;
+mod schema;
+mod completions;
+mod commands;
+
+pub use commands::run;
+pub use failure::exit_code;
+pub use terminal::{ProgressBar, Terminal};

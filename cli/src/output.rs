@@ -1,0 +1,78 @@
+//! Files that a command writes: whole, or not at all.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Writes a file through a temporary neighbour, so that nobody ever sees a part of it.
+pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
+    let fail = |error: std::io::Error| Failure::argument(format!("{}: cannot be written: {error}", path.display()));
+    // A link stays a link, and what it points at is replaced.
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if fs::metadata(&target).is_ok_and(|found| !found.is_file()) {
+        return write_device(&target, text).map_err(fail);
+    }
+    let neighbour = neighbour(&target).ok_or_else(|| {
+        Failure::argument_with_hint(format!("{}: this is no name of a file", path.display()), "give a file, not a folder")
+    })?;
+    let written = write_new(&neighbour, text).and_then(|()| fs::rename(&neighbour, &target));
+    if written.is_err() {
+        // It may not exist; the first error is the one to tell.
+        let _ = fs::remove_file(&neighbour);
+    }
+    written.map_err(fail)
+}
+
+/// A name in the same folder that this process alone uses.
+fn neighbour(target: &Path) -> Option<PathBuf> {
+    let name = target.file_name()?.to_string_lossy();
+    Some(target.with_file_name(format!(".{name}.{}.part", std::process::id())))
+}
+
+fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+/// Writes to what is no file: a pipe, `/dev/stdout`.
+fn write_device(path: &Path, text: &str) -> std::io::Result<()> {
+    fs::OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("planner-output-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_nothing_else_is_left() {
+        let folder = folder("replaced");
+        let path = folder.join("plan.json");
+        write_whole(&path, "old").unwrap();
+        write_whole(&path, "new").unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        assert_eq!(String::from_utf8(fs::read(&path).unwrap()).unwrap(), "new");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_named() {
+        let folder = folder("absent");
+        let error = write_whole(&folder.join("no/plan.json"), "text").unwrap_err().to_string();
+        assert!(error.contains("no/plan.json: cannot be written"), "{error}");
+        assert!(names(&folder).is_empty());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

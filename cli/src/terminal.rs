@@ -1,0 +1,22 @@
+//! Where a command reads nothing from and writes everything to.
+
+use std::io::Write;
+
+/// The two streams of a command.
+pub struct Terminal<'a> {
+    /// Data.
+    pub out: &'a mut dyn Write,
+    /// Talk.
+    pub err: &'a mut dyn Write,
+    /// Whether a search may draw a progress bar.
+    pub progress: ProgressBar,
+}
+
+/// Whether a search draws a progress bar on the process's standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgressBar {
+    /// It does: standard error is a terminal.
+    Shown,
+    /// It does not.
+    Hidden,
+}

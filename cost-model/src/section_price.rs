@@ -1,0 +1,110 @@
+//! What the price of a program is made of.
+
+use std::collections::BTreeMap;
+
+use ir::units::{Bytes, Seconds};
+use ir::work::Work;
+
+use crate::collective::CollectiveKind;
+use crate::program_bytes::CommunicationClass;
+
+/// Compute of one section by what bounds it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ComputePrice {
+    /// Matrix products.
+    pub gemm: Seconds,
+    /// Attention cores.
+    pub attention: Seconds,
+    /// Operators bound by memory.
+    pub stream: Seconds,
+    /// Everything computed a second time.
+    pub recompute: Seconds,
+}
+
+impl ComputePrice {
+    /// All of it.
+    pub fn total(&self) -> Seconds {
+        self.gemm + self.attention + self.stream + self.recompute
+    }
+
+    pub(crate) fn add(&mut self, work: &Work, time: Seconds) {
+        match work {
+            Work::Gemm { .. } => self.gemm += time,
+            Work::Attention { .. } => self.attention += time,
+            Work::Stream { .. } => self.stream += time,
+        }
+    }
+}
+
+/// Price of the communications of one class and kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CommunicationPrice {
+    /// Collectives.
+    pub count: u32,
+    /// Their time.
+    pub total: Seconds,
+    /// The part of it that adds to the section.
+    pub exposed: Seconds,
+}
+
+impl CommunicationPrice {
+    pub(crate) fn add(&mut self, more: Self) {
+        self.count += more.count;
+        self.total += more.total;
+        self.exposed += more.exposed;
+    }
+}
+
+/// Communications by class and kind.
+pub type Communication = BTreeMap<(CommunicationClass, CollectiveKind), CommunicationPrice>;
+
+/// Price of one section for one micro-batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SectionPrice {
+    /// Compute.
+    pub compute: ComputePrice,
+    /// The part of compute that yields gradients of parameters.
+    pub weight_gradient: Seconds,
+    /// Communications.
+    pub communication: Communication,
+    /// Bytes a device sends per tier of the cluster.
+    pub bytes_per_tier: Vec<Bytes>,
+}
+
+impl SectionPrice {
+    /// Wall time: compute and what shows of communication.
+    pub fn seconds(&self) -> Seconds {
+        self.compute.total() + self.exposed()
+    }
+
+    /// What shows of communication.
+    pub fn exposed(&self) -> Seconds {
+        self.communication.values().map(|price| price.exposed).sum()
+    }
+}
+
+/// Price of what happens once per step; what the last backward and the next forward hide is the schedule's to say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UpdatePrice {
+    /// Accumulators to the optimizer's cut.
+    pub gradient_reduce: Seconds,
+    /// The optimizer's pass over its states.
+    pub optimizer: Seconds,
+    /// New parameters to their storage.
+    pub parameter_gather: Seconds,
+    /// Both communications by kind.
+    pub communication: Communication,
+    /// Bytes a device sends per tier of the cluster.
+    pub bytes_per_tier: Vec<Bytes>,
+}
+
+/// Price of a layer's program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProgramPrice {
+    /// Forward, per micro-batch.
+    pub forward: SectionPrice,
+    /// Backward, per micro-batch.
+    pub backward: SectionPrice,
+    /// Update, per step.
+    pub update: UpdatePrice,
+}

@@ -1,0 +1,108 @@
+//! Price of one collective step of a program on the mesh's place in the cluster.
+
+use ir::cluster::{Cluster, Device, Precision};
+use ir::conversion::{Step, StepKind};
+use ir::mesh::{AxisId, Mesh};
+use ir::op_work::KernelChoice;
+use ir::units::Bytes;
+
+use crate::collective::{Choice, CollectiveKind, choose};
+use crate::constants::Constants;
+use crate::exposure::TensorOverlap;
+use crate::group::{Group, GroupAxis};
+use crate::memory::GradientFormat;
+use crate::traffic::bytes_sent_per_tier;
+
+/// Where and how a program runs.
+#[derive(Clone, Copy, Debug)]
+pub struct PriceContext<'a> {
+    /// The machines.
+    pub cluster: &'a Cluster,
+    /// The device of this mesh.
+    pub device: &'a Device,
+    /// Precision of the job.
+    pub precision: Precision,
+    /// Format in which gradients are accumulated and reduced.
+    pub gradients: GradientFormat,
+    /// Constants of the world.
+    pub constants: &'a Constants,
+    /// Kernels of the engine.
+    pub kernels: KernelChoice,
+    /// Whether the engine cuts tensor parallel products to overlap them.
+    pub tensor_overlap: TensorOverlap,
+    /// Cluster rank of the mesh's first device.
+    pub rank_offset: u64,
+}
+
+/// Price of one collective.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepPrice {
+    /// What it is.
+    pub kind: CollectiveKind,
+    /// Algorithm and time.
+    pub choice: Choice,
+    /// Bytes a device sends per tier of the cluster.
+    pub bytes_per_tier: Vec<Bytes>,
+}
+
+/// Price of one step of a conversion of a tensor of `shape`; nothing for a local one.
+pub fn price_step(
+    context: &PriceContext<'_>,
+    mesh: &Mesh,
+    step: &Step,
+    shape: &[u64],
+    element: Bytes,
+) -> Option<StepPrice> {
+    let kind = collective_kind(step.kind)?;
+    Some(price_full(context, mesh, (kind, &step.axes), element * full_elements(step, mesh, shape)))
+}
+
+/// The tensor that a step's price is about: what a rank holds before, or gathers.
+fn full_elements(step: &Step, mesh: &Mesh, shape: &[u64]) -> f64 {
+    let side = if matches!(step.kind, StepKind::AllGather { .. }) { step.after } else { step.before };
+    side.local_elements(mesh, shape) as f64
+}
+
+/// Price of a collective along mesh axes, `full` as `collective` defines it.
+pub fn price_full(
+    context: &PriceContext<'_>,
+    mesh: &Mesh,
+    (kind, axes): (CollectiveKind, &[AxisId]),
+    full: Bytes,
+) -> StepPrice {
+    let group = group_of(context, mesh, axes);
+    let choice = choose(kind, full, &group, context.cluster, context.constants);
+    let bytes_per_tier = bytes_sent_per_tier(kind, full, &group, context.cluster);
+    StepPrice { kind, choice, bytes_per_tier }
+}
+
+/// The collective of a step, if it is one.
+pub fn collective_kind(kind: StepKind) -> Option<CollectiveKind> {
+    match kind {
+        StepKind::AllReduce | StepKind::AllReduceMax => Some(CollectiveKind::AllReduce),
+        StepKind::ReduceScatter { .. } => Some(CollectiveKind::ReduceScatter),
+        StepKind::AllGather { .. } => Some(CollectiveKind::AllGather),
+        StepKind::AllToAll { .. } => Some(CollectiveKind::AllToAll),
+        StepKind::Slice { .. } | StepKind::Zero => None,
+    }
+}
+
+/// The group of a collective along mesh axes; where the mesh lies across domains of a tier, its worst group.
+pub fn group_of(context: &PriceContext<'_>, mesh: &Mesh, axes: &[AxisId]) -> Group {
+    let n = mesh.n_devices();
+    let offset = context.rank_offset;
+    let fits = |domain: u64| domain == 0 || offset.is_multiple_of(domain) || offset % domain + n <= domain;
+    if context.cluster.tiers.iter().all(|tier| fits(tier.devices)) {
+        let axis = |&axis: &AxisId| GroupAxis { stride: mesh.stride(axis), size: mesh.size(axis) };
+        return Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), context.cluster);
+    }
+    let groups = (0..n).map(|rank| mesh.group(rank, axes)).enumerate();
+    let firsts = groups.filter(|(rank, group)| group.first() == Some(&(*rank as u64)));
+    let placed = firsts.map(|(_, group)| {
+        let ranks: Vec<u64> = group.into_iter().map(|rank| rank + offset).collect();
+        Group::from_ranks(&ranks, context.cluster)
+    });
+    placed
+        .min_by(|a, b| a.members_per_domain().cmp(b.members_per_domain()))
+        .unwrap_or_else(|| Group::alone(context.cluster))
+}

@@ -1,0 +1,243 @@
+//! What all ranks of a run share: programs, parameters, tokens, and where chunks and ties meet. Checked once, here.
+
+use std::collections::BTreeMap;
+
+use ir::conversion::{Step, steps};
+use ir::graph::{Layer, Role, Sizes, TensorId};
+use ir::program::{Program, Update};
+use ir::schedule::check_table;
+use ir::sharding::Sharding;
+use ir::signature::{Signature, signature};
+use ndarray::ArrayD;
+
+use crate::error::ExecutorError;
+use crate::initial::{self, Batch};
+use crate::job::{Execution, Instance, LayerIdx};
+use crate::label::{Phase, Place};
+
+/// A parameter of the run.
+pub(crate) type ParameterKey = (LayerIdx, TensorId);
+
+/// A run, ready to go.
+pub(crate) struct Prepared<'a> {
+    pub(crate) execution: &'a Execution<'a>,
+    /// One per entry of `Execution::choices`.
+    pub(crate) programs: &'a [Program],
+    /// All layers in order.
+    pub(crate) instances: Vec<Instance>,
+    /// Per kind of layer.
+    pub(crate) sizes: Vec<Sizes>,
+    /// Per kind of layer and operator.
+    pub(crate) signatures: Vec<Vec<Signature>>,
+    /// Where chunk `c` takes over from chunk `c - 1`; `None` for the first.
+    pub(crate) borders: Vec<Option<Border>>,
+    /// Parameters that are one.
+    pub(crate) ties: Vec<TiedPair>,
+    /// What every parameter begins with.
+    pub(crate) initial: BTreeMap<ParameterKey, ArrayD<f64>>,
+    positions: Vec<u64>,
+    vocabulary: u64,
+}
+
+/// The stream from one chunk to the next.
+pub(crate) struct Border {
+    /// First layer of the receiving chunk.
+    pub(crate) layer_idx: LayerIdx,
+    /// How the stream leaves the chunk before; its gradient arrives there in the dual.
+    pub(crate) sent: Sharding,
+    /// How its gradient leaves this chunk.
+    pub(crate) gradient: Sharding,
+    /// From the sharding in which the stream is sent to the one in which it is read.
+    pub(crate) forward: Vec<Step>,
+    /// From the sharding in which its gradient leaves to the one in which it is sent back.
+    pub(crate) backward: Vec<Step>,
+    /// Lengths of the whole stream's dims.
+    pub(crate) shape: Vec<u64>,
+}
+
+/// A tie, with the layers that have the two parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TiedPair {
+    pub(crate) owner: ParameterKey,
+    pub(crate) copy: ParameterKey,
+}
+
+impl<'a> Prepared<'a> {
+    pub(crate) fn new(execution: &'a Execution<'a>, programs: &'a [Program]) -> Result<Self, ExecutorError> {
+        check_counts(execution, programs)?;
+        let instances = execution.instances();
+        let positions = execution.token_order.positions(execution.sequence);
+        let positions = positions.ok_or_else(|| {
+            unfit(format!("a sequence of {} tokens cannot be laid out {:?}", execution.sequence, execution.token_order))
+        })?;
+        let layers = &execution.model.layers;
+        let mut prepared = Self {
+            execution,
+            programs,
+            instances,
+            sizes: layers.iter().map(|l| l.sizes(execution.micro_batch, execution.sequence)).collect(),
+            signatures: layers.iter().map(|l| l.ops.iter().map(|op| signature(l, op)).collect()).collect(),
+            borders: Vec::new(),
+            ties: Vec::new(),
+            initial: BTreeMap::new(),
+            positions,
+            vocabulary: initial::vocabulary(execution.model)
+                .ok_or_else(|| unfit("the model has no vocabulary to draw tokens from".into()))?,
+        };
+        prepared.borders = prepared.find_borders()?;
+        prepared.ties = prepared.find_ties()?;
+        prepared.initial = prepared.draw_parameters();
+        Ok(prepared)
+    }
+
+    pub(crate) fn layer(&self, layer_idx: LayerIdx) -> &'a Layer {
+        &self.execution.model.layers[self.instances[layer_idx].kind]
+    }
+
+    pub(crate) fn program(&self, layer_idx: LayerIdx) -> &'a Program {
+        &self.programs[self.instances[layer_idx].choice]
+    }
+
+    pub(crate) fn place(&self, layer_idx: LayerIdx, phase: Phase, seq: u64) -> Place<'a> {
+        Place { layer_idx, kind: &self.layer(layer_idx).name, phase, seq }
+    }
+
+    pub(crate) fn tensor_name(&self, layer_idx: LayerIdx, tensor: TensorId) -> &'a str {
+        &self.layer(layer_idx).tensors[tensor.0].name
+    }
+
+    /// Lengths of a whole tensor's dims.
+    pub(crate) fn shape(&self, layer_idx: LayerIdx, tensor: TensorId) -> Vec<u64> {
+        self.layer(layer_idx).shape(tensor, &self.sizes[self.instances[layer_idx].kind])
+    }
+
+    /// Layers of a chunk, first to last.
+    pub(crate) fn layers_of(&self, chunk: u32) -> Vec<LayerIdx> {
+        (0..self.instances.len()).filter(|&layer_idx| self.instances[layer_idx].chunk == chunk).collect()
+    }
+
+    /// Pipeline rank of a layer.
+    pub(crate) fn stage_of(&self, layer_idx: LayerIdx) -> u32 {
+        self.instances[layer_idx].chunk % self.execution.n_stages
+    }
+
+    /// Layers of a pipeline rank.
+    pub(crate) fn layers_on(&self, stage: u32) -> Vec<LayerIdx> {
+        (0..self.instances.len()).filter(|&layer_idx| self.stage_of(layer_idx) == stage).collect()
+    }
+
+    /// The update of a parameter.
+    pub(crate) fn update(&self, (layer_idx, tensor): ParameterKey) -> Result<&'a Update, ExecutorError> {
+        let find = self.program(layer_idx).updates.iter().find(|update| update.tensor == tensor);
+        find.ok_or_else(|| {
+            let name = self.tensor_name(layer_idx, tensor);
+            unfit(format!("layer {layer_idx}: its program has no update of parameter `{name}`"))
+        })
+    }
+
+    pub(crate) fn is_copy(&self, key: ParameterKey) -> bool {
+        self.ties.iter().any(|tie| tie.copy == key)
+    }
+
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        let Execution { seed, micro_batch, .. } = *self.execution;
+        Batch { seed, positions: &self.positions, vocabulary: self.vocabulary, micro_batch }
+    }
+
+    fn find_borders(&self) -> Result<Vec<Option<Border>>, ExecutorError> {
+        let mut borders = vec![None];
+        for layer_idx in 1..self.instances.len() {
+            let (before, after) = (self.program(layer_idx - 1), self.program(layer_idx));
+            let place = format!("layer {layer_idx} `{}`", self.layer(layer_idx).name);
+            let (Some(stream), Some(gradient)) = (after.stream, after.stream_gradient) else {
+                return Err(unfit(format!("{place}: its program reads no stream")));
+            };
+            let (sent, read) = (before.value(before.out), after.value(stream));
+            let (left, wanted) = (after.value(gradient).sharding, before.value(before.out_gradient).sharding);
+            let shape = self.shape(layer_idx, read.tensor);
+            if self.shape(layer_idx - 1, sent.tensor) != shape {
+                return Err(unfit(format!("{place}: the layer before gives a stream of another shape")));
+            }
+            if self.instances[layer_idx].chunk == self.instances[layer_idx - 1].chunk {
+                if sent.sharding != read.sharding || left != wanted {
+                    return Err(unfit(format!("{place}: the layer before gives the stream in another sharding")));
+                }
+                continue;
+            }
+            let find = |from, to| {
+                steps(from, to).ok_or_else(|| unfit(format!("{place}: no conversion leads to its stream's sharding")))
+            };
+            let (forward, backward) = (find(sent.sharding, read.sharding)?, find(left, wanted)?);
+            borders.push(Some(Border { layer_idx, sent: sent.sharding, gradient: wanted, forward, backward, shape }));
+        }
+        Ok(borders)
+    }
+
+    fn find_ties(&self) -> Result<Vec<TiedPair>, ExecutorError> {
+        let mut ties = Vec::new();
+        for tie in &self.execution.model.ties {
+            let find = |kind| self.instances.iter().position(|instance| instance.kind == kind);
+            let (Some(owner), Some(copy)) = (find(tie.owner.layer), find(tie.copy.layer)) else {
+                return Err(unfit("a tie names a layer that does not occur".into()));
+            };
+            let pair = TiedPair { owner: (owner, tie.owner.tensor), copy: (copy, tie.copy.tensor) };
+            let (a, b) = (self.update(pair.owner)?, self.update(pair.copy)?);
+            let shape = |(layer_idx, tensor)| self.shape(layer_idx, tensor);
+            if shape(pair.owner) != shape(pair.copy) || a.used != b.used || a.storage != b.storage {
+                let name = |(layer_idx, tensor)| format!("`{}` of layer {layer_idx}", self.tensor_name(layer_idx, tensor));
+                let (owner, copy) = (name(pair.owner), name(pair.copy));
+                return Err(unfit(format!("{copy} is tied to {owner} but differs in shape, sharding or storage")));
+            }
+            ties.push(pair);
+        }
+        Ok(ties)
+    }
+
+    fn draw_parameters(&self) -> BTreeMap<ParameterKey, ArrayD<f64>> {
+        let mut drawn = BTreeMap::new();
+        for layer_idx in 0..self.instances.len() {
+            let layer = self.layer(layer_idx);
+            for tensor in layer.parameters() {
+                let Role::Parameter(init) = layer.tensors[tensor.0].role else { continue };
+                drawn.insert((layer_idx, tensor), initial::parameter(self.execution.seed, layer_idx, layer, tensor, init));
+            }
+        }
+        for tie in &self.ties {
+            if let Some(owner) = drawn.get(&tie.owner).cloned() {
+                drawn.insert(tie.copy, owner);
+            }
+        }
+        drawn
+    }
+}
+
+pub(crate) fn unfit(what: String) -> ExecutorError {
+    ExecutorError::Unfit(what)
+}
+
+fn check_counts(execution: &Execution<'_>, programs: &[Program]) -> Result<(), ExecutorError> {
+    ir::graph::check(execution.model).map_err(|error| unfit(error.to_string()))?;
+    let n_chunks = execution.chunks.len();
+    if let Some((kind, _)) = execution.choices.iter().find(|(kind, _)| *kind >= execution.model.layers.len()) {
+        return Err(unfit(format!("a choice is for layer kind {kind}, which does not exist")));
+    }
+    let named = execution.chunks.iter().flat_map(|chunk| &chunk.layers);
+    if named.clone().any(|&choice| choice >= execution.choices.len()) || programs.len() != execution.choices.len() {
+        return Err(unfit("a chunk names a choice that does not exist, or there is not one program per choice".into()));
+    }
+    if execution.chunks.iter().any(|chunk| chunk.layers.is_empty()) {
+        return Err(unfit("a chunk has no layers".into()));
+    }
+    if !named.map(|&choice| execution.choices[choice].0).eq(execution.model.kinds_in_order()) {
+        return Err(unfit("the chunks do not hold the model's layers in order".into()));
+    }
+    if execution.table.len() != execution.n_stages as usize || !n_chunks.is_multiple_of(execution.table.len().max(1)) {
+        let (n, p, rows) = (n_chunks, execution.n_stages, execution.table.len());
+        return Err(unfit(format!("{n} chunks and a table of {rows} rows do not fit {p} stages")));
+    }
+    if execution.micro_batch == 0 || execution.sequence == 0 {
+        return Err(unfit("a micro-batch needs at least one sequence of one token".into()));
+    }
+    check_table(&execution.table, (n_chunks / execution.table.len().max(1)) as u32, execution.n_micro_batches)?;
+    Ok(())
+}

@@ -1,0 +1,470 @@
+//! One rank: it walks its row of the table, runs the sections of its layers' programs, and keeps what they save.
+//!
+//! The values of a micro-batch live in an environment per layer. After forward exactly the program's saved values are
+//! left in it, after backward nothing: both are checked, so that the bytes counted are the bytes held.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ir::graph::{OpId, Role};
+use ir::program::{Instruction, Side, ValueId};
+use ir::schedule::{Action, Section};
+use ir::sharding::Sharding;
+use ndarray::{ArrayD, IxDyn};
+
+use crate::convert::{Seat, Subject, convert, elements};
+use crate::error::ExecutorError;
+use crate::fabric::RankComm;
+use crate::initial::Slot;
+use crate::job::LayerIdx;
+use crate::kernels::{self, Context, Real, Tensor, Value};
+use crate::label::{Class, Phase, Place};
+use crate::prepare::{Border, ParameterKey, Prepared, unfit};
+use crate::update::State;
+
+/// Values of one layer and micro-batch.
+type Environment<E> = BTreeMap<ValueId, Value<E>>;
+
+/// What a rank reports when it is done.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Record {
+    /// Per step, the sum of the micro-batches' losses; nothing on a rank without the last layer.
+    pub(crate) losses: Vec<f64>,
+    /// Per step and parameter, the finished gradient, as the update cuts it.
+    pub(crate) gradients: Vec<BTreeMap<ParameterKey, Vec<f64>>>,
+    /// Per step and parameter, the new value, as it is stored.
+    pub(crate) parameters: Vec<BTreeMap<ParameterKey, Vec<f64>>>,
+    /// Per layer, bytes kept from forward to backward of one micro-batch.
+    pub(crate) saved: BTreeMap<LayerIdx, u64>,
+    /// Most bytes kept at one time.
+    pub(crate) peak_saved: u64,
+}
+
+/// Direction of the stream between chunks; both may be under way between the same two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+/// A rank and all it holds.
+pub(crate) struct Rank<'a, E> {
+    pub(crate) run: &'a Prepared<'a>,
+    pub(crate) seat: Seat<'a>,
+    /// States of its parameters.
+    pub(crate) states: BTreeMap<ParameterKey, State<E>>,
+    pub(crate) record: Record,
+    /// Rows of every loop that it walks, per choice and operator.
+    blocks: BTreeMap<usize, Vec<Vec<Range<u64>>>>,
+    /// Saved values per layer and micro-batch.
+    saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
+    saved_bytes: u64,
+    /// Streams between chunks of this rank, by receiving chunk.
+    moved: BTreeMap<(u32, Direction, u32), Tensor<E>>,
+}
+
+/// Where in the run a section is.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    layer_idx: LayerIdx,
+    place: Place<'a>,
+}
+
+impl<'a, E: Real> Rank<'a, E> {
+    pub(crate) fn new(run: &'a Prepared<'a>, rank: usize) -> Result<Self, ExecutorError> {
+        let seat = Seat::new(run.execution.mesh, rank);
+        let mut blocks = BTreeMap::new();
+        let mut states = BTreeMap::new();
+        for layer_idx in run.layers_on(seat.stage) {
+            let instance = run.instances[layer_idx];
+            let (signatures, sizes) = (&run.signatures[instance.kind], &run.sizes[instance.kind]);
+            let strategies = &run.execution.choices[instance.choice].1.strategies;
+            let rows = signatures.iter().zip(strategies).map(|(signature, &strategy)| {
+                kernels::blocks(signature, sizes, strategy, seat.mesh, &seat.coordinates)
+            });
+            blocks.entry(instance.choice).or_insert_with(|| rows.collect());
+            for update in &run.program(layer_idx).updates {
+                let key = (layer_idx, update.tensor);
+                let whole = run.initial.get(&key).ok_or_else(|| unfit("an update is of no parameter".into()))?;
+                states.insert(key, State::new(&seat, update, whole));
+            }
+        }
+        Ok(Self {
+            run,
+            seat,
+            states,
+            record: Record::default(),
+            blocks,
+            saved: BTreeMap::new(),
+            saved_bytes: 0,
+            moved: BTreeMap::new(),
+        })
+    }
+
+    /// Runs every step.
+    pub(crate) fn run(mut self, comm: &mut RankComm<'_, E>) -> Result<Record, ExecutorError> {
+        let row = &self.run.execution.table[self.seat.stage as usize];
+        for step in 0..self.run.execution.steps {
+            let has_loss = self.seat.stage + 1 == self.run.execution.n_stages;
+            self.record.losses.extend(has_loss.then_some(0.0));
+            for &action in row {
+                let seq = u64::from(step) * u64::from(self.run.execution.n_micro_batches) + u64::from(action.micro_batch);
+                match action.section {
+                    Section::Forward => self.forward(comm, action, seq)?,
+                    Section::Backward => self.backward(comm, action, seq)?,
+                }
+            }
+            self.update(comm, u64::from(step))?;
+        }
+        Ok(self.record)
+    }
+
+    fn forward(&mut self, comm: &mut RankComm<'_, E>, action: Action, seq: u64) -> Result<(), ExecutorError> {
+        let chunk = action.chunk(self.run.execution.n_stages);
+        let mut stream = self.receive_stream(comm, chunk, action, seq)?;
+        for layer_idx in self.run.layers_of(chunk) {
+            let program = self.run.program(layer_idx);
+            let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Forward, seq) };
+            let mut env = Environment::new();
+            if let (Some(id), Some(stream)) = (program.stream, stream.take()) {
+                env.insert(id, Value::Float(stream));
+            }
+            self.section(comm, at, &program.forward, &mut env)?;
+            stream = Some(self.take(at, &mut env, program.out)?);
+            self.expect_exactly(at, &env, &program.saved)?;
+            self.keep((layer_idx, action.micro_batch), env);
+        }
+        let stream = stream.ok_or_else(|| unfit("a chunk has no layers".into()))?;
+        self.send_stream(comm, chunk, action, (seq, stream))
+    }
+
+    fn backward(&mut self, comm: &mut RankComm<'_, E>, action: Action, seq: u64) -> Result<(), ExecutorError> {
+        let chunk = action.chunk(self.run.execution.n_stages);
+        let mut gradient = Some(self.receive_gradient(comm, chunk, action, seq)?);
+        for layer_idx in self.run.layers_of(chunk).into_iter().rev() {
+            let program = self.run.program(layer_idx);
+            let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
+            let mut env = self.saved.remove(&(layer_idx, action.micro_batch)).unwrap_or_default();
+            let bytes = bytes_of(&env);
+            env.extend(gradient.take().map(|gradient| (program.out_gradient, Value::Float(gradient))));
+            self.section(comm, at, &program.backward, &mut env)?;
+            if let Some(id) = program.stream_gradient {
+                gradient = Some(self.take(at, &mut env, id)?);
+            }
+            self.expect_exactly(at, &env, &[])?;
+            self.saved_bytes -= bytes;
+        }
+        match gradient {
+            Some(gradient) => self.send_gradient(comm, chunk, action, (seq, gradient)),
+            None => Ok(()),
+        }
+    }
+
+    fn keep(&mut self, key: (LayerIdx, u32), env: Environment<E>) {
+        let bytes = bytes_of(&env);
+        self.saved_bytes += bytes;
+        let most = self.record.saved.entry(key.0).or_insert(0);
+        *most = bytes.max(*most);
+        self.record.peak_saved = self.record.peak_saved.max(self.saved_bytes);
+        self.saved.insert(key, env);
+    }
+
+    fn section(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        at: At<'a>,
+        code: &'a [Instruction],
+        env: &mut Environment<E>,
+    ) -> Result<(), ExecutorError> {
+        code.iter().try_for_each(|instruction| self.instruction(comm, at, instruction, env))
+    }
+
+    fn instruction(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        at: At<'a>,
+        instruction: &'a Instruction,
+        env: &mut Environment<E>,
+    ) -> Result<(), ExecutorError> {
+        match instruction {
+            Instruction::Load { output } => {
+                env.insert(*output, self.load(at, *output)?);
+            }
+            Instruction::Parameter { output, gather } => {
+                let class = Class::ParameterGather;
+                let value = self.run.program(at.layer_idx).value(*output);
+                let subject = at.place.tag(class, self.run.tensor_name(at.layer_idx, value.tensor));
+                let flat = self.gathered(comm, (at.layer_idx, value.tensor), gather, subject)?;
+                let shape = self.local_shape(at, *output);
+                let tensor = flat.into_shape_with_order(IxDyn(&shape));
+                let wrong = |_| self.bad_value(at, *output, format!("has another shape than {shape:?}"));
+                env.insert(*output, Value::Float(tensor.map_err(wrong)?));
+            }
+            Instruction::Forward { op, operands, results } => {
+                let found = self.run_forward(at, *op, operands, env)?;
+                env.extend(results.iter().copied().zip(found));
+            }
+            Instruction::Backward { op, operands, gradients, results } => {
+                let found = self.run_backward(at, *op, (operands, gradients), env)?;
+                for (id, gradient) in results.iter().zip(found) {
+                    match (id, gradient) {
+                        (Some(id), Some(gradient)) => env.insert(*id, Value::Float(gradient)),
+                        (Some(id), None) => return Err(self.bad_value(at, *id, "gets no gradient".into())),
+                        (None, _) => None,
+                    };
+                }
+            }
+            Instruction::Convert { input, output, steps } => {
+                let value = self.run.program(at.layer_idx).value(*input);
+                let tensor = self.float(at, env, *input)?.clone();
+                let class = match (value.side, at.place.phase) {
+                    (Side::Gradient, _) => Class::Gradient,
+                    (Side::Primal, Phase::Forward) => Class::Forward,
+                    (Side::Primal, Phase::Backward | Phase::Update) => Class::Recompute,
+                };
+                let shape = self.run.shape(at.layer_idx, value.tensor);
+                let tag = at.place.tag(class, self.run.tensor_name(at.layer_idx, value.tensor));
+                let subject = Subject { tag, shape: &shape };
+                env.insert(*output, Value::Float(convert(comm, &self.seat, steps, &subject, tensor)?));
+            }
+            Instruction::Accumulate { gradient, reduce } => {
+                let value = self.run.program(at.layer_idx).value(*gradient);
+                let block = self.float(at, env, *gradient)?.clone();
+                let tag = at.place.tag(Class::GradientAccumulate, self.run.tensor_name(at.layer_idx, value.tensor));
+                let shape = [block.len() as u64];
+                let subject = Subject { tag, shape: &shape };
+                let term = convert(comm, &self.seat, reduce, &subject, flattened(block))?;
+                self.state((at.layer_idx, value.tensor))?.accumulate(elements(term))?;
+            }
+            Instruction::Free { value } => {
+                if env.remove(value).is_none() {
+                    return Err(self.bad_value(at, *value, "is freed but not there".into()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&self, at: At<'_>, output: ValueId) -> Result<Value<E>, ExecutorError> {
+        let value = self.run.program(at.layer_idx).value(output);
+        let layer = self.run.layer(at.layer_idx);
+        let Role::Data(data) = layer.tensors[value.tensor.0].role else {
+            return Err(self.bad_value(at, output, "is loaded but no data".into()));
+        };
+        if !value.sharding.partial_axes().is_empty() {
+            return Err(self.bad_value(at, output, "is data and cannot be an unfinished sum".into()));
+        }
+        let slot = Slot { tensor: value.tensor, seq: at.place.seq };
+        let shape = self.run.shape(at.layer_idx, value.tensor);
+        let all = self.seat.block(Sharding::REPLICATED, &shape);
+        let own = self.seat.block(value.sharding, &shape);
+        Ok(match self.run.batch().data::<E>(layer, at.layer_idx, data, slot) {
+            Value::Float(whole) => Value::Float(all.cut(&whole, &own)),
+            Value::Index(whole) => Value::Index(all.cut(&whole, &own)),
+        })
+    }
+
+    fn run_forward(
+        &self,
+        at: At<'a>,
+        op: OpId,
+        operands: &[ValueId],
+        env: &Environment<E>,
+    ) -> Result<Vec<Value<E>>, ExecutorError> {
+        let operands = operands.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
+        kernels::forward(&self.context(at, op), &operands).map_err(|source| self.refused(at, op, source))
+    }
+
+    fn run_backward(
+        &self,
+        at: At<'a>,
+        op: OpId,
+        (operands, gradients): (&[Option<ValueId>], &[Option<ValueId>]),
+        env: &Environment<E>,
+    ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
+        let find = |id: &Option<ValueId>| id.map(|id| self.find(at, env, id)).transpose();
+        let float = |id: &Option<ValueId>| id.map(|id| self.float(at, env, id)).transpose();
+        let operands = operands.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let gradients = gradients.iter().map(float).collect::<Result<Vec<_>, _>>()?;
+        let found = kernels::backward(&self.context(at, op), &operands, &gradients);
+        found.map_err(|source| self.refused(at, op, source))
+    }
+
+    fn context(&self, at: At<'a>, op: OpId) -> Context<'_> {
+        let instance = self.run.instances[at.layer_idx];
+        Context {
+            kind: &self.run.layer(at.layer_idx).ops[op.0].kind,
+            signature: &self.run.signatures[instance.kind][op.0],
+            blocks: &self.blocks[&instance.choice][op.0],
+        }
+    }
+
+    fn refused(&self, at: At<'_>, op: OpId, source: kernels::KernelError) -> ExecutorError {
+        let name = &self.run.layer(at.layer_idx).ops[op.0].name;
+        ExecutorError::Kernel { place: format!("{}, operator `{name}`", at.place), source }
+    }
+
+    fn find<'e>(&self, at: At<'_>, env: &'e Environment<E>, id: ValueId) -> Result<&'e Value<E>, ExecutorError> {
+        env.get(&id).ok_or_else(|| self.bad_value(at, id, "is read but not there".into()))
+    }
+
+    fn float<'e>(&self, at: At<'_>, env: &'e Environment<E>, id: ValueId) -> Result<&'e Tensor<E>, ExecutorError> {
+        let value = self.find(at, env, id)?.as_float();
+        value.ok_or_else(|| self.bad_value(at, id, "is data where a number is needed".into()))
+    }
+
+    fn take(&self, at: At<'_>, env: &mut Environment<E>, id: ValueId) -> Result<Tensor<E>, ExecutorError> {
+        let value = env.remove(&id).and_then(Value::into_float);
+        value.ok_or_else(|| self.bad_value(at, id, "is read but not there".into()))
+    }
+
+    fn local_shape(&self, at: At<'_>, id: ValueId) -> Vec<usize> {
+        let value = self.run.program(at.layer_idx).value(id);
+        self.seat.block(value.sharding, &self.run.shape(at.layer_idx, value.tensor)).shape()
+    }
+
+    fn bad_value(&self, at: At<'_>, id: ValueId, what: String) -> ExecutorError {
+        let value = self.run.program(at.layer_idx).value(id);
+        let side = match value.side {
+            Side::Primal => "",
+            Side::Gradient => "gradient of ",
+        };
+        let tensor = format!("{side}{}", self.run.tensor_name(at.layer_idx, value.tensor));
+        ExecutorError::Value { place: at.place.to_string(), tensor, what }
+    }
+
+    /// After a section nothing may be left but what it leaves on purpose.
+    fn expect_exactly(&self, at: At<'_>, env: &Environment<E>, ids: &[ValueId]) -> Result<(), ExecutorError> {
+        if let Some(&id) = ids.iter().find(|id| !env.contains_key(id)) {
+            return Err(self.bad_value(at, id, "should be there at the end".into()));
+        }
+        match env.keys().find(|id| !ids.contains(id)) {
+            Some(&id) => Err(self.bad_value(at, id, "is left at the end".into())),
+            None => Ok(()),
+        }
+    }
+
+    fn receive_stream(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        seq: u64,
+    ) -> Result<Option<Tensor<E>>, ExecutorError> {
+        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(None) };
+        let from = (chunk - 1) % self.run.execution.n_stages;
+        let key = (chunk, Direction::Forward, action.micro_batch);
+        let stream = self.receive(comm, (from, border, border.sent), key, seq)?;
+        self.at_border(comm, border, (Phase::Forward, seq), stream).map(Some)
+    }
+
+    fn send_stream(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        (seq, stream): (u64, Tensor<E>),
+    ) -> Result<(), ExecutorError> {
+        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
+            let loss = stream.sum().wide();
+            self.record.losses.last_mut().into_iter().for_each(|total| *total += loss);
+            return Ok(());
+        };
+        let to = (chunk + 1) % self.run.execution.n_stages;
+        let key = (chunk + 1, Direction::Forward, action.micro_batch);
+        self.send(comm, (to, border), key, (seq, stream))
+    }
+
+    fn receive_gradient(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        seq: u64,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
+            let share = (self.run.execution.n_tokens() as f64).recip();
+            return Ok(ArrayD::from_elem(IxDyn(&[]), E::from_f64(share)));
+        };
+        let from = (chunk + 1) % self.run.execution.n_stages;
+        let key = (chunk + 1, Direction::Backward, action.micro_batch);
+        self.receive(comm, (from, border, border.gradient), key, seq)
+    }
+
+    fn send_gradient(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        (seq, gradient): (u64, Tensor<E>),
+    ) -> Result<(), ExecutorError> {
+        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(()) };
+        let gradient = self.at_border(comm, border, (Phase::Backward, seq), gradient)?;
+        let to = (chunk - 1) % self.run.execution.n_stages;
+        self.send(comm, (to, border), (chunk, Direction::Backward, action.micro_batch), (seq, gradient))
+    }
+
+    /// Converts the stream, or its gradient, where two chunks have it in different shardings.
+    fn at_border(
+        &self,
+        comm: &mut RankComm<'_, E>,
+        border: &Border,
+        (phase, seq): (Phase, u64),
+        tensor: Tensor<E>,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let steps = if phase == Phase::Forward { &border.forward } else { &border.backward };
+        let tag = self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream, converted");
+        convert(comm, &self.seat, steps, &Subject { tag, shape: &border.shape }, tensor)
+    }
+
+    fn send(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        (to, border): (u32, &Border),
+        key: (u32, Direction, u32),
+        (seq, tensor): (u64, Tensor<E>),
+    ) -> Result<(), ExecutorError> {
+        if to == self.seat.stage {
+            self.moved.insert(key, tensor);
+            return Ok(());
+        }
+        comm.send(self.seat.peer(to), self.border_tag(border, key.1, seq), elements(tensor))
+    }
+
+    fn receive(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        (from, border, sharding): (u32, &Border, Sharding),
+        key: (u32, Direction, u32),
+        seq: u64,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let missing = || unfit(format!("chunk {} has not received its stream", key.0));
+        if from == self.seat.stage {
+            return self.moved.remove(&key).ok_or_else(missing);
+        }
+        let block = self.seat.block(sharding, &border.shape);
+        let data = comm.recv(self.seat.peer(from), self.border_tag(border, key.1, seq), block.len())?;
+        ArrayD::from_shape_vec(IxDyn(&block.shape()), data).map_err(|_| missing())
+    }
+
+    fn border_tag(&self, border: &Border, direction: Direction, seq: u64) -> crate::instruction::Tag {
+        let phase = match direction {
+            Direction::Forward => Phase::Forward,
+            Direction::Backward => Phase::Backward,
+        };
+        self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream")
+    }
+}
+
+/// A tensor as one dim, in index order.
+pub(crate) fn flattened<E: Real>(tensor: Tensor<E>) -> Tensor<E> {
+    ndarray::Array1::from(elements(tensor)).into_dyn()
+}
+
+fn bytes_of<E>(env: &Environment<E>) -> u64 {
+    let bytes = |value: &Value<E>| match value {
+        Value::Float(tensor) => tensor.len() * size_of::<E>(),
+        Value::Index(index) => index.len() * size_of::<i64>(),
+    };
+    env.values().map(|value| bytes(value) as u64).sum()
+}

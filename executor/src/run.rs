@@ -1,0 +1,185 @@
+//! Runs an execution: every rank on a thread of its own, then what they hold joined into whole tensors.
+
+use std::collections::BTreeMap;
+
+use ir::graph::TensorId;
+use ir::lower::lower;
+use ir::program::{Program, Update};
+use ndarray::ArrayD;
+
+use crate::assemble::{Layout, assemble};
+use crate::convert::Seat;
+use crate::counters::Counters;
+use crate::error::ExecutorError;
+use crate::fabric::{TierOf, run_ranks};
+use crate::instruction::CollectiveKind;
+use crate::job::{Execution, LayerIdx};
+use crate::kernels::Real;
+use crate::label::Class;
+use crate::prepare::{ParameterKey, Prepared};
+use crate::rank::{Rank, Record};
+
+/// A parameter by the layer that has it and its name there.
+pub type ParameterName = (LayerIdx, String);
+
+/// Whole tensors of every parameter.
+pub type Tensors = BTreeMap<ParameterName, ArrayD<f64>>;
+
+/// What a run gave.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Per step, the mean loss over all tokens.
+    pub losses: Vec<f64>,
+    /// Per step, the gradient of every parameter, whole and summed over ranks, micro-batches and tied copies, which
+    /// have none of their own.
+    pub gradients: Vec<Tensors>,
+    /// Per step, every parameter after its update.
+    pub parameters: Vec<Tensors>,
+    /// Bytes sent by all ranks, by label, kind and link tier.
+    pub counters: Counters,
+    /// Per rank and layer, bytes kept from forward to backward of one micro-batch.
+    pub saved: Vec<BTreeMap<LayerIdx, u64>>,
+    /// Per rank, the most bytes so kept at one time.
+    pub peak_saved: Vec<u64>,
+}
+
+impl Outcome {
+    /// Bytes sent by all ranks, by what they were for, kind of collective and link tier.
+    pub fn traffic(&self) -> BTreeMap<(Class, CollectiveKind, usize), u64> {
+        let mut sums = BTreeMap::new();
+        for (traffic, bytes) in self.counters.sent() {
+            if let Some(class) = Class::of_label(&traffic.label) {
+                *sums.entry((class, traffic.kind, traffic.tier)).or_insert(0) += bytes;
+            }
+        }
+        sums
+    }
+}
+
+/// The program of every entry of `Execution::choices`.
+///
+/// # Errors
+/// A choice that cannot be lowered, or one of a layer that the model lacks.
+pub fn programs(execution: &Execution<'_>) -> Result<Vec<Program>, ExecutorError> {
+    let one = |(kind, choice): &(usize, _)| {
+        let layer = execution.model.layers.get(*kind);
+        let layer = layer.ok_or_else(|| ExecutorError::Unfit(format!("layer kind {kind} does not exist")))?;
+        let sizes = layer.sizes(execution.micro_batch, execution.sequence);
+        Ok(lower(layer, execution.mesh, &sizes, choice)?)
+    };
+    execution.choices.iter().map(one).collect()
+}
+
+/// Lowers and runs an execution in numbers of type `E`; `tier_of` names the link between two ranks.
+///
+/// # Errors
+/// Parts that do not fit together, whatever goes wrong while ranks run, and ranks that end with different numbers for
+/// the same element.
+pub fn run<E: Real>(execution: &Execution<'_>, tier_of: &TierOf<'_>) -> Result<Outcome, ExecutorError> {
+    run_programs::<E>(execution, &programs(execution)?, tier_of)
+}
+
+/// Runs an execution with given programs, one per entry of its choices.
+///
+/// # Errors
+/// As for [`run`].
+pub fn run_programs<E: Real>(
+    execution: &Execution<'_>,
+    programs: &[Program],
+    tier_of: &TierOf<'_>,
+) -> Result<Outcome, ExecutorError> {
+    let prepared = Prepared::new(execution, programs)?;
+    let n_ranks = execution.n_ranks() as usize;
+    let body = |comm: &mut crate::fabric::RankComm<'_, E>| Rank::new(&prepared, comm.rank())?.run(comm);
+    let (records, counts): (Vec<Record>, Vec<Counters>) =
+        run_ranks::<E, Record, _>(n_ranks, tier_of, body)?.into_iter().unzip();
+    let mut counters = Counters::default();
+    counts.iter().for_each(|one| counters.merge(one));
+    let joined = Joined { prepared: &prepared, records: &records, seats: seats(execution) };
+    Ok(Outcome {
+        losses: joined.losses()?,
+        gradients: joined.tensors(|record| &record.gradients, Of::Gradients)?,
+        parameters: joined.tensors(|record| &record.parameters, Of::Parameters)?,
+        counters,
+        saved: records.iter().map(|record| record.saved.clone()).collect(),
+        peak_saved: records.iter().map(|record| record.peak_saved).collect(),
+    })
+}
+
+fn seats<'a>(execution: &Execution<'a>) -> Vec<Seat<'a>> {
+    (0..execution.n_ranks() as usize).map(|rank| Seat::new(execution.mesh, rank)).collect()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Gradients,
+    Parameters,
+}
+
+struct Joined<'a> {
+    prepared: &'a Prepared<'a>,
+    records: &'a [Record],
+    seats: Vec<Seat<'a>>,
+}
+
+impl Joined<'_> {
+    /// Every rank of the last stage has the loss.
+    fn losses(&self) -> Result<Vec<f64>, ExecutorError> {
+        let execution = self.prepared.execution;
+        let last = self.records.len() - execution.mesh.n_devices() as usize;
+        let losses = &self.records[last].losses;
+        for (rank, record) in self.records.iter().enumerate().skip(last + 1) {
+            let pairs = record.losses.iter().zip(losses).enumerate();
+            if let Some((step, (&other, &own))) = pairs.into_iter().find(|(_, (other, own))| other != own) {
+                let what = format!("the loss of step {step}");
+                return Err(ExecutorError::Disagreement { what, element: 0, ranks: (last, rank), values: (own, other) });
+            }
+        }
+        Ok(losses.iter().map(|total| total / execution.n_tokens() as f64).collect())
+    }
+
+    fn tensors(
+        &self,
+        parts: impl Fn(&Record) -> &Vec<BTreeMap<ParameterKey, Vec<f64>>>,
+        of: Of,
+    ) -> Result<Vec<Tensors>, ExecutorError> {
+        let run = self.prepared;
+        let mut steps = Vec::new();
+        for step in 0..run.execution.steps as usize {
+            let parts: Vec<_> = self.records.iter().map(|record| &parts(record)[step]).collect();
+            let mut tensors = Tensors::new();
+            for layer_idx in 0..run.instances.len() {
+                for update in &run.program(layer_idx).updates {
+                    let key = (layer_idx, update.tensor);
+                    if of == Of::Gradients && run.is_copy(key) {
+                        continue;
+                    }
+                    let whole = assemble(&self.seats, &parts, key, &self.layout(key, update, (of, step)))?;
+                    tensors.insert((layer_idx, name(run, key)), whole);
+                }
+            }
+            steps.push(tensors);
+        }
+        Ok(steps)
+    }
+
+    fn layout(&self, key: ParameterKey, update: &Update, (of, step): (Of, usize)) -> Layout {
+        let (what, cut) = match of {
+            Of::Gradients => ("the gradient of ", update.storage.optimizer),
+            Of::Parameters => ("", update.storage.parameter),
+        };
+        Layout {
+            what: format!("{what}`{}` of layer {} in step {step}", name(self.prepared, key), key.0),
+            shape: self.prepared.shape(key.0, key.1),
+            used: update.used,
+            cut,
+        }
+    }
+}
+
+fn name(run: &Prepared<'_>, (layer_idx, tensor): (LayerIdx, TensorId)) -> String {
+    run.tensor_name(layer_idx, tensor).to_owned()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! Small models in text form, and executions of them.
+//!
+//! An operator is a line of tensors: `x[b s h] *w[h f] -> y[b s f]`. A mark before a tensor's first mention says what it is:
+//! `*` a parameter (normal), `+` one around one, `~` one around zero, `@` data by its name.
+
+use ir::graph::{Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie};
+use ir::lower::{LayerChoice, Recompute};
+use ir::mesh::Mesh;
+use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
+use ir::program::Storage;
+use ir::schedule::{Schedule, table};
+use ir::sharding::Sharding;
+use ir::strategy::Strategy;
+
+use crate::job::{AdamW, Chunk, Execution, TokenOrder};
+
+pub(super) const MICRO_BATCH: u64 = 8;
+pub(super) const SEQUENCE: u64 = 8;
+/// No power of two divides it: blocks of the vocabulary are unequal.
+pub(super) const VOCABULARY: u64 = 19;
+
+struct Builder {
+    layer: Layer,
+}
+
+impl Builder {
+    fn dim(&mut self, name: &str) -> DimId {
+        if let Some(at) = self.layer.dims.iter().position(|dim| dim.name == name) {
+            return DimId(at);
+        }
+        let extent = match name {
+            "b" => Extent::MicroBatch,
+            "s" | "t" => Extent::Sequence,
+            "v" => Extent::Uneven(VOCABULARY),
+            "c" => Extent::Slots { filled: 0.5 },
+            "p" => Extent::Fixed(SEQUENCE + 2),
+            "h" | "h2" | "f" => Extent::Fixed(8),
+            "g" => Extent::Fixed(16),
+            "e" | "d" => Extent::Fixed(4),
+            "k" | "r" => Extent::Fixed(2),
+            other => panic!("no dim {other}"),
+        };
+        self.layer.dims.push(Dim { name: name.into(), extent });
+        DimId(self.layer.dims.len() - 1)
+    }
+
+    fn tensor(&mut self, text: &str) -> TensorId {
+        let (head, dims) = text.trim_end_matches(']').split_once('[').unwrap();
+        let name = head.trim_start_matches(['*', '+', '~', '@']);
+        if let Some(at) = self.layer.tensors.iter().position(|tensor| tensor.name == name) {
+            return TensorId(at);
+        }
+        let role = match head.chars().next() {
+            Some('*') => Role::Parameter(Init::Normal),
+            Some('+') => Role::Parameter(Init::One),
+            Some('~') => Role::Parameter(Init::Zero),
+            Some('@') => Role::Data(match name {
+                "tokens" => Data::Tokens,
+                "labels" => Data::Labels,
+                "positions" | "keys" => Data::Positions,
+                "slopes" => Data::AlibiSlopes,
+                "router" => Data::RouterBias,
+                other => panic!("no data {other}"),
+            }),
+            _ => Role::Activation,
+        };
+        let dims = dims.split(' ').filter(|dim| !dim.is_empty()).map(|dim| self.dim(dim)).collect();
+        self.layer.tensors.push(Tensor { name: name.into(), dims, role });
+        TensorId(self.layer.tensors.len() - 1)
+    }
+
+    fn side(&mut self, text: &str) -> Vec<TensorId> {
+        text.split_inclusive(']').map(str::trim).filter(|t| !t.is_empty()).map(|t| self.tensor(t)).collect()
+    }
+}
+
+/// A layer; its stream is the tensor `x`, if it has one, and the last result leaves it.
+fn layer(name: &str, lines: &[(OpKind, &str)]) -> Layer {
+    let empty = Layer {
+        name: name.into(),
+        dims: Vec::new(),
+        tensors: Vec::new(),
+        ops: Vec::new(),
+        stream_in: None,
+        out: TensorId(0),
+    };
+    let mut builder = Builder { layer: empty };
+    for (i, (kind, text)) in lines.iter().enumerate() {
+        let (operands, results) = text.split_once("->").unwrap();
+        let (operands, results) = (builder.side(operands), builder.side(results));
+        builder.layer.out = results[0];
+        builder.layer.ops.push(Op { name: format!("{} {i}", kind.line().name), kind: kind.clone(), operands, results });
+    }
+    let mut layer = builder.layer;
+    layer.stream_in = layer.tensors.iter().position(|tensor| tensor.name == "x").map(TensorId);
+    layer
+}
+
+pub(super) fn embedding() -> Layer {
+    layer("embedding", &[(OpKind::Embed, "@tokens[b s] *table[v h] -> y[b s h]")])
+}
+
+pub(super) fn embedding_with_positions() -> Layer {
+    layer(
+        "embedding",
+        &[
+            (OpKind::Embed, "@tokens[b s] *table[v h] -> y[b s h]"),
+            (OpKind::AddPosition { offset: 2 }, "y[b s h] @positions[s] *places[p h] -> z[b s h]"),
+        ],
+    )
+}
+
+pub(super) fn mlp() -> Layer {
+    layer(
+        "mlp",
+        &[
+            (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b s h] +norm[h] -> n[b s h]"),
+            (OpKind::Linear, "n[b s h] *up[h g] -> u[b s g]"),
+            (OpKind::Act { act: Activation::Gelu }, "u[b s g] -> a[b s g]"),
+            (OpKind::Linear, "a[b s g] *down[g h] -> d[b s h]"),
+            (OpKind::Add, "d[b s h] x2[b s h] -> out[b s h]"),
+        ],
+    )
+}
+
+fn attention_kind(bias: AttentionBias) -> OpKind {
+    OpKind::Attention { scale: None, window: Some(5), softcap: Some(20.0), bias }
+}
+
+/// Grouped queries, rotary positions, a gated feed-forward.
+pub(super) fn decoder() -> Layer {
+    let rope = || OpKind::Rope { theta: 100.0, dims: 4, side: RotarySide::First };
+    layer(
+        "decoder",
+        &[
+            (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 1.0 }, "x1[b s h] ~norm[h] -> n[b s h]"),
+            (OpKind::Fork, "n[b s h] -> n1[b s h] n2[b s h] n3[b s h]"),
+            (OpKind::Linear, "n1[b s h] *wq[h k r d] -> q[b s k r d]"),
+            (OpKind::Linear, "n2[b s h] *wk[h k d] -> kk[b s k d]"),
+            (OpKind::Linear, "n3[b s h] *wv[h k d] -> vv[b s k d]"),
+            (rope(), "q[b s k r d] @positions[s] -> qr[b s k r d]"),
+            (rope(), "kk[b s k d] @positions[s] -> kr[b s k d]"),
+            (
+                attention_kind(AttentionBias::None),
+                "qr[b s k r d] kr[b s k d] vv[b s k d] @positions[s] @keys[s] -> o[b s k r d]",
+            ),
+            (OpKind::Linear, "o[b s k r d] *wo[k r d h] -> oo[b s h]"),
+            (OpKind::Add, "oo[b s h] x2[b s h] -> m[b s h]"),
+            (OpKind::Fork, "m[b s h] -> m1[b s h] m2[b s h]"),
+            (OpKind::LayerNorm { eps: 1e-5 }, "m1[b s h] +norm2[h] ~shift2[h] -> l[b s h]"),
+            (OpKind::Fork, "l[b s h] -> l1[b s h] l2[b s h]"),
+            (OpKind::Linear, "l1[b s h] *gate[h g] -> ga[b s g]"),
+            (OpKind::Linear, "l2[b s h] *up[h g] -> up1[b s g]"),
+            (OpKind::Bias, "up1[b s g] ~bias[g] -> up2[b s g]"),
+            (OpKind::Glu { gating: Gating::Product { act: Activation::Silu } }, "ga[b s g] up2[b s g] -> gl[b s g]"),
+            (OpKind::Linear, "gl[b s g] *down[g h] -> d1[b s h]"),
+            (OpKind::Scale { by: 0.7 }, "d1[b s h] -> d2[b s h]"),
+            (OpKind::Add, "d2[b s h] m2[b s h] -> out[b s h]"),
+        ],
+    )
+}
+
+/// Attention with sinks or slopes, then routed experts beside a gated shared one.
+pub(super) fn experts(bias: AttentionBias) -> Layer {
+    let extra = match bias {
+        AttentionBias::None => "",
+        AttentionBias::Slopes => "@slopes[k r]",
+        AttentionBias::Sinks => "*sinks[k r]",
+    };
+    let attention = format!("q[b s k r d] kk[b s k d] vv[b s k d] @positions[s] @keys[s] {extra} -> o[b s k r d]");
+    let route = OpKind::Route {
+        top_k: 2,
+        score: RouterScore::Sigmoid,
+        normalize: Normalize::Sum,
+        scale: 1.5,
+        groups: 2,
+        top_groups: 1,
+        group_score: GroupScore::TopTwo,
+    };
+    layer(
+        "experts",
+        &[
+            (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b s h] +norm[h] -> n[b s h]"),
+            (OpKind::Fork, "n[b s h] -> n1[b s h] n2[b s h]"),
+            (OpKind::Linear, "n1[b s h] *wq[h k r d] -> q[b s k r d]"),
+            (OpKind::Linear, "n2[b s h] *wkv[h k f] -> kv[b s k f]"),
+            (OpKind::Split { sizes: vec![4, 4] }, "kv[b s k f] -> kk[b s k d] vv[b s k d]"),
+            (attention_kind(bias), &attention),
+            (OpKind::Linear, "o[b s k r d] *wo[k r d h] -> oo[b s h]"),
+            (OpKind::Add, "oo[b s h] x2[b s h] -> m[b s h]"),
+            (OpKind::Fork, "m[b s h] -> m1[b s h] m2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "m1[b s h] +norm2[h] -> l[b s h]"),
+            (OpKind::Fork, "l[b s h] -> l1[b s h] l2[b s h] l3[b s h] l4[b s h]"),
+            (OpKind::Linear, "l1[b s h] *router_weight[h e] -> score[b s e]"),
+            (route, "score[b s e] @router[e] -> weight[b s e]"),
+            (OpKind::Fork, "weight[b s e] -> w1[b s e] w2[b s e]"),
+            (OpKind::Dispatch, "l2[b s h] w1[b s e] -> in[b e c h]"),
+            (OpKind::Linear, "in[b e c h] *up[e h g] -> u[b e c g]"),
+            (OpKind::Act { act: Activation::Silu }, "u[b e c g] -> a[b e c g]"),
+            (OpKind::Linear, "a[b e c g] *down[e g h] -> d[b e c h]"),
+            (OpKind::Combine, "d[b e c h] w2[b s e] -> routed[b s h]"),
+            (OpKind::Linear, "l3[b s h] *shared[h h2] -> sh[b s h2]"),
+            (OpKind::Linear, "l4[b s h] *gate[h] -> z[b s]"),
+            (OpKind::Gate, "sh[b s h2] z[b s] -> gated[b s h2]"),
+            (OpKind::Linear, "gated[b s h2] *back[h2 h] -> own[b s h]"),
+            (OpKind::Add, "routed[b s h] own[b s h] -> both[b s h]"),
+            (OpKind::Add, "both[b s h] m2[b s h] -> out[b s h]"),
+        ],
+    )
+}
+
+pub(super) fn head() -> Layer {
+    layer(
+        "head",
+        &[
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x[b s h] +norm[h] -> n[b s h]"),
+            (OpKind::Linear, "n[b s h] *table[v h] -> z[b s v]"),
+            (OpKind::Softcap { cap: 5.0 }, "z[b s v] -> y[b s v]"),
+            (OpKind::Fork, "y[b s v] -> y1[b s v] y2[b s v] y3[b s v]"),
+            (OpKind::RowMax, "y1[b s v] -> m[b s]"),
+            (OpKind::Fork, "m[b s] -> m1[b s] m2[b s]"),
+            (OpKind::SumExp, "y2[b s v] m1[b s] -> e[b s]"),
+            (OpKind::Pick, "y3[b s v] @labels[b s] -> t[b s]"),
+            (OpKind::CrossEntropy, "e[b s] m2[b s] t[b s] -> l[b s]"),
+            (OpKind::SumLoss, "l[b s] -> loss[]"),
+        ],
+    )
+}
+
+/// Embedding, `count` times the body, head.
+pub(super) fn model(body: Layer, count: u64) -> Model {
+    let segment = |layer, count| Segment { layer, count };
+    let model = Model {
+        name: "toy".into(),
+        default_sequence: SEQUENCE,
+        layers: vec![embedding(), body, head()],
+        sequence: vec![segment(0, 1), segment(1, count), segment(2, 1)],
+        ties: Vec::new(),
+    };
+    assert_eq!(ir::graph::check(&model), Ok(()));
+    model
+}
+
+/// The same with the head's table tied to the embedding's.
+pub(super) fn tied(mut model: Model) -> Model {
+    let find = |layer: usize| {
+        let tensor = model.layers[layer].tensors.iter().position(|tensor| tensor.name == "table").unwrap();
+        ParameterRef { layer, tensor: TensorId(tensor) }
+    };
+    model.ties = vec![Tie { owner: find(0), copy: find(2) }];
+    assert_eq!(ir::graph::check(&model), Ok(()));
+    model
+}
+
+/// A choice with everything whole, to be changed.
+pub(super) fn plain(layer: &Layer) -> LayerChoice {
+    LayerChoice {
+        stream: Sharding::REPLICATED,
+        out: Sharding::REPLICATED,
+        strategies: vec![Strategy::SAME; layer.ops.len()],
+        recompute: vec![Recompute::Keep; layer.ops.len()],
+        storage: layer.parameters().map(|tensor| (tensor, Storage::default())).collect(),
+    }
+}
+
+pub(super) const ADAMW: AdamW = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-3, weight_decay: 0.1 };
+
+/// One choice per kind, layers spread evenly over the schedule's chunks.
+pub(super) fn execution<'a>(
+    model: &'a Model,
+    mesh: &'a Mesh,
+    choices: Vec<LayerChoice>,
+    pipeline: (Schedule, u32, u32),
+) -> Execution<'a> {
+    let (schedule, n_stages, n_micro_batches) = pipeline;
+    let kinds = model.kinds_in_order();
+    let n_chunks = (n_stages * schedule.n_virtual_stages()) as usize;
+    let cut = |chunk: usize| chunk * kinds.len() / n_chunks;
+    Execution {
+        model,
+        mesh,
+        n_stages,
+        chunks: (0..n_chunks).map(|c| Chunk { layers: kinds[cut(c)..cut(c + 1)].to_vec() }).collect(),
+        choices: choices.into_iter().enumerate().collect(),
+        micro_batch: MICRO_BATCH,
+        n_micro_batches,
+        sequence: SEQUENCE,
+        token_order: TokenOrder::Natural,
+        table: table(schedule, n_stages, n_micro_batches).unwrap(),
+        seed: 7,
+        steps: 2,
+        optimizer: ADAMW,
+    }
+}

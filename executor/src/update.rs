@@ -1,0 +1,232 @@
+//! The end of a step: gradients are finished, shared parameters meet, every owner updates its cut, and the new values
+//! go to where they are stored.
+//!
+//! All of it works on the flattened local block, cut by the storage's axes. A tied copy sends its gradient to the
+//! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state.
+
+use std::collections::BTreeMap;
+
+use ir::conversion::Step;
+use ir::program::{AxisSet, Update};
+use ir::sharding::{Placement, Sharding};
+use ndarray::{Array1, ArrayD};
+
+use crate::block::Block;
+use crate::convert::{Seat, Subject, convert, elements};
+use crate::error::ExecutorError;
+use crate::fabric::RankComm;
+use crate::instruction::Tag;
+use crate::kernels::optimizer::{Moments, adamw_step};
+use crate::kernels::{Real, Tensor};
+use crate::label::{Class, Phase};
+use crate::prepare::{ParameterKey, TiedPair, unfit};
+use crate::rank::{Rank, flattened};
+
+/// What a rank holds of a parameter.
+pub(crate) struct State<E> {
+    /// Elements of the local block in use, all cuts together.
+    n_flat: u64,
+    /// As it is stored between uses.
+    stored: Vec<E>,
+    /// Where it is updated.
+    master: Vec<E>,
+    /// Moments of the update; none before the first and none of a tied copy.
+    moments: Option<(Vec<E>, Vec<E>)>,
+    /// Sum of the micro-batches' gradients, zero before the first.
+    accumulator: Vec<E>,
+}
+
+/// Part of a flattened block of `n_flat` elements that a cut leaves to this rank.
+pub(crate) fn flat_cut(seat: &Seat<'_>, n_flat: u64, cut: AxisSet) -> Block {
+    let axes = cut.axes().into_iter();
+    let sharding = axes.fold(Sharding::REPLICATED, |sharding, axis| sharding.with(axis, Placement::Shard(0)));
+    seat.block(sharding, &[n_flat])
+}
+
+impl<E: Real> State<E> {
+    pub(crate) fn new(seat: &Seat<'_>, update: &Update, whole: &ArrayD<f64>) -> Self {
+        let shape: Vec<u64> = whole.shape().iter().map(|&n| n as u64).collect();
+        let block = seat.block(update.used, &shape);
+        let own = seat.block(Sharding::REPLICATED, &shape).cut(whole, &block).mapv(E::from_f64);
+        let n_flat = own.len() as u64;
+        let flat = flattened(own);
+        let all = seat.block(Sharding::REPLICATED, &[n_flat]);
+        let cut = |axes| elements(all.cut(&flat, &flat_cut(seat, n_flat, axes)));
+        Self {
+            n_flat,
+            stored: cut(update.storage.parameter),
+            master: cut(update.storage.optimizer),
+            moments: None,
+            accumulator: vec![E::zero(); flat_cut(seat, n_flat, update.storage.gradient).len()],
+        }
+    }
+
+    pub(crate) fn accumulate(&mut self, term: Vec<E>) -> Result<(), ExecutorError> {
+        if term.len() != self.accumulator.len() {
+            let (found, expected) = (term.len(), self.accumulator.len());
+            return Err(unfit(format!("a gradient of {found} elements for an accumulator of {expected}")));
+        }
+        self.accumulator.iter_mut().zip(term).for_each(|(total, term)| *total += term);
+        Ok(())
+    }
+}
+
+impl<E: Real> Rank<'_, E> {
+    pub(crate) fn state(&mut self, key: ParameterKey) -> Result<&mut State<E>, ExecutorError> {
+        self.states.get_mut(&key).ok_or_else(|| unfit(format!("layer {}: a gradient of no parameter", key.0)))
+    }
+
+    /// The flattened block of a parameter, all cuts together.
+    pub(crate) fn gathered(
+        &self,
+        comm: &mut RankComm<'_, E>,
+        key: ParameterKey,
+        gather: &[Step],
+        tag: Tag,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let state = self.states.get(&key);
+        let state = state.ok_or_else(|| unfit(format!("layer {}: a parameter without an update", key.0)))?;
+        let subject = Subject { tag, shape: &[state.n_flat] };
+        convert(comm, &self.seat, gather, &subject, one_dim(state.stored.clone()))
+    }
+
+    pub(crate) fn update(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
+        let keys: Vec<ParameterKey> = self.states.keys().copied().collect();
+        let mut gradients = BTreeMap::new();
+        for &key in &keys {
+            gradients.insert(key, self.finish_gradient(comm, key, step)?);
+        }
+        self.join_ties(comm, &mut gradients, step)?;
+        for (&key, gradient) in &gradients {
+            self.step(key, gradient, step)?;
+        }
+        self.return_ties(comm, step)?;
+        let mut parameters = BTreeMap::new();
+        for &key in &keys {
+            parameters.insert(key, self.store(comm, key, step)?);
+        }
+        self.record.gradients.push(gradients.into_iter().map(|(key, values)| (key, wide(&values))).collect());
+        self.record.parameters.push(parameters);
+        Ok(())
+    }
+
+    fn finish_gradient(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        key: ParameterKey,
+        step: u64,
+    ) -> Result<Vec<E>, ExecutorError> {
+        let update = self.run.update(key)?;
+        let tag = self.parameter_tag(key, Class::GradientReduce, step);
+        let state = self.state(key)?;
+        let n_flat = state.n_flat;
+        let empty = vec![E::zero(); state.accumulator.len()];
+        let total = one_dim(std::mem::replace(&mut state.accumulator, empty));
+        let subject = Subject { tag, shape: &[n_flat] };
+        let finished = elements(convert(comm, &self.seat, &update.reduce, &subject, total)?);
+        if finished.len() != self.state(key)?.master.len() {
+            let name = self.run.tensor_name(key.0, key.1);
+            return Err(unfit(format!("layer {}: the gradient of `{name}` does not end in the update's cut", key.0)));
+        }
+        Ok(finished)
+    }
+
+    /// Adds the gradients of copies to those of their owners, and takes them out.
+    fn join_ties(
+        &self,
+        comm: &mut RankComm<'_, E>,
+        gradients: &mut BTreeMap<ParameterKey, Vec<E>>,
+        step: u64,
+    ) -> Result<(), ExecutorError> {
+        let mut arrived = Vec::new();
+        for tie in &self.run.ties {
+            let Some(gradient) = gradients.remove(&tie.copy) else { continue };
+            match self.elsewhere(tie.owner) {
+                Some(owner) => comm.send(owner, self.tie_tag(tie, "gradient", step), gradient)?,
+                None => arrived.push((tie.owner, gradient)),
+            }
+        }
+        for tie in &self.run.ties {
+            let (Some(own), Some(copy)) = (gradients.get(&tie.owner), self.elsewhere(tie.copy)) else { continue };
+            let gradient = comm.recv(copy, self.tie_tag(tie, "gradient", step), own.len())?;
+            arrived.push((tie.owner, gradient));
+        }
+        for (owner, gradient) in arrived {
+            let own = gradients.get_mut(&owner).into_iter().flatten();
+            own.zip(gradient).for_each(|(total, term)| *total += term);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, key: ParameterKey, gradient: &[E], step: u64) -> Result<(), ExecutorError> {
+        let hyper = self.run.execution.optimizer;
+        let state = self.state(key)?;
+        let n = state.master.len();
+        let (m, v) = state.moments.get_or_insert_with(|| (vec![E::zero(); n], vec![E::zero(); n]));
+        adamw_step(&mut state.master, gradient, Moments { m, v }, &hyper, step + 1)
+            .map_err(|source| ExecutorError::Kernel { place: format!("layer {}, update", key.0), source })
+    }
+
+    /// Brings the owners' new values to the copies.
+    fn return_ties(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
+        let run = self.run;
+        for tie in &run.ties {
+            let Some(new) = self.states.get(&tie.owner).map(|state| state.master.clone()) else { continue };
+            match self.elsewhere(tie.copy) {
+                Some(copy) => comm.send(copy, self.tie_tag(tie, "value", step), new)?,
+                None => self.state(tie.copy)?.master = new,
+            }
+        }
+        for tie in &run.ties {
+            let Some(owner) = self.elsewhere(tie.owner) else { continue };
+            let tag = self.tie_tag(tie, "value", step);
+            if let Some(state) = self.states.get_mut(&tie.copy) {
+                state.master = comm.recv(owner, tag, state.master.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn store(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        key: ParameterKey,
+        step: u64,
+    ) -> Result<Vec<f64>, ExecutorError> {
+        let update = self.run.update(key)?;
+        let tag = self.parameter_tag(key, Class::Update, step);
+        let state = self.state(key)?;
+        let (n_flat, new) = (state.n_flat, one_dim(state.master.clone()));
+        let stored = elements(convert(comm, &self.seat, &update.gather, &Subject { tag, shape: &[n_flat] }, new)?);
+        let state = self.state(key)?;
+        if stored.len() != state.stored.len() {
+            return Err(unfit(format!("layer {}: an update does not end in the parameter's storage", key.0)));
+        }
+        state.stored = stored;
+        Ok(wide(&state.stored))
+    }
+
+    fn parameter_tag(&self, key: ParameterKey, class: Class, step: u64) -> Tag {
+        self.run.place(key.0, Phase::Update, step).tag(class, self.run.tensor_name(key.0, key.1))
+    }
+
+    fn tie_tag(&self, tie: &TiedPair, what: &str, step: u64) -> Tag {
+        let (layer_idx, tensor) = tie.copy;
+        let name = format!("{} of {}", what, self.run.tensor_name(layer_idx, tensor));
+        self.run.place(layer_idx, Phase::Update, step).tag(Class::Tie, &name)
+    }
+
+    /// The rank that has this rank's part of a parameter, where that is another one.
+    fn elsewhere(&self, key: ParameterKey) -> Option<usize> {
+        let stage = self.run.stage_of(key.0);
+        (stage != self.seat.stage).then(|| self.seat.peer(stage))
+    }
+}
+
+fn one_dim<E: Real>(values: Vec<E>) -> Tensor<E> {
+    Array1::from(values).into_dyn()
+}
+
+fn wide<E: Real>(values: &[E]) -> Vec<f64> {
+    values.iter().map(|value| value.wide()).collect()
+}

@@ -1,0 +1,311 @@
+//! The native model document to a graph: limits first, so that nothing in it can exhaust memory or overflow a count.
+
+use ir::graph::Model;
+use ir::native::{LayerDocument, Length, ModelDocument, TensorRole, read};
+use ir::op::OpKind;
+use serde_json::Value;
+
+use crate::document::{Document, key, kind};
+use crate::hf::MAX_PARAMETERS;
+use crate::input_error::InputError;
+use crate::scan::{Step, clip};
+
+/// Longest dim.
+const MAX_LENGTH: u64 = 1 << 40;
+/// Longest default sequence.
+const MAX_SEQUENCE: u64 = 1 << 28;
+/// Layers in all runs.
+const MAX_LAYERS: u64 = 10_000;
+/// Layer kinds: the search looks at each.
+const MAX_KINDS: usize = 64;
+/// Operators of a layer: twenty times those of the largest known one.
+const MAX_OPS: usize = 1024;
+/// Tensors of a layer.
+const MAX_TENSORS: usize = 8192;
+/// Dims of a layer.
+const MAX_DIMS: usize = 64;
+
+/// Reads a native document, whose version is already known to be present.
+pub(crate) fn read_native(document: &Document<'_>) -> Result<Model, InputError> {
+    let version = &document.value["planner_model"];
+    if version.as_u64() != Some(u64::from(ir::native::MODEL_SCHEMA_VERSION)) {
+        let expected = ir::native::MODEL_SCHEMA_VERSION;
+        let what = format!("version {} cannot be read, expected {expected}", kind(version));
+        return Err(document.error_at("planner_model", what));
+    }
+    let native: ModelDocument = document.typed(&[], &document.value)?;
+    check_attributes(document, &native)?;
+    check_sizes(document, &native)?;
+    read(&native).map_err(|error| document.error(&parse_place(&error.place), clip_names(&error.what)))
+}
+
+/// Names from the file may be long; the sentence around them is not.
+fn clip_names(what: &str) -> String {
+    what.split('`').map(clip_if_long).collect::<Vec<_>>().join("`")
+}
+
+fn clip_if_long(part: &str) -> String {
+    const LONGEST_SENTENCE: usize = 200;
+    if part.chars().count() > LONGEST_SENTENCE { clip(part) } else { part.to_owned() }
+}
+
+/// Refuses attributes that the operator does not have: serde cannot, for a tagged enum.
+fn check_attributes(document: &Document<'_>, native: &ModelDocument) -> Result<(), InputError> {
+    for (i, layer) in native.layers.iter().enumerate() {
+        for (j, op) in layer.ops.iter().enumerate() {
+            let path = [key("layers"), Step::Index(i), key("ops"), Step::Index(j), key("kind")];
+            let given = document.value["layers"][i]["ops"][j]["kind"].as_object();
+            let known = serde_json::to_value(&op.kind).ok();
+            let is_known = |name: &String| known.as_ref().is_none_or(|value| has_attribute(value, name));
+            if let Some(name) = given.into_iter().flat_map(|map| map.keys()).find(|name| !is_known(name)) {
+                let what = format!("`{}` is no attribute of operator {}", clip(name), op.kind.line().name);
+                return Err(document.error(&path, what));
+            }
+            check_kind(&op.kind).map_err(|what| document.error(&path, what))?;
+        }
+    }
+    Ok(())
+}
+
+fn has_attribute(value: &Value, name: &str) -> bool {
+    value.as_object().is_some_and(|map| map.contains_key(name))
+}
+
+/// Ranges of the attributes that no rule about shapes covers.
+fn check_kind(kind: &OpKind) -> Result<(), String> {
+    let positive = |name: &str, x: f64| {
+        if x > 0.0 && x < 1e12 { Ok(()) } else { Err(format!("{name} is {x}, expected a positive number")) }
+    };
+    match kind {
+        OpKind::RmsNorm { eps, .. } | OpKind::LayerNorm { eps } => positive("eps", *eps),
+        OpKind::Rope { theta, dims, .. } => {
+            positive("theta", *theta)?;
+            let even = *dims > 0 && dims % 2 == 0 && *dims <= MAX_LENGTH;
+            if even { Ok(()) } else { Err(format!("dims is {dims}, expected a positive even number")) }
+        }
+        OpKind::Attention { scale, window, softcap, .. } => {
+            scale.map_or(Ok(()), |x| positive("scale", x))?;
+            softcap.map_or(Ok(()), |x| positive("softcap", x))?;
+            if *window == Some(0) { Err("window is 0, expected at least 1".into()) } else { Ok(()) }
+        }
+        OpKind::Softcap { cap } => positive("cap", *cap),
+        OpKind::Split { sizes } => {
+            let fits = sizes.len() <= MAX_DIMS && sizes.iter().all(|&n| n > 0 && n <= MAX_LENGTH);
+            if fits { Ok(()) } else { Err(format!("sizes must be 1 to {MAX_DIMS} lengths of at least 1")) }
+        }
+        OpKind::Route { top_k, groups, top_groups, .. } => {
+            let fits = *top_k >= 1 && *groups >= 1 && *top_groups >= 1 && top_groups <= groups;
+            if fits {
+                Ok(())
+            } else {
+                Err("expected top_k and groups of at least 1, top_groups from 1 to groups".into())
+            }
+        }
+        OpKind::AddPosition { offset } => {
+            if *offset <= MAX_LENGTH {
+                Ok(())
+            } else {
+                Err(format!("offset is {offset}, at most {MAX_LENGTH} is read"))
+            }
+        }
+        OpKind::Embed
+        | OpKind::Linear
+        | OpKind::Bias
+        | OpKind::Glu { .. }
+        | OpKind::Act { .. }
+        | OpKind::Gate
+        | OpKind::Add
+        | OpKind::Scale { .. }
+        | OpKind::Fork
+        | OpKind::AppendShared
+        | OpKind::Dispatch
+        | OpKind::Combine
+        | OpKind::RowMax
+        | OpKind::SumExp
+        | OpKind::Pick
+        | OpKind::CrossEntropy
+        | OpKind::SumLoss => Ok(()),
+    }
+}
+
+fn check_sizes(document: &Document<'_>, native: &ModelDocument) -> Result<(), InputError> {
+    if native.default_sequence > MAX_SEQUENCE {
+        let what = format!("{} tokens, at most {MAX_SEQUENCE} are planned for", native.default_sequence);
+        return Err(document.error_at("default_sequence", what));
+    }
+    if native.layers.len() > MAX_KINDS {
+        let what = format!("{} layer kinds, at most {MAX_KINDS} are planned for", native.layers.len());
+        return Err(document.error_at("layers", what));
+    }
+    let mut per_kind = Vec::new();
+    for (i, layer) in native.layers.iter().enumerate() {
+        check_layer_size(document, i, layer)?;
+        per_kind.push((layer.name.as_str(), parameters_of(layer)));
+    }
+    let n_layers = native.sequence.iter().fold(0_u64, |sum, run| sum.saturating_add(run.count));
+    if n_layers > MAX_LAYERS {
+        return Err(
+            document.error_at("sequence", format!("{n_layers} layers, at most {MAX_LAYERS} are planned for"))
+        );
+    }
+    let of_kind = |name: &str| per_kind.iter().find(|(kind, _)| *kind == name).map_or(0, |(_, n)| *n);
+    let each = per_kind.iter().map(|(_, n)| *n).max().unwrap_or(0);
+    let in_order =
+        native.sequence.iter().map(|run| u128::from(run.count).saturating_mul(of_kind(&run.layer)));
+    let total = in_order.fold(0_u128, u128::saturating_add).max(each);
+    if total > MAX_PARAMETERS {
+        let what = format!("the model has {total} parameters, at most {MAX_PARAMETERS} are planned for");
+        return Err(document.error_at("layers", what));
+    }
+    check_ties(document, native)
+}
+
+/// The owner and its copy are two places; a copy has one owner.
+fn check_ties(document: &Document<'_>, native: &ModelDocument) -> Result<(), InputError> {
+    for (i, tie) in native.ties.iter().enumerate() {
+        let again = native.ties[..i].iter().any(|other| other.copy == tie.copy || other.copy == tie.owner);
+        if tie.owner == tie.copy || again || native.ties[..i].iter().any(|other| other.owner == tie.copy) {
+            let what = format!("`{}` is already tied", clip(&tie.copy));
+            return Err(document.error(&[key("ties"), Step::Index(i), key("copy")], what));
+        }
+    }
+    Ok(())
+}
+
+fn check_layer_size(document: &Document<'_>, i: usize, layer: &LayerDocument) -> Result<(), InputError> {
+    let lists = [
+        ("dims", layer.dims.len(), MAX_DIMS),
+        ("tensors", layer.tensors.len(), MAX_TENSORS),
+        ("ops", layer.ops.len(), MAX_OPS),
+    ];
+    for (name, found, most) in lists {
+        if found > most {
+            let what = format!("{found} {name} in one layer, at most {most} are planned for");
+            return Err(document.error(&[key("layers"), Step::Index(i), key(name)], what));
+        }
+    }
+    for (j, dim) in layer.dims.iter().enumerate() {
+        let length = fixed(&dim.length);
+        if length > MAX_LENGTH || length == 0 {
+            let path = [key("layers"), Step::Index(i), key("dims"), Step::Index(j), key("length")];
+            return Err(
+                document.error(&path, format!("{length} is out of range, expected 1 to {MAX_LENGTH}"))
+            );
+        }
+    }
+    for (j, tensor) in layer.tensors.iter().enumerate() {
+        let path = [key("layers"), Step::Index(i), key("tensors"), Step::Index(j), key("dims")];
+        let names: Vec<&str> = tensor.dims.split_whitespace().take(MAX_DIMS + 1).collect();
+        let double = (1..names.len()).find(|&at| names[..at].contains(&names[at]));
+        if let Some(at) = double {
+            return Err(document.error(&path, format!("dim `{}` twice in one tensor", clip(names[at]))));
+        }
+        let is_set_by_job =
+            |name: &&str| layer.dims.iter().any(|dim| dim.name == **name && !is_fixed(&dim.length));
+        if is_learned(tensor.role) && names.iter().any(is_set_by_job) {
+            return Err(document.error(&path, "a parameter may only have dims of fixed length".into()));
+        }
+    }
+    Ok(())
+}
+
+fn parameters_of(layer: &LayerDocument) -> u128 {
+    let length = |name: &str| {
+        layer.dims.iter().find(|dim| dim.name == name).map_or(0, |dim| u128::from(fixed(&dim.length)))
+    };
+    let elements = |dims: &str| dims.split_whitespace().map(length).fold(1, u128::saturating_mul);
+    let learned = layer.tensors.iter().filter(|tensor| is_learned(tensor.role));
+    learned.map(|tensor| elements(&tensor.dims)).fold(0, u128::saturating_add)
+}
+
+fn is_learned(role: TensorRole) -> bool {
+    match role {
+        TensorRole::Parameter | TensorRole::ParameterOne | TensorRole::ParameterZero => true,
+        TensorRole::Activation
+        | TensorRole::Tokens
+        | TensorRole::Labels
+        | TensorRole::Positions
+        | TensorRole::AlibiSlopes
+        | TensorRole::RouterBias => false,
+    }
+}
+
+fn is_fixed(length: &Length) -> bool {
+    match length {
+        Length::Fixed(_) | Length::Uneven(_) => true,
+        Length::MicroBatch | Length::Sequence | Length::Slots(_) => false,
+    }
+}
+
+/// Length of a dim that the model fixes, 1 for the others.
+fn fixed(length: &Length) -> u64 {
+    match length {
+        Length::Fixed(n) | Length::Uneven(n) => *n,
+        Length::MicroBatch | Length::Sequence | Length::Slots(_) => 1,
+    }
+}
+
+/// `layers[1].ops[3]` as steps.
+fn parse_place(place: &str) -> Vec<Step<'_>> {
+    let mut steps = Vec::new();
+    for part in place.split('.') {
+        let mut pieces = part.split('[');
+        steps.extend(pieces.next().filter(|name| !name.is_empty()).map(key));
+        let indices = pieces.filter_map(|piece| piece.trim_end_matches(']').parse().ok());
+        steps.extend(indices.map(Step::Index));
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::read_model;
+    use crate::shipped_models::{shipped_model, shipped_models};
+
+    /// The native text of a shipped model.
+    fn native(name: &str) -> Value {
+        let model = read_model(name, shipped_model(name).unwrap().text).unwrap();
+        serde_json::to_value(ir::native::write(&model)).unwrap()
+    }
+
+    fn fault(value: &Value) -> String {
+        read_model("m.json", &value.to_string()).map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_shipped_model_survives_its_native_form() {
+        for shipped in shipped_models() {
+            let model = read_model(shipped.name, shipped.text).unwrap();
+            let text = serde_json::to_string_pretty(&ir::native::write(&model)).unwrap();
+            assert_eq!(read_model("native.json", &text).unwrap(), model, "{}", shipped.name);
+        }
+    }
+
+    #[test]
+    fn faults_of_a_native_document_name_their_place() {
+        let mut value = native("gpt2");
+        value["layers"][1]["ops"][2]["operands"][0] = "nothing".into();
+        assert!(
+            fault(&value).contains("layers[1].ops[2].operands[0]: no tensor is named `nothing`"),
+            "{}",
+            fault(&value)
+        );
+        let mut value = native("gpt2");
+        value["layers"][1]["ops"][0]["kind"]["color"] = "red".into();
+        assert!(fault(&value).contains("`color` is no attribute of operator fork"), "{}", fault(&value));
+        let mut value = native("gpt2");
+        value["sequence"][1]["count"] = 1_000_000.into();
+        assert!(fault(&value).contains("sequence: 1000002 layers"), "{}", fault(&value));
+        let mut value = native("gpt2");
+        value["layers"][1]["dims"][2]["length"] = serde_json::json!({"fixed": 1_099_511_627_776_u64});
+        assert!(fault(&value).contains("parameters, at most"), "{}", fault(&value));
+        let mut value = native("gpt2");
+        value["planner_model"] = 2.into();
+        assert!(
+            fault(&value).contains("planner_model: version 2 cannot be read, expected 1"),
+            "{}",
+            fault(&value)
+        );
+    }
+}

@@ -1,0 +1,191 @@
+//! The plan document: everything that fixes a run, and what was predicted for it, in a form people read and edit.
+//!
+//! A plan is self-contained: it embeds the model and the cluster it was made for. It is text where the program has
+//! numbers: axes, dims, operators and parameters stand by name. [`check::open`] turns it back into a graph, choices
+//! and programs, and says where it is wrong; whoever reads a plan from a file starts there.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::{Cluster, Precision};
+use crate::mesh::Mesh;
+use crate::names::Roles;
+use crate::native::ModelDocument;
+use crate::schedule::Schedule;
+use crate::work::AttentionKernel;
+
+pub mod prediction;
+pub mod entry;
+pub mod check;
+
+use entry::Entry;
+use prediction::{Prediction, RunnerUp, SearchReport};
+
+/// Version of the plan document that this build reads and writes.
+pub const PLAN_SCHEMA_VERSION: u32 = 1;
+
+/// A way to train a model on a cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Version of this form: 1.
+    pub schema_version: u32,
+    /// Version of the planner that wrote it.
+    pub tool_version: String,
+    /// Digests of the two inputs.
+    pub inputs: InputDigests,
+    /// What to train with.
+    pub job: Job,
+    /// The plan in the literature's words. Derived from the rest, and never read back.
+    pub roles: Roles,
+    /// The devices of one stage as a grid; every stage has the same.
+    pub mesh: Mesh,
+    /// From stage and mesh coordinates to ranks of the cluster.
+    pub rank_map: RankMap,
+    /// Pipeline ranks.
+    pub n_stages: u64,
+    /// Order of forwards and backwards.
+    pub schedule: Schedule,
+    /// Sequences of one micro-batch, over the whole mesh of a stage.
+    pub micro_batch: u64,
+    /// Micro-batches of a step.
+    pub n_micro_batches: u64,
+    /// The choices that the chunks refer to by position.
+    pub entries: Vec<Entry>,
+    /// Layers in model order, cut into chunks; chunk `c` is on pipeline rank `c % n_stages`.
+    pub chunks: Vec<Vec<EntryRun>>,
+    /// What the cost model says of it; absent in a plan made for a check of its numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Prediction>,
+    /// How it was found; absent where nothing was searched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub search: Option<SearchReport>,
+    /// The next best, and why they lost.
+    #[serde(default)]
+    pub runners_up: Vec<RunnerUp>,
+    /// What the reader should know before trusting it.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// The machines.
+    pub cluster: Cluster,
+    /// The model, in the variants that were chosen.
+    pub model: ModelDocument,
+}
+
+/// Digests of the inputs a plan was made from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct InputDigests {
+    /// Of the model description, as `algorithm:hex`.
+    pub model: String,
+    /// Of the cluster description, as `algorithm:hex`.
+    pub cluster: String,
+}
+
+/// What to train with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// Tokens of a sequence.
+    pub sequence: u64,
+    /// Sequences of a step.
+    pub global_batch: u64,
+    /// Number format of the computation.
+    pub precision: Precision,
+    /// Update rule.
+    pub optimizer: Optimizer,
+    /// Implementation of the attention core.
+    pub attention: AttentionKernel,
+    /// Which tokens of a cut sequence a device holds.
+    pub token_order: TokenOrder,
+}
+
+/// Update rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101).
+    AdamW,
+}
+
+/// Which tokens of a cut sequence a device holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenOrder {
+    /// One run of neighbours.
+    Natural,
+    /// A run from the front and its mirror from the back, so that causal attention is equal work everywhere.
+    ZigZag,
+}
+
+/// From stage and mesh coordinates to ranks of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RankMap {
+    /// `stage * devices of the mesh + row-major position on the mesh`.
+    StageMajor,
+}
+
+/// Neighbouring layers of equal choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EntryRun {
+    /// Position in the plan's entries.
+    pub entry: usize,
+    /// Layers.
+    pub count: u64,
+}
+
+/// What is wrong with a plan, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct PlanError {
+    /// Path of the place: `entries[1].ops[3].axes[0]`.
+    pub place: String,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl PlanError {
+    /// An error at a place.
+    pub(crate) fn new(place: impl Into<String>, what: impl Into<String>) -> Self {
+        Self { place: place.into(), what: what.into() }
+    }
+}
+
+impl Plan {
+    /// Rank of the cluster at a position on the mesh of a stage.
+    ///
+    /// On a mesh of 8, position 3 of stage 2 is rank 19.
+    pub fn cluster_rank(&self, stage: u64, mesh_rank: u64) -> u64 {
+        match self.rank_map {
+            RankMap::StageMajor => stage * self.mesh.n_devices() + mesh_rank,
+        }
+    }
+
+    /// Devices that work.
+    pub fn n_devices(&self) -> u64 {
+        self.n_stages * self.mesh.n_devices()
+    }
+
+    /// Pipeline rank that holds a chunk.
+    pub fn stage_of_chunk(&self, chunk: usize) -> u64 {
+        chunk as u64 % self.n_stages.max(1)
+    }
+
+    /// Layers of a chunk.
+    pub fn chunk_layers(&self, chunk: usize) -> u64 {
+        self.chunks.get(chunk).map_or(0, |runs| runs.iter().map(|run| run.count).sum())
+    }
+
+    /// How many layers of the model have each entry.
+    pub fn entry_counts(&self) -> Vec<u64> {
+        let mut counts = vec![0_u64; self.entries.len()];
+        for run in self.chunks.iter().flatten() {
+            if let Some(count) = counts.get_mut(run.entry) {
+                *count = count.saturating_add(run.count);
+            }
+        }
+        counts
+    }
+}

@@ -1,0 +1,395 @@
+//! From the document back to a graph, choices and programs, with every invariant of a plan checked on the way.
+//!
+//! A plan may have been edited by hand, so nothing in it is trusted: every count is limited before anything is as long
+//! as it says, and an error names the place. What holds after [`open`]:
+//! - the mesh and the stages fit on the cluster, and the micro-batches make up the global batch;
+//! - every entry is of a layer of the model, its strategies cut what divides, and it lowers to a program;
+//! - the chunks hold the layers of the model in order, each stream arrives as the layer before left it;
+//! - the schedule has a table;
+//! - parameters that are one are used and stored in one way.
+
+use std::collections::BTreeSet;
+
+use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes};
+use crate::lower::{LayerChoice, lower};
+use crate::mesh::MAX_AXES;
+use crate::names::{Arrangement, PlacedLayer, Roles, roles};
+use crate::native::{self, LayerDocument, Length, ModelDocument};
+use crate::op::OpKind;
+use crate::plan::entry::RESERVED;
+use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
+use crate::program::Program;
+use crate::schedule;
+use crate::sharding::Sharding;
+use crate::signature::signature;
+use crate::strategy::placements;
+
+/// Most devices of a stage: a hundred times the largest machine, and small enough that counts do not overflow.
+const MAX_DEVICES: u64 = 1 << 24;
+/// Most layers of a model: far above any published, and few enough to list.
+const MAX_LAYERS: u64 = 1 << 16;
+/// Most operators or tensors of a layer kind; lowering recurses over chains of recomputed operators.
+const MAX_OPS: usize = 512;
+/// Most dims of a layer kind, so that a loop's number fits in a byte.
+const MAX_DIMS: usize = 64;
+/// Most dims of a tensor.
+const MAX_NDIM: usize = 16;
+/// Most elements of a tensor, and of the model: up to here a count is exact as a float.
+const MAX_ELEMENTS: u64 = 1 << 53;
+/// Longest sequence and largest batch.
+const MAX_LENGTH: u64 = 1 << 32;
+
+/// A plan with its names resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenPlan {
+    /// The model as a graph.
+    pub model: Model,
+    /// The plan's entries, in its order.
+    pub entries: Vec<OpenEntry>,
+}
+
+/// An entry with its names resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpenEntry {
+    /// Index of the layer kind.
+    pub layer: usize,
+    /// What was chosen.
+    pub choice: LayerChoice,
+    /// What every device runs.
+    pub program: Program,
+}
+
+/// Checks every invariant of a plan.
+///
+/// # Errors
+/// The first one that is broken, with its place.
+pub fn check_plan(plan: &Plan) -> Result<(), PlanError> {
+    open(plan).map(|_| ())
+}
+
+/// Checks a plan and resolves its names.
+///
+/// # Errors
+/// The first invariant that is broken, with its place.
+pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
+    if plan.schema_version != PLAN_SCHEMA_VERSION {
+        let what = format!("expected version {PLAN_SCHEMA_VERSION}, found {}", plan.schema_version);
+        return Err(PlanError::new("schema_version", what));
+    }
+    check_mesh(plan)?;
+    check_batch(plan)?;
+    check_schedule(plan)?;
+    check_limits(&plan.model)?;
+    let model = native::read(&plan.model).map_err(|broken| within("model", broken.place, broken.what))?;
+    let entries = open_entries(plan, &model)?;
+    let open = OpenPlan { model, entries };
+    check_chunks(plan, &open)?;
+    check_ties(plan, &open)?;
+    check_prediction(plan)?;
+    Ok(open)
+}
+
+impl OpenPlan {
+    /// Lengths of the dims of an entry's layer in this plan's job.
+    pub fn sizes(&self, plan: &Plan, entry: usize) -> Sizes {
+        self.layer(entry).sizes(plan.micro_batch, plan.job.sequence)
+    }
+
+    /// Layer kind of an entry.
+    pub fn layer(&self, entry: usize) -> &Layer {
+        &self.model.layers[self.entries[entry].layer]
+    }
+
+    /// The plan in the literature's words.
+    pub fn roles(&self, plan: &Plan) -> Roles {
+        let placed = self.entries.iter().zip(plan.entry_counts());
+        roles(&Arrangement {
+            mesh: &plan.mesh,
+            layers: placed
+                .map(|(entry, count)| PlacedLayer {
+                    layer: &self.model.layers[entry.layer],
+                    choice: &entry.choice,
+                    count,
+                })
+                .collect(),
+            n_stages: plan.n_stages,
+            schedule: plan.schedule,
+            micro_batch: plan.micro_batch,
+            n_micro_batches: plan.n_micro_batches,
+        })
+    }
+}
+
+fn within(outer: &str, place: String, what: String) -> PlanError {
+    PlanError::new(if place.is_empty() { outer.to_owned() } else { format!("{outer}.{place}") }, what)
+}
+
+fn fail<T>(place: impl Into<String>, what: impl Into<String>) -> Result<T, PlanError> {
+    Err(PlanError::new(place, what))
+}
+
+/// A name that can stand in a sharding's text.
+fn is_tidy(name: &str) -> bool {
+    !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == ',' || c == '@')
+}
+
+fn check_mesh(plan: &Plan) -> Result<(), PlanError> {
+    let axes = &plan.mesh.axes;
+    if axes.len() > MAX_AXES {
+        return fail("mesh.axes", format!("a mesh has at most {MAX_AXES} axes, found {}", axes.len()));
+    }
+    let mut devices = 1_u64;
+    for (i, axis) in axes.iter().enumerate() {
+        if !is_tidy(&axis.name) || axes[..i].iter().any(|other| other.name == axis.name) {
+            let what = format!("`{}`: an axis needs a name of its own, without spaces, `,` and `@`", axis.name);
+            return fail(format!("mesh.axes[{i}].name"), what);
+        }
+        devices = devices.saturating_mul(axis.size);
+        if axis.size == 0 || devices > MAX_DEVICES {
+            let what = format!("the mesh must have between 1 and {MAX_DEVICES} devices, found an axis of {}", axis.size);
+            return fail(format!("mesh.axes[{i}].size"), what);
+        }
+    }
+    let groups = plan.cluster.groups.iter();
+    let have = groups.fold(0_u64, |sum, group| sum.saturating_add(group.count));
+    match devices.checked_mul(plan.n_stages) {
+        _ if plan.n_stages == 0 => fail("n_stages", "a plan has at least one stage"),
+        Some(used) if used <= have => Ok(()),
+        _ => {
+            let stages = plan.n_stages;
+            fail("n_stages", format!("{stages} stages of {devices} devices exceed the cluster's {have} devices"))
+        }
+    }
+}
+
+fn check_batch(plan: &Plan) -> Result<(), PlanError> {
+    let counts = [
+        ("job.sequence", plan.job.sequence),
+        ("job.global_batch", plan.job.global_batch),
+        ("micro_batch", plan.micro_batch),
+        ("n_micro_batches", plan.n_micro_batches),
+    ];
+    if let Some((place, count)) = counts.into_iter().find(|(_, count)| !(1..=MAX_LENGTH).contains(count)) {
+        return fail(place, format!("expected 1 to {MAX_LENGTH}, found {count}"));
+    }
+    if plan.micro_batch.checked_mul(plan.n_micro_batches) != Some(plan.job.global_batch) {
+        let what = format!(
+            "{} micro-batches of {} sequences are not the global batch of {}",
+            plan.n_micro_batches, plan.micro_batch, plan.job.global_batch
+        );
+        return fail("n_micro_batches", what);
+    }
+    Ok(())
+}
+
+fn check_schedule(plan: &Plan) -> Result<(), PlanError> {
+    let (Ok(stages), Ok(micro_batches)) = (u32::try_from(plan.n_stages), u32::try_from(plan.n_micro_batches)) else {
+        return fail("schedule", "too many stages or micro-batches for a schedule");
+    };
+    let n_chunks = plan.n_stages.saturating_mul(u64::from(plan.schedule.n_virtual_stages()));
+    if plan.chunks.len() as u64 != n_chunks {
+        let what = format!("the schedule cuts the model into {n_chunks} chunks, found {}", plan.chunks.len());
+        return fail("chunks", what);
+    }
+    match schedule::table(plan.schedule, stages, micro_batches) {
+        Ok(_) => Ok(()),
+        Err(error) => fail("schedule", error.to_string()),
+    }
+}
+
+/// Limits every count of an embedded model before anything is computed from it.
+fn check_limits(model: &ModelDocument) -> Result<(), PlanError> {
+    let n_layers = model.sequence.iter().fold(0_u64, |sum, run| sum.saturating_add(run.count));
+    if n_layers > MAX_LAYERS {
+        return fail("model.sequence", format!("a model has at most {MAX_LAYERS} layers, found {n_layers}"));
+    }
+    let mut total = 0.0;
+    for (i, layer) in model.layers.iter().enumerate() {
+        let place = format!("model.layers[{i}]");
+        let elements = layer_elements(layer).map_err(|what| PlanError::new(place, what))?;
+        let runs = model.sequence.iter().filter(|run| run.layer == layer.name);
+        total += elements * runs.map(|run| run.count as f64).sum::<f64>();
+    }
+    if total > MAX_ELEMENTS as f64 {
+        return fail("model", format!("a model has at most {MAX_ELEMENTS} parameters"));
+    }
+    Ok(())
+}
+
+/// Elements of all tensors as far as the model fixes them, or what exceeds a limit.
+fn layer_elements(layer: &LayerDocument) -> Result<f64, String> {
+    if layer.dims.len() > MAX_DIMS || layer.tensors.len() > 4 * MAX_OPS || layer.ops.len() > MAX_OPS {
+        return Err(format!("a layer has at most {MAX_DIMS} dims, {} tensors and {MAX_OPS} operators", 4 * MAX_OPS));
+    }
+    if let Some(dim) = layer.dims.iter().find(|dim| !is_tidy(&dim.name) || RESERVED.contains(&dim.name.as_str())) {
+        return Err(format!("`{}` cannot be the name of a dim", dim.name));
+    }
+    let length = |name: &str| match layer.dims.iter().find(|dim| dim.name == name).map(|dim| &dim.length) {
+        Some(Length::Fixed(n) | Length::Uneven(n)) => *n as f64,
+        Some(Length::MicroBatch | Length::Sequence | Length::Slots(_)) | None => 1.0,
+    };
+    let mut total = 0.0;
+    for tensor in &layer.tensors {
+        let names: Vec<&str> = tensor.dims.split_whitespace().collect();
+        let elements: f64 = names.iter().map(|name| length(name)).product();
+        if names.len() > MAX_NDIM || elements > MAX_ELEMENTS as f64 {
+            return Err(format!("tensor `{}` is too large", tensor.name));
+        }
+        if (1..names.len()).any(|i| names[..i].contains(&names[i])) {
+            return Err(format!("tensor `{}` has a dim twice", tensor.name));
+        }
+        total += elements;
+    }
+    let parts = layer.ops.iter().filter_map(|op| match &op.kind {
+        OpKind::Split { sizes } => Some(sizes.iter().map(|&n| n as f64).sum::<f64>()),
+        _ => None,
+    });
+    if parts.into_iter().any(|sum| sum > MAX_ELEMENTS as f64) {
+        return Err("the parts of a split are too large".into());
+    }
+    Ok(total)
+}
+
+fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError> {
+    let mut entries = Vec::new();
+    for (i, entry) in plan.entries.iter().enumerate() {
+        let place = format!("entries[{i}]");
+        let Some(at) = model.layers.iter().position(|layer| layer.name == entry.layer) else {
+            return fail(format!("{place}.layer"), format!("no layer is named `{}`", entry.layer));
+        };
+        let layer = &model.layers[at];
+        let sizes = layer.sizes(plan.micro_batch, plan.job.sequence);
+        check_elements(layer, &sizes).map_err(|what| PlanError::new("job", what))?;
+        let choice = entry.choice(layer, &plan.mesh).map_err(|e| within(&place, e.place, e.what))?;
+        let program =
+            lower(layer, &plan.mesh, &sizes, &choice).map_err(|error| PlanError::new(&place, error.to_string()))?;
+        entries.push(OpenEntry { layer: at, choice, program });
+    }
+    Ok(entries)
+}
+
+fn check_elements(layer: &Layer, sizes: &Sizes) -> Result<(), String> {
+    for tensor in layer.tensor_ids() {
+        let elements: f64 = layer.shape(tensor, sizes).into_iter().map(|n| n as f64).product();
+        if elements > MAX_ELEMENTS as f64 {
+            let name = &layer.tensors[tensor.0].name;
+            return Err(format!("tensor `{name}` of layer `{}` is too large for one micro-batch", layer.name));
+        }
+    }
+    Ok(())
+}
+
+fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
+    let mut left: Vec<Segment> = open.model.sequence.iter().rev().copied().collect();
+    let mut arriving = Sharding::REPLICATED;
+    let mut shape: Option<Vec<u64>> = None;
+    let mut unused: BTreeSet<usize> = (0..plan.entries.len()).collect();
+    for (c, runs) in plan.chunks.iter().enumerate() {
+        if runs.is_empty() {
+            return fail(format!("chunks[{c}]"), "a chunk has at least one layer");
+        }
+        for (r, run) in runs.iter().enumerate() {
+            let place = format!("chunks[{c}][{r}]");
+            let Some(entry) = open.entries.get(run.entry) else {
+                let what = format!("there are {} entries, found number {}", plan.entries.len(), run.entry);
+                return fail(format!("{place}.entry"), what);
+            };
+            unused.remove(&run.entry);
+            take_layers(&mut left, entry.layer, run.count, &open.model)
+                .map_err(|what| PlanError::new(&place, what))?;
+            let again = if run.count > 1 { entry.choice.out } else { entry.choice.stream };
+            if arriving != entry.choice.stream || again != entry.choice.stream {
+                let what = format!("entry {} expects the stream in another sharding than it arrives", run.entry);
+                return fail(place, what);
+            }
+            let (layer, sizes) = (open.layer(run.entry), open.sizes(plan, run.entry));
+            let stream = layer.stream_in.map(|tensor| layer.shape(tensor, &sizes));
+            let out = layer.shape(layer.out, &sizes);
+            if stream != shape || (run.count > 1 && stream.as_ref() != Some(&out)) {
+                return fail(place, format!("layer `{}` expects a stream of another shape than arrives", layer.name));
+            }
+            (arriving, shape) = (entry.choice.out, Some(out));
+        }
+    }
+    if let Some(run) = left.last() {
+        return fail("chunks", format!("layer `{}` is missing at the end", open.model.layers[run.layer].name));
+    }
+    if arriving != Sharding::REPLICATED {
+        return fail("chunks", "the loss must be whole on every device: the last entry's `out` must be `replicated`");
+    }
+    unused.first().map_or(Ok(()), |entry| fail(format!("entries[{entry}]"), "no chunk has this entry"))
+}
+
+/// Takes `count` layers of a kind from the front of what is left of the model's sequence (kept in reverse).
+fn take_layers(left: &mut Vec<Segment>, layer: usize, mut count: u64, model: &Model) -> Result<(), String> {
+    let name = |layer: usize| model.layers[layer].name.as_str();
+    if count == 0 {
+        return Err("a run has at least one layer".into());
+    }
+    while count > 0 {
+        let Some(next) = left.last_mut() else {
+            return Err(format!("layer `{}` comes after the model's last layer", name(layer)));
+        };
+        if next.layer != layer {
+            return Err(format!("expected layer `{}`, found `{}`", name(next.layer), name(layer)));
+        }
+        let taken = count.min(next.count);
+        count -= taken;
+        next.count -= taken;
+        if next.count == 0 {
+            left.pop();
+        }
+    }
+    Ok(())
+}
+
+fn check_ties(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
+    for (i, tie) in open.model.ties.iter().enumerate() {
+        let place = format!("model.ties[{i}]");
+        let (Some(owner), Some(copy)) = (tied(plan, open, tie.owner), tied(plan, open, tie.copy)) else {
+            return fail(place, "no entry holds this parameter");
+        };
+        if owner.shape != copy.shape {
+            return fail(place, "parameters that are one must have the same dims in the same order");
+        }
+        if owner.used != copy.used {
+            return fail(place, "parameters that are one must be used in the same sharding");
+        }
+        if owner.storage != copy.storage {
+            return fail(place, "parameters that are one must be stored in the same way");
+        }
+    }
+    Ok(())
+}
+
+/// What must be equal of two parameters that are one.
+struct Tied {
+    shape: Vec<u64>,
+    used: Option<Sharding>,
+    storage: Option<crate::program::Storage>,
+}
+
+fn tied(plan: &Plan, open: &OpenPlan, side: ParameterRef) -> Option<Tied> {
+    let entry = open.entries.iter().position(|entry| entry.layer == side.layer)?;
+    let (layer, choice) = (open.layer(entry), &open.entries[entry].choice);
+    let reader = layer.reader(side.tensor);
+    let used = reader.and_then(|op| {
+        let at = layer.ops[op.0].operands.iter().position(|&tensor| tensor == side.tensor)?;
+        let placed = placements(&signature(layer, &layer.ops[op.0]), choice.strategies[op.0]);
+        placed.operands.get(at).copied()
+    });
+    Some(Tied {
+        shape: layer.shape(side.tensor, &open.sizes(plan, entry)),
+        used,
+        storage: choice.storage.get(&side.tensor).copied(),
+    })
+}
+
+fn check_prediction(plan: &Plan) -> Result<(), PlanError> {
+    let Some(predicted) = &plan.predicted else { return Ok(()) };
+    if predicted.stages.len() as u64 != plan.n_stages {
+        let what = format!("the plan has {} stages, found figures of {}", plan.n_stages, predicted.stages.len());
+        return fail("predicted.stages", what);
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! Shrinks a plan to what runs on CPU threads: structure, schedule, strategies and storage kept, sizes reduced.
+//!
+//! Every mesh axis longer than one gets two devices: the smallest degree at which each of its collectives still moves
+//! something. Blocks that were unequal stay so, for the length of what is cut is free (an odd vocabulary over two).
+//! Stages go to at most four, micro-batches to two more than stages, and a chunk keeps one layer of every entry.
+//! Entries are text by name, so they are kept word for word: what the small plan runs is what the large one runs.
+
+use crate::mesh::{Mesh, MeshAxis};
+use crate::native;
+use crate::plan::check::{OpenPlan, check_plan, open};
+use crate::plan::{Job, Plan, PlanError};
+
+mod structure;
+mod dims;
+mod lengths;
+mod attributes;
+
+use structure::Structure;
+
+/// Most ranks of a shrunk plan unless the user asks for more: threads of one machine.
+pub const DEFAULT_MAX_RANKS: u64 = 64;
+
+/// Devices of an axis of more than one device, once shrunk.
+const AXIS_DEVICES: u64 = 2;
+
+/// How small is small enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShrinkLimits {
+    /// Most ranks: devices of the mesh times stages.
+    pub max_ranks: u64,
+}
+
+/// A shrunk plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shrunk {
+    /// The plan; it passes [`check_plan`].
+    pub plan: Plan,
+    /// What was shrunk, one line each: `axis x0: 64 -> 2`.
+    pub changes: Vec<String>,
+}
+
+/// Why a plan cannot be shrunk.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ShrinkError {
+    /// Even two stages are too many ranks.
+    #[error("the smallest form of this plan has {needed} ranks, which exceeds the limit of {limit}")]
+    TooManyRanks {
+        /// Ranks of the smallest form.
+        needed: u64,
+        /// Ranks allowed.
+        limit: u64,
+    },
+    /// The plan is wrong before anything is shrunk.
+    #[error("{}: {}", .0.place, .0.what)]
+    Plan(PlanError),
+    /// The model has a relation between its sizes that shrinking does not know.
+    #[error("the shrunk plan would be wrong at {}: {}", .0.place, .0.what)]
+    Broken(PlanError),
+}
+
+/// Shrinks a plan.
+///
+/// # Errors
+/// Where the plan is wrong, or its smallest form is above the limit or would be wrong.
+pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError> {
+    let opened = open(plan).map_err(ShrinkError::Plan)?;
+    let mesh = small_mesh(&plan.mesh);
+    let structure = structure::reduce(plan, &opened, mesh.n_devices(), limits)?;
+    let sizes = lengths::reduce(plan, &opened, &mesh);
+    let mut model = attributes::adapt(plan, &opened, &sizes);
+    model.sequence = structure::sequence(&structure.chunks, &opened);
+    model.default_sequence = sizes.sequence;
+    let mut small = Plan {
+        mesh,
+        n_stages: structure.n_stages,
+        schedule: structure.schedule,
+        n_micro_batches: structure.n_micro_batches,
+        micro_batch: sizes.micro_batch,
+        job: Job {
+            sequence: sizes.sequence,
+            global_batch: sizes.micro_batch * structure.n_micro_batches,
+            ..plan.job
+        },
+        chunks: structure.chunks.clone(),
+        model: native::write(&model),
+        predicted: None,
+        search: None,
+        runners_up: Vec::new(),
+        warnings: Vec::new(),
+        ..plan.clone()
+    };
+    check_plan(&small).map_err(ShrinkError::Broken)?;
+    let reopened = open(&small).map_err(ShrinkError::Broken)?;
+    small.roles = reopened.roles(&small);
+    let changes = changes(plan, &small, &structure, (&opened, &reopened));
+    Ok(Shrunk { plan: small, changes })
+}
+
+fn small_mesh(mesh: &Mesh) -> Mesh {
+    let small = |axis: &MeshAxis| MeshAxis { name: axis.name.clone(), size: axis.size.min(AXIS_DEVICES) };
+    Mesh { axes: mesh.axes.iter().map(small).collect() }
+}
+
+fn changes(plan: &Plan, small: &Plan, structure: &Structure, models: (&OpenPlan, &OpenPlan)) -> Vec<String> {
+    let layers = |plan: &Plan| plan.chunks.iter().flatten().map(|run| run.count).sum::<u64>();
+    let mut pairs: Vec<(String, u64, u64)> = Vec::new();
+    for (old, new) in plan.mesh.axes.iter().zip(&small.mesh.axes) {
+        pairs.push((format!("axis {}", old.name), old.size, new.size));
+    }
+    let virtual_stages = |plan: &Plan| u64::from(plan.schedule.n_virtual_stages());
+    pairs.extend([
+        ("stages".into(), plan.n_stages, structure.n_stages),
+        ("virtual stages".into(), virtual_stages(plan), virtual_stages(small)),
+        ("ranks".into(), plan.n_devices(), small.n_devices()),
+        ("layers".into(), layers(plan), layers(small)),
+        ("micro-batches".into(), plan.n_micro_batches, small.n_micro_batches),
+        ("sequences of a micro-batch".into(), plan.micro_batch, small.micro_batch),
+        ("tokens of a sequence".into(), plan.job.sequence, small.job.sequence),
+    ]);
+    let mut lines: Vec<String> =
+        pairs.into_iter().filter(|(_, old, new)| old != new).map(|(name, old, new)| format!("{name}: {old} -> {new}")).collect();
+    lines.extend(attributes::changes(&models.0.model, &models.1.model));
+    lines
+}

@@ -1,0 +1,146 @@
+//! The pipeline of a shrunk plan: stages, virtual stages, micro-batches and the layers of each chunk.
+//!
+//! Neighbouring chunks of the large plan become one chunk of the small; it keeps one layer of every entry that occurs
+//! in them, in their order, as long as each stream still arrives as the layer before leaves it.
+
+use std::collections::BTreeSet;
+
+use crate::graph::Segment;
+use crate::plan::check::OpenPlan;
+use crate::plan::{EntryRun, Plan};
+use crate::schedule::Schedule;
+use crate::shrink::{ShrinkError, ShrinkLimits};
+
+/// Stages kept where there are that many: a first, a last and two between, so that a middle stage has middle
+/// neighbours.
+const STAGES: u64 = 4;
+/// Stages below which a pipeline is none.
+const FEWEST_STAGES: u64 = 2;
+/// Virtual stages kept: the order within and between them is then all there.
+const VIRTUAL_STAGES: u32 = 2;
+/// Micro-batches beyond the stages, so that warm-up, steady state and cool-down all occur.
+const EXTRA_MICRO_BATCHES: u64 = 2;
+/// Up to so many chunks a run keeps two layers, so that a layer also follows one of its own kind.
+const FEW_CHUNKS: usize = 2;
+
+/// The pipeline of a shrunk plan.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Structure {
+    pub(super) n_stages: u64,
+    pub(super) schedule: Schedule,
+    pub(super) n_micro_batches: u64,
+    pub(super) chunks: Vec<Vec<EntryRun>>,
+}
+
+/// Reduces the pipeline of a plan whose stages will have `devices` devices each.
+pub(super) fn reduce(
+    plan: &Plan,
+    open: &OpenPlan,
+    devices: u64,
+    limits: &ShrinkLimits,
+) -> Result<Structure, ShrinkError> {
+    let candidates = [plan.n_stages.min(STAGES), plan.n_stages.min(FEWEST_STAGES)];
+    let Some(n_stages) = candidates.into_iter().find(|stages| stages * devices <= limits.max_ranks) else {
+        return Err(ShrinkError::TooManyRanks { needed: candidates[1] * devices, limit: limits.max_ranks });
+    };
+    let (schedule, n_micro_batches) = match plan.schedule {
+        Schedule::GPipe | Schedule::OneFOneB => {
+            (plan.schedule, plan.n_micro_batches.min(n_stages + EXTRA_MICRO_BATCHES))
+        }
+        Schedule::Interleaved { virtual_stages } => {
+            // Groups of as many micro-batches as stages: whole ones in the large plan, and in the small.
+            let groups = (n_stages + EXTRA_MICRO_BATCHES).div_ceil(n_stages);
+            let virtual_stages = virtual_stages.min(VIRTUAL_STAGES);
+            let groups = groups.min(plan.n_micro_batches / plan.n_stages);
+            (Schedule::Interleaved { virtual_stages }, groups * n_stages)
+        }
+    };
+    let n_chunks = n_stages as usize * schedule.n_virtual_stages() as usize;
+    Ok(Structure { n_stages, schedule, n_micro_batches, chunks: chunks(plan, open, n_chunks) })
+}
+
+/// The model's sequence that a list of chunks makes up.
+pub(super) fn sequence(chunks: &[Vec<EntryRun>], open: &OpenPlan) -> Vec<Segment> {
+    let mut sequence: Vec<Segment> = Vec::new();
+    for run in chunks.iter().flatten() {
+        let layer = open.entries[run.entry].layer;
+        match sequence.last_mut() {
+            Some(last) if last.layer == layer => last.count += run.count,
+            _ => sequence.push(Segment { layer, count: run.count }),
+        }
+    }
+    sequence
+}
+
+fn chunks(plan: &Plan, open: &OpenPlan, n_chunks: usize) -> Vec<Vec<EntryRun>> {
+    let keep = if n_chunks <= FEW_CHUNKS { 2 } else { 1 };
+    let groups = groups(plan, n_chunks);
+    let all: Vec<Vec<EntryRun>> = groups.iter().map(|group| merged(group, keep)).collect();
+    let distinct: Vec<Vec<EntryRun>> = all.iter().map(|runs| first_of_each(runs)).collect();
+    let mut chunks = if is_chained(&distinct, open) { distinct } else { all };
+    keep_uneven(plan, open, &groups, &mut chunks);
+    chunks
+}
+
+/// The large plan's chunks, `n_chunks` neighbouring groups of them.
+fn groups(plan: &Plan, n_chunks: usize) -> Vec<Vec<Vec<EntryRun>>> {
+    let n = plan.chunks.len();
+    (0..n_chunks).map(|i| plan.chunks[i * n / n_chunks..(i + 1) * n / n_chunks].to_vec()).collect()
+}
+
+/// The runs of a group with at most `keep` layers each.
+fn merged(group: &[Vec<EntryRun>], keep: u64) -> Vec<EntryRun> {
+    let mut runs: Vec<EntryRun> = Vec::new();
+    for run in group.iter().flatten() {
+        match runs.last_mut() {
+            Some(last) if last.entry == run.entry => last.count = last.count.saturating_add(run.count),
+            _ => runs.push(*run),
+        }
+    }
+    runs.iter().map(|run| EntryRun { count: run.count.min(keep), ..*run }).collect()
+}
+
+fn first_of_each(runs: &[EntryRun]) -> Vec<EntryRun> {
+    let mut seen = BTreeSet::new();
+    runs.iter().copied().filter(|run| seen.insert(run.entry)).collect()
+}
+
+/// Whether every stream arrives as the layer before leaves it.
+fn is_chained(chunks: &[Vec<EntryRun>], open: &OpenPlan) -> bool {
+    let entries: Vec<usize> = chunks.iter().flatten().map(|run| run.entry).collect();
+    entries.windows(2).all(|pair| {
+        let (before, after) = (pair[0], pair[1]);
+        let shapes = {
+            let (from, to) = (open.layer(before), open.layer(after));
+            let extents = |layer: &crate::graph::Layer, tensor: Option<crate::graph::TensorId>| {
+                tensor.map(|t| layer.tensors[t.0].dims.iter().map(|d| layer.dims[d.0].extent).collect::<Vec<_>>())
+            };
+            extents(from, Some(from.out)) == extents(to, to.stream_in)
+        };
+        shapes && open.entries[before].choice.out == open.entries[after].choice.stream
+    })
+}
+
+/// Where some chunk had more of the repeated layers than another, one still has.
+fn keep_uneven(plan: &Plan, open: &OpenPlan, groups: &[Vec<Vec<EntryRun>>], chunks: &mut [Vec<EntryRun>]) {
+    let times = |entry: usize| {
+        let layer = open.entries[entry].layer;
+        open.model.sequence.iter().filter(|run| run.layer == layer).map(|run| run.count).sum::<u64>()
+    };
+    let body = |runs: &[EntryRun]| {
+        runs.iter().filter(|run| times(run.entry) > 1).map(|run| run.count).sum::<u64>()
+    };
+    let is_even = |lengths: &[u64]| lengths.windows(2).all(|pair| pair[0] == pair[1]);
+    let before: Vec<u64> = plan.chunks.iter().map(|runs| body(runs)).collect();
+    let after: Vec<u64> = chunks.iter().map(|runs| body(runs)).collect();
+    if is_even(&before) || !is_even(&after) || chunks.len() < 2 {
+        return;
+    }
+    let longest = before.iter().copied().max().unwrap_or(0);
+    let at = groups.iter().position(|group| group.iter().any(|runs| body(runs) == longest));
+    let Some(at) = at else { return };
+    let repeats = |entry: usize| groups[at].iter().flatten().any(|run| run.entry == entry && run.count > 1);
+    if let Some(run) = chunks[at].iter_mut().find(|run| repeats(run.entry)) {
+        run.count += 1;
+    }
+}

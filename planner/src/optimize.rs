@@ -1,0 +1,282 @@
+//! The search over everything: candidates in the order of their bounds, until no bound is below the best.
+//!
+//! ```text
+//! for every number of stages, mesh and micro-batch:   bound(c)       -> bounds(), in parallel
+//! in rising order of bound, while bound(c) < best:    evaluate(c)    -> work_out(), in parallel batches
+//! ```
+//! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
+//! it are the same with any number of threads.
+
+use cost_model::Constants;
+use ir::units::{Bytes, Seconds};
+use rayon::prelude::*;
+
+use crate::candidate::{Arranged, Candidate, Dropped, Scope, micro_batches};
+use crate::request::{NoPlan, OnProgress, Progress, Relaxation, Request};
+use crate::shapes::{Facts, divisors, shapes};
+
+/// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
+const BATCH: usize = 4;
+
+/// A bound is taken at this fraction of itself: between layers parameters are gathered and reduced in larger pieces
+/// than inside one, and hide a little better.
+const BOUND_SLACK: f64 = 0.97;
+
+/// How many runners-up a plan names.
+const N_RUNNERS_UP: usize = 5;
+
+/// How the search went.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tally {
+    /// Candidates in the space.
+    pub n_candidates: u64,
+    /// Of these, candidates that no strategy fits.
+    pub n_illegal: u64,
+    /// Candidates that their bound ruled out.
+    pub n_bounded: u64,
+    /// Candidates that do not fit in memory.
+    pub n_unfit: u64,
+    /// Candidates worked out to a simulated time.
+    pub n_simulated: u64,
+    /// Least bound of what was not worked out.
+    pub open_bound: Option<Seconds>,
+}
+
+/// The best candidate, those behind it, and how the search went.
+pub struct Found<'a> {
+    /// What all candidates share.
+    pub scope: Scope<'a>,
+    /// Fastest first.
+    pub ranking: Vec<Arranged>,
+    /// How the search went.
+    pub tally: Tally,
+}
+
+/// Finds the fastest arrangement.
+///
+/// # Errors
+/// Where the request contradicts itself, or nothing fits.
+pub fn search<'a>(
+    request: &'a Request,
+    constants: &'a Constants,
+    on_progress: OnProgress<'_>,
+) -> Result<Found<'a>, NoPlan> {
+    check_request(request)?;
+    let scope = Scope::new(request, constants)
+        .ok_or_else(|| NoPlan::Impossible { what: "the cluster has no devices".into() })?;
+    let candidates = candidates(request);
+    if candidates.is_empty() {
+        return Err(NoPlan::Impossible { what: no_candidate(request) });
+    }
+    let mut tally = Tally { n_candidates: candidates.len() as u64, ..Tally::default() };
+    let mut bounded = bounds(&scope, &candidates, on_progress);
+    tally.n_illegal = (candidates.len() - bounded.len()) as u64;
+    bounded.sort_by(|a, b| a.0.0.total_cmp(&b.0.0).then(a.1.cmp(&b.1)));
+    let (ranking, closest) = work_out(&scope, &candidates, &bounded, &mut tally, on_progress);
+    if ranking.is_empty() {
+        return Err(nothing_fits(&scope, request, closest));
+    }
+    Ok(Found { scope, ranking, tally })
+}
+
+/// Every number of stages, mesh and micro-batch that the request allows.
+fn candidates(request: &Request) -> Vec<Candidate> {
+    let n_devices = request.cluster.n_devices();
+    let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
+    let facts = Facts::new(&request.model, request.job.sequence, node);
+    let n_layers = request.model.n_layers();
+    let wanted = |p: &u64| *p <= n_layers && request.pins.pp.is_none_or(|pin| pin == *p);
+    let mut list = Vec::new();
+    for n_stages in divisors(n_devices).into_iter().filter(wanted) {
+        for shape in shapes(n_devices / n_stages, facts, &request.pins) {
+            for micro_batch in micro_batches(request, &shape) {
+                let n_micro_batches = request.job.global_batch / micro_batch;
+                // With fewer micro-batches than half the stages most of them idle most of the time.
+                if n_micro_batches * 2 < n_stages && request.pins.pp.is_none() {
+                    continue;
+                }
+                list.push(Candidate { shape: shape.clone(), n_stages, micro_batch, n_micro_batches });
+            }
+        }
+    }
+    list
+}
+
+fn bounds(scope: &Scope<'_>, candidates: &[Candidate], on_progress: OnProgress<'_>) -> Vec<(Seconds, usize)> {
+    let mut list = Vec::with_capacity(candidates.len());
+    for (at, some) in candidates.chunks(BATCH * 16).enumerate() {
+        let found: Vec<Option<Seconds>> = some.par_iter().map(|candidate| scope.bound(candidate)).collect();
+        let first = at * BATCH * 16;
+        list.extend(found.into_iter().enumerate().filter_map(|(i, bound)| Some((bound?, first + i))));
+        on_progress(Progress { done: (first + some.len()) as u64, total: candidates.len() as u64, best: None });
+    }
+    list
+}
+
+/// Works candidates out until the bound of the next is above the best; fastest first, and the closest that overflows.
+fn work_out(
+    scope: &Scope<'_>,
+    candidates: &[Candidate],
+    bounded: &[(Seconds, usize)],
+    tally: &mut Tally,
+    on_progress: OnProgress<'_>,
+) -> (Vec<Arranged>, Option<Dropped>) {
+    let mut ranking: Vec<Arranged> = Vec::new();
+    let mut closest: Option<Dropped> = None;
+    let mut done = 0;
+    for batch in bounded.chunks(BATCH) {
+        let best = ranking.first().map(|found| found.step_time);
+        if let Some(best) = best
+            && batch[0].0 * BOUND_SLACK >= best
+        {
+            tally.open_bound = Some(batch[0].0 * BOUND_SLACK);
+            break;
+        }
+        let found: Vec<Result<Arranged, Dropped>> =
+            batch.par_iter().map(|&(_, at)| scope.evaluate(&candidates[at])).collect();
+        done += batch.len();
+        for result in found {
+            match result {
+                Ok(arranged) => {
+                    tally.n_simulated += 1;
+                    let at = ranking.partition_point(|known| known.step_time <= arranged.step_time);
+                    ranking.insert(at, arranged);
+                    ranking.truncate(1 + N_RUNNERS_UP);
+                }
+                Err(dropped) => {
+                    tally.n_unfit += 1;
+                    closest = nearer(closest, dropped);
+                }
+            }
+        }
+        on_progress(Progress {
+            done: done as u64,
+            total: bounded.len() as u64,
+            best: ranking.first().map(|found| found.step_time),
+        });
+    }
+    tally.n_bounded = (bounded.len() - done) as u64;
+    (ranking, closest)
+}
+
+/// Of two that overflow, the one that needs less; ties to the first.
+fn nearer(known: Option<Dropped>, next: Dropped) -> Option<Dropped> {
+    let need = |dropped: &Dropped| match dropped {
+        Dropped::Memory { needed, .. } => *needed,
+        Dropped::NoStrategy => f64::INFINITY,
+    };
+    match known {
+        Some(known) if need(&known) <= need(&next) => Some(known),
+        _ => Some(next),
+    }
+}
+
+fn check_request(request: &Request) -> Result<(), NoPlan> {
+    let fail = |what: String| Err(NoPlan::Impossible { what });
+    let (job, n) = (&request.job, request.cluster.n_devices());
+    if job.sequence == 0 || job.global_batch == 0 {
+        return fail("the sequence length and the global batch must be at least 1".into());
+    }
+    let pins = &request.pins;
+    for (name, pin) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp)] {
+        if pin.is_some_and(|degree| degree == 0 || !n.is_multiple_of(degree)) {
+            return fail(format!("{name}={} does not divide the {n} devices", pin.unwrap_or(0)));
+        }
+    }
+    let product: u64 = [pins.tp, pins.pp, pins.dp, pins.cp].iter().flatten().product();
+    if !n.is_multiple_of(product) {
+        return fail(format!("the pinned degrees multiply to {product}, which does not divide the {n} devices"));
+    }
+    if let Some(zero) = pins.zero.filter(|&zero| zero > 3) {
+        return fail(format!("zero={zero}: expected 0, 1, 2 or 3"));
+    }
+    if let (Some(pp), Some(counts)) = (pins.pp, &pins.layers_per_stage) {
+        let chunks = pp * u64::from(pins.vpp.unwrap_or(1));
+        let inner = request.model.n_layers().saturating_sub(2);
+        if counts.len() as u64 != chunks || counts.iter().sum::<u64>() != inner {
+            return fail(format!(
+                "layers per stage: expected {chunks} counts that add up to {inner}, found {} that add up to {}",
+                counts.len(),
+                counts.iter().sum::<u64>()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn no_candidate(request: &Request) -> String {
+    format!(
+        "no mesh of the {} devices meets the pinned degrees for a global batch of {} sequences: the micro-batch of all \
+         replicas must divide the global batch, and the degrees must multiply to the devices",
+        request.cluster.n_devices(),
+        request.job.global_batch
+    )
+}
+
+fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) -> NoPlan {
+    match closest {
+        Some(Dropped::Memory { stage, term, needed }) => NoPlan::NothingFits {
+            stage,
+            term: term.into(),
+            needed: Bytes(needed + scope.reserve()),
+            capacity: Bytes(scope.capacity + scope.reserve()),
+            relaxations: Vec::new(),
+        },
+        Some(Dropped::NoStrategy) | None => NoPlan::Impossible {
+            what: format!(
+                "no strategy divides the model over {} devices as asked; try other degrees",
+                request.cluster.n_devices()
+            ),
+        },
+    }
+}
+
+/// Changes that would make a plan fit, each with the step time it then has; best first.
+///
+/// Tried: more devices, more memory per device, shorter sequences, and no pins.
+pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> {
+    let quiet = |_: Progress| ();
+    let mut list = Vec::new();
+    let mut attempt = |change: String, relaxed: Request| -> bool {
+        let found = search(&relaxed, constants, &quiet).ok().and_then(|f| f.ranking.first().map(|r| r.step_time));
+        if let Some(step_time) = found {
+            list.push(Relaxation { change, step_time });
+        }
+        found.is_some()
+    };
+    for factor in [2_u64, 4, 8, 16, 32] {
+        let mut relaxed = request.clone();
+        for group in &mut relaxed.cluster.groups {
+            group.count *= factor;
+        }
+        if let Some(outer) = relaxed.cluster.tiers.last_mut() {
+            outer.devices *= factor;
+        }
+        if attempt(format!("{factor} times the devices ({})", relaxed.cluster.n_devices()), relaxed) {
+            break;
+        }
+    }
+    for factor in [1.5, 2.0, 4.0, 8.0, 16.0] {
+        let mut relaxed = request.clone();
+        for group in &mut relaxed.cluster.groups {
+            group.device.memory_bytes = group.device.memory_bytes * factor;
+        }
+        if attempt(format!("devices with {factor} times the memory"), relaxed) {
+            break;
+        }
+    }
+    for factor in [2, 4, 8] {
+        let mut relaxed = request.clone();
+        relaxed.job.sequence /= factor;
+        if relaxed.job.sequence > 0 && attempt(format!("sequences of {} tokens", relaxed.job.sequence), relaxed) {
+            break;
+        }
+    }
+    if request.pins != crate::request::Pins::default() {
+        let mut relaxed = request.clone();
+        relaxed.pins = crate::request::Pins::default();
+        attempt("no pinned choices".into(), relaxed);
+    }
+    list.sort_by(|a, b| a.step_time.0.total_cmp(&b.step_time.0));
+    list
+}

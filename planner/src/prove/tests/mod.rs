@@ -1,0 +1,161 @@
+//! True programs are proven, false ones are refused.
+
+mod layers;
+mod mutants;
+
+use ir::graph::{Layer, Sizes};
+use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
+use ir::mesh::{AxisId, Mesh};
+use ir::program::{AxisSet, Program, Storage};
+use ir::sharding::{Placement, Sharding};
+use ir::signature::signature;
+use ir::strategy::{Strategy, placements, strategies};
+use proptest::prelude::*;
+
+use super::rules::RULES;
+use super::{Proof, prove};
+
+/// Picks by numbers of a fixed stream: the same numbers, the same choice.
+struct Picker(u64);
+
+impl Picker {
+    /// The next number below `n`, by a linear congruential step (Knuth's MMIX constants).
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) % n as u64) as usize
+    }
+
+    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+
+    fn subset(&mut self, set: AxisSet) -> AxisSet {
+        AxisSet(set.0 & self.below(16) as u8)
+    }
+}
+
+/// A sharding that cuts dims evenly.
+fn stream_sharding(pick: &mut Picker, shape: &[u64], mesh: &Mesh) -> Sharding {
+    let mut sharding = Sharding::REPLICATED;
+    for axis in mesh.axis_ids() {
+        let placement = match pick.below(shape.len() + 2) {
+            0 => Placement::Replicate,
+            1 => Placement::PartialSum,
+            dim => Placement::Shard(dim as u8 - 2),
+        };
+        let next = sharding.with(axis, placement);
+        let even = |(dim, size): (usize, &u64)| {
+            let parts: u64 = next.axes_of(dim).map(|axis: AxisId| mesh.size(axis)).product();
+            size % parts == 0
+        };
+        if shape.iter().enumerate().all(even) {
+            sharding = next;
+        }
+    }
+    sharding
+}
+
+/// Any choice the search could make, and many it would not.
+fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> LayerChoice {
+    let sharding = |tensor, pick: &mut Picker| stream_sharding(pick, &layer.shape(tensor, sizes), mesh);
+    let stream = layer.stream_in.map_or(Sharding::REPLICATED, |tensor| sharding(tensor, pick));
+    let out = sharding(layer.out, pick);
+    let chosen: Vec<Strategy> = layer
+        .ops
+        .iter()
+        .map(|op| pick.of(&strategies(layer, op, &signature(layer, op), mesh, sizes)))
+        .collect();
+    let recompute = layer.ops.iter().map(|_| pick.of(&[Recompute::Keep, Recompute::Again])).collect();
+    let mut storage = std::collections::BTreeMap::new();
+    for (op, &strategy) in layer.ops.iter().zip(&chosen) {
+        let placed = placements(&signature(layer, op), strategy);
+        for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| layer.is_parameter(**t)) {
+            let optimizer = pick.subset(whole_axes(mesh, placed.operands[i]));
+            let (parameter, gradient) = (pick.subset(optimizer), pick.subset(optimizer));
+            storage.insert(tensor, Storage { parameter, gradient, optimizer });
+        }
+    }
+    LayerChoice { stream, out, strategies: chosen, recompute, storage }
+}
+
+/// Lowers a random choice; `None` where there is no program (an unfinished maximum that would have to be a sum).
+fn random_program(layer: &Layer, mesh: &Mesh, seed: u64) -> Option<(Sizes, Program)> {
+    let sizes = layer.sizes(8, 16);
+    let choice = choose(layer, mesh, &sizes, &mut Picker(seed));
+    let program = lower(layer, mesh, &sizes, &choice).ok()?;
+    Some((sizes, program))
+}
+
+#[track_caller]
+fn check_proven(layer: &Layer, mesh: &Mesh, seed: u64) {
+    if let Some((sizes, program)) = random_program(layer, mesh, seed) {
+        let proof = prove(layer, mesh, &sizes, &program);
+        assert!(matches!(proof, Proof::Proven { .. }), "layer {} seed {seed}: {proof:?}", layer.name);
+    }
+}
+
+#[test]
+fn one_device_runs_the_layer_itself() {
+    let mesh = Mesh::of_sizes(&[]).unwrap();
+    for layer in layers::all() {
+        check_proven(&layer, &mesh, 1);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_legal_choice_on_one_axis_is_proven(seed: u64, which in 0..layers::COUNT) {
+        check_proven(&layers::all()[which], &Mesh::of_sizes(&[2]).unwrap(), seed);
+    }
+
+    #[test]
+    fn every_legal_choice_on_two_axes_is_proven(seed: u64, which in 0..layers::COUNT) {
+        check_proven(&layers::all()[which], &Mesh::of_sizes(&[2, 2]).unwrap(), seed);
+    }
+
+    #[test]
+    fn every_legal_choice_on_three_axes_is_proven(seed: u64, which in 0..layers::COUNT) {
+        check_proven(&layers::all()[which], &Mesh::of_sizes(&[2, 1, 2, 2]).unwrap(), seed);
+    }
+}
+
+#[test]
+fn the_same_program_has_the_same_proof() {
+    let (layer, mesh) = (layers::dense(), Mesh::of_sizes(&[2, 2]).unwrap());
+    let run = || {
+        let (sizes, program) = random_program(&layer, &mesh, 7).unwrap();
+        prove(&layer, &mesh, &sizes, &program)
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn the_rule_book_names_every_rule() {
+    let book = include_str!("../../../../docs/rules.md");
+    for rule in &RULES {
+        assert!(book.contains(&format!("`{}`", rule.name)), "docs/rules.md lacks `{}`", rule.name);
+    }
+}
+
+#[test]
+fn dbg_errors() {
+    let mut slow = 0.0f64;
+    let mut total = 0;
+    for sizes_ in [&[2][..], &[2, 2], &[2,1,2,2], &[3,2], &[2,4], &[2,2,2,2]] {
+        let mesh = Mesh::of_sizes(sizes_).unwrap();
+        for layer in layers::all() {
+            for seed in 0..1500 {
+                let Some((sizes, program)) = random_program(&layer, &mesh, seed) else { continue };
+                let t = std::time::Instant::now();
+                let proof = prove(&layer, &mesh, &sizes, &program);
+                slow = slow.max(t.elapsed().as_secs_f64());
+                total += 1;
+                if matches!(proof, Proof::NotProven{..}) { eprintln!("FAIL {} {sizes_:?} {seed} {proof:?}", layer.name); }
+                else if seed == 0 { eprintln!("{} {sizes_:?} {proof:?} {:?}", layer.name, t.elapsed()); }
+            }
+        }
+    }
+    eprintln!("slowest {slow} of {total}");
+}

@@ -1,0 +1,177 @@
+//! What is asked of the search, and how it answers when there is no plan.
+
+use ir::cluster::{Cluster, Precision};
+use ir::graph::Model;
+use ir::units::{Bytes, Seconds};
+use ir::work::AttentionKernel;
+
+/// The training job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Job {
+    /// Tokens of a sequence.
+    pub sequence: u64,
+    /// Sequences of a step.
+    pub global_batch: u64,
+    /// Number format.
+    pub precision: Precision,
+    /// Attention kernel of the engine.
+    pub attention: AttentionKernel,
+}
+
+/// Tokens of a step that a job gets without a word of the user: what runs of today's large models use.
+pub const DEFAULT_TOKENS_PER_STEP: u64 = 4 << 20;
+
+/// Longest sequence a job gets without a word of the user.
+pub const DEFAULT_LONGEST_SEQUENCE: u64 = 8192;
+
+impl Job {
+    /// Sensible defaults: the model's sequence up to [`DEFAULT_LONGEST_SEQUENCE`], a batch near
+    /// [`DEFAULT_TOKENS_PER_STEP`] tokens in a power of two of sequences, the best 16-bit format the devices list.
+    pub fn defaults(model: &Model, cluster: &Cluster) -> Self {
+        let sequence = model.default_sequence.clamp(1, DEFAULT_LONGEST_SEQUENCE);
+        let lists = |precision: Precision| {
+            cluster.groups.iter().all(|group| group.device.peak_flops_per_s.contains_key(&precision))
+        };
+        let precision = [Precision::Bf16, Precision::Fp16].into_iter().find(|&p| lists(p)).unwrap_or(Precision::Fp32);
+        Self {
+            sequence,
+            global_batch: Self::default_batch(sequence),
+            precision,
+            attention: AttentionKernel::Flash,
+        }
+    }
+
+    /// A batch near [`DEFAULT_TOKENS_PER_STEP`] tokens, a power of two of sequences.
+    pub fn default_batch(sequence: u64) -> u64 {
+        let sequences = (DEFAULT_TOKENS_PER_STEP as f64 / sequence.max(1) as f64).max(1.0);
+        1 << (sequences.log2().round() as u32)
+    }
+}
+
+/// Whether a name was given for the order of micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduleKind {
+    /// All forwards, then all backwards.
+    GPipe,
+    /// One forward, one backward.
+    OneFOneB,
+    /// 1F1B over virtual stages.
+    Interleaved,
+}
+
+/// What the user wants computed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecomputeKind {
+    /// Nothing.
+    None,
+    /// The attention core.
+    Selective,
+    /// Every layer.
+    Full,
+}
+
+/// Choices the user makes, in the literature's words; what is not pinned is searched.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pins {
+    /// Tensor-parallel degree.
+    pub tp: Option<u64>,
+    /// Pipeline stages.
+    pub pp: Option<u64>,
+    /// Data-parallel degree.
+    pub dp: Option<u64>,
+    /// Context-parallel degree.
+    pub cp: Option<u64>,
+    /// Expert-parallel degree.
+    pub ep: Option<u64>,
+    /// Tensor-parallel degree inside experts: 1, or the tensor-parallel degree.
+    pub etp: Option<u64>,
+    /// Virtual stages per pipeline rank.
+    pub vpp: Option<u32>,
+    /// Sequences of one micro-batch per data-parallel replica.
+    pub micro_batch: Option<u64>,
+    /// Order of micro-batches.
+    pub schedule: Option<ScheduleKind>,
+    /// What is computed again.
+    pub recompute: Option<RecomputeKind>,
+    /// 0, 1, 2 or 3.
+    pub zero: Option<u8>,
+    /// Whether tensor parallel axes split tokens between products.
+    pub sequence_parallel: Option<SequenceParallel>,
+    /// Decoder layers of every chunk, first chunk first.
+    pub layers_per_stage: Option<Vec<u64>>,
+}
+
+/// A switch, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SequenceParallel {
+    /// Tokens are split between products.
+    On,
+    /// They are not.
+    Off,
+}
+
+/// A complete question.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What is trained.
+    pub model: Model,
+    /// On which machines; all of them.
+    pub cluster: Cluster,
+    /// The job.
+    pub job: Job,
+    /// What the user decided.
+    pub pins: Pins,
+}
+
+/// How far the search is, for a progress bar.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Work done, in candidates.
+    pub done: u64,
+    /// Work known so far.
+    pub total: u64,
+    /// Best step time so far.
+    pub best: Option<Seconds>,
+}
+
+/// Where progress goes. Called from one thread.
+pub type OnProgress<'a> = &'a dyn Fn(Progress);
+
+/// A change that would make a plan fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Relaxation {
+    /// The change: `twice the devices (32)`.
+    pub change: String,
+    /// Step time of the plan that then fits.
+    pub step_time: Seconds,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum NoPlan {
+    /// The question contradicts itself or the model.
+    #[error("{what}")]
+    Impossible {
+        /// What is wrong, and the fix.
+        what: String,
+    },
+    /// Everything that was tried needs more memory than there is.
+    #[error(
+        "no plan fits: the closest needs {:.1} GiB of {:.1} GiB on stage {stage}, most of it {term}",
+        needed.0 / GIB, capacity.0 / GIB
+    )]
+    NothingFits {
+        /// The stage that overflows in the closest candidate.
+        stage: usize,
+        /// The largest category there.
+        term: String,
+        /// What it needs.
+        needed: Bytes,
+        /// What it has.
+        capacity: Bytes,
+        /// Changes that would help, each with the time of the plan it allows; best first.
+        relaxations: Vec<Relaxation>,
+    },
+}
+
+const GIB: f64 = 1024.0 * 1024.0 * 1024.0;

@@ -1,0 +1,212 @@
+//! The meshes of a stage that are worth trying, and what each axis may do on them.
+//!
+//! Without pins every ordered factorisation into at most one axis inside the node (two where KV heads are fewer than
+//! its devices) and at most two around it is tried, with free axes: the search finds what they are good for. Pins name
+//! degrees in the literature's words; they become axes with rules, in the usual order (data, context, tensor).
+
+use ir::graph::{Extent, Model};
+use ir::mesh::{MAX_AXES, Mesh};
+use ir::op::OpKind;
+
+use crate::request::{Pins, SequenceParallel};
+use crate::space::{AxisRule, Between};
+
+/// Fewest tokens of a sequence that a device may be left with: below, kernels run far from their peak.
+const MIN_TOKENS_PER_SPLIT: u64 = 256;
+
+/// A mesh and its axes' rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// What each axis may do.
+    pub rules: Vec<AxisRule>,
+    /// Product of the axes that pins make data parallel; 1 without pins.
+    pub data_degree: u64,
+}
+
+/// What of a model decides which meshes make sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Greatest common divisor of the numbers of KV heads.
+    pub kv_heads: u64,
+    /// Experts of a layer, or 1.
+    pub experts: u64,
+    /// Tokens of a sequence.
+    pub sequence: u64,
+    /// Devices of a node.
+    pub node: u64,
+}
+
+impl Facts {
+    /// Reads the facts off a model.
+    pub fn new(model: &Model, sequence: u64, node: u64) -> Self {
+        let length = |extent: Extent| match extent {
+            Extent::Fixed(n) | Extent::Uneven(n) => n,
+            Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 1,
+        };
+        let (mut kv_heads, mut experts) = (0, 1);
+        for layer in &model.layers {
+            for op in &layer.ops {
+                let dim = |tensor: usize, at: usize| {
+                    let dims = &layer.tensors[op.operands[tensor].0].dims;
+                    dims.get(at).map_or(1, |d| length(layer.dims[d.0].extent))
+                };
+                match op.kind {
+                    OpKind::Attention { .. } => kv_heads = gcd(kv_heads, dim(1, 2)),
+                    OpKind::Route { .. } => experts = experts.max(dim(0, 2)),
+                    _ => {}
+                }
+            }
+        }
+        Self { kv_heads: kv_heads.max(1), experts, sequence, node }
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Divisors in rising order.
+pub fn divisors(n: u64) -> Vec<u64> {
+    let mut list: Vec<u64> = (1..).take_while(|d| d * d <= n).filter(|d| n.is_multiple_of(*d)).collect();
+    let large: Vec<u64> = list.iter().rev().map(|d| n / d).filter(|d| !list.contains(d)).collect();
+    list.extend(large);
+    list
+}
+
+/// The shapes of a stage of `n` devices, in a fixed order.
+pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
+    let named = pins.tp.is_some()
+        || pins.dp.is_some()
+        || pins.cp.is_some()
+        || pins.ep.is_some()
+        || pins.etp.is_some()
+        || pins.micro_batch.is_some()
+        || pins.sequence_parallel.is_some();
+    if named { pinned(n, facts, pins) } else { free(n, facts) }
+}
+
+fn free(n: u64, facts: Facts) -> Vec<Shape> {
+    let mut list = Vec::new();
+    for inner in divisors(n).into_iter().filter(|&t| t <= facts.node) {
+        let outer = n / inner;
+        let mut outers = vec![vec![outer]];
+        for second in divisors(outer).into_iter().filter(|&c| c > 1 && c < outer) {
+            if facts.experts > 1 || facts.sequence / second >= MIN_TOKENS_PER_SPLIT * 8 {
+                outers.push(vec![outer / second, second]);
+            }
+        }
+        for outer in outers {
+            let axes = outer.iter().copied().chain(split_heads(inner, facts.kv_heads));
+            let sizes: Vec<u64> = axes.filter(|&size| size > 1).collect();
+            push(&mut list, &sizes, vec![AxisRule::Free; sizes.len()], 1);
+        }
+    }
+    list
+}
+
+/// An axis longer than the KV heads is two: one that they divide, one that they do not see.
+fn split_heads(tensor: u64, kv_heads: u64) -> Vec<u64> {
+    let heads = gcd(tensor, kv_heads);
+    vec![tensor / heads, heads]
+}
+
+fn push(list: &mut Vec<Shape>, sizes: &[u64], rules: Vec<AxisRule>, data_degree: u64) {
+    if let Some(mesh) = Mesh::of_sizes(sizes)
+        && sizes.len() <= MAX_AXES
+    {
+        let shape = Shape { mesh, rules, data_degree };
+        if !list.contains(&shape) {
+            list.push(shape);
+        }
+    }
+}
+
+fn pinned(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
+    let mut list = Vec::new();
+    let options = |pin: Option<u64>, limit: u64| match pin {
+        Some(degree) => vec![degree],
+        None => divisors(n).into_iter().filter(|&d| d <= limit).collect(),
+    };
+    for tp in options(pins.tp, facts.node) {
+        for cp in options(pins.cp, facts.sequence / MIN_TOKENS_PER_SPLIT.min(facts.sequence)) {
+            if tp * cp == 0 || !n.is_multiple_of(tp * cp) {
+                continue;
+            }
+            let dp = n / (tp * cp);
+            if pins.dp.is_some_and(|wanted| wanted != dp) {
+                continue;
+            }
+            let degrees = if facts.experts == 1 { vec![1] } else { options(pins.ep, facts.experts) };
+            for ep in degrees {
+                list.extend(named_axes((dp, cp, tp), ep, facts, pins));
+            }
+        }
+    }
+    list
+}
+
+/// Axes for given degrees. Experts take whole axes: part of data, data, data and context, or all with tensor.
+fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins) -> Option<Shape> {
+    let between = match pins.sequence_parallel {
+        Some(SequenceParallel::On) => Between::Tokens,
+        Some(SequenceParallel::Off) => Between::Same,
+        None => Between::Free,
+    };
+    let inside = AxisRule::Inside(between);
+    let etp_is_one = pins.etp == Some(1) && tp > 1;
+    let (mut sizes, mut rules): (Vec<u64>, Vec<AxisRule>) = match ep {
+        1 => (vec![dp, cp], vec![AxisRule::Sequences, AxisRule::Tokens]),
+        _ if dp.is_multiple_of(ep) => {
+            (vec![dp / ep, ep, cp], vec![AxisRule::Sequences, AxisRule::Experts, AxisRule::Tokens])
+        }
+        _ if ep == dp * cp => (vec![dp, cp], vec![AxisRule::Experts, AxisRule::TokensAndExperts]),
+        _ if ep == dp * tp && etp_is_one => (vec![dp, cp], vec![AxisRule::Experts, AxisRule::Tokens]),
+        _ if ep == dp * cp * tp && etp_is_one => {
+            (vec![dp, cp], vec![AxisRule::Experts, AxisRule::TokensAndExperts])
+        }
+        _ => return None,
+    };
+    let tensor_rule = if etp_is_one { AxisRule::InsideAndExperts(between) } else { inside };
+    for size in split_heads(tp, facts.kv_heads) {
+        sizes.push(size);
+        rules.push(tensor_rule);
+    }
+    let kept: Vec<usize> = (0..sizes.len()).filter(|&i| sizes[i] > 1).collect();
+    let sizes: Vec<u64> = kept.iter().map(|&i| sizes[i]).collect();
+    let rules: Vec<AxisRule> = kept.iter().map(|&i| rules[i]).collect();
+    let mut list = Vec::new();
+    push(&mut list, &sizes, rules, dp);
+    list.pop()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FACTS: Facts = Facts { kv_heads: 8, experts: 1, sequence: 4096, node: 8 };
+
+    #[test]
+    fn a_node_of_eight_is_seen_in_every_factorisation() {
+        let sizes: Vec<Vec<u64>> = shapes(8, FACTS, &Pins::default())
+            .iter()
+            .map(|shape| shape.mesh.axes.iter().map(|axis| axis.size).collect())
+            .collect();
+        assert!(sizes.contains(&vec![8]) && sizes.contains(&vec![4, 2]) && sizes.contains(&vec![2, 4]), "{sizes:?}");
+    }
+
+    #[test]
+    fn an_axis_longer_than_the_heads_is_split() {
+        let facts = Facts { kv_heads: 2, ..FACTS };
+        let pins = Pins { tp: Some(8), ..Pins::default() };
+        let found = shapes(8, facts, &pins);
+        assert_eq!(found[0].mesh, Mesh::of_sizes(&[4, 2]).unwrap());
+    }
+
+    #[test]
+    fn pinned_degrees_that_do_not_divide_have_no_shape() {
+        let pins = Pins { tp: Some(3), ..Pins::default() };
+        assert_eq!(shapes(8, FACTS, &pins), []);
+    }
+}
