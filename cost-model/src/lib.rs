@@ -31,13 +31,13 @@ pub mod work_time;
 pub use attention::Attention;
 pub use collective::{Algorithm, Choice, CollectiveKind, choose, price};
 pub use constants::{CONSTANTS_JSON, Constants};
+pub use exposure::TensorOverlap;
 pub use gemm::GemmShape;
 pub use group::{Group, GroupAxis};
 pub use memory::MemoryBreakdown;
-pub use exposure::TensorOverlap;
 pub use program_bytes::{
-    BytesByCollective, CommunicationClass, ProgramBytes, flat_step_bytes, program_bytes, saved_bytes, step_bytes,
-    stream_bytes,
+    BytesByCollective, CommunicationClass, ProgramBytes, flat_step_bytes, program_bytes, saved_bytes,
+    step_bytes, stream_bytes,
 };
 pub use program_memory::{MemoryContext, ProgramMemory, program_memory};
 pub use program_price::price_program;
@@ -45,8 +45,8 @@ pub use rates::Rates;
 pub use section_price::{
     Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, UpdatePrice,
 };
+pub use simulate::{PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
 pub use step_price::{PriceContext, StepPrice, collective_kind, price_step};
 pub use tensor_bytes::{ActivationKind, activation_kind};
-pub use simulate::{PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
 pub use traffic::{bytes_sent, bytes_sent_per_tier};
 pub use work_time::{host_bound, work_time};

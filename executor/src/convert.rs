@@ -238,7 +238,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(300))]
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
 
         /// Dims of three lengths, none of which every mesh divides: blocks are uneven and some are empty.
         #[test]

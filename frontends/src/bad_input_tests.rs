@@ -24,7 +24,8 @@ fn changed(text: &str, pointer: &str, new: Value) -> String {
     } else {
         match parent {
             Value::Array(items) => items[key.parse::<usize>().unwrap()] = new,
-            _ => parent[key] = new,
+            Value::Object(map) => drop(map.insert(key.to_owned(), new)),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => panic!("{pointer}"),
         }
     }
     value.to_string()

@@ -91,4 +91,17 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_examples_of_the_documentation_can_be_read() {
+        let page = include_str!("../../docs/cluster.md");
+        let mut examples = page.split("```json").skip(1).map(|rest| rest.split("```").next().unwrap());
+        let cluster = examples.next().unwrap();
+        assert_eq!(
+            read_cluster("c.json", cluster).unwrap_or_else(|error| panic!("{error}")).n_devices(),
+            128
+        );
+        let with_figures = cluster.replace("\"device\": \"h100-sxm\"", examples.next().unwrap().trim());
+        assert_eq!(read_cluster("c.json", &with_figures).unwrap().groups[0].device.name, "our-chip");
+    }
 }

@@ -208,3 +208,14 @@ impl ClusterFile {
 pub(crate) fn default_reserve_gib(memory_gib: f64) -> f64 {
     0.06 * memory_gib + 2.0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_allows_a_device_by_name_or_by_figures() {
+        let schema = serde_json::to_string(&schemars::schema_for!(ClusterFile)).unwrap();
+        assert!(schema.contains("DeviceChoice") && schema.contains("memory_bandwidth_gb_per_s"));
+    }
+}

@@ -17,6 +17,7 @@ mod graph_parts;
 mod graph_attention;
 mod graph_mlp;
 mod graph_model;
+mod native_roles;
 mod native;
 mod model;
 

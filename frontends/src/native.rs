@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::document::{Document, key, kind};
 use crate::hf::MAX_PARAMETERS;
 use crate::input_error::InputError;
+use crate::native_roles::check_roles;
 use crate::scan::{Step, clip};
 
 /// Longest dim.
@@ -140,6 +141,7 @@ fn check_sizes(document: &Document<'_>, native: &ModelDocument) -> Result<(), In
     let mut per_kind = Vec::new();
     for (i, layer) in native.layers.iter().enumerate() {
         check_layer_size(document, i, layer)?;
+        check_roles(document, i, layer)?;
         per_kind.push((layer.name.as_str(), parameters_of(layer)));
     }
     let n_layers = native.sequence.iter().fold(0_u64, |sum, run| sum.saturating_add(run.count));
@@ -301,11 +303,22 @@ mod tests {
         value["layers"][1]["dims"][2]["length"] = serde_json::json!({"fixed": 1_099_511_627_776_u64});
         assert!(fault(&value).contains("parameters, at most"), "{}", fault(&value));
         let mut value = native("gpt2");
+        value["layers"][0]["tensors"][0]["role"] = "labels".into();
+        assert!(fault(&value).contains("operand 0 of embed must have role tokens"), "{}", fault(&value));
+        let mut value = native("gpt2");
         value["planner_model"] = 2.into();
         assert!(
             fault(&value).contains("planner_model: version 2 cannot be read, expected 1"),
             "{}",
             fault(&value)
         );
+    }
+
+    #[test]
+    fn the_example_of_the_documentation_can_be_read() {
+        let page = include_str!("../../docs/models.md");
+        let example = page.split("```json").nth(1).unwrap().split("```").next().unwrap();
+        let model = read_model("tiny.json", example).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(model.n_parameters(), 50_000 * 512 + 12 * 2 * 512 * 2048);
     }
 }

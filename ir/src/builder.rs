@@ -108,7 +108,8 @@ impl LayerBuilder {
         let Tensor { name, dims, .. } = self.layer.tensors[tensor.0].clone();
         let mut results = Vec::new();
         for (n, &(o, i)) in reads.iter().enumerate() {
-            let copy = Tensor { name: format!("{name}.{}", n + 1), dims: dims.clone(), role: Role::Activation };
+            let copy =
+                Tensor { name: format!("{name}.{}", n + 1), dims: dims.clone(), role: Role::Activation };
             self.layer.tensors.push(copy);
             let id = TensorId(self.layer.tensors.len() - 1);
             self.layer.ops[o].operands[i] = id;

@@ -154,17 +154,19 @@ fn minor_most(current: Sharding, axis: AxisId, dim: u8) -> bool {
     (axis.0 + 1..MAX_AXES).all(|inner| current.0[inner] != Placement::Shard(dim))
 }
 
-/// An outer axis still has to join the dim: it must come first.
+/// An outer axis still has to join or leave the dim: it must come first, for it can do neither once this axis is inside.
 fn blocked(current: Sharding, to: Sharding, axis: AxisId, dim: u8) -> bool {
-    (0..axis.0).any(|outer| to.0[outer] == Placement::Shard(dim) && current.0[outer] != Placement::Shard(dim))
+    (0..axis.0).any(|outer| moves(current, to, outer, dim))
 }
 
 /// The axis sits on a dim that an outer axis still has to join or leave, or it has to leave itself.
 fn obstructs(current: Sharding, to: Sharding, axis: AxisId, dim: u8) -> bool {
-    let moves = |outer: usize| {
-        (current.0[outer] == Placement::Shard(dim)) != (to.0[outer] == Placement::Shard(dim))
-    };
-    (0..=axis.0).any(moves)
+    (0..=axis.0).any(|outer| moves(current, to, outer, dim))
+}
+
+/// The axis still has to join or leave the dim.
+fn moves(current: Sharding, to: Sharding, axis: usize, dim: u8) -> bool {
+    (current.0[axis] == Placement::Shard(dim)) != (to.0[axis] == Placement::Shard(dim))
 }
 
 /// Joins neighbouring steps of one kind into one collective over the product of their axes.
@@ -243,11 +245,17 @@ mod tests {
     }
 
     #[test]
+    fn an_inner_axis_does_not_join_before_an_outer_has_left() {
+        check(&[Shard(0), Replicate], &[Replicate, Shard(0)], "all-gather@0 slice@1");
+        check(&[Shard(0), PartialSum], &[Replicate, Shard(0)], "all-gather@0 reduce-scatter@1");
+        check(&[Shard(0), Shard(1)], &[Shard(1), Shard(0)], "all-gather@1 all-to-all@0 slice@1");
+    }
+
+    #[test]
     fn every_pair_of_sum_shardings_has_a_conversion() {
         let options = [Replicate, Shard(0), Shard(1), PartialSum];
-        let all: Vec<Sharding> = (0..64)
-            .map(|i| sharding(&[options[i % 4], options[i / 4 % 4], options[i / 16]]))
-            .collect();
+        let all: Vec<Sharding> =
+            (0..64).map(|i| sharding(&[options[i % 4], options[i / 4 % 4], options[i / 16]])).collect();
         for &from in &all {
             for &to in &all {
                 let list = steps(from, to).unwrap_or_else(|| panic!("{from:?} to {to:?}"));

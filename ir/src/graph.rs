@@ -301,13 +301,19 @@ pub fn check(model: &Model) -> Result<(), GraphError> {
         return fail("the sequence of layers is empty".into());
     }
     if let Some(run) = model.sequence.iter().find(|run| run.layer >= model.layers.len() || run.count == 0) {
-        return fail(format!("the sequence names layer {} times {}, which does not exist", run.layer, run.count));
+        return fail(format!(
+            "the sequence names layer {} times {}, which does not exist",
+            run.layer, run.count
+        ));
     }
     let last = model.sequence.len() - 1;
     for (i, run) in model.sequence.iter().enumerate() {
         let layer = &model.layers[run.layer];
         if layer.stream_in.is_none() != (i == 0) || (i == 0 && run.count != 1) {
-            return fail(format!("layer `{}`: exactly the first layer reads tokens instead of the stream", layer.name));
+            return fail(format!(
+                "layer `{}`: exactly the first layer reads tokens instead of the stream",
+                layer.name
+            ));
         }
         let is_loss = layer.tensors.get(layer.out.0).is_some_and(|out| out.dims.is_empty());
         if is_loss != (i == last) || (i == last && run.count != 1) {
@@ -344,7 +350,10 @@ fn check_ties(model: &Model) -> Result<(), GraphError> {
 fn check_layer(layer: &Layer) -> Result<(), String> {
     let unique = |names: Vec<&str>, what: &str| {
         let mut seen = BTreeSet::new();
-        names.into_iter().find(|name| !seen.insert(*name)).map_or(Ok(()), |n| Err(format!("two {what} are named `{n}`")))
+        names
+            .into_iter()
+            .find(|name| !seen.insert(*name))
+            .map_or(Ok(()), |n| Err(format!("two {what} are named `{n}`")))
     };
     unique(layer.dims.iter().map(|dim| dim.name.as_str()).collect(), "dims")?;
     unique(layer.tensors.iter().map(|tensor| tensor.name.as_str()).collect(), "tensors")?;
@@ -356,11 +365,17 @@ fn check_layer(layer: &Layer) -> Result<(), String> {
     let mut read = BTreeSet::new();
     for op in &layer.ops {
         if let Some(tensor) = op.operands.iter().find(|tensor| !ready.contains(tensor)) {
-            return Err(format!("operator `{}` reads `{}` before it is computed", op.name, layer.tensors[tensor.0].name));
+            return Err(format!(
+                "operator `{}` reads `{}` before it is computed",
+                op.name, layer.tensors[tensor.0].name
+            ));
         }
         for &tensor in op.operands.iter().filter(|&&t| !layer.is_data(t)) {
             if !read.insert(tensor) {
-                return Err(format!("`{}` has two readers: put a `fork` between", layer.tensors[tensor.0].name));
+                return Err(format!(
+                    "`{}` has two readers: put a `fork` between",
+                    layer.tensors[tensor.0].name
+                ));
             }
         }
         if let Some(tensor) = op.results.iter().find(|&&tensor| !ready.insert(tensor)) {
@@ -368,7 +383,8 @@ fn check_layer(layer: &Layer) -> Result<(), String> {
         }
         crate::signature::check_operands(layer, op)?;
     }
-    let unread = |t: &TensorId| layer.tensors[t.0].role == Role::Activation && !read.contains(t) && *t != layer.out;
+    let unread =
+        |t: &TensorId| layer.tensors[t.0].role == Role::Activation && !read.contains(t) && *t != layer.out;
     if let Some(tensor) = layer.tensor_ids().find(unread) {
         return Err(format!("`{}` is never read", layer.tensors[tensor.0].name));
     }

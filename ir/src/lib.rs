@@ -19,3 +19,4 @@ pub mod builder;
 pub mod schedule;
 pub mod names;
 pub mod plan;
+pub mod shrink;

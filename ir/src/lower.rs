@@ -70,7 +70,9 @@ pub enum LowerError {
         tensor: String,
     },
     /// A parameter's storage is not a cut of what the operator uses.
-    #[error("layer `{layer}`, parameter `{tensor}`: its storage must cut axes that its use leaves whole, and the optimizer's cut must hold the others")]
+    #[error(
+        "layer `{layer}`, parameter `{tensor}`: its storage must cut axes that its use leaves whole, and the optimizer's cut must hold the others"
+    )]
     Storage {
         /// The layer.
         layer: String,
@@ -241,7 +243,12 @@ impl Lowering<'_> {
     }
 
     /// Emits what is needed to have a tensor in a sharding, given that its producer has run or can run again.
-    fn bring(&mut self, tensor: TensorId, sharding: Sharding, into: &mut Section) -> Result<ValueId, LowerError> {
+    fn bring(
+        &mut self,
+        tensor: TensorId,
+        sharding: Sharding,
+        into: &mut Section,
+    ) -> Result<ValueId, LowerError> {
         let wanted = self.primal(tensor, sharding);
         if into.present.contains(&wanted) {
             return Ok(wanted);
@@ -250,7 +257,8 @@ impl Lowering<'_> {
             Role::Data(_) => into.code.push(Instruction::Load { output: wanted }),
             Role::Parameter(_) => {
                 let storage = self.choice.storage[&tensor];
-                let gather = flat_steps(AxisSet::EMPTY, storage.parameter, AxisSet::EMPTY).unwrap_or_default();
+                let gather =
+                    flat_steps(AxisSet::EMPTY, storage.parameter, AxisSet::EMPTY).unwrap_or_default();
                 into.code.push(Instruction::Parameter { output: wanted, gather });
             }
             Role::Activation => {
@@ -350,7 +358,8 @@ impl Lowering<'_> {
         for op in self.layer.op_ids().rev().filter(|&op| self.runs_backward(op)).collect::<Vec<_>>() {
             self.emit_backward(op, &mut have, &mut section)?;
         }
-        let leaving = match self.layer.stream_in.and_then(|tensor| have.get(&tensor).map(|&id| (tensor, id))) {
+        let leaving = match self.layer.stream_in.and_then(|tensor| have.get(&tensor).map(|&id| (tensor, id)))
+        {
             Some((tensor, id)) => {
                 Some(self.convert_gradient(tensor, id, self.choice.stream.dual(), &mut section)?)
             }
@@ -440,7 +449,8 @@ impl Lowering<'_> {
         }
         let unfinished = self.unfinished(gradient);
         let rest = AxisSet(unfinished.0 & !storage.gradient.0);
-        partial_cut(unfinished, AxisSet::EMPTY, storage.gradient, rest).ok_or_else(|| self.storage_error(tensor))
+        partial_cut(unfinished, AxisSet::EMPTY, storage.gradient, rest)
+            .ok_or_else(|| self.storage_error(tensor))
     }
 
     fn updates(&mut self) -> Result<Vec<Update>, LowerError> {

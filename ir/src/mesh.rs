@@ -37,7 +37,8 @@ impl Mesh {
         if sizes.len() > MAX_AXES || sizes.contains(&0) {
             return None;
         }
-        let axes = sizes.iter().enumerate().map(|(i, &size)| MeshAxis { name: format!("x{i}"), size }).collect();
+        let axes =
+            sizes.iter().enumerate().map(|(i, &size)| MeshAxis { name: format!("x{i}"), size }).collect();
         Some(Self { axes })
     }
 

@@ -252,9 +252,10 @@ fn is_slots(layer: &Layer, dim: DimId) -> bool {
 
 /// The experts' dim stands before the slots' in whatever was dispatched.
 fn is_expert_dim(layer: &Layer, dim: DimId) -> bool {
-    layer.tensors.iter().any(|tensor| {
-        tensor.dims.windows(2).any(|pair| pair[0] == dim && is_slots(layer, pair[1]))
-    })
+    layer
+        .tensors
+        .iter()
+        .any(|tensor| tensor.dims.windows(2).any(|pair| pair[0] == dim && is_slots(layer, pair[1])))
 }
 
 fn tensors_of(op: &Op) -> impl Iterator<Item = TensorId> + '_ {
@@ -273,8 +274,7 @@ fn has_weights(layer: &Layer, op: &Op) -> bool {
 
 /// Walks the sequence twice: once as queries, once as keys.
 fn is_attention(layer: &Layer, op: &Op) -> bool {
-    let walks_sequence =
-        |dim: DimId| matches!(layer.dims[dim.0].extent, Extent::Sequence);
+    let walks_sequence = |dim: DimId| matches!(layer.dims[dim.0].extent, Extent::Sequence);
     signature(layer, op).factors.iter().filter(|factor| walks_sequence(factor.dim)).count() == 2
 }
 
@@ -320,7 +320,8 @@ fn dense_role(layers: &[PlacedLayer], axis: AxisId) -> DenseRole {
 fn layer_role(placed: PlacedLayer, axis: AxisId) -> DenseRole {
     let layer = placed.layer;
     let dense: Vec<OpId> = layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0])).collect();
-    let weighty: Vec<OpId> = dense.iter().copied().filter(|op| has_weights(layer, &layer.ops[op.0])).collect();
+    let weighty: Vec<OpId> =
+        dense.iter().copied().filter(|op| has_weights(layer, &layer.ops[op.0])).collect();
     let weights_cut = weighty.iter().any(|&op| cut_loop(placed, op, axis) == Some(Loop::Weight));
     let outside = if weighty.is_empty() { dense } else { weighty };
     let most = majority(outside.iter().map(|&op| (cut_loop(placed, op, axis), 1))).flatten();
@@ -356,9 +357,9 @@ fn stream_cut(layers: &[PlacedLayer], axis: AxisId) -> bool {
 fn expert_loop(layers: &[PlacedLayer], axis: AxisId) -> Option<Loop> {
     let votes = layers.iter().flat_map(|&placed| {
         let layer = placed.layer;
-        let expert = layer.op_ids().filter(move |op| {
-            is_expert_op(layer, &layer.ops[op.0]) && has_weights(layer, &layer.ops[op.0])
-        });
+        let expert = layer
+            .op_ids()
+            .filter(move |op| is_expert_op(layer, &layer.ops[op.0]) && has_weights(layer, &layer.ops[op.0]));
         expert.map(move |op| (cut_loop(placed, op, axis), placed.count))
     });
     majority(votes).flatten()

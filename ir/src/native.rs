@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{
-    Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie, check,
+    Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie,
+    check,
 };
 use crate::op::OpKind;
 
@@ -222,9 +223,13 @@ fn parameter(layers: &[Layer], name: &str, place: &str) -> Result<ParameterRef, 
 fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentError> {
     let dims: Vec<Dim> =
         document.dims.iter().map(|dim| Dim { name: dim.name.clone(), extent: extent(&dim.length) }).collect();
-    if let Some(i) = document.dims.iter().position(|dim| matches!(dim.length, Length::Slots(f) if !(f > 0.0 && f <= 1.0)))
+    if let Some(i) =
+        document.dims.iter().position(|dim| matches!(dim.length, Length::Slots(f) if !(f > 0.0 && f <= 1.0)))
     {
-        return Err(error(format!("{place}.dims[{i}].length"), "the filled fraction of slots must be in (0, 1]"));
+        return Err(error(
+            format!("{place}.dims[{i}].length"),
+            "the filled fraction of slots must be in (0, 1]",
+        ));
     }
     let mut tensors = Vec::new();
     for (i, tensor) in document.tensors.iter().enumerate() {

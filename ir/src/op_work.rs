@@ -97,8 +97,11 @@ fn linear(sig: &Signature, local: &[f64], fill: f64, pass: Pass) -> Vec<Work> {
     let mut sizes = [1.0_f64; 4];
     for (i, &length) in local.iter().enumerate() {
         let factor = FactorId(i as u8);
-        let (x, w, y) =
-            (sig.operands[0].contains(&factor), sig.operands[1].contains(&factor), sig.results[0].contains(&factor));
+        let (x, w, y) = (
+            sig.operands[0].contains(&factor),
+            sig.operands[1].contains(&factor),
+            sig.results[0].contains(&factor),
+        );
         let slot = match (x, w, y) {
             (true, true, true) => 0,
             (true, false, _) => 1,
@@ -154,15 +157,17 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
             let fill = filled(layer, op, sizes);
             2.0 * fill * whole.iter().product::<f64>()
         }
-        OpKind::Attention { window, .. } => attention(sig, &whole, *window, Pass::Forward, AttentionKernel::Flash)
-            .iter()
-            .map(|work| match work {
-                Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
-                    2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * unmasked.unwrap_or(*seen)
-                }
-                Work::Gemm { .. } | Work::Stream { .. } => 0.0,
-            })
-            .sum(),
+        OpKind::Attention { window, .. } => {
+            attention(sig, &whole, *window, Pass::Forward, AttentionKernel::Flash)
+                .iter()
+                .map(|work| match work {
+                    Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
+                        2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * unmasked.unwrap_or(*seen)
+                    }
+                    Work::Gemm { .. } | Work::Stream { .. } => 0.0,
+                })
+                .sum()
+        }
         _ => 0.0,
     }
 }

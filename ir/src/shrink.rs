@@ -117,8 +117,11 @@ fn changes(plan: &Plan, small: &Plan, structure: &Structure, models: (&OpenPlan,
         ("sequences of a micro-batch".into(), plan.micro_batch, small.micro_batch),
         ("tokens of a sequence".into(), plan.job.sequence, small.job.sequence),
     ]);
-    let mut lines: Vec<String> =
-        pairs.into_iter().filter(|(_, old, new)| old != new).map(|(name, old, new)| format!("{name}: {old} -> {new}")).collect();
+    let mut lines: Vec<String> = pairs
+        .into_iter()
+        .filter(|(_, old, new)| old != new)
+        .map(|(name, old, new)| format!("{name}: {old} -> {new}"))
+        .collect();
     lines.extend(attributes::changes(&models.0.model, &models.1.model));
     lines
 }

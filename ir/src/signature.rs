@@ -65,7 +65,8 @@ impl Signature {
     pub fn display(&self, layer: &Layer, op: &Op) -> String {
         let side = |tensors: &[TensorId], dims: &[Vec<FactorId>]| {
             let one = |(tensor, dims): (&TensorId, &Vec<FactorId>)| {
-                let names: Vec<&str> = dims.iter().map(|f| self.factors[f.0 as usize].name.as_str()).collect();
+                let names: Vec<&str> =
+                    dims.iter().map(|f| self.factors[f.0 as usize].name.as_str()).collect();
                 format!("{}[{}]", layer.tensors[tensor.0].name, names.join(" "))
             };
             tensors.iter().zip(dims).map(one).collect::<Vec<_>>().join(" ")
@@ -99,7 +100,10 @@ pub fn signature(layer: &Layer, op: &Op) -> Signature {
         Whole::TableRows => operands[2].first().iter().for_each(|id| close(id)),
         Whole::KeysAndHeadDims => {
             operands[1].get(1).iter().for_each(|id| close(id));
-            [&operands[0], &operands[1], &operands[2]].into_iter().filter_map(|d| last(d)).for_each(|id| close(&id));
+            [&operands[0], &operands[1], &operands[2]]
+                .into_iter()
+                .filter_map(|d| last(d))
+                .for_each(|id| close(&id));
         }
     }
     if line.missing == Missing::Whole {
@@ -108,6 +112,12 @@ pub fn signature(layer: &Layer, op: &Op) -> Signature {
             if results.iter().any(|dims| !dims.contains(&id)) {
                 factors[id.0 as usize].split = Split::Whole;
             }
+        }
+    }
+    // A loop that only results walk (the parts of a split) cuts nothing that comes in.
+    for id in (0..factors.len()).map(|i| FactorId(i as u8)) {
+        if operands.iter().all(|dims| !dims.contains(&id)) {
+            factors[id.0 as usize].split = Split::Whole;
         }
     }
     Signature { factors, operands, results, missing: line.missing }
@@ -176,9 +186,11 @@ pub fn check_operands(layer: &Layer, op: &Op) -> Result<(), String> {
 fn arity(kind: &OpKind) -> (Vec<usize>, Vec<usize>) {
     let many: Vec<usize> = (1..=64).collect();
     match kind {
-        OpKind::Act { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } | OpKind::RowMax | OpKind::SumLoss => {
-            (vec![1], vec![1])
-        }
+        OpKind::Act { .. }
+        | OpKind::Scale { .. }
+        | OpKind::Softcap { .. }
+        | OpKind::RowMax
+        | OpKind::SumLoss => (vec![1], vec![1]),
         OpKind::Fork => (vec![1], many),
         OpKind::Split { sizes } => (vec![1], vec![sizes.len()]),
         OpKind::Embed
@@ -216,7 +228,9 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
             result.iter().all(both) && summed && used
         }
         OpKind::Bias => operand(0) == result && has(operand(0), operand(1)),
-        OpKind::RmsNorm { .. } => operand(0) == result && operand(1) == &result[result.len().saturating_sub(1)..],
+        OpKind::RmsNorm { .. } => {
+            operand(0) == result && operand(1) == &result[result.len().saturating_sub(1)..]
+        }
         OpKind::LayerNorm { .. } => {
             operand(0) == result
                 && operand(1) == operand(2)
@@ -258,7 +272,11 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
         OpKind::CrossEntropy => (0..3).all(|i| operand(i) == result),
         OpKind::SumLoss => result.is_empty(),
     };
-    if ok { Ok(()) } else { Err(format!("the dims of its tensors do not fit: {}", signature(layer, op).display(layer, op))) }
+    if ok {
+        Ok(())
+    } else {
+        Err(format!("the dims of its tensors do not fit: {}", signature(layer, op).display(layer, op)))
+    }
 }
 
 fn fixed(layer: &Layer, dim: DimId) -> u64 {

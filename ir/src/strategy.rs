@@ -40,7 +40,10 @@ impl Strategy {
 
     /// Number of blocks into which a factor is cut.
     pub fn parts(&self, mesh: &Mesh, factor: FactorId) -> u64 {
-        mesh.axis_ids().filter(|&axis| self.on(axis) == AxisUse::Factor(factor)).map(|axis| mesh.size(axis)).product()
+        mesh.axis_ids()
+            .filter(|&axis| self.on(axis) == AxisUse::Factor(factor))
+            .map(|axis| mesh.size(axis))
+            .product()
     }
 }
 

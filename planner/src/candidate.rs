@@ -217,7 +217,25 @@ impl<'a> Scope<'a> {
     pub fn evaluate(&self, candidate: &Candidate) -> Result<Arranged, Dropped> {
         let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
         let sizes = self.sizes(candidate);
-        let menus = self.menus(candidate, &prices, &sizes).ok_or(Dropped::NoStrategy)?;
+        // Most candidates have memory to spare: the fastest choices alone settle them.
+        let (found, _) = self.at_levels(candidate, &prices, &sizes, &MEMORY_PRICES[..1])?;
+        if let (Some(found), true) = found {
+            return Ok(found);
+        }
+        let (found, levels) = self.at_levels(candidate, &prices, &sizes, &MEMORY_PRICES)?;
+        found.0.ok_or_else(|| self.overflow(candidate, &levels))
+    }
+
+    /// The fastest arrangement from the menus at some prices of memory, and whether every number of virtual stages had
+    /// one.
+    fn at_levels(
+        &self,
+        candidate: &Candidate,
+        prices: &Prices<'_>,
+        sizes: &[Sizes],
+        multiples: &[f64],
+    ) -> Result<((Option<Arranged>, bool), Levels), Dropped> {
+        let menus = self.menus(candidate, prices, sizes, multiples).ok_or(Dropped::NoStrategy)?;
         let kinds = self.model().kinds_in_order();
         let priced: Vec<Vec<Entry>> =
             menus.iter().enumerate().map(|(kind, menu)| self.priced(candidate, &sizes[kind], kind, menu)).collect();
@@ -228,22 +246,23 @@ impl<'a> Scope<'a> {
             saved: entry.memory.saved_total().0 * slack,
             working: (entry.memory.working() + entry.memory.logits).0 * slack,
         };
-        let costs = (0..MEMORY_PRICES.len())
+        let costs = (0..multiples.len())
             .map(|level| menus.iter().zip(&priced).map(|(menu, list)| cost(&list[menu.levels[level]])).collect())
             .collect();
         let levels = Levels::new(costs, kinds);
         let mut best: Option<Arranged> = None;
+        let mut all = true;
         for v in self.virtual_stages(candidate) {
-            if let Some(found) = self.arrange(candidate, v, &levels, (&menus, &priced), &prices)
-                && best.as_ref().is_none_or(|b| found.step_time < b.step_time)
-            {
-                best = Some(found);
+            match self.arrange(candidate, v, &levels, (&menus, &priced), prices) {
+                Some(found) if best.as_ref().is_none_or(|b| found.step_time < b.step_time) => best = Some(found),
+                Some(_) => {}
+                None => all = false,
             }
         }
-        best.ok_or_else(|| self.overflow(candidate, &levels))
+        Ok(((best, all), levels))
     }
 
-    fn menus(&self, candidate: &Candidate, prices: &Prices<'_>, sizes: &[Sizes]) -> Option<Vec<Menu>> {
+    fn menus(&self, candidate: &Candidate, prices: &Prices<'_>, sizes: &[Sizes], multiples: &[f64]) -> Option<Vec<Menu>> {
         let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
         let clock = Clock { micro_batches: m + (p - 1.0) / 2.0, in_flight: p.min(m) };
         let layers = &self.model().layers;
@@ -251,14 +270,15 @@ impl<'a> Scope<'a> {
         let mut free = Vec::new();
         for kind in 0..layers.len() {
             let problem = problem(kind, &self.given())?;
-            free.push((problem.choice(&fastest(&problem)?.2), fastest(&problem)?));
+            let (time, unit, choices) = fastest(&problem)?;
+            free.push((problem.choice(&choices).stream, time, unit));
         }
-        let weight = |kind: usize| free[kind].1.0 * self.counts[kind] as f64;
+        let weight = |kind: usize| free[kind].1 * self.counts[kind] as f64;
         // The kind that takes most of the time decides in which sharding the stream passes everywhere.
         let main = (0..layers.len())
             .filter(|&kind| layers[kind].stream_in.is_some() && !layers[kind].tensors[layers[kind].out.0].dims.is_empty())
             .max_by(|&a, &b| weight(a).total_cmp(&weight(b)).then(b.cmp(&a)))?;
-        let (stream, unit) = (free[main].0.stream, free[main].1.1);
+        let (stream, _, unit) = free[main];
         let mut menus: Vec<Option<Menu>> = vec![None; layers.len()];
         let mut tied: BTreeMap<usize, Vec<ParameterRef>> = BTreeMap::new();
         for tie in &self.model().ties {
@@ -268,9 +288,9 @@ impl<'a> Scope<'a> {
         let order = (0..layers.len()).filter(|k| !tied.contains_key(k)).chain(tied.keys().copied());
         for kind in order.collect::<Vec<_>>() {
             let mut given = Given { stream: Some(stream), ..self.given() };
-            given.tied = self.tied_uses(kind, &menus, prices, sizes);
+            given.tied = self.tied_uses(kind, &menus);
             let built = problem(kind, &given)?;
-            menus[kind] = Some(menu(&layers[kind], &sizes[kind], prices, &built, unit)?);
+            menus[kind] = Some(menu(&layers[kind], &sizes[kind], prices, &built, (unit, multiples))?);
         }
         menus.into_iter().collect()
     }
@@ -280,8 +300,6 @@ impl<'a> Scope<'a> {
         &self,
         kind: usize,
         menus: &[Option<Menu>],
-        prices: &Prices<'_>,
-        _sizes: &[Sizes],
     ) -> BTreeMap<TensorId, (Sharding, Storage)> {
         let mut uses = BTreeMap::new();
         for tie in self.model().ties.iter().filter(|tie| tie.owner.layer == kind) {
@@ -293,7 +311,6 @@ impl<'a> Scope<'a> {
                 uses.insert(tie.owner.tensor, (update.used, update.storage));
             }
         }
-        let _ = prices;
         uses
     }
 

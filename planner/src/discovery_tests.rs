@@ -66,7 +66,7 @@ fn menu(layer: &Layer, n_nodes: u64, axes: &[u64], batch: (u64, u64), clock: Clo
     let sizes = layer.sizes(batch.0, batch.1);
     let problem = LayerProblem::new(layer, &sizes, &prices, clock, &Given::default()).unwrap();
     let (_, unit, _) = fastest(&problem).unwrap();
-    crate::menu::menu(layer, &sizes, &prices, &problem, unit).unwrap().entries
+    crate::menu::menu(layer, &sizes, &prices, &problem, (unit, &crate::menu::MEMORY_PRICES)).unwrap().entries
 }
 
 fn describe(layer: &Layer, candidate: &Candidate) -> String {

@@ -336,41 +336,113 @@ impl Builder<'_, '_> {
     fn edge(&self, from: (usize, Vec<Port>), to: (usize, Vec<Port>), tensor: TensorId) -> Edge {
         let (from_node, from_ports) = from;
         let (to_node, to_ports) = to;
-        let is_fork = self.layer.producer(tensor).is_some_and(|op| self.layer.ops[op.0].kind == OpKind::Fork);
         let (from_port, left) = number(&from_ports);
         let (to_port, right) = number(&to_ports);
-        let table = left
-            .iter()
-            .flat_map(|producer| right.iter().map(move |reader| (producer, reader)))
-            .map(|(producer, reader)| self.pair(tensor, is_fork, *producer, *reader))
-            .collect();
+        let table = Pairs::new(self, tensor, &left, &right).table();
         Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table }
     }
+}
 
-    /// Price of a producer's and a reader's ports on one tensor; `None` where they cannot meet.
-    fn pair(&self, tensor: TensorId, is_fork: bool, producer: Port, reader: Port) -> Option<Cost> {
-        let shape = self.layer.shape(tensor, self.sizes);
-        let filled = self.layer.tensors[tensor.0].dims.iter().map(|d| self.sizes.filled[d.0]).fold(1.0, f64::min);
-        let there = self.prices.conversion(&shape, filled, producer.value, reader.value)?;
-        let back = if self.gradients.contains(&tensor) {
-            self.prices.conversion(&shape, filled, reader.gradient, producer.gradient)?
-        } else {
-            0.0
+/// All pairs of a producer's and a reader's ports on one tensor.
+struct Pairs<'b> {
+    is_fork: bool,
+    clock: Clock,
+    element_bytes: f64,
+    left: &'b [Port],
+    right: &'b [Port],
+    /// Seconds of the conversion per pair of distinct values, and of gradients back.
+    there: Matrix,
+    back: Option<Matrix>,
+    /// Local elements per port.
+    before: Vec<f64>,
+    after: Vec<f64>,
+}
+
+/// Seconds per pair of distinct shardings, and which of them a port has.
+struct Matrix {
+    rows: Vec<usize>,
+    columns: Vec<usize>,
+    n_columns: usize,
+    values: Vec<Option<f64>>,
+}
+
+impl Matrix {
+    fn new(rows: &[Sharding], columns: &[Sharding], price: impl Fn(Sharding, Sharding) -> Option<f64>) -> Self {
+        let (row_of, distinct_rows) = distinct(rows);
+        let (column_of, distinct_columns) = distinct(columns);
+        let pairs = distinct_rows.iter().flat_map(|&r| distinct_columns.iter().map(move |&c| (r, c)));
+        let values = pairs.map(|(row, column)| price(row, column)).collect();
+        Self { rows: row_of, columns: column_of, n_columns: distinct_columns.len(), values }
+    }
+
+    fn at(&self, row: usize, column: usize) -> Option<f64> {
+        self.values[self.rows[row] * self.n_columns + self.columns[column]]
+    }
+}
+
+fn distinct(list: &[Sharding]) -> (Vec<usize>, Vec<Sharding>) {
+    let mut seen: Vec<Sharding> = Vec::new();
+    let index = list.iter().map(|one| {
+        seen.iter().position(|known| known == one).unwrap_or_else(|| {
+            seen.push(*one);
+            seen.len() - 1
+        })
+    });
+    let index = index.collect();
+    (index, seen)
+}
+
+impl<'b> Pairs<'b> {
+    fn new(builder: &Builder<'_, '_>, tensor: TensorId, left: &'b [Port], right: &'b [Port]) -> Self {
+        let layer = builder.layer;
+        let shape = layer.shape(tensor, builder.sizes);
+        let dims = &layer.tensors[tensor.0].dims;
+        let filled = dims.iter().map(|d| builder.sizes.filled[d.0]).fold(1.0, f64::min);
+        let mesh = builder.prices.mesh();
+        let price = |from, to| builder.prices.conversion(&shape, filled, from, to);
+        let values = |ports: &[Port]| ports.iter().map(|port| port.value).collect::<Vec<_>>();
+        let gradients = |ports: &[Port]| ports.iter().map(|port| port.gradient).collect::<Vec<_>>();
+        let elements = |ports: &[Port]| {
+            ports.iter().map(|port| port.value.local_elements(mesh, &shape) as f64).collect::<Vec<_>>()
+        };
+        let has_gradient = builder.gradients.contains(&tensor);
+        let is_fork = layer.producer(tensor).is_some_and(|op| layer.ops[op.0].kind == OpKind::Fork);
+        Self {
+            is_fork,
+            clock: builder.clock,
+            element_bytes: builder.prices.machine().kernels.element_bytes * filled,
+            left,
+            right,
+            there: Matrix::new(&values(left), &values(right), price),
+            back: has_gradient
+                .then(|| Matrix::new(&gradients(left), &gradients(right), |to, from| price(from, to))),
+            before: elements(left),
+            after: elements(right),
+        }
+    }
+
+    fn table(&self) -> Vec<Option<Cost>> {
+        let pairs = (0..self.left.len()).flat_map(|i| (0..self.right.len()).map(move |j| (i, j)));
+        pairs.map(|(i, j)| self.pair(i, j)).collect()
+    }
+
+    /// Price of a producer's and a reader's port; `None` where they cannot meet.
+    fn pair(&self, i: usize, j: usize) -> Option<Cost> {
+        let there = self.there.at(i, j)?;
+        let back = match &self.back {
+            Some(back) => back.at(i, j)?,
+            None => 0.0,
         };
         let mut time = there + back;
         let mut saved = 0.0;
-        if reader.flag {
-            let mesh = self.prices.mesh();
-            let before = producer.value.local_elements(mesh, &shape) as f64;
-            let after = reader.value.local_elements(mesh, &shape) as f64;
-            match (is_fork, producer.flag) {
+        if self.right[j].flag {
+            match (self.is_fork, self.left[i].flag) {
                 // A fork's results are its operand; it must have been marked as needed.
                 (true, false) => return None,
                 (_, true) => time += there,
                 (false, false) => {
-                    let bytes = self.prices.machine().kernels.element_bytes * filled;
-                    saved = before.min(after) * bytes;
-                    if before < after {
+                    saved = self.before[i].min(self.after[j]) * self.element_bytes;
+                    if self.before[i] < self.after[j] {
                         time += there;
                     }
                 }

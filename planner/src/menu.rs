@@ -9,7 +9,7 @@ use ir::program::Program;
 
 use crate::layer_problem::LayerProblem;
 use crate::prices::Prices;
-use crate::solve::eliminate;
+use crate::solve::{Prepared, eliminate};
 
 /// One choice for a layer kind.
 #[derive(Clone, Debug)]
@@ -42,18 +42,19 @@ pub fn fastest(problem: &LayerProblem<'_>) -> Option<(f64, f64, Vec<usize>)> {
     Some((time, cost.time / cost.memory.max(1.0), choices))
 }
 
-/// The choices of a layer at rising prices of memory, in multiples of `unit` seconds per byte; `None` where the mesh
+/// The choices of a layer at the given prices of memory, in multiples of `unit` seconds per byte; `None` where the mesh
 /// does not fit the layer.
 pub fn menu(
     layer: &Layer,
     sizes: &Sizes,
     prices: &Prices<'_>,
     problem: &LayerProblem<'_>,
-    unit: f64,
+    (unit, levels): (f64, &[f64]),
 ) -> Option<Menu> {
     let mut menu = Menu { entries: Vec::new(), levels: Vec::new() };
-    for multiple in MEMORY_PRICES {
-        let (objective, choices) = eliminate(&problem.problem, multiple * unit)?;
+    let prepared = Prepared::new(&problem.problem);
+    for multiple in levels {
+        let (objective, choices) = prepared.eliminate(multiple * unit)?;
         let choice = problem.choice(&choices);
         let known = menu.entries.iter().position(|entry| entry.choice == choice);
         let at = match known {

@@ -48,12 +48,19 @@ pub struct StoragePrice {
     pub state: f64,
 }
 
+/// Conversions already priced for tensors of one shape.
+struct Known {
+    shape: Vec<u64>,
+    filled: f64,
+    times: BTreeMap<(Sharding, Sharding), Option<f64>>,
+}
+
 /// Prices on one mesh.
 pub struct Prices<'a> {
     machine: Machine<'a>,
     mesh: &'a Mesh,
     views: Vec<AxisView>,
-    conversions: RefCell<BTreeMap<(Vec<u64>, u64, Sharding, Sharding), Option<f64>>>,
+    conversions: RefCell<Vec<Known>>,
 }
 
 impl<'a> Prices<'a> {
@@ -102,14 +109,16 @@ impl<'a> Prices<'a> {
         if from == to {
             return Some(0.0);
         }
-        let key = (shape.to_vec(), filled.to_bits(), from, to);
-        if let Some(&known) = self.conversions.borrow().get(&key) {
-            return known;
-        }
-        let bytes = self.machine.kernels.element_bytes * filled;
-        let time = steps(from, to).map(|list| list.iter().map(|step| self.step(step, shape, bytes)).sum());
-        self.conversions.borrow_mut().insert(key, time);
-        time
+        let mut all = self.conversions.borrow_mut();
+        let at = all.iter().position(|known| known.shape == shape && known.filled.total_cmp(&filled).is_eq());
+        let at = at.unwrap_or_else(|| {
+            all.push(Known { shape: shape.to_vec(), filled, times: BTreeMap::new() });
+            all.len() - 1
+        });
+        *all[at].times.entry((from, to)).or_insert_with(|| {
+            let bytes = self.machine.kernels.element_bytes * filled;
+            steps(from, to).map(|list| list.iter().map(|step| self.step(step, shape, bytes)).sum())
+        })
     }
 
     /// Seconds of one step of a conversion.

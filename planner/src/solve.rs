@@ -40,67 +40,181 @@ struct Back {
     best: Vec<u32>,
 }
 
-/// Least `time + price * memory`, and the choices that reach it. `None` where every combination is forbidden.
-///
-/// Among equals the smaller choice of the node that is eliminated later.
-pub fn eliminate(problem: &Problem, price: f64) -> Option<(f64, Vec<usize>)> {
-    let fixed = vec![None; problem.nodes.len()];
-    eliminate_fixed(problem, price, &fixed)
+/// A problem whose choices are sorted into classes that every edge sees alike; made once, asked at many prices.
+pub struct Prepared<'a> {
+    problem: &'a Problem,
+    /// Per node, the choices of each class.
+    members: Vec<Vec<Vec<usize>>>,
+    /// Per edge, the ports of the classes of its two nodes.
+    ports: Vec<(Vec<u32>, Vec<u32>)>,
 }
 
-fn eliminate_fixed(problem: &Problem, price: f64, fixed: &[Option<usize>]) -> Option<(f64, Vec<usize>)> {
-    let mut costs: Vec<Vec<f64>> = problem
-        .nodes
-        .iter()
-        .zip(fixed)
-        .map(|(node, pin)| {
-            let weigh = |(i, cost): (usize, &Cost)| match pin {
-                Some(chosen) if *chosen != i => f64::INFINITY,
-                _ => cost.weighed(price),
-            };
-            node.choices.iter().enumerate().map(weigh).collect()
-        })
-        .collect();
-    let mut tables: Vec<Table> = problem
-        .edges
-        .iter()
-        .map(|edge| Table {
-            scope: vec![
-                (edge.from, edge.from_port.clone(), edge.table.len() / edge.n_to_ports),
-                (edge.to, edge.to_port.clone(), edge.n_to_ports),
-            ],
-            values: edge.table.iter().map(|cost| cost.map_or(f64::INFINITY, |c| c.weighed(price))).collect(),
-        })
-        .collect();
-    let mut left: Vec<usize> = (0..problem.nodes.len()).collect();
-    let mut backs = Vec::new();
-    let mut total = 0.0;
-    while let Some(node) = next_node(&left, &tables) {
-        left.retain(|&other| other != node);
-        let (touching, rest): (Vec<Table>, Vec<Table>) =
-            tables.into_iter().partition(|table| table.scope.iter().any(|(n, ..)| *n == node));
-        tables = rest;
-        let (table, back) = absorb(node, &costs[node], &touching, &costs);
-        match table.scope.as_slice() {
-            [] => total += table.values[0],
-            [(other, ports, _)] => {
-                for (choice, &port) in ports.iter().enumerate() {
-                    costs[*other][choice] += table.values[port as usize];
+impl<'a> Prepared<'a> {
+    /// Sorts the choices.
+    pub fn new(problem: &'a Problem) -> Self {
+        let mut members = Vec::new();
+        for (node, own) in problem.nodes.iter().enumerate() {
+            let seen: Vec<&Vec<u32>> = problem
+                .edges
+                .iter()
+                .flat_map(|edge| {
+                    let from = (edge.from == node).then_some(&edge.from_port);
+                    let to = (edge.to == node).then_some(&edge.to_port);
+                    from.into_iter().chain(to)
+                })
+                .collect();
+            let mut index: BTreeMap<Vec<u32>, usize> = BTreeMap::new();
+            let mut classes: Vec<Vec<usize>> = Vec::new();
+            for choice in 0..own.choices.len() {
+                let tuple: Vec<u32> = seen.iter().map(|ports| ports[choice]).collect();
+                let class = *index.entry(tuple).or_insert_with(|| {
+                    classes.push(Vec::new());
+                    classes.len() - 1
+                });
+                classes[class].push(choice);
+            }
+            members.push(classes);
+        }
+        let side = |node: usize, ports: &[u32], members: &[Vec<Vec<usize>>]| -> Vec<u32> {
+            members[node].iter().map(|class| ports[class[0]]).collect()
+        };
+        let ports = problem
+            .edges
+            .iter()
+            .map(|edge| (side(edge.from, &edge.from_port, &members), side(edge.to, &edge.to_port, &members)))
+            .collect();
+        Self { problem, members, ports }
+    }
+
+    /// Least `time + price * memory`, and the choices that reach it. `None` where every combination is forbidden.
+    ///
+    /// Among equals the smaller choice of the node that is eliminated later.
+    pub fn eliminate(&self, price: f64) -> Option<(f64, Vec<usize>)> {
+        self.eliminate_fixed(price, &vec![None; self.problem.nodes.len()])
+    }
+
+    /// Best open choice of every class and its cost.
+    fn classes(&self, price: f64, fixed: &[Option<usize>]) -> Vec<Vec<(f64, usize)>> {
+        let best = |node: usize, class: &Vec<usize>| {
+            let open = class.iter().copied().filter(|choice| fixed[node].is_none_or(|pin| pin == *choice));
+            let cost = |choice: usize| (self.problem.nodes[node].choices[choice].weighed(price), choice);
+            open.map(cost).min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, class[0]))
+        };
+        self.members
+            .iter()
+            .enumerate()
+            .map(|(node, classes)| classes.iter().map(|class| best(node, class)).collect())
+            .collect()
+    }
+
+    fn eliminate_fixed(&self, price: f64, fixed: &[Option<usize>]) -> Option<(f64, Vec<usize>)> {
+        let problem = self.problem;
+        let classes = self.classes(price, fixed);
+        let mut costs: Vec<Vec<f64>> =
+            classes.iter().map(|list| list.iter().map(|(cost, _)| *cost).collect()).collect();
+        let mut tables: Vec<Table> = problem
+            .edges
+            .iter()
+            .zip(&self.ports)
+            .map(|(edge, (from, to))| Table {
+                scope: vec![
+                    (edge.from, from.clone(), edge.table.len() / edge.n_to_ports),
+                    (edge.to, to.clone(), edge.n_to_ports),
+                ],
+                values: edge.table.iter().map(|cost| cost.map_or(f64::INFINITY, |c| c.weighed(price))).collect(),
+            })
+            .collect();
+        prune(&mut costs, &tables);
+        let mut left: Vec<usize> = (0..problem.nodes.len()).collect();
+        let mut backs = Vec::new();
+        let mut total = 0.0;
+        while let Some(node) = next_node(&left, &tables) {
+            left.retain(|&other| other != node);
+            let (touching, rest): (Vec<Table>, Vec<Table>) =
+                tables.into_iter().partition(|table| table.scope.iter().any(|(n, ..)| *n == node));
+            tables = rest;
+            let (table, back) = absorb(node, &costs[node], &touching, &costs);
+            match table.scope.as_slice() {
+                [] => total += table.values[0],
+                [(other, ports, _)] => {
+                    for (class, &port) in ports.iter().enumerate() {
+                        costs[*other][class] += table.values[port as usize];
+                    }
+                }
+                _ => tables.push(table),
+            }
+            backs.push(back);
+        }
+        if !total.is_finite() {
+            return None;
+        }
+        let mut picked = vec![0; problem.nodes.len()];
+        for back in backs.iter().rev() {
+            let at = back.scope.iter().fold(0, |at, (n, ports, size)| at * size + ports[picked[*n]] as usize);
+            picked[back.node] = back.best[at] as usize;
+        }
+        let choices = picked.iter().enumerate().map(|(node, &class)| classes[node][class].1).collect();
+        Some((total, choices))
+    }
+}
+
+/// Least `time + price * memory` of a problem that is asked once.
+pub fn eliminate(problem: &Problem, price: f64) -> Option<(f64, Vec<usize>)> {
+    Prepared::new(problem).eliminate(price)
+}
+
+/// Classes of a node against which all others are held: the cheapest by themselves.
+const RIVALS: usize = 8;
+
+/// Closes classes that another one beats whatever the neighbours do: `c(j) + sum_e max_q (t[j, q] - t[i, q]) < c(i)`
+/// (dead-end elimination: Goldstein 1994). Never closes all classes of a node, and no optimum but one of equals.
+fn prune(costs: &mut [Vec<f64>], tables: &[Table]) {
+    for node in 0..costs.len() {
+        let sides: Vec<(&Table, usize)> = tables
+            .iter()
+            .flat_map(|table| (0..2).filter(|&s| table.scope[s].0 == node).map(move |s| (table, s)))
+            .collect();
+        // Two edges between the same nodes each take their own worst case, which is still a bound.
+        let mut order: Vec<usize> = (0..costs[node].len()).filter(|&c| costs[node][c].is_finite()).collect();
+        order.sort_by(|&a, &b| costs[node][a].total_cmp(&costs[node][b]).then(a.cmp(&b)));
+        for rank in 0..order.len().min(RIVALS) {
+            let rival = order[rank];
+            if costs[node][rival].is_infinite() {
+                continue;
+            }
+            let worst: Vec<Vec<f64>> = sides.iter().map(|(table, side)| worst_gaps(table, *side, rival, costs)).collect();
+            for &class in &order[rank + 1..] {
+                let gap: f64 =
+                    sides.iter().zip(&worst).map(|((t, s), gaps)| gaps[t.scope[*s].1[class] as usize]).sum();
+                if costs[node][rival] + gap < costs[node][class] {
+                    costs[node][class] = f64::INFINITY;
                 }
             }
-            _ => tables.push(table),
         }
-        backs.push(back);
     }
-    if !total.is_finite() {
-        return None;
+}
+
+/// Per port of one side of a table, the most by which the rival's port can be dearer over the open ports opposite.
+fn worst_gaps(table: &Table, side: usize, rival: usize, costs: &[Vec<f64>]) -> Vec<f64> {
+    let (_, ports, n_ports) = &table.scope[side];
+    let (other, other_ports, n_other) = &table.scope[1 - side];
+    let mut open = vec![false; *n_other];
+    for (class, &port) in other_ports.iter().enumerate() {
+        open[port as usize] |= costs[*other][class].is_finite();
     }
-    let mut choices = vec![0; problem.nodes.len()];
-    for back in backs.iter().rev() {
-        let at = back.scope.iter().fold(0, |at, (n, ports, size)| at * size + ports[choices[*n]] as usize);
-        choices[back.node] = back.best[at] as usize;
-    }
-    Some((total, choices))
+    let at = |port: usize, q: usize| {
+        if side == 0 { table.values[port * n_other + q] } else { table.values[q * n_ports + port] }
+    };
+    let own = ports[rival] as usize;
+    let gap = |port: usize, q: usize| match (at(own, q), at(port, q)) {
+        // Where the other cannot go at all the rival is no worse, and where only the rival cannot, much worse.
+        (_, theirs) if theirs.is_infinite() => f64::NEG_INFINITY,
+        (mine, _) if mine.is_infinite() => f64::INFINITY,
+        (mine, theirs) => mine - theirs,
+    };
+    (0..*n_ports)
+        .map(|port| (0..*n_other).filter(|&q| open[q]).map(|q| gap(port, q)).fold(f64::NEG_INFINITY, f64::max))
+        .collect()
 }
 
 /// The node whose elimination leaves the smallest table; ties to the smaller id.
@@ -119,17 +233,17 @@ fn next_node(left: &[usize], tables: &[Table]) -> Option<usize> {
 
 /// Joint ports of a node over all tables that see it: one per distinct tuple among its choices that are still open.
 fn joint_ports(node: usize, tables: &[Table], costs: &[f64]) -> (Vec<u32>, Vec<Vec<u32>>) {
-    let seen: Vec<&Vec<u32>> = tables
+    let seen: Vec<(&Vec<u32>, usize)> = tables
         .iter()
-        .flat_map(|table| table.scope.iter().filter(|(n, ..)| *n == node).map(|(_, ports, _)| ports))
+        .flat_map(|table| table.scope.iter().filter(|(n, ..)| *n == node).map(|(_, ports, size)| (ports, *size)))
         .collect();
-    let mut index: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
+    let mut index: BTreeMap<u64, u32> = BTreeMap::new();
     let mut tuples = Vec::new();
     let mut of_choice = vec![0; costs.len()];
     for choice in (0..costs.len()).filter(|&choice| costs[choice].is_finite()) {
-        let tuple: Vec<u32> = seen.iter().map(|ports| ports[choice]).collect();
-        of_choice[choice] = *index.entry(tuple.clone()).or_insert_with(|| {
-            tuples.push(tuple);
+        let key = seen.iter().fold(0, |key, (ports, size)| key * *size as u64 + u64::from(ports[choice]));
+        of_choice[choice] = *index.entry(key).or_insert_with(|| {
+            tuples.push(seen.iter().map(|(ports, _)| ports[choice]).collect());
             tuples.len() as u32 - 1
         });
     }
@@ -158,9 +272,10 @@ fn absorb(node: usize, own: &[f64], touching: &[Table], costs: &[Vec<f64>]) -> (
     let mut best = Vec::with_capacity(sizes.iter().product());
     let plan = Lookup::new(node, touching, &others, &own_tuples, &joint);
     let mut at = vec![0; others.len()];
+    let mut bases = vec![0; touching.len()];
     if sizes.iter().all(|&size| size > 0) {
         loop {
-            let (value, group) = plan.minimum(&at, &groups);
+            let (value, group) = plan.minimum(&at, &groups, &mut bases);
             values.push(value);
             best.push(group);
             let Some(dim) = (0..at.len()).rev().find(|&dim| at[dim] + 1 < sizes[dim]) else { break };
@@ -221,17 +336,15 @@ impl<'a> Lookup<'a> {
     }
 
     /// Best group for one combination of the neighbours' joint ports: its value and its choice.
-    fn minimum(&self, at: &[usize], groups: &[(u32, f64)]) -> (f64, u32) {
-        let bases: Vec<usize> = self
-            .others
-            .iter()
-            .map(|row| row.iter().zip(at).filter(|(offsets, _)| !offsets.is_empty()).map(|(o, &i)| o[i]).sum())
-            .collect();
+    fn minimum(&self, at: &[usize], groups: &[(u32, f64)], bases: &mut [usize]) -> (f64, u32) {
+        for (base, row) in bases.iter_mut().zip(&self.others) {
+            *base = row.iter().zip(at).filter(|(offsets, _)| !offsets.is_empty()).map(|(o, &i)| o[i]).sum();
+        }
         let mut best = (f64::INFINITY, groups.first().map_or(0, |group| group.0));
         for (g, &(choice, cost)) in groups.iter().enumerate() {
             let mut value = cost;
-            for (t, table) in self.tables.iter().enumerate() {
-                value += table.values[bases[t] + self.own[t][g]];
+            for ((table, own), base) in self.tables.iter().zip(&self.own).zip(bases.iter()) {
+                value += table.values[base + own[g]];
             }
             if value < best.0 {
                 best = (value, choice);
@@ -245,12 +358,13 @@ impl<'a> Lookup<'a> {
 ///
 /// Returns `None` where no plan fits.
 pub fn relax(problem: &Problem, capacity: f64) -> Option<Certified> {
-    relax_fixed(problem, capacity, &vec![None; problem.nodes.len()])
+    relax_fixed(&Prepared::new(problem), capacity, &vec![None; problem.nodes.len()])
 }
 
-fn relax_fixed(problem: &Problem, capacity: f64, fixed: &[Option<usize>]) -> Option<Certified> {
+fn relax_fixed(prepared: &Prepared<'_>, capacity: f64, fixed: &[Option<usize>]) -> Option<Certified> {
+    let problem = prepared.problem;
     let at = |price: f64| -> Option<(Solution, f64)> {
-        let (value, choices) = eliminate_fixed(problem, price, fixed)?;
+        let (value, choices) = prepared.eliminate_fixed(price, fixed)?;
         let cost = problem.total(&choices)?;
         Some((Solution { choices, cost }, value - price * capacity))
     };
@@ -296,7 +410,8 @@ fn relax_fixed(problem: &Problem, capacity: f64, fixed: &[Option<usize>]) -> Opt
 ///
 /// Returns `None` where no plan fits.
 pub fn solve(problem: &Problem, capacity: f64) -> Option<Certified> {
-    let root = relax(problem, capacity)?;
+    let prepared = Prepared::new(problem);
+    let root = relax_fixed(&prepared, capacity, &vec![None; problem.nodes.len()])?;
     let mut best = root.solution.clone();
     let mut open = vec![(root.bound, vec![None; problem.nodes.len()], root.solution.choices)];
     let mut cut_bound = f64::INFINITY;
@@ -318,7 +433,7 @@ pub fn solve(problem: &Problem, capacity: f64) -> Option<Certified> {
             branches += 1;
             let mut pinned = fixed.clone();
             pinned[node] = Some(choice);
-            if let Some(child) = relax_fixed(problem, capacity, &pinned) {
+            if let Some(child) = relax_fixed(&prepared, capacity, &pinned) {
                 if child.solution.cost.time < best.cost.time {
                     best = child.solution.clone();
                 }

@@ -77,6 +77,8 @@ impl<'a> Space<'a> {
     pub fn new(layer: &'a Layer) -> Self {
         let mut whole = BTreeSet::new();
         let mut experts = BTreeSet::new();
+        // The stream passes whole in its hidden dim.
+        whole.extend(layer.stream_in.into_iter().chain([layer.out]).filter_map(|t| layer.tensors[t.0].dims.last().copied()));
         for op in &layer.ops {
             if matches!(op.kind, OpKind::Route { .. }) {
                 experts.extend(layer.tensors[op.results[0].0].dims.last().copied());
@@ -147,7 +149,8 @@ impl<'a> Space<'a> {
             if defers(&op.kind) {
                 uses.push(AxisUse::Defer);
             }
-            if op.kind.line().linear == Linear::Yes {
+            // A sum that passes a fork meets a norm, which must finish it; only additions gain by waiting.
+            if op.kind.line().linear == Linear::Yes && matches!(op.kind, OpKind::Add | OpKind::Scale { .. }) {
                 uses.push(AxisUse::Through);
             }
         }

@@ -141,12 +141,16 @@ fn check_mesh(plan: &Plan) -> Result<(), PlanError> {
     let mut devices = 1_u64;
     for (i, axis) in axes.iter().enumerate() {
         if !is_tidy(&axis.name) || axes[..i].iter().any(|other| other.name == axis.name) {
-            let what = format!("`{}`: an axis needs a name of its own, without spaces, `,` and `@`", axis.name);
+            let what =
+                format!("`{}`: an axis needs a name of its own, without spaces, `,` and `@`", axis.name);
             return fail(format!("mesh.axes[{i}].name"), what);
         }
         devices = devices.saturating_mul(axis.size);
         if axis.size == 0 || devices > MAX_DEVICES {
-            let what = format!("the mesh must have between 1 and {MAX_DEVICES} devices, found an axis of {}", axis.size);
+            let what = format!(
+                "the mesh must have between 1 and {MAX_DEVICES} devices, found an axis of {}",
+                axis.size
+            );
             return fail(format!("mesh.axes[{i}].size"), what);
         }
     }
@@ -157,7 +161,10 @@ fn check_mesh(plan: &Plan) -> Result<(), PlanError> {
         Some(used) if used <= have => Ok(()),
         _ => {
             let stages = plan.n_stages;
-            fail("n_stages", format!("{stages} stages of {devices} devices exceed the cluster's {have} devices"))
+            fail(
+                "n_stages",
+                format!("{stages} stages of {devices} devices exceed the cluster's {have} devices"),
+            )
         }
     }
 }
@@ -183,7 +190,8 @@ fn check_batch(plan: &Plan) -> Result<(), PlanError> {
 }
 
 fn check_schedule(plan: &Plan) -> Result<(), PlanError> {
-    let (Ok(stages), Ok(micro_batches)) = (u32::try_from(plan.n_stages), u32::try_from(plan.n_micro_batches)) else {
+    let (Ok(stages), Ok(micro_batches)) = (u32::try_from(plan.n_stages), u32::try_from(plan.n_micro_batches))
+    else {
         return fail("schedule", "too many stages or micro-batches for a schedule");
     };
     let n_chunks = plan.n_stages.saturating_mul(u64::from(plan.schedule.n_virtual_stages()));
@@ -219,9 +227,14 @@ fn check_limits(model: &ModelDocument) -> Result<(), PlanError> {
 /// Elements of all tensors as far as the model fixes them, or what exceeds a limit.
 fn layer_elements(layer: &LayerDocument) -> Result<f64, String> {
     if layer.dims.len() > MAX_DIMS || layer.tensors.len() > 4 * MAX_OPS || layer.ops.len() > MAX_OPS {
-        return Err(format!("a layer has at most {MAX_DIMS} dims, {} tensors and {MAX_OPS} operators", 4 * MAX_OPS));
+        return Err(format!(
+            "a layer has at most {MAX_DIMS} dims, {} tensors and {MAX_OPS} operators",
+            4 * MAX_OPS
+        ));
     }
-    if let Some(dim) = layer.dims.iter().find(|dim| !is_tidy(&dim.name) || RESERVED.contains(&dim.name.as_str())) {
+    if let Some(dim) =
+        layer.dims.iter().find(|dim| !is_tidy(&dim.name) || RESERVED.contains(&dim.name.as_str()))
+    {
         return Err(format!("`{}` cannot be the name of a dim", dim.name));
     }
     let length = |name: &str| match layer.dims.iter().find(|dim| dim.name == name).map(|dim| &dim.length) {
@@ -261,8 +274,8 @@ fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError>
         let sizes = layer.sizes(plan.micro_batch, plan.job.sequence);
         check_elements(layer, &sizes).map_err(|what| PlanError::new("job", what))?;
         let choice = entry.choice(layer, &plan.mesh).map_err(|e| within(&place, e.place, e.what))?;
-        let program =
-            lower(layer, &plan.mesh, &sizes, &choice).map_err(|error| PlanError::new(&place, error.to_string()))?;
+        let program = lower(layer, &plan.mesh, &sizes, &choice)
+            .map_err(|error| PlanError::new(&place, error.to_string()))?;
         entries.push(OpenEntry { layer: at, choice, program });
     }
     Ok(entries)
@@ -273,7 +286,10 @@ fn check_elements(layer: &Layer, sizes: &Sizes) -> Result<(), String> {
         let elements: f64 = layer.shape(tensor, sizes).into_iter().map(|n| n as f64).product();
         if elements > MAX_ELEMENTS as f64 {
             let name = &layer.tensors[tensor.0].name;
-            return Err(format!("tensor `{name}` of layer `{}` is too large for one micro-batch", layer.name));
+            return Err(format!(
+                "tensor `{name}` of layer `{}` is too large for one micro-batch",
+                layer.name
+            ));
         }
     }
     Ok(())
@@ -299,23 +315,33 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
                 .map_err(|what| PlanError::new(&place, what))?;
             let again = if run.count > 1 { entry.choice.out } else { entry.choice.stream };
             if arriving != entry.choice.stream || again != entry.choice.stream {
-                let what = format!("entry {} expects the stream in another sharding than it arrives", run.entry);
+                let what =
+                    format!("entry {} expects the stream in another sharding than it arrives", run.entry);
                 return fail(place, what);
             }
             let (layer, sizes) = (open.layer(run.entry), open.sizes(plan, run.entry));
             let stream = layer.stream_in.map(|tensor| layer.shape(tensor, &sizes));
             let out = layer.shape(layer.out, &sizes);
             if stream != shape || (run.count > 1 && stream.as_ref() != Some(&out)) {
-                return fail(place, format!("layer `{}` expects a stream of another shape than arrives", layer.name));
+                return fail(
+                    place,
+                    format!("layer `{}` expects a stream of another shape than arrives", layer.name),
+                );
             }
             (arriving, shape) = (entry.choice.out, Some(out));
         }
     }
     if let Some(run) = left.last() {
-        return fail("chunks", format!("layer `{}` is missing at the end", open.model.layers[run.layer].name));
+        return fail(
+            "chunks",
+            format!("layer `{}` is missing at the end", open.model.layers[run.layer].name),
+        );
     }
     if arriving != Sharding::REPLICATED {
-        return fail("chunks", "the loss must be whole on every device: the last entry's `out` must be `replicated`");
+        return fail(
+            "chunks",
+            "the loss must be whole on every device: the last entry's `out` must be `replicated`",
+        );
     }
     unused.first().map_or(Ok(()), |entry| fail(format!("entries[{entry}]"), "no chunk has this entry"))
 }
@@ -388,7 +414,8 @@ fn tied(plan: &Plan, open: &OpenPlan, side: ParameterRef) -> Option<Tied> {
 fn check_prediction(plan: &Plan) -> Result<(), PlanError> {
     let Some(predicted) = &plan.predicted else { return Ok(()) };
     if predicted.stages.len() as u64 != plan.n_stages {
-        let what = format!("the plan has {} stages, found figures of {}", plan.n_stages, predicted.stages.len());
+        let what =
+            format!("the plan has {} stages, found figures of {}", plan.n_stages, predicted.stages.len());
         return fail("predicted.stages", what);
     }
     Ok(())

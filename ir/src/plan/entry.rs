@@ -125,7 +125,8 @@ impl Entry {
             read_sharding(text, mesh, dims).map_err(|what| PlanError::new(field, what))
         };
         if self.ops.len() != layer.ops.len() {
-            let what = format!("layer `{}` has {} operators, found {}", layer.name, layer.ops.len(), self.ops.len());
+            let what =
+                format!("layer `{}` has {} operators, found {}", layer.name, layer.ops.len(), self.ops.len());
             return Err(PlanError::new("ops", what));
         }
         let mut strategies = Vec::new();
@@ -182,8 +183,11 @@ fn dim_names(layer: &Layer, tensor: TensorId) -> Vec<&str> {
 pub fn write_sharding(sharding: Sharding, mesh: &Mesh, dims: &[&str]) -> String {
     let mut words: Vec<String> = Vec::new();
     for (dim, name) in dims.iter().enumerate() {
-        let axes: Vec<&str> =
-            mesh.axis_ids().filter(|&a| on(sharding, a) == Placement::Shard(dim as u8)).map(|a| axis_name(mesh, a)).collect();
+        let axes: Vec<&str> = mesh
+            .axis_ids()
+            .filter(|&a| on(sharding, a) == Placement::Shard(dim as u8))
+            .map(|a| axis_name(mesh, a))
+            .collect();
         if !axes.is_empty() {
             words.push(format!("{name}@{}", axes.join(",")));
         }
@@ -272,7 +276,9 @@ fn write_storage(tensor: &str, storage: Storage, mesh: &Mesh) -> ParameterEntry 
 
 fn write_strategy(sig: &Signature, strategy: Strategy, mesh: &Mesh) -> Vec<String> {
     let word = |axis: AxisId| match strategy.on(axis) {
-        AxisUse::Factor(factor) => sig.factors.get(factor.0 as usize).map_or(SAME, |factor| factor.name.as_str()),
+        AxisUse::Factor(factor) => {
+            sig.factors.get(factor.0 as usize).map_or(SAME, |factor| factor.name.as_str())
+        }
         AxisUse::Same => SAME,
         AxisUse::Defer => DEFER,
         AxisUse::Through => THROUGH,
@@ -298,7 +304,9 @@ fn read_strategy(
             (SAME, _) => AxisUse::Same,
             (DEFER, _) => AxisUse::Defer,
             (THROUGH, _) if op.kind.line().linear == Linear::Yes => AxisUse::Through,
-            (THROUGH, _) => return fail(format!("`{}` is not linear: no unfinished sum passes through", op.name)),
+            (THROUGH, _) => {
+                return fail(format!("`{}` is not linear: no unfinished sum passes through", op.name));
+            }
             (_, Some(factor)) => AxisUse::Factor(factor),
             (_, None) => {
                 let loops: Vec<&str> = sig.factors.iter().map(|factor| factor.name.as_str()).collect();
@@ -310,7 +318,10 @@ fn read_strategy(
             }
         };
         if mesh.axes[i].size < 2 && axis_use != AxisUse::Same {
-            return fail(format!("axis `{}` has one device: expected `-`, found `{word}`", mesh.axes[i].name));
+            return fail(format!(
+                "axis `{}` has one device: expected `-`, found `{word}`",
+                mesh.axes[i].name
+            ));
         }
         strategy.0[i] = axis_use;
     }

@@ -32,8 +32,8 @@ pub(super) struct Cut {
 impl Cut {
     pub(super) const NONE: Self = Self { large: 1, small: 1 };
 
-    fn of(axes: impl Iterator<Item = AxisId> + Clone, large: &Mesh, small: &Mesh) -> Self {
-        let parts = |mesh: &Mesh| axes.clone().map(|axis| mesh.size(axis)).product();
+    fn of(axes: &[AxisId], large: &Mesh, small: &Mesh) -> Self {
+        let parts = |mesh: &Mesh| axes.iter().map(|&axis| mesh.size(axis)).product();
         Self { large: parts(large), small: parts(small) }
     }
 
@@ -117,7 +117,11 @@ fn links(model: &Model, order: &[usize]) -> Vec<(Place, Place)> {
     }
     let positional = |one: (usize, TensorId), other: (usize, TensorId)| {
         let dims = |(layer, tensor): (usize, TensorId)| {
-            model.layers[layer].tensors[tensor.0].dims.iter().map(move |&dim| (layer, dim)).collect::<Vec<_>>()
+            model.layers[layer].tensors[tensor.0]
+                .dims
+                .iter()
+                .map(move |&dim| (layer, dim))
+                .collect::<Vec<_>>()
         };
         dims(one).into_iter().zip(dims(other)).collect::<Vec<_>>()
     };
@@ -160,8 +164,8 @@ pub(super) fn cuts(open: &OpenPlan, classes: &Classes, large: &Mesh, small: &Mes
         for (op, strategy) in layer.ops.iter().zip(&entry.choice.strategies) {
             for (i, factor) in signature(layer, op).factors.iter().enumerate() {
                 let own = AxisUse::Factor(FactorId(i as u8));
-                let axes = large.axis_ids().filter(|&axis| strategy.on(axis) == own);
-                note(classes.class(entry.layer, factor.dim), Cut::of(axes, large, small));
+                let axes: Vec<AxisId> = large.axis_ids().filter(|&axis| strategy.on(axis) == own).collect();
+                note(classes.class(entry.layer, factor.dim), Cut::of(&axes, large, small));
             }
         }
         let streams = [(layer.stream_in, entry.choice.stream), (Some(layer.out), entry.choice.out)];
@@ -169,7 +173,7 @@ pub(super) fn cuts(open: &OpenPlan, classes: &Classes, large: &Mesh, small: &Mes
             let dims = tensor.map(|t| layer.tensors[t.0].dims.as_slice()).unwrap_or_default();
             for (at, &dim) in dims.iter().enumerate() {
                 let axes: Vec<AxisId> = sharding.axes_of(at).filter(|axis| axis.0 < large.n_axes()).collect();
-                note(classes.class(entry.layer, dim), Cut::of(axes.into_iter(), large, small));
+                note(classes.class(entry.layer, dim), Cut::of(&axes, large, small));
             }
         }
     }

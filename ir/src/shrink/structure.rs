@@ -113,7 +113,9 @@ fn is_chained(chunks: &[Vec<EntryRun>], open: &OpenPlan) -> bool {
         let shapes = {
             let (from, to) = (open.layer(before), open.layer(after));
             let extents = |layer: &crate::graph::Layer, tensor: Option<crate::graph::TensorId>| {
-                tensor.map(|t| layer.tensors[t.0].dims.iter().map(|d| layer.dims[d.0].extent).collect::<Vec<_>>())
+                tensor.map(|t| {
+                    layer.tensors[t.0].dims.iter().map(|d| layer.dims[d.0].extent).collect::<Vec<_>>()
+                })
             };
             extents(from, Some(from.out)) == extents(to, to.stream_in)
         };
@@ -127,9 +129,8 @@ fn keep_uneven(plan: &Plan, open: &OpenPlan, groups: &[Vec<Vec<EntryRun>>], chun
         let layer = open.entries[entry].layer;
         open.model.sequence.iter().filter(|run| run.layer == layer).map(|run| run.count).sum::<u64>()
     };
-    let body = |runs: &[EntryRun]| {
-        runs.iter().filter(|run| times(run.entry) > 1).map(|run| run.count).sum::<u64>()
-    };
+    let body =
+        |runs: &[EntryRun]| runs.iter().filter(|run| times(run.entry) > 1).map(|run| run.count).sum::<u64>();
     let is_even = |lengths: &[u64]| lengths.windows(2).all(|pair| pair[0] == pair[1]);
     let before: Vec<u64> = plan.chunks.iter().map(|runs| body(runs)).collect();
     let after: Vec<u64> = chunks.iter().map(|runs| body(runs)).collect();

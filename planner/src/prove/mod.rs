@@ -17,6 +17,9 @@ mod translate;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
+use egg::{Id, Language};
 use ir::graph::{Layer, Sizes};
 use ir::mesh::Mesh;
 use ir::program::Program;
@@ -27,7 +30,7 @@ use translate::{Claims, Reference, claims, first_astray, reference};
 
 /// Rounds after which a proof is given up. Each round follows a program from begin to end, so the axes of the mesh
 /// bound how many are needed; twice as many as ever seen.
-const MAX_ROUNDS: usize = 24;
+const MAX_ROUNDS: usize = 200;
 
 /// Terms after which a proof is given up: about fifty times those of the largest layer seen on two axes.
 const MAX_TERMS: usize = 400_000;
@@ -88,16 +91,20 @@ fn saturate(graph: &mut Graph<'_>, claims: &Claims, reference: &Reference) -> Pr
 /// was learnt.
 fn apply_rules(graph: &mut Graph<'_>) -> bool {
     let before = graph.nodes().len();
+    let mut seen = BTreeSet::new();
     let mut news = false;
     let mut at = 0;
     while at < graph.nodes().len() && graph.nodes().len() <= MAX_TERMS {
-        let id = egg::Id::from(at);
-        let term = graph.id_to_node(id).clone();
+        let id = Id::from(at);
+        let term = graph.id_to_node(id).clone().map_children(|child| graph.find(child));
+        at += 1;
+        if at <= before && !seen.insert(term.clone()) {
+            continue;
+        }
         let class = graph.find(id);
         for rule in &RULES {
             news |= (rule.apply)(graph, class, &term);
         }
-        at += 1;
     }
     news || graph.nodes().len() > before
 }

@@ -1,0 +1,333 @@
+//! What can be asked on the command line. It knows names and limits of arguments, not what they mean.
+
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
+const MAX_COUNT: u64 = 1 << 32;
+
+fn counts() -> RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..=MAX_COUNT)
+}
+
+/// The program.
+#[derive(Debug, Parser)]
+#[command(
+    name = "planner",
+    version,
+    about = "Find the fastest way to split the training of a model over a cluster, and prove that it is right",
+    max_term_width = 100,
+    after_help = "Examples:\n  \
+        planner optimize llama-3-8b dgx-h100 -o plan.json\n  \
+        planner verify plan.json\n  \
+        planner explain plan.json\n\n\
+        Exit codes: 0 done, 1 fault of the program, 2 bad input, 3 no plan fits, 4 verification failed"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Find the fastest plan for a model on a cluster
+    Optimize(OptimizeArgs),
+    /// Predict time and memory of a plan that you name
+    Estimate(EstimateArgs),
+    /// Run a small copy of a plan with real numbers and compare it with one device
+    Verify(VerifyArgs),
+    /// Say where the time and the memory of a plan go, and why it won
+    Explain(ExplainArgs),
+    /// List the shipped models, or describe one
+    Models(ModelsArgs),
+    /// List the shipped clusters, or describe one
+    Clusters(ClustersArgs),
+    /// Print the JSON Schema of a document
+    Schema(SchemaArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner optimize llama-3-8b dgx-h100\n  \
+    planner optimize gpt3-175b dgx-a100-80 --nodes 128 --global-batch 1536 --seq-len 2048 -o plan.json\n  \
+    planner optimize ./config.json ./cluster.json --pin tp=8,recompute=none\n\n\
+    MODEL is a Hugging Face config.json (or its folder), a native model, or a name of `planner models`.\n\
+    CLUSTER is a cluster.json or a name of `planner clusters`.")]
+pub(crate) struct OptimizeArgs {
+    #[command(flatten)]
+    pub(crate) question: QuestionArgs,
+    /// Choices to keep, comma-separated: any option of `planner estimate --help` from --tp to --layers-per-stage,
+    /// without its dashes, such as tp=8,pp=4
+    #[arg(long, value_name = "NAME=VALUE,...")]
+    pub(crate) pin: Vec<String>,
+    /// Write the plan to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArgs,
+    /// Print the plan as JSON instead of a report
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner estimate gpt3-175b dgx-a100-80 --nodes 128 --tp 8 --pp 16 --global-batch 1536 --seq-len 2048\n  \
+    planner estimate llama-3-8b dgx-h100 --zero 3 --micro-batch 2 --json\n  \
+    planner estimate --plan plan.json\n\n\
+    Without a word, degrees are 1, --dp takes the remaining devices, the schedule is 1f1b (interleaved with --vpp),\n\
+    nothing is recomputed, ZeRO is 1, and sequence parallelism is on where --tp is above 1.")]
+pub(crate) struct EstimateArgs {
+    #[command(flatten)]
+    pub(crate) question: Option<QuestionArgs>,
+    /// Predict this plan instead of one that the options name
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["QuestionArgs", "PinArgs"])]
+    pub(crate) plan: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) pins: PinArgs,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArgs,
+    /// Print the prediction as JSON instead of a report
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What is trained, where, and how much of it.
+#[derive(Debug, Args)]
+pub(crate) struct QuestionArgs {
+    /// File or name of a model
+    pub(crate) model: String,
+    /// File or name of a cluster
+    pub(crate) cluster: String,
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    /// Tokens of a sequence [default: the model's, at most 8192]
+    #[arg(long, value_name = "TOKENS", value_parser = counts())]
+    pub(crate) seq_len: Option<u64>,
+    /// Sequences of a step [default: near 4 Mi tokens]
+    #[arg(long, value_name = "SEQUENCES", value_parser = counts())]
+    pub(crate) global_batch: Option<u64>,
+    /// Number format [default: bf16, or what the devices have]
+    #[arg(long, value_enum)]
+    pub(crate) precision: Option<PrecisionArg>,
+    /// Kernel of the attention core [default: flash]
+    #[arg(long, value_enum)]
+    pub(crate) attention: Option<AttentionArg>,
+    /// Update rule
+    #[arg(long, value_enum, default_value = "adamw")]
+    pub(crate) optimizer: OptimizerArg,
+}
+
+/// Another size of the same cluster.
+#[derive(Debug, Args)]
+pub(crate) struct SizeArgs {
+    /// Give the cluster so many nodes
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) nodes: Option<u64>,
+    /// Give the cluster so many devices
+    #[arg(long, value_name = "N", value_parser = counts(), conflicts_with = "nodes")]
+    pub(crate) devices: Option<u64>,
+}
+
+/// Choices in the literature's words.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Choices")]
+pub(crate) struct PinArgs {
+    /// Tensor-parallel degree
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) tp: Option<u64>,
+    /// Pipeline stages
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) pp: Option<u64>,
+    /// Data-parallel degree
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) dp: Option<u64>,
+    /// Context-parallel degree
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) cp: Option<u64>,
+    /// Expert-parallel degree
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) ep: Option<u64>,
+    /// Tensor-parallel degree inside experts
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) etp: Option<u64>,
+    /// Virtual stages of each pipeline rank
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) vpp: Option<u32>,
+    /// Sequences of one micro-batch on one data-parallel replica
+    #[arg(long, value_name = "SEQUENCES", value_parser = counts())]
+    pub(crate) micro_batch: Option<u64>,
+    /// Order of the micro-batches
+    #[arg(long, value_enum)]
+    pub(crate) schedule: Option<ScheduleArg>,
+    /// What backward computes again
+    #[arg(long, value_enum)]
+    pub(crate) recompute: Option<RecomputeArg>,
+    /// What is cut over data-parallel replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(crate) zero: Option<u8>,
+    /// Whether the stream is cut along the sequence between tensor-parallel products
+    #[arg(long, value_enum)]
+    pub(crate) sequence_parallel: Option<SwitchArg>,
+    /// Decoder layers of every stage (of every chunk with --vpp), first first, comma-separated
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(0..=65_536))]
+    pub(crate) layers_per_stage: Option<Vec<u64>>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ThreadArgs {
+    /// Threads of the search; the plan does not depend on it [default: one per core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner verify plan.json\n  \
+    planner verify plan.json --precision f64 --ranks 128\n\n\
+    The plan is shrunk (its structure, schedule and storage kept), every rank of the copy is run on threads of this\n\
+    machine for two steps, and its loss, gradients and parameters are compared with one device. So are the bytes that\n\
+    it sends and keeps with what the planner predicts for the copy. Exit code 4: something differs.")]
+pub(crate) struct VerifyArgs {
+    /// The plan
+    pub(crate) plan: String,
+    /// Most ranks of the copy
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub(crate) ranks: u64,
+    /// Number formats to run in
+    #[arg(long, value_enum, default_value = "both")]
+    pub(crate) precision: ElementArg,
+    /// Print the comparison as JSON instead of a report
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  planner explain plan.json")]
+pub(crate) struct ExplainArgs {
+    /// The plan
+    pub(crate) plan: String,
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner models\n  \
+    planner models llama-3-8b --json\n  \
+    planner models llama-3-8b --native > my-model.json")]
+pub(crate) struct ModelsArgs {
+    /// File or name of a model
+    pub(crate) model: Option<String>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print the model in the native form, to be changed and planned for
+    #[arg(long, requires = "model", conflicts_with = "json")]
+    pub(crate) native: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner clusters\n  \
+    planner clusters dgx-h100 --nodes 16 --json")]
+pub(crate) struct ClustersArgs {
+    /// File or name of a cluster
+    pub(crate) cluster: Option<String>,
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  planner schema plan > plan.schema.json")]
+pub(crate) struct SchemaArgs {
+    /// The document
+    #[arg(value_enum)]
+    pub(crate) document: DocumentArg,
+    /// Accepted for uniformity: a schema is JSON
+    #[arg(long, hide = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  planner completions bash > ~/.local/share/bash-completion/completions/planner")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum PrecisionArg {
+    Bf16,
+    Fp16,
+    Fp32,
+    Fp8,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum AttentionArg {
+    /// Tiled with online softmax
+    Flash,
+    /// Scores in memory
+    Eager,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum OptimizerArg {
+    #[value(name = "adamw")]
+    AdamW,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ScheduleArg {
+    /// All forwards, then all backwards
+    #[value(name = "gpipe")]
+    GPipe,
+    /// One forward, one backward
+    #[value(name = "1f1b")]
+    OneFOneB,
+    /// 1F1B over virtual stages
+    Interleaved,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum RecomputeArg {
+    /// Nothing
+    None,
+    /// The attention core
+    Selective,
+    /// Every layer
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SwitchArg {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ElementArg {
+    F64,
+    F32,
+    Both,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DocumentArg {
+    /// plan.json
+    Plan,
+    /// cluster.json
+    Cluster,
+    /// The native form of a model
+    Model,
+}

@@ -1,0 +1,81 @@
+//! From arguments to a command, and from its end to an exit code.
+
+use std::ffi::OsString;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+use crate::failure::{Failure, exit_code};
+use crate::search::{no_plan_json, relaxations};
+use crate::terminal::Terminal;
+use crate::{clusters, completions, estimate, explain, models, optimize, schema, verify};
+
+/// Runs one command line, program name included, and returns the exit code.
+pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal: &mut Terminal<'_>) -> u8 {
+    let code = match Cli::try_parse_from(args) {
+        Ok(cli) => match dispatch(&cli.command, terminal) {
+            Ok(()) => exit_code::DONE,
+            Err(failure) => tell(&failure, wants_json(&cli.command), terminal),
+        },
+        Err(error) => usage(&error, terminal),
+    };
+    // A stream that is gone cannot be told so.
+    let flushed = terminal.out.flush().map_err(Failure::from);
+    let _ = terminal.err.flush();
+    match flushed {
+        Err(failure) if code == exit_code::DONE => failure.exit_code(),
+        Ok(()) | Err(_) => code,
+    }
+}
+
+fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    match command {
+        Command::Optimize(args) => optimize::run(args, terminal),
+        Command::Estimate(args) => estimate::run(args, terminal),
+        Command::Verify(args) => verify::run(args, terminal),
+        Command::Explain(args) => explain::run(args, terminal),
+        Command::Models(args) => models::run(args, terminal),
+        Command::Clusters(args) => clusters::run(args, terminal),
+        Command::Schema(args) => schema::run(args, terminal),
+        Command::Completions(args) => completions::run(args, terminal),
+    }
+}
+
+fn wants_json(command: &Command) -> bool {
+    match command {
+        Command::Optimize(args) => args.json,
+        Command::Estimate(args) => args.json,
+        Command::Verify(args) => args.json,
+        Command::Explain(args) => args.json,
+        Command::Models(args) => args.json,
+        Command::Clusters(args) => args.json,
+        Command::Schema(_) | Command::Completions(_) => false,
+    }
+}
+
+/// Says why a command stopped.
+fn tell(failure: &Failure, json: bool, terminal: &mut Terminal<'_>) -> u8 {
+    if failure.is_silent() {
+        return failure.exit_code();
+    }
+    // A stream that is gone cannot be told so.
+    let _ = writeln!(terminal.err, "error: {failure}");
+    if let Failure::NoPlan(no_plan) = failure {
+        let _ = write!(terminal.err, "{}", relaxations(no_plan));
+        if let Some(text) = no_plan_json(no_plan).filter(|_| json) {
+            let _ = writeln!(terminal.out, "{text}");
+        }
+    }
+    failure.exit_code()
+}
+
+/// Help goes to standard output, complaints to standard error.
+fn usage(error: &clap::Error, terminal: &mut Terminal<'_>) -> u8 {
+    let text = error.render().to_string();
+    if error.use_stderr() {
+        let _ = write!(terminal.err, "{text}");
+        return exit_code::BAD_INPUT;
+    }
+    let _ = write!(terminal.out, "{text}");
+    exit_code::DONE
+}

@@ -1,0 +1,147 @@
+//! What the user decided: from `--pin tp=8,pp=4` and the options of `estimate` to the search's pins.
+
+use clap::Parser;
+use ir::graph::{Extent, Model};
+use planner::request::{Pins, RecomputeKind, ScheduleKind, SequenceParallel};
+
+use crate::args::{PinArgs, RecomputeArg, ScheduleArg, SwitchArg};
+use crate::failure::Failure;
+
+/// Reads the values of all `--pin`, by the same rules as the options of `estimate`.
+pub(crate) fn read(texts: &[String]) -> Result<Pins, Failure> {
+    #[derive(Parser)]
+    #[command(no_binary_name = true, disable_help_flag = true)]
+    struct Line {
+        #[command(flatten)]
+        pins: PinArgs,
+    }
+    let mut words = Vec::new();
+    for text in texts {
+        for (name, value) in pairs(text)? {
+            words.push(format!("--{name}={value}"));
+        }
+    }
+    let line = Line::try_parse_from(words).map_err(|error| {
+        let text = error.to_string();
+        let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
+        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, recompute, zero, sequence-parallel, \
+                    layers-per-stage; `planner estimate --help` says what each takes";
+        Failure::argument_with_hint(format!("--pin: {what}"), hint)
+    })?;
+    Ok(of(&line.pins))
+}
+
+/// `tp=8,layers-per-stage=4,5,pp=2`: a piece without `=` continues the list before it.
+fn pairs(text: &str) -> Result<Vec<(&str, String)>, Failure> {
+    let mut pairs: Vec<(&str, String)> = Vec::new();
+    for piece in text.split(',') {
+        match (piece.split_once('='), pairs.last_mut()) {
+            (Some((name, value)), _) => pairs.push((name.trim(), value.trim().to_owned())),
+            (None, Some((_, list))) => {
+                list.push(',');
+                list.push_str(piece.trim());
+            }
+            (None, None) => {
+                let what = format!("--pin: expected `name=value`, found `{piece}`");
+                return Err(Failure::argument_with_hint(what, "for example `--pin tp=8,pp=4`"));
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+/// The search's form of what was written.
+pub(crate) fn of(args: &PinArgs) -> Pins {
+    Pins {
+        tp: args.tp,
+        pp: args.pp,
+        dp: args.dp,
+        cp: args.cp,
+        ep: args.ep,
+        etp: args.etp,
+        vpp: args.vpp,
+        micro_batch: args.micro_batch,
+        schedule: args.schedule.map(|schedule| match schedule {
+            ScheduleArg::GPipe => ScheduleKind::GPipe,
+            ScheduleArg::OneFOneB => ScheduleKind::OneFOneB,
+            ScheduleArg::Interleaved => ScheduleKind::Interleaved,
+        }),
+        recompute: args.recompute.map(|recompute| match recompute {
+            RecomputeArg::None => RecomputeKind::None,
+            RecomputeArg::Selective => RecomputeKind::Selective,
+            RecomputeArg::Full => RecomputeKind::Full,
+        }),
+        zero: args.zero,
+        sequence_parallel: args.sequence_parallel.map(|switch| match switch {
+            SwitchArg::On => SequenceParallel::On,
+            SwitchArg::Off => SequenceParallel::Off,
+        }),
+        layers_per_stage: args.layers_per_stage.clone(),
+    }
+}
+
+/// Everything decided, as someone expects who names a plan: what is not said is 1, off, or follows from the rest.
+pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pins, Failure> {
+    let (tp, pp, cp) = (pins.tp.unwrap_or(1), pins.pp.unwrap_or(1), pins.cp.unwrap_or(1));
+    let vpp = pins.vpp.unwrap_or(1);
+    let others = u128::from(tp) * u128::from(pp) * u128::from(cp);
+    let all = u128::from(n_devices);
+    let used = others.saturating_mul(u128::from(pins.dp.unwrap_or(1)));
+    if used > all || all % used != 0 || (pins.dp.is_some() && used != all) {
+        let what = match pins.dp {
+            Some(dp) => format!("tp {tp} x cp {cp} x pp {pp} x dp {dp} are {used} devices, the cluster has {n_devices}"),
+            None => format!("tp {tp} x cp {cp} x pp {pp} are {used} devices, which do not divide the cluster's {n_devices}"),
+        };
+        return Err(Failure::argument_with_hint(what, "choose other degrees, or other --nodes or --devices"));
+    }
+    let rest = u64::try_from(all / others).unwrap_or(n_devices);
+    Ok(Pins {
+        tp: Some(tp),
+        pp: Some(pp),
+        cp: Some(cp),
+        dp: Some(pins.dp.unwrap_or(rest)),
+        ep: Some(pins.ep.unwrap_or(1)),
+        // As Megatron does, experts are cut like the rest unless told otherwise.
+        etp: pins.etp.or(Some(if has_experts(model) { tp } else { 1 })),
+        vpp: Some(vpp),
+        micro_batch: Some(pins.micro_batch.unwrap_or(1)),
+        schedule: pins.schedule.or(Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB })),
+        recompute: pins.recompute.or(Some(RecomputeKind::None)),
+        zero: pins.zero.or(Some(1)),
+        sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),
+        layers_per_stage: pins.layers_per_stage.clone(),
+    })
+}
+
+/// True where some dim counts slots of experts.
+fn has_experts(model: &Model) -> bool {
+    model.layers.iter().flat_map(|layer| &layer.dims).any(|dim| matches!(dim.extent, Extent::Slots { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_one(text: &str) -> Result<Pins, String> {
+        read(&[text.into()]).map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
+    }
+
+    #[test]
+    fn pins_are_read_by_the_names_of_the_options() {
+        let pins = read_one("tp=8, pp=4,schedule=1f1b,layers-per-stage=9,8,8,7,zero=0").unwrap();
+        assert_eq!((pins.tp, pins.pp, pins.dp, pins.zero), (Some(8), Some(4), None, Some(0)));
+        assert_eq!(pins.schedule, Some(ScheduleKind::OneFOneB));
+        assert_eq!(pins.layers_per_stage, Some(vec![9, 8, 8, 7]));
+    }
+
+    #[test]
+    fn a_pin_that_is_wrong_is_named() {
+        assert_eq!(read_one("8"), Err("--pin: expected `name=value`, found `8`".into()));
+        assert_eq!(read_one("tpp=8"), Err("--pin: unexpected argument 'tpp' found".into()));
+        assert_eq!(read_one("tp=0"), Err("--pin: invalid value '0' for 'tp <N>': 0 is not in 1..=4294967296".into()));
+        assert_eq!(
+            read_one("tp=2,tp=4"),
+            Err("--pin: the argument 'tp <N>' cannot be used multiple times".into())
+        );
+    }
+}

@@ -1,0 +1,85 @@
+//! The question that the arguments ask: model, cluster and job, with the defaults that were filled in.
+
+use frontends::{Size, rescale};
+use ir::cluster::{Cluster, Precision};
+use ir::plan::{InputDigests, Plan};
+use ir::work::AttentionKernel;
+use planner::request::{Job, Pins, Request};
+
+use crate::args::{AttentionArg, OptimizerArg, PrecisionArg, QuestionArgs, SizeArgs};
+use crate::failure::Failure;
+use crate::input;
+
+/// A question and where its parts came from.
+#[derive(Clone, Debug)]
+pub(crate) struct Question {
+    /// For the search.
+    pub(crate) request: Request,
+    /// Of the files it came from.
+    pub(crate) digests: InputDigests,
+    /// Settings of the job that nobody gave: `sequence`, `global batch`, …
+    pub(crate) defaults: Vec<&'static str>,
+}
+
+impl Question {
+    /// Reads the files and fills in defaults; nothing is pinned.
+    pub(crate) fn read(args: &QuestionArgs) -> Result<Self, Failure> {
+        let model = input::model(&args.model)?;
+        let described = input::cluster(&args.cluster)?;
+        let cluster = resized(described.value, &args.size)?;
+        let defaults = Job::defaults(&model.value, &cluster);
+        let sequence = args.seq_len.unwrap_or(defaults.sequence);
+        let job = Job {
+            sequence,
+            global_batch: args.global_batch.unwrap_or_else(|| Job::default_batch(sequence)),
+            precision: args.precision.map_or(defaults.precision, precision),
+            attention: args.attention.map_or(defaults.attention, attention),
+        };
+        // There is one update rule; the match will ask for more when there are more.
+        match args.optimizer {
+            OptimizerArg::AdamW => {}
+        }
+        let given = [
+            ("sequence", args.seq_len.is_some()),
+            ("global batch", args.global_batch.is_some()),
+            ("precision", args.precision.is_some()),
+            ("attention", args.attention.is_some()),
+        ];
+        Ok(Self {
+            request: Request { model: model.value, cluster, job, pins: Pins::default() },
+            digests: InputDigests { model: model.digest, cluster: described.digest },
+            defaults: given.into_iter().filter(|(_, given)| !given).map(|(name, _)| name).collect(),
+        })
+    }
+
+    /// Signs a plan that answers the question.
+    pub(crate) fn sign(&self, plan: Plan) -> Plan {
+        Plan { tool_version: env!("CARGO_PKG_VERSION").into(), inputs: self.digests.clone(), ..plan }
+    }
+}
+
+/// The cluster in the size that was asked for.
+pub(crate) fn resized(cluster: Cluster, size: &SizeArgs) -> Result<Cluster, Failure> {
+    let size = match (size.nodes, size.devices) {
+        (Some(nodes), _) => Size::Nodes(nodes),
+        (None, Some(devices)) => Size::Devices(devices),
+        (None, None) => return Ok(cluster),
+    };
+    Ok(rescale(&cluster, size)?)
+}
+
+fn precision(arg: PrecisionArg) -> Precision {
+    match arg {
+        PrecisionArg::Bf16 => Precision::Bf16,
+        PrecisionArg::Fp16 => Precision::Fp16,
+        PrecisionArg::Fp32 => Precision::Fp32,
+        PrecisionArg::Fp8 => Precision::Fp8,
+    }
+}
+
+fn attention(arg: AttentionArg) -> AttentionKernel {
+    match arg {
+        AttentionArg::Flash => AttentionKernel::Flash,
+        AttentionArg::Eager => AttentionKernel::Eager,
+    }
+}

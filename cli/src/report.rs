@@ -1,0 +1,292 @@
+//! A plan and its prediction, for people.
+
+use std::collections::BTreeMap;
+
+use ir::names::Roles;
+use ir::plan::Plan;
+use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
+use ir::units::{Bytes, Seconds};
+
+use crate::clusters::{device_names, word};
+use crate::figures;
+use crate::table::{Side, list, table};
+
+/// Stages that are listed one by one; of a longer pipeline only those that say something.
+const LISTED_STAGES: usize = 12;
+
+/// What `optimize` and `estimate` print; `defaults` are the settings of the job that nobody gave.
+pub(crate) fn report(plan: &Plan, defaults: &[&str]) -> String {
+    let mut parts = vec![question(plan, defaults)];
+    if let Some(predicted) = &plan.predicted {
+        parts.push(plans(plan, predicted));
+        parts.push(arrangement(plan));
+        parts.push(time(predicted));
+        parts.push(stages(plan, predicted));
+        parts.push(memory(predicted));
+        parts.push(traffic(predicted));
+    }
+    parts.push(search(plan));
+    parts.push(warnings(plan));
+    parts.retain(|part| !part.is_empty());
+    parts.join("\n")
+}
+
+/// What was asked.
+pub(crate) fn question(plan: &Plan, defaults: &[&str]) -> String {
+    let job = &plan.job;
+    let tokens = job.sequence as f64 * job.global_batch as f64;
+    let settings = [
+        ("sequence", format!("sequence {}", job.sequence)),
+        ("global batch", format!("global batch {} ({} tokens)", job.global_batch, figures::count(tokens))),
+        ("precision", word(&job.precision)),
+        ("optimizer", word(&job.optimizer)),
+        ("attention", format!("{} attention", word(&job.attention))),
+    ];
+    let words: Vec<&str> = settings.iter().map(|(_, word)| word.as_str()).collect();
+    let mut rows = vec![
+        ("model", format!("{}, {} parameters", plan.model.name, figures::count(n_parameters(plan)))),
+        ("cluster", cluster(plan)),
+        ("job", words.join(", ")),
+    ];
+    if !defaults.is_empty() {
+        rows.push(("defaults", format!("{} were not given", defaults.join(", "))));
+    }
+    list(&rows)
+}
+
+/// Parameters of the embedded model; the plan was checked, so it can be read.
+fn n_parameters(plan: &Plan) -> f64 {
+    ir::native::read(&plan.model).map_or(f64::NAN, |model| model.n_parameters() as f64)
+}
+
+fn cluster(plan: &Plan) -> String {
+    let cluster = &plan.cluster;
+    let links: Vec<String> = cluster
+        .tiers
+        .iter()
+        .map(|tier| {
+            let rate = figures::bandwidth(tier.bandwidth_bytes_per_s);
+            format!("{} {rate} within {}", tier.name, figures::grouped(tier.devices))
+        })
+        .collect();
+    let devices = figures::grouped(cluster.n_devices());
+    format!("{}, {devices} x {}, {}", cluster.name, device_names(cluster), links.join(", "))
+}
+
+/// The winner and what it beat.
+fn plans(plan: &Plan, predicted: &Prediction) -> String {
+    let columns = [
+        ("plan", Side::Left),
+        ("step time", Side::Right),
+        ("MFU", Side::Right),
+        ("tokens/s/device", Side::Right),
+        ("peak memory", Side::Right),
+        ("remark", Side::Left),
+    ];
+    let remark = if plan.runners_up.is_empty() { "" } else { "fastest" };
+    let mut rows = vec![vec![
+        plan.roles.to_string(),
+        figures::seconds(predicted.step_time_s),
+        figures::percent(predicted.mfu),
+        figures::three(predicted.tokens_per_s_per_device),
+        figures::bytes(predicted.peak_memory_bytes),
+        remark.into(),
+    ]];
+    for other in &plan.runners_up {
+        // The model's work per step is the same, so the share of the peak follows from the time.
+        let slower = predicted.step_time_s / other.step_time_s;
+        rows.push(vec![
+            other.roles.to_string(),
+            figures::seconds(other.step_time_s),
+            figures::percent(predicted.mfu * slower),
+            figures::three(predicted.tokens_per_s_per_device * slower),
+            "-".into(),
+            other.reason.clone(),
+        ]);
+    }
+    table(&columns, &rows)
+}
+
+/// The roles, one by one, and the mesh they are on.
+pub(crate) fn arrangement(plan: &Plan) -> String {
+    let axes: Vec<String> = plan.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+    let on = if axes.is_empty() { "one device".into() } else { axes.join(" x ") };
+    let micro_batches = figures::counted(plan.n_micro_batches, "micro-batch").replace("batchs", "batches");
+    list(&[
+        ("roles", degrees(&plan.roles)),
+        ("mesh", format!("{}, each of {on}", figures::counted(plan.n_stages, "stage"))),
+        ("schedule", format!("{}, {micro_batches} of {} sequences", plan.schedule, plan.micro_batch)),
+    ])
+}
+
+/// Every degree, also those of one.
+fn degrees(roles: &Roles) -> String {
+    let switch = if roles.sequence_parallel { "on" } else { "off" };
+    let mut words = format!(
+        "dp {}, tp {} (sp {switch}), cp {}, ep {}, etp {}, pp {}, vpp {}, vocabulary {}, ZeRO-{}",
+        roles.dp, roles.tp, roles.cp, roles.ep, roles.etp, roles.pp, roles.vpp, roles.vocabulary_parallel, roles.zero.stage
+    );
+    if let Some(devices) = roles.zero.hybrid {
+        words.push_str(&format!(" over {devices}"));
+    }
+    words + &format!(", recompute {}", word(&roles.recompute))
+}
+
+/// Where the time goes.
+pub(crate) fn time(predicted: &Prediction) -> String {
+    let total = predicted.step_time_s;
+    let row = |(name, part): (String, Seconds)| vec![name, figures::seconds(part), figures::percent(part / total)];
+    let mut rows: Vec<Vec<String>> = parts(&predicted.breakdown).into_iter().map(row).collect();
+    rows.push(row(("step".into(), total)));
+    let columns = [("time of a step", Side::Left), ("seconds", Side::Right), ("share", Side::Right)];
+    let figures = [
+        format!("{} TFLOP/s per device", figures::three(predicted.model_tflops_per_device)),
+        format!("MFU {}", figures::percent(predicted.mfu)),
+        format!("{} counting attention as causal", figures::percent(predicted.mfu_causal)),
+        format!("HFU {}", figures::percent(predicted.hfu)),
+    ];
+    let mut text = table(&columns, &rows);
+    text.push_str(&format!("model work: {}\n", figures.join(", ")));
+    if let Some(joules) = predicted.energy_per_step_joules {
+        text.push_str(&format!("energy of a step: {} MJ\n", figures::three(joules / 1e6)));
+    }
+    if let Some(price) = predicted.cost_per_step {
+        text.push_str(&format!("price of a step: {}\n", figures::three(price)));
+    }
+    text
+}
+
+/// Parts of the step that take any time, largest first.
+pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
+    let named = [
+        ("forward", breakdown.compute_forward_s),
+        ("backward", breakdown.compute_backward_s),
+        ("recomputation", breakdown.recompute_s),
+        ("bubble", breakdown.bubble_s),
+        ("gradient reduction", breakdown.gradient_sync_s),
+        ("parameter gather", breakdown.parameter_gather_s),
+        ("optimizer", breakdown.optimizer_s),
+        ("host", breakdown.host_s),
+        ("other", breakdown.other_s),
+    ];
+    let exposed = breakdown.exposed_communication_s.iter().map(|(kind, time)| (format!("exposed {kind}"), *time));
+    let all = named.into_iter().map(|(name, time)| (name.to_owned(), time)).chain(exposed);
+    let mut parts: Vec<(String, Seconds)> = all.filter(|(_, time)| time.0 != 0.0).collect();
+    parts.sort_by(|a, b| b.1.0.total_cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
+    parts
+}
+
+/// Time and memory per stage.
+fn stages(plan: &Plan, predicted: &Prediction) -> String {
+    let listed = listed(&predicted.stages);
+    let columns = [
+        ("stage", Side::Right),
+        ("layers", Side::Right),
+        ("forward", Side::Right),
+        ("backward", Side::Right),
+        ("peak memory", Side::Right),
+        ("of", Side::Right),
+        ("", Side::Left),
+    ];
+    let (slowest, fullest) = (slowest(&predicted.stages), fullest(&predicted.stages));
+    let rows: Vec<Vec<String>> = listed
+        .iter()
+        .map(|&at| {
+            let stage = &predicted.stages[at];
+            let marks = [(slowest, "slowest"), (fullest, "fullest")];
+            let remarks: Vec<&str> =
+                marks.iter().filter(|(which, _)| plan.n_stages > 1 && *which == Some(at)).map(|(_, mark)| *mark).collect();
+            vec![
+                at.to_string(),
+                stage.layers.to_string(),
+                figures::seconds(stage.forward_s),
+                figures::seconds(stage.backward_s),
+                figures::bytes(stage.peak_memory_bytes),
+                figures::bytes(stage.capacity_bytes),
+                remarks.join(", "),
+            ]
+        })
+        .collect();
+    let mut text = table(&columns, &rows);
+    let hidden = predicted.stages.len() - listed.len();
+    if hidden > 0 {
+        text.push_str(&format!("{} between them not shown; --json has all\n", figures::counted(hidden as u64, "stage")));
+    }
+    text
+}
+
+/// Stages worth a line.
+fn listed(stages: &[StagePrediction]) -> Vec<usize> {
+    let n = stages.len();
+    if n <= LISTED_STAGES {
+        return (0..n).collect();
+    }
+    let mut listed = vec![0, 1, 2, n - 3, n - 2, n - 1];
+    listed.extend(slowest(stages));
+    listed.extend(fullest(stages));
+    listed.sort_unstable();
+    listed.dedup();
+    listed
+}
+
+/// The stage with the longest forward and backward; the first of equals.
+pub(crate) fn slowest(stages: &[StagePrediction]) -> Option<usize> {
+    first_largest(stages, |stage| (stage.forward_s + stage.backward_s).0)
+}
+
+/// The stage with the most memory; the first of equals.
+pub(crate) fn fullest(stages: &[StagePrediction]) -> Option<usize> {
+    first_largest(stages, |stage| stage.peak_memory_bytes.0)
+}
+
+fn first_largest(stages: &[StagePrediction], of: impl Fn(&StagePrediction) -> f64) -> Option<usize> {
+    (0..stages.len()).rev().max_by(|&a, &b| of(&stages[a]).total_cmp(&of(&stages[b])))
+}
+
+/// What the fullest stage's memory is full of.
+pub(crate) fn memory(predicted: &Prediction) -> String {
+    let Some(at) = fullest(&predicted.stages) else { return String::new() };
+    let stage = &predicted.stages[at];
+    let mut parts: Vec<(&String, Bytes)> = stage.memory.iter().map(|(name, bytes)| (name, *bytes)).collect();
+    parts.retain(|(_, bytes)| bytes.0 != 0.0);
+    parts.sort_by(|a, b| b.1.0.total_cmp(&a.1.0).then_with(|| a.0.cmp(b.0)));
+    let capacity = stage.capacity_bytes;
+    let row = |name: &str, bytes: Bytes| vec![name.to_owned(), figures::bytes(bytes), figures::percent(bytes / capacity)];
+    let mut rows: Vec<Vec<String>> = parts.iter().map(|(name, bytes)| row(name, *bytes)).collect();
+    rows.push(row("peak", stage.peak_memory_bytes));
+    let title = format!("memory of a device of stage {at}");
+    table(&[(&title, Side::Left), ("bytes", Side::Right), ("of capacity", Side::Right)], &rows)
+}
+
+fn traffic(predicted: &Prediction) -> String {
+    let sent: &BTreeMap<String, Bytes> = &predicted.bytes_per_tier;
+    let rows: Vec<Vec<String>> =
+        sent.iter().map(|(tier, bytes)| vec![tier.clone(), figures::bytes(*bytes)]).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    table(&[("link", Side::Left), ("sent by a device per step", Side::Right)], &rows)
+}
+
+/// How the search went.
+pub(crate) fn search(plan: &Plan) -> String {
+    let Some(search) = &plan.search else { return String::new() };
+    list(&[
+        (
+            "search",
+            format!(
+                "{} candidates: {} worked out, {} ruled out by their bound, {} do not fit",
+                figures::grouped(search.n_candidates),
+                figures::grouped(search.n_simulated),
+                figures::grouped(search.n_bounded),
+                figures::grouped(search.n_unfit)
+            ),
+        ),
+        ("bound", format!("{} (gap {})", figures::seconds(search.lower_bound_s), figures::percent(search.gap))),
+        ("proof", search.proof.clone()),
+    ])
+}
+
+fn warnings(plan: &Plan) -> String {
+    plan.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect()
+}

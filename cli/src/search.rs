@@ -1,0 +1,117 @@
+//! Runs the search: threads, a progress bar, the clock, and the words for a question without an answer.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
+use ir::plan::Plan;
+use planner::request::{NoPlan, Progress, Request};
+use serde::Serialize;
+
+use crate::args::ThreadArgs;
+use crate::failure::Failure;
+use crate::figures;
+use crate::table::{Side, table};
+use crate::terminal::{ProgressBar, Terminal};
+
+/// Searches for the plan that answers a request, and says on standard error how long that took.
+pub(crate) fn search(request: &Request, threads: &ThreadArgs, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = threads.threads {
+        pool = pool.num_threads(usize::from(threads));
+    }
+    let pool = pool.build().map_err(|error| Failure::argument(format!("--threads: {error}")))?;
+    #[expect(clippy::disallowed_methods, reason = "people want to know how long they waited; no plan depends on it")]
+    let start = Instant::now();
+    let bar = bar(terminal.progress);
+    let answer = pool.install(|| planner::optimize(request, &|progress| show(&bar, progress)));
+    bar.finish_and_clear();
+    let memory = peak_memory().map_or(String::new(), |bytes| format!(", peak memory {}", figures::bytes(bytes)));
+    writeln!(terminal.err, "searched for {:.2} s{memory}", start.elapsed().as_secs_f64())?;
+    Ok(answer?)
+}
+
+fn bar(progress: ProgressBar) -> Bar {
+    /// Redraws per second: enough to look alive.
+    const REDRAWS: u8 = 10;
+    let target = match progress {
+        ProgressBar::Shown => ProgressDrawTarget::stderr_with_hz(REDRAWS),
+        ProgressBar::Hidden => ProgressDrawTarget::hidden(),
+    };
+    let bar = Bar::with_draw_target(Some(0), target);
+    let style = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} candidates {msg}");
+    if let Ok(style) = style {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    if progress == ProgressBar::Shown {
+        bar.enable_steady_tick(Duration::from_millis(500));
+    }
+    bar
+}
+
+fn show(bar: &Bar, progress: Progress) {
+    bar.set_length(progress.total);
+    bar.set_position(progress.done);
+    if let Some(best) = progress.best {
+        bar.set_message(format!("best {}", figures::seconds(best)));
+    }
+}
+
+/// Most memory this process has had, where the system tells.
+fn peak_memory() -> Option<ir::units::Bytes> {
+    #[expect(clippy::disallowed_methods, reason = "the kernel's figures of this process are a file; no plan depends on it")]
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(ir::units::Bytes(kib * 1024.0))
+}
+
+/// What there is instead of a plan, as data.
+#[derive(Serialize)]
+struct NoPlanDocument<'a> {
+    no_plan: Overflow<'a>,
+}
+
+#[derive(Serialize)]
+struct Overflow<'a> {
+    stage: usize,
+    term: &'a str,
+    needed_bytes: f64,
+    capacity_bytes: f64,
+    relaxations: Vec<RelaxationDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct RelaxationDocument<'a> {
+    change: &'a str,
+    step_time_s: f64,
+}
+
+/// JSON of an answer that is no plan, if it is one of memory.
+pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
+    let NoPlan::NothingFits { stage, term, needed, capacity, relaxations } = no_plan else { return None };
+    let relaxations = relaxations.iter().map(|one| RelaxationDocument { change: &one.change, step_time_s: one.step_time.0 });
+    let document = NoPlanDocument {
+        no_plan: Overflow {
+            stage: *stage,
+            term,
+            needed_bytes: needed.0,
+            capacity_bytes: capacity.0,
+            relaxations: relaxations.collect(),
+        },
+    };
+    serde_json::to_string_pretty(&document).ok()
+}
+
+/// The changes that would make a plan fit, for people.
+pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
+    let NoPlan::NothingFits { relaxations, .. } = no_plan else { return String::new() };
+    if relaxations.is_empty() {
+        return "hint: no small change makes it fit: take more or larger devices, or a smaller model\n".into();
+    }
+    let rows: Vec<Vec<String>> = relaxations
+        .iter()
+        .map(|relaxation| vec![relaxation.change.clone(), figures::seconds(relaxation.step_time)])
+        .collect();
+    let columns = [("a plan fits with", Side::Left), ("step time", Side::Right)];
+    format!("hint: each of these changes makes a plan fit\n{}", table(&columns, &rows))
+}
