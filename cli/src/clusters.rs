@@ -165,5 +165,5 @@ pub(crate) fn word(value: &impl Serialize) -> String {
 fn json(document: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(document)
         .map(|text| text + "\n")
-        .map_err(|error| Failure::Bug(format!("no JSON form: {error}")))
+        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
 }

@@ -58,7 +58,7 @@ fn predicted_plan(file: &str) -> Result<Plan, Failure> {
 
 fn json(plan: &Plan) -> Result<String, Failure> {
     let predicted =
-        plan.predicted.as_ref().ok_or_else(|| Failure::Bug("the plan has no prediction".into()))?;
+        plan.predicted.as_ref().ok_or_else(|| Failure::bug("the plan has no prediction"))?;
     let estimate = Estimate {
         tool_version: &plan.tool_version,
         model: &plan.model.name,
@@ -71,5 +71,5 @@ fn json(plan: &Plan) -> Result<String, Failure> {
     };
     serde_json::to_string_pretty(&estimate)
         .map(|text| text + "\n")
-        .map_err(|error| Failure::Bug(format!("no JSON form: {error}")))
+        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
 }

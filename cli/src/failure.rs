@@ -17,6 +17,9 @@ pub mod exit_code {
     pub const NOT_VERIFIED: u8 = 4;
 }
 
+/// What to do about a fault of the program.
+const REPORT_IT: &str = "this is a fault of the planner, please report it with the command and its input files";
+
 /// Why a command stops.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -38,8 +41,11 @@ pub(crate) enum Failure {
     #[error("{0}")]
     NotVerified(String),
     /// What should never happen.
-    #[error("internal error: {0}{}", hint_line(Some("this is a fault of the planner, please report it with the command and its input files")))]
-    Bug(String),
+    #[error("internal error: {what}{}", hint_line(Some(REPORT_IT)))]
+    Bug {
+        /// What happened.
+        what: String,
+    },
     /// Standard output is gone.
     #[error("standard output: {0}")]
     Output(std::io::Error),
@@ -73,13 +79,18 @@ impl Failure {
         Self::Argument { what: what.into(), hint: Some(hint.into()) }
     }
 
+    /// A fault of the program.
+    pub(crate) fn bug(what: impl Into<String>) -> Self {
+        Self::Bug { what: what.into() }
+    }
+
     /// The exit code that says so.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Input(_) | Self::Argument { .. } | Self::NoPlan(NoPlan::Impossible { .. }) => exit_code::BAD_INPUT,
             Self::NoPlan(NoPlan::NothingFits { .. }) => exit_code::NO_PLAN,
             Self::NotVerified(_) => exit_code::NOT_VERIFIED,
-            Self::Bug(_) => exit_code::BUG,
+            Self::Bug { .. } => exit_code::BUG,
             // Whoever closed the pipe has what they wanted: `planner models | head`.
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => exit_code::DONE,
             Self::Output(_) => exit_code::BAD_INPUT,

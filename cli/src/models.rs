@@ -154,5 +154,5 @@ fn describe(model: &Model) -> String {
 fn json(document: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(document)
         .map(|text| text + "\n")
-        .map_err(|error| Failure::Bug(format!("no JSON form: {error}")))
+        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
 }

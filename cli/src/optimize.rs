@@ -33,5 +33,5 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
 pub(crate) fn json(plan: &Plan) -> Result<String, Failure> {
     serde_json::to_string_pretty(plan)
         .map(|text| text + "\n")
-        .map_err(|error| Failure::Bug(format!("the plan has no JSON form: {error}")))
+        .map_err(|error| Failure::bug(format!("the plan has no JSON form: {error}")))
 }

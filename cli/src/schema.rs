@@ -12,7 +12,7 @@ use crate::terminal::Terminal;
 /// Prints a schema.
 pub(crate) fn run(args: &SchemaArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(&schema(args.document))
-        .map_err(|error| Failure::Bug(format!("the schema has no JSON form: {error}")))?;
+        .map_err(|error| Failure::bug(format!("the schema has no JSON form: {error}")))?;
     writeln!(terminal.out, "{text}")?;
     Ok(())
 }

@@ -14,7 +14,7 @@ pub(crate) enum Side {
 /// Text of a table; every row has as many cells as there are columns.
 pub(crate) fn table(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(columns.iter().map(|(name, _)| *name));
     for row in rows {
         table.add_row(row);
@@ -26,7 +26,8 @@ pub(crate) fn table(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
         };
         if let Some(column) = table.column_mut(index) {
             // Two spaces between neighbours, none at the edge.
-            column.set_cell_alignment(alignment).set_padding((0, 2));
+            column.set_cell_alignment(alignment);
+            column.set_padding((0, 2));
         }
     }
     let mut text = String::new();

@@ -450,3 +450,20 @@ fn original_producer(layer: &Layer, mut tensor: TensorId) -> Option<OpId> {
         tensor = layer.ops[op.0].operands[0];
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::check::open;
+    use crate::plan::samples::{Family, Policy, Sample};
+
+    #[track_caller]
+    fn named(sample: &Sample) -> String {
+        let plan = sample.plan();
+        let opened = open(&plan).unwrap_or_else(|error| panic!("{}: {error}", error.place));
+        opened.roles(&plan).to_string()
+    }
+
+    fn dense(axes: &[(u64, Policy)]) -> Sample {
+        Sample::new(Family::Dense, axes)
+    }
+}

@@ -17,6 +17,10 @@ use crate::work::AttentionKernel;
 pub mod prediction;
 pub mod entry;
 pub mod check;
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;
 
 use entry::Entry;
 use prediction::{Prediction, RunnerUp, SearchReport};

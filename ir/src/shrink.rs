@@ -14,6 +14,8 @@ mod structure;
 mod dims;
 mod lengths;
 mod attributes;
+#[cfg(test)]
+mod tests;
 
 use structure::Structure;
 

@@ -285,3 +285,32 @@ fn fixed(layer: &Layer, dim: DimId) -> u64 {
         Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Dim, Role, Tensor};
+
+    /// The parts' common dim is a loop that the operand lacks: cutting it would cut nothing that comes in.
+    #[test]
+    fn a_split_is_whole_in_the_dims_that_it_cuts_and_makes() {
+        let dim = |name: &str, extent| Dim { name: name.into(), extent };
+        let tensor = |name: &str, dims: [usize; 2]| Tensor {
+            name: name.into(),
+            dims: dims.map(DimId).to_vec(),
+            role: Role::Activation,
+        };
+        let ids = |ids: &[usize]| ids.iter().copied().map(TensorId).collect();
+        let kind = OpKind::Split { sizes: vec![4, 4] };
+        let op = Op { name: "split".into(), kind, operands: ids(&[0]), results: ids(&[1, 2]) };
+        let layer = Layer {
+            name: "layer".into(),
+            dims: vec![dim("s", Extent::Sequence), dim("f", Extent::Fixed(8)), dim("d", Extent::Fixed(4))],
+            tensors: vec![tensor("x", [0, 1]), tensor("k", [0, 2]), tensor("v", [0, 2])],
+            ops: vec![op.clone()],
+            stream_in: Some(TensorId(0)),
+            out: TensorId(1),
+        };
+        assert_eq!(signature(&layer, &op).display(&layer, &op), "split: x[s f] -> k[s d] v[s d]  whole f d");
+    }
+}

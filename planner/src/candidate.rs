@@ -52,6 +52,17 @@ pub struct Candidate {
     pub n_micro_batches: u64,
 }
 
+/// What is known of a candidate before it is worked out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// It is not faster than this.
+    pub time: Seconds,
+    /// Sharding of the stream in the kind of layer that takes most of the time.
+    pub stream: Sharding,
+    /// What memory is worth there.
+    pub seconds_per_byte: f64,
+}
+
 /// A choice for a layer kind with all its prices.
 #[derive(Clone, Debug)]
 pub struct Entry {
@@ -195,34 +206,49 @@ impl<'a> Scope<'a> {
     }
 
     /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
-    pub fn bound(&self, candidate: &Candidate) -> Option<Seconds> {
+    pub fn bound(&self, candidate: &Candidate) -> Option<Bound> {
         let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
         let sizes = self.sizes(candidate);
-        let m = candidate.n_micro_batches as f64;
-        let clock = Clock { micro_batches: m, in_flight: 1.0 };
+        let clock = Self::clock(candidate);
+        let layers = &self.model().layers;
         let mut total = 0.0;
-        for (kind, layer) in self.model().layers.iter().enumerate() {
+        let mut main: Option<(f64, Sharding, f64)> = None;
+        for (kind, layer) in layers.iter().enumerate() {
             let problem = LayerProblem::new(layer, &sizes[kind], &prices, clock, &self.given())?;
-            total += fastest(&problem)?.0 * self.counts[kind] as f64;
+            let (time, unit, choices) = fastest(&problem)?;
+            let weight = time * self.counts[kind] as f64;
+            total += weight;
+            let passes_stream = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
+            // The kind that takes most of the time decides in which sharding the stream passes everywhere.
+            if passes_stream && main.is_none_or(|(most, ..)| weight > most) {
+                main = Some((weight, problem.choice(&choices).stream, unit));
+            }
         }
-        let p = candidate.n_stages as f64;
+        let (_, stream, seconds_per_byte) = main?;
+        let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
         let v = f64::from(self.virtual_stages(candidate).into_iter().max()?);
-        Some(Seconds(total / p * (1.0 + (p - 1.0) / (m * v))))
+        let time = Seconds(total / p * (1.0 + (p - 1.0) / (m * v)));
+        Some(Bound { time, stream, seconds_per_byte })
+    }
+
+    fn clock(candidate: &Candidate) -> Clock {
+        let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
+        Clock { micro_batches: m, in_flight: p.min(m) }
     }
 
     /// Works a candidate out for every number of virtual stages; the fastest that fits.
     ///
     /// # Errors
     /// Why none does.
-    pub fn evaluate(&self, candidate: &Candidate) -> Result<Arranged, Dropped> {
+    pub fn evaluate(&self, candidate: &Candidate, bound: &Bound) -> Result<Arranged, Dropped> {
         let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
         let sizes = self.sizes(candidate);
         // Most candidates have memory to spare: the fastest choices alone settle them.
-        let (found, _) = self.at_levels(candidate, &prices, &sizes, &MEMORY_PRICES[..1])?;
+        let (found, _) = self.at_levels((candidate, bound), &prices, &sizes, &MEMORY_PRICES[..1])?;
         if let (Some(found), true) = found {
             return Ok(found);
         }
-        let (found, levels) = self.at_levels(candidate, &prices, &sizes, &MEMORY_PRICES)?;
+        let (found, levels) = self.at_levels((candidate, bound), &prices, &sizes, &MEMORY_PRICES)?;
         found.0.ok_or_else(|| self.overflow(candidate, &levels))
     }
 
@@ -230,12 +256,12 @@ impl<'a> Scope<'a> {
     /// one.
     fn at_levels(
         &self,
-        candidate: &Candidate,
+        (candidate, bound): (&Candidate, &Bound),
         prices: &Prices<'_>,
         sizes: &[Sizes],
         multiples: &[f64],
     ) -> Result<((Option<Arranged>, bool), Levels), Dropped> {
-        let menus = self.menus(candidate, prices, sizes, multiples).ok_or(Dropped::NoStrategy)?;
+        let menus = self.menus((candidate, bound), prices, sizes, multiples).ok_or(Dropped::NoStrategy)?;
         let kinds = self.model().kinds_in_order();
         let priced: Vec<Vec<Entry>> =
             menus.iter().enumerate().map(|(kind, menu)| self.priced(candidate, &sizes[kind], kind, menu)).collect();
@@ -262,23 +288,17 @@ impl<'a> Scope<'a> {
         Ok(((best, all), levels))
     }
 
-    fn menus(&self, candidate: &Candidate, prices: &Prices<'_>, sizes: &[Sizes], multiples: &[f64]) -> Option<Vec<Menu>> {
-        let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
-        let clock = Clock { micro_batches: m + (p - 1.0) / 2.0, in_flight: p.min(m) };
+    fn menus(
+        &self,
+        (candidate, bound): (&Candidate, &Bound),
+        prices: &Prices<'_>,
+        sizes: &[Sizes],
+        multiples: &[f64],
+    ) -> Option<Vec<Menu>> {
+        let clock = Self::clock(candidate);
         let layers = &self.model().layers;
         let problem = |kind: usize, given: &Given| LayerProblem::new(&layers[kind], &sizes[kind], prices, clock, given);
-        let mut free = Vec::new();
-        for kind in 0..layers.len() {
-            let problem = problem(kind, &self.given())?;
-            let (time, unit, choices) = fastest(&problem)?;
-            free.push((problem.choice(&choices).stream, time, unit));
-        }
-        let weight = |kind: usize| free[kind].1 * self.counts[kind] as f64;
-        // The kind that takes most of the time decides in which sharding the stream passes everywhere.
-        let main = (0..layers.len())
-            .filter(|&kind| layers[kind].stream_in.is_some() && !layers[kind].tensors[layers[kind].out.0].dims.is_empty())
-            .max_by(|&a, &b| weight(a).total_cmp(&weight(b)).then(b.cmp(&a)))?;
-        let (stream, _, unit) = free[main];
+        let (stream, unit) = (bound.stream, bound.seconds_per_byte);
         let mut menus: Vec<Option<Menu>> = vec![None; layers.len()];
         let mut tied: BTreeMap<usize, Vec<ParameterRef>> = BTreeMap::new();
         for tie in &self.model().ties {

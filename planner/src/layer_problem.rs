@@ -189,7 +189,9 @@ fn stream_shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Vec<Sh
         let (sequences, tokens, whole) = (Placement::Shard(0), Placement::Shard(1), Placement::Replicate);
         let options = match prices.views()[axis.0] {
             AxisView { rule: AxisRule::Free, reach: Reach::Node } => vec![sequences, tokens, whole],
-            AxisView { rule: AxisRule::Free, reach: Reach::Network } => vec![sequences, tokens],
+            AxisView { rule: AxisRule::Free, reach: Reach::Network } | AxisView { rule: AxisRule::Around, .. } => {
+                vec![sequences, tokens]
+            }
             AxisView { rule: AxisRule::Sequences | AxisRule::Experts, .. } => vec![sequences],
             AxisView { rule: AxisRule::Tokens | AxisRule::TokensAndExperts, .. } => vec![tokens],
             AxisView { rule: AxisRule::Inside(b) | AxisRule::InsideAndExperts(b), .. } => match b {

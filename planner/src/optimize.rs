@@ -11,7 +11,7 @@ use cost_model::Constants;
 use ir::units::{Bytes, Seconds};
 use rayon::prelude::*;
 
-use crate::candidate::{Arranged, Candidate, Dropped, Scope, micro_batches};
+use crate::candidate::{Arranged, Bound, Candidate, Dropped, Scope, micro_batches};
 use crate::request::{NoPlan, OnProgress, Progress, Relaxation, Request};
 use crate::shapes::{Facts, divisors, shapes};
 
@@ -71,7 +71,7 @@ pub fn search<'a>(
     let mut tally = Tally { n_candidates: candidates.len() as u64, ..Tally::default() };
     let mut bounded = bounds(&scope, &candidates, on_progress);
     tally.n_illegal = (candidates.len() - bounded.len()) as u64;
-    bounded.sort_by(|a, b| a.0.0.total_cmp(&b.0.0).then(a.1.cmp(&b.1)));
+    bounded.sort_by(|a, b| a.0.time.0.total_cmp(&b.0.time.0).then(a.1.cmp(&b.1)));
     let (ranking, closest) = work_out(&scope, &candidates, &bounded, &mut tally, on_progress);
     if ranking.is_empty() {
         return Err(nothing_fits(&scope, request, closest));
@@ -102,10 +102,10 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     list
 }
 
-fn bounds(scope: &Scope<'_>, candidates: &[Candidate], on_progress: OnProgress<'_>) -> Vec<(Seconds, usize)> {
+fn bounds(scope: &Scope<'_>, candidates: &[Candidate], on_progress: OnProgress<'_>) -> Vec<(Bound, usize)> {
     let mut list = Vec::with_capacity(candidates.len());
     for (at, some) in candidates.chunks(BATCH * 16).enumerate() {
-        let found: Vec<Option<Seconds>> = some.par_iter().map(|candidate| scope.bound(candidate)).collect();
+        let found: Vec<Option<Bound>> = some.par_iter().map(|candidate| scope.bound(candidate)).collect();
         let first = at * BATCH * 16;
         list.extend(found.into_iter().enumerate().filter_map(|(i, bound)| Some((bound?, first + i))));
         on_progress(Progress { done: (first + some.len()) as u64, total: candidates.len() as u64, best: None });
@@ -117,7 +117,7 @@ fn bounds(scope: &Scope<'_>, candidates: &[Candidate], on_progress: OnProgress<'
 fn work_out(
     scope: &Scope<'_>,
     candidates: &[Candidate],
-    bounded: &[(Seconds, usize)],
+    bounded: &[(Bound, usize)],
     tally: &mut Tally,
     on_progress: OnProgress<'_>,
 ) -> (Vec<Arranged>, Option<Dropped>) {
@@ -127,13 +127,13 @@ fn work_out(
     for batch in bounded.chunks(BATCH) {
         let best = ranking.first().map(|found| found.step_time);
         if let Some(best) = best
-            && batch[0].0 * BOUND_SLACK >= best
+            && batch[0].0.time * BOUND_SLACK >= best
         {
-            tally.open_bound = Some(batch[0].0 * BOUND_SLACK);
+            tally.open_bound = Some(batch[0].0.time * BOUND_SLACK);
             break;
         }
         let found: Vec<Result<Arranged, Dropped>> =
-            batch.par_iter().map(|&(_, at)| scope.evaluate(&candidates[at])).collect();
+            batch.par_iter().map(|(bound, at)| scope.evaluate(&candidates[*at], bound)).collect();
         done += batch.len();
         for result in found {
             match result {

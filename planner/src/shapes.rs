@@ -98,9 +98,13 @@ fn free(n: u64, facts: Facts) -> Vec<Shape> {
             }
         }
         for outer in outers {
-            let axes = outer.iter().copied().chain(split_heads(inner, facts.kv_heads));
-            let sizes: Vec<u64> = axes.filter(|&size| size > 1).collect();
-            push(&mut list, &sizes, vec![AxisRule::Free; sizes.len()], 1);
+            let around = outer.iter().map(|&size| (size, AxisRule::Around));
+            let inside = split_heads(inner, facts.kv_heads).into_iter().map(|size| (size, AxisRule::Free));
+            let axes: Vec<(u64, AxisRule)> = around.chain(inside).filter(|(size, _)| *size > 1).collect();
+            let sizes: Vec<u64> = axes.iter().map(|(size, _)| *size).collect();
+            // Two axes are few enough to leave both free.
+            let rule = |rule: AxisRule| if axes.len() <= 2 { AxisRule::Free } else { rule };
+            push(&mut list, &sizes, axes.iter().map(|(_, r)| rule(*r)).collect(), 1);
         }
     }
     list

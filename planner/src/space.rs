@@ -29,6 +29,8 @@ pub enum Reach {
 pub enum AxisRule {
     /// Whatever its reach allows.
     Free,
+    /// Sequences, tokens or experts, as if it crossed nodes: the outer axes of a mesh of three and more.
+    Around,
     /// Splits sequences.
     Sequences,
     /// Splits sequences, and experts where tokens are routed.
@@ -139,9 +141,12 @@ impl<'a> Space<'a> {
         let has = |wanted: Class| classes.iter().any(|(_, class, divides)| *class == wanted && *divides);
         let routed = has(Class::Experts) && self.on_slots(op);
         let (allowed, same) = allowed(view, routed, &has);
+        // Of several loops inside a product (KV heads, heads of a group) the first that divides stands for all.
+        let first_inside = classes.iter().find(|(_, class, divides)| *class == Class::Inside && *divides);
+        let stands = |id: FactorId, class: Class| class != Class::Inside || first_inside.is_some_and(|f| f.0 == id);
         let mut uses: Vec<AxisUse> = classes
             .iter()
-            .filter(|(_, class, divides)| *divides && allowed.contains(class))
+            .filter(|(id, class, divides)| *divides && allowed.contains(class) && stands(*id, *class))
             .map(|(id, ..)| AxisUse::Factor(*id))
             .collect();
         if same || uses.is_empty() {
@@ -183,7 +188,7 @@ fn allowed(view: AxisView, routed: bool, has: &dyn Fn(Class) -> bool) -> (Vec<Cl
     };
     match view.rule {
         AxisRule::Free if view.reach == Reach::Node => (vec![Sequences, Tokens, Experts, Inside], true),
-        AxisRule::Free => {
+        AxisRule::Free | AxisRule::Around => {
             let experts_only = routed && !has(Sequences) && !has(Tokens);
             (vec![Sequences, Tokens, Experts], !(has(Sequences) || has(Tokens) || experts_only))
         }

@@ -253,9 +253,9 @@ fn layer_elements(layer: &LayerDocument) -> Result<f64, String> {
         }
         total += elements;
     }
-    let parts = layer.ops.iter().filter_map(|op| match &op.kind {
-        OpKind::Split { sizes } => Some(sizes.iter().map(|&n| n as f64).sum::<f64>()),
-        _ => None,
+    let parts = layer.ops.iter().filter_map(|op| {
+        let OpKind::Split { sizes } = &op.kind else { return None };
+        Some(sizes.iter().map(|&n| n as f64).sum::<f64>())
     });
     if parts.into_iter().any(|sum| sum > MAX_ELEMENTS as f64) {
         return Err("the parts of a split are too large".into());

@@ -39,26 +39,26 @@ fn last((l, layer): (usize, &Layer), op: &Op, sizes: &SmallSizes) -> Option<(Cla
 fn adapt_kind(layer: (usize, &Layer), op: &Op, sequence: u64, sizes: &SmallSizes) -> OpKind {
     let mut kind = op.kind.clone();
     let Some((class, before, after)) = last(layer, op, sizes) else { return kind };
-    match &mut kind {
-        OpKind::Rope { dims, side, .. } => *dims = rotated(*dims, *side, (class, before, after), sizes),
-        OpKind::Attention { window: Some(window), .. } if *window < sequence => {
-            *window = (sizes.sequence / 2).max(1);
+    if let OpKind::Rope { dims, side, .. } = &mut kind {
+        *dims = rotated(*dims, *side, (class, before, after), sizes);
+    }
+    if let OpKind::Attention { window: Some(window), .. } = &mut kind {
+        // A window that hides something still does; one that hides nothing may stay.
+        *window = if *window < sequence { (sizes.sequence / 2).max(1) } else { *window };
+    }
+    if let OpKind::Split { sizes: parts } = &mut kind {
+        let sum = sizes.sums.iter().find(|sum| sum.total == class && sum.parts.len() == parts.len());
+        for (size, part) in parts.iter_mut().zip(sum.iter().flat_map(|sum| &sum.parts)) {
+            *size = match part {
+                Part::Class(class) => sizes.lengths[class.0],
+                Part::Constant(n) => *n,
+            };
         }
-        OpKind::Split { sizes: parts } => {
-            let sum = sizes.sums.iter().find(|sum| sum.total == class && sum.parts.len() == parts.len());
-            for (size, part) in parts.iter_mut().zip(sum.iter().flat_map(|sum| &sum.parts)) {
-                *size = match part {
-                    Part::Class(class) => sizes.lengths[class.0],
-                    Part::Constant(n) => *n,
-                };
-            }
-        }
-        OpKind::Route { top_k, groups, top_groups, .. } => {
-            let small = small_route(*top_k, *groups, *top_groups);
-            *top_k = if *top_k >= before { after } else { small.top_k.min(after) };
-            (*groups, *top_groups) = (small.groups, small.top_groups);
-        }
-        _ => {}
+    }
+    if let OpKind::Route { top_k, groups, top_groups, .. } = &mut kind {
+        let small = small_route(*top_k, *groups, *top_groups);
+        *top_k = if *top_k >= before { after } else { small.top_k.min(after) };
+        (*groups, *top_groups) = (small.groups, small.top_groups);
     }
     kind
 }
@@ -83,7 +83,7 @@ fn rotated(
     });
     let part = match side {
         RotarySide::First => fitting.next(),
-        RotarySide::Last => fitting.last(),
+        RotarySide::Last => fitting.next_back(),
     };
     part.unwrap_or((after / 2).next_multiple_of(2).min(after))
 }

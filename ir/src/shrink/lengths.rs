@@ -181,16 +181,15 @@ fn demands(open: &OpenPlan, classes: &Classes, cuts: &[Cut], sums: &[SumOf]) -> 
         for op in &layer.ops {
             let class = op.operands.first().and_then(|&tensor| classes.last((l, layer), tensor));
             let length = class.and_then(|class| classes.length(class)).unwrap_or(0);
-            match &op.kind {
-                OpKind::Rope { .. } => ask(class, 2, FEW),
-                OpKind::Route { top_k, groups, top_groups, group_score, .. } => {
-                    let small = small_route(*top_k, *groups, *top_groups);
-                    let pair = if *group_score == GroupScore::TopTwo { 2 } else { 1 };
-                    let in_group = small.top_k.div_ceil(small.top_groups).max(pair);
-                    let some_left = if *top_k < length { small.top_k + 1 } else { small.top_k };
-                    ask(class, small.groups, (small.groups * in_group).max(some_left));
-                }
-                _ => {}
+            if let OpKind::Rope { .. } = op.kind {
+                ask(class, 2, FEW);
+            }
+            if let OpKind::Route { top_k, groups, top_groups, group_score, .. } = op.kind {
+                let small = small_route(top_k, groups, top_groups);
+                let pair = if group_score == GroupScore::TopTwo { 2 } else { 1 };
+                let in_group = small.top_k.div_ceil(small.top_groups).max(pair);
+                let some_left = if top_k < length { small.top_k + 1 } else { small.top_k };
+                ask(class, small.groups, (small.groups * in_group).max(some_left));
             }
         }
     }
