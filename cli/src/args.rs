@@ -58,8 +58,12 @@ pub(crate) enum Command {
     MODEL is a Hugging Face config.json (or its folder), a native model, or a name of `planner models`.\n\
     CLUSTER is a cluster.json or a name of `planner clusters`.")]
 pub(crate) struct OptimizeArgs {
+    /// File or name of a model
+    pub(crate) model: String,
+    /// File or name of a cluster
+    pub(crate) cluster: String,
     #[command(flatten)]
-    pub(crate) question: QuestionArgs,
+    pub(crate) job: JobArgs,
     /// Choices to keep, comma-separated: any option of `planner estimate --help` from --tp to --layers-per-stage,
     /// without its dashes, such as tp=8,pp=4
     #[arg(long, value_name = "NAME=VALUE,...")]
@@ -82,11 +86,17 @@ pub(crate) struct OptimizeArgs {
     Without a word, degrees are 1, --dp takes the remaining devices, the schedule is 1f1b (interleaved with --vpp),\n\
     nothing is recomputed, ZeRO is 1, and sequence parallelism is on where --tp is above 1.")]
 pub(crate) struct EstimateArgs {
+    /// File or name of a model
+    #[arg(required_unless_present = "plan")]
+    pub(crate) model: Option<String>,
+    /// File or name of a cluster
+    #[arg(required_unless_present = "plan")]
+    pub(crate) cluster: Option<String>,
     #[command(flatten)]
-    pub(crate) question: Option<QuestionArgs>,
+    pub(crate) job: JobArgs,
     /// Predict this plan instead of one that the options name
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["QuestionArgs", "PinArgs"])]
-    pub(crate) plan: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "PinArgs"])]
+    pub(crate) plan: Option<String>,
     #[command(flatten)]
     pub(crate) pins: PinArgs,
     #[command(flatten)]
@@ -96,13 +106,10 @@ pub(crate) struct EstimateArgs {
     pub(crate) json: bool,
 }
 
-/// What is trained, where, and how much of it.
+/// How much is trained, and how.
 #[derive(Debug, Args)]
-pub(crate) struct QuestionArgs {
-    /// File or name of a model
-    pub(crate) model: String,
-    /// File or name of a cluster
-    pub(crate) cluster: String,
+#[command(next_help_heading = "Job")]
+pub(crate) struct JobArgs {
     #[command(flatten)]
     pub(crate) size: SizeArgs,
     /// Tokens of a sequence [default: the model's, at most 8192]
@@ -117,9 +124,9 @@ pub(crate) struct QuestionArgs {
     /// Kernel of the attention core [default: flash]
     #[arg(long, value_enum)]
     pub(crate) attention: Option<AttentionArg>,
-    /// Update rule
-    #[arg(long, value_enum, default_value = "adamw")]
-    pub(crate) optimizer: OptimizerArg,
+    /// Update rule [default: adamw]
+    #[arg(long, value_enum)]
+    pub(crate) optimizer: Option<OptimizerArg>,
 }
 
 /// Another size of the same cluster.

@@ -32,7 +32,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
     match command {
         Command::Optimize(args) => optimize::run(args, terminal),
         Command::Estimate(args) => estimate::run(args, terminal),
-        Command::Verify(args) => verify::run(args, terminal),
+        Command::Verify(args) => verify::run_command(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
         Command::Models(args) => models::run(args, terminal),
         Command::Clusters(args) => clusters::run(args, terminal),

@@ -30,29 +30,36 @@ struct Estimate<'a> {
 
 /// Predicts the plan that the options name, or the one in a file.
 pub(crate) fn run(args: &EstimateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let (plan, defaults) = match (&args.question, &args.plan) {
-        (_, Some(file)) => (predicted_plan(&file.to_string_lossy())?, Vec::new()),
-        (Some(question), None) => {
-            let mut question = Question::read(question)?;
-            let n_devices = question.request.cluster.n_devices();
-            question.request.pins = pins::complete(&pins::of(&args.pins), &question.request.model, n_devices)?;
-            let found = search(&question.request, &args.threads, terminal)?;
-            // What was pinned was not searched for: there is nothing to say of the search.
-            (Plan { search: None, runners_up: Vec::new(), ..question.sign(found) }, question.defaults)
-        }
-        (None, None) => {
-            let what = "give MODEL and CLUSTER, or --plan FILE";
-            return Err(Failure::argument_with_hint(what, "see `planner estimate --help`"));
-        }
+    let (plan, defaults) = match (&args.model, &args.cluster, &args.plan) {
+        (_, _, Some(file)) => (of_file(file, terminal)?, Vec::new()),
+        (Some(model), Some(cluster), None) => of_options(Question::read(model, cluster, &args.job)?, args, terminal)?,
+        (None, _, None) | (_, None, None) => return Err(Failure::bug("neither a question nor a plan was asked for")),
     };
     let text = if args.json { json(&plan)? } else { report(&plan, &defaults) };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
 
-/// The plan of a file with its prediction made anew.
-fn predicted_plan(file: &str) -> Result<Plan, Failure> {
+/// The plan that the options name, and the settings that they left open.
+fn of_options(
+    mut question: Question,
+    args: &EstimateArgs,
+    terminal: &mut Terminal<'_>,
+) -> Result<(Plan, Vec<&'static str>), Failure> {
+    let n_devices = question.request.cluster.n_devices();
+    question.request.pins = pins::complete(&pins::of(&args.pins), &question.request.model, n_devices)?;
+    let found = search(&question.request, &args.threads, terminal)?;
+    // What was pinned was not searched for: there is nothing to say of the search.
+    Ok((Plan { search: None, runners_up: Vec::new(), ..question.sign(found) }, question.defaults))
+}
+
+/// The plan of a file, with the figures that it holds.
+fn of_file(file: &str, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
     let (plan, _) = input::plan(file)?;
+    if plan.predicted.is_none() {
+        return Err(Failure::argument(format!("{file}: predicted: the plan holds no figures")));
+    }
+    writeln!(terminal.err, "the figures are those that planner {} wrote", plan.tool_version)?;
     Ok(plan)
 }
 

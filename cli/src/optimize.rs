@@ -13,7 +13,7 @@ use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
 pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let mut question = Question::read(&args.question)?;
+    let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
     question.request.pins = pins::read(&args.pin)?;
     let plan = question.sign(search(&question.request, &args.threads, terminal)?);
     let text = json(&plan)?;

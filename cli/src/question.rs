@@ -6,7 +6,7 @@ use ir::plan::{InputDigests, Plan};
 use ir::work::AttentionKernel;
 use planner::request::{Job, Pins, Request};
 
-use crate::args::{AttentionArg, OptimizerArg, PrecisionArg, QuestionArgs, SizeArgs};
+use crate::args::{AttentionArg, JobArgs, OptimizerArg, PrecisionArg, SizeArgs};
 use crate::failure::Failure;
 use crate::input;
 
@@ -23,9 +23,9 @@ pub(crate) struct Question {
 
 impl Question {
     /// Reads the files and fills in defaults; nothing is pinned.
-    pub(crate) fn read(args: &QuestionArgs) -> Result<Self, Failure> {
-        let model = input::model(&args.model)?;
-        let described = input::cluster(&args.cluster)?;
+    pub(crate) fn read(model: &str, cluster: &str, args: &JobArgs) -> Result<Self, Failure> {
+        let model = input::model(model)?;
+        let described = input::cluster(cluster)?;
         let cluster = resized(described.value, &args.size)?;
         let defaults = Job::defaults(&model.value, &cluster);
         let sequence = args.seq_len.unwrap_or(defaults.sequence);
@@ -37,12 +37,13 @@ impl Question {
         };
         // There is one update rule; the match will ask for more when there are more.
         match args.optimizer {
-            OptimizerArg::AdamW => {}
+            Some(OptimizerArg::AdamW) | None => {}
         }
         let given = [
             ("sequence", args.seq_len.is_some()),
             ("global batch", args.global_batch.is_some()),
             ("precision", args.precision.is_some()),
+            ("optimizer", args.optimizer.is_some()),
             ("attention", args.attention.is_some()),
         ];
         Ok(Self {

@@ -1,9 +1,278 @@
-//! `planner verify`.
+//! `planner verify`: a small copy of a plan, run with real numbers and held to one device and to the prediction.
 
-use crate::args::VerifyArgs;
+use executor::compare::{Comparison, Precision, Quantity, compare};
+use executor::error::ExecutorError;
+use executor::kernels::Real;
+use executor::run::{Outcome, run};
+use ir::plan::Plan;
+use ir::plan::check::{OpenPlan, open};
+use ir::shrink::{ShrinkError, ShrinkLimits, Shrunk, shrink};
+use serde::Serialize;
+
+use crate::args::{ElementArg, VerifyArgs};
 use crate::failure::Failure;
+use crate::figures;
+use crate::input;
+use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
 
-pub(crate) fn run(_args: &VerifyArgs, _terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    Err(Failure::argument("not yet"))
+mod copy;
+mod counts;
+
+use copy::SmallRun;
+use counts::{BytesCheck, Counted, counted, predicted};
+
+/// Differences that are told; there may be as many as tensors.
+const SHOWN: usize = 8;
+
+/// The command's answer.
+#[derive(Serialize)]
+struct Verdict {
+    verified: bool,
+    model: String,
+    roles: String,
+    shrunk: Vec<String>,
+    n_ranks: u64,
+    n_steps: u32,
+    runs: Vec<RunVerdict>,
+}
+
+/// The answer for one number format.
+#[derive(Serialize)]
+struct RunVerdict {
+    precision: &'static str,
+    tolerance: f64,
+    numbers_equal: bool,
+    n_tensors: usize,
+    /// Everything that differs too much, else the one that differs most.
+    worst: Vec<Difference>,
+    unmatched: Vec<String>,
+    bytes: Vec<BytesCheck>,
+    saved: Vec<BytesCheck>,
+    peak_saved: Vec<BytesCheck>,
+    losses: Vec<f64>,
+}
+
+#[derive(Serialize)]
+struct Difference {
+    quantity: &'static str,
+    step: usize,
+    layer_idx: usize,
+    tensor: String,
+    difference: f64,
+    /// In units of what is allowed.
+    excess: f64,
+}
+
+/// Verifies a plan, or says what differs.
+pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    let (plan, _) = input::plan(&args.plan)?;
+    let small = shrunk(&args.plan, &plan, args.ranks)?;
+    writeln!(terminal.err, "running {} of the shrunk plan", figures::counted(small.plan.n_devices(), "rank"))?;
+    let opened = open(&small.plan).map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
+    let verdict = verdict(&small, &opened, args.precision)?;
+    let text = if args.json { json(&verdict)? } else { report(&verdict) };
+    write!(terminal.out, "{text}")?;
+    if verdict.verified {
+        return Ok(());
+    }
+    Err(Failure::NotVerified(format!("{}: {}", args.plan, first_difference(&verdict))))
+}
+
+fn shrunk(file: &str, plan: &Plan, max_ranks: u64) -> Result<Shrunk, Failure> {
+    shrink(plan, &ShrinkLimits { max_ranks }).map_err(|error| match error {
+        ShrinkError::TooManyRanks { .. } => {
+            Failure::argument_with_hint(format!("{file}: {error}"), "allow more with --ranks")
+        }
+        ShrinkError::Plan(_) => Failure::argument(format!("{file}: {error}")),
+        ShrinkError::Broken(_) => Failure::bug(error.to_string()),
+    })
+}
+
+fn verdict(small: &Shrunk, opened: &OpenPlan, precision: ElementArg) -> Result<Verdict, Failure> {
+    let run = SmallRun::new(&small.plan, opened)?;
+    let mut runs = Vec::new();
+    if precision != ElementArg::F32 {
+        runs.push(held::<f64>(&run, Precision::F64)?);
+    }
+    if precision != ElementArg::F64 {
+        runs.push(held::<f32>(&run, Precision::F32)?);
+    }
+    Ok(Verdict {
+        verified: runs.iter().all(RunVerdict::holds),
+        model: small.plan.model.name.clone(),
+        roles: small.plan.roles.to_string(),
+        shrunk: small.changes.clone(),
+        n_ranks: small.plan.n_devices(),
+        n_steps: copy::STEPS,
+        runs,
+    })
+}
+
+/// Runs the copy and one device, and holds one to the other and the copy's bytes to the prediction.
+fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdict, Failure> {
+    let execution = small.execution();
+    let reference = small.reference();
+    let failed = |who: &str, error: &ExecutorError| Failure::NotVerified(format!("{who}: {error}"));
+    // All links are one here: bytes are compared by what they are for.
+    let expected: Outcome =
+        run::<E>(&reference.execution(&execution), &|_, _| 0).map_err(|error| failed("one device", &error))?;
+    let found: Outcome = run::<E>(&execution, &|_, _| 0).map_err(|error| failed("the plan", &error))?;
+    let should = predicted(small, size_of::<E>() as u64);
+    Ok(RunVerdict::of(&compare(&expected, &found, precision), precision, &found, (&should, &counted(&found))))
+}
+
+impl RunVerdict {
+    fn of(
+        comparison: &Comparison,
+        precision: Precision,
+        outcome: &Outcome,
+        (should, is): (&Counted, &Counted),
+    ) -> Self {
+        let failures = comparison.failures().count();
+        let told = comparison.worst.iter().take(failures.clamp(1, SHOWN));
+        Self {
+            precision: match precision {
+                Precision::F32 => "f32",
+                Precision::F64 => "f64",
+            },
+            tolerance: precision.tolerance(),
+            numbers_equal: comparison.is_equal(),
+            n_tensors: comparison.worst.len(),
+            worst: told
+                .map(|one| Difference {
+                    quantity: match one.quantity {
+                        Quantity::Loss => "loss",
+                        Quantity::Gradient => "gradient",
+                        Quantity::Parameter => "parameter",
+                    },
+                    step: one.step,
+                    layer_idx: one.layer_idx,
+                    tensor: one.tensor.clone(),
+                    difference: one.difference,
+                    excess: one.excess,
+                })
+                .collect(),
+            unmatched: comparison.unmatched.clone(),
+            bytes: BytesCheck::all(&should.sent, &is.sent),
+            saved: BytesCheck::all(&should.saved, &is.saved),
+            peak_saved: BytesCheck::all(&should.peak_saved, &is.peak_saved),
+            losses: outcome.losses.clone(),
+        }
+    }
+
+    fn holds(&self) -> bool {
+        self.numbers_equal && self.checks().all(BytesCheck::holds)
+    }
+
+    fn checks(&self) -> impl Iterator<Item = &BytesCheck> {
+        self.bytes.iter().chain(&self.saved).chain(&self.peak_saved)
+    }
+}
+
+/// What is wrong, in a sentence; the first thing where there are several.
+fn first_difference(verdict: &Verdict) -> String {
+    for run in &verdict.runs {
+        if let Some(worst) = run.worst.first().filter(|worst| worst.excess > 1.0) {
+            return format!("in {} {}", run.precision, sentence(worst));
+        }
+        if let Some(what) = run.unmatched.first() {
+            return format!("in {} {what}", run.precision);
+        }
+        if let Some(check) = run.checks().find(|check| !check.holds()) {
+            return format!("in {} {check}", run.precision);
+        }
+    }
+    "something differs".into()
+}
+
+fn sentence(difference: &Difference) -> String {
+    let Difference { quantity, step, layer_idx, tensor, difference, excess } = difference;
+    let of = if tensor.is_empty() { String::new() } else { format!(" of `{tensor}` of layer {layer_idx}") };
+    format!("the {quantity}{of} in step {step} differs by {difference:.2e}, {excess:.2e} of what is allowed")
+}
+
+fn report(verdict: &Verdict) -> String {
+    let mut parts = vec![list(&[
+        ("plan", format!("{}, {}", verdict.model, verdict.roles)),
+        ("shrunk", if verdict.shrunk.is_empty() { "nothing".into() } else { verdict.shrunk.join(", ") }),
+        (
+            "run",
+            format!(
+                "{} on threads for {} steps, against one device",
+                figures::counted(verdict.n_ranks, "rank"),
+                verdict.n_steps
+            ),
+        ),
+    ])];
+    parts.push(numbers(&verdict.runs));
+    if let Some(run) = verdict.runs.first() {
+        parts.push(bytes(run));
+    }
+    for run in verdict.runs.iter().filter(|run| !run.holds()) {
+        parts.push(differences(run));
+    }
+    parts.push(if verdict.verified { "verified\n".into() } else { "NOT verified\n".into() });
+    parts.join("\n")
+}
+
+fn numbers(runs: &[RunVerdict]) -> String {
+    let columns = [
+        ("numbers", Side::Left),
+        ("compared", Side::Right),
+        ("tolerance", Side::Right),
+        ("largest difference", Side::Right),
+        ("of what is allowed", Side::Right),
+        ("", Side::Left),
+    ];
+    let rows: Vec<Vec<String>> = runs
+        .iter()
+        .map(|run| {
+            let worst = run.worst.first();
+            vec![
+                run.precision.into(),
+                figures::counted(run.n_tensors as u64, "tensor"),
+                format!("{:.0e}", run.tolerance),
+                worst.map_or("-".into(), |worst| format!("{:.2e}", worst.difference)),
+                worst.map_or("-".into(), |worst| figures::percent(worst.excess)),
+                if run.numbers_equal { "equal".into() } else { "DIFFERENT".into() },
+            ]
+        })
+        .collect();
+    table(&columns, &rows)
+}
+
+fn bytes(run: &RunVerdict) -> String {
+    let columns = [
+        ("bytes", Side::Left),
+        ("predicted", Side::Right),
+        ("counted", Side::Right),
+        ("", Side::Left),
+    ];
+    let row = |check: &BytesCheck| {
+        let words = if check.holds() { "equal" } else { "DIFFERENT" };
+        vec![check.what.clone(), figures::grouped(check.predicted), figures::grouped(check.counted), words.into()]
+    };
+    let mut rows: Vec<Vec<String>> = run.bytes.iter().map(row).collect();
+    rows.push(row(&BytesCheck::sum("saved activations, all ranks", &run.saved)));
+    rows.push(row(&BytesCheck::sum("most saved at once, all ranks", &run.peak_saved)));
+    format!("in {}:\n{}", run.precision, table(&columns, &rows))
+}
+
+/// Everything that differs, a line each, as far as it is told.
+fn differences(run: &RunVerdict) -> String {
+    let numbers = run.worst.iter().filter(|worst| worst.excess > 1.0).map(sentence);
+    let bytes = run.checks().filter(|check| !check.holds()).map(ToString::to_string);
+    let all: Vec<String> = numbers.chain(run.unmatched.iter().cloned()).chain(bytes).collect();
+    let mut text: String = all.iter().take(SHOWN).map(|line| format!("in {}: {line}\n", run.precision)).collect();
+    if all.len() > SHOWN {
+        text.push_str(&format!("in {}: and {} more; --json has all\n", run.precision, all.len() - SHOWN));
+    }
+    text
+}
+
+fn json(verdict: &Verdict) -> Result<String, Failure> {
+    serde_json::to_string_pretty(verdict)
+        .map(|text| text + "\n")
+        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
 }

@@ -105,6 +105,12 @@ pub fn program_memory(
     memory
 }
 
+/// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered
+/// (FSDP: Zhao et al. 2023, arXiv 2304.11277, section 4.4).
+pub fn doubles_as_master(storage: Storage) -> bool {
+    !storage.parameter.is_empty() && storage.parameter == storage.optimizer
+}
+
 struct Account<'a> {
     context: &'a MemoryContext<'a>,
     layer: &'a Layer,
@@ -237,7 +243,9 @@ impl Account<'_> {
                 axes.axes().iter().fold(whole, |elements, &axis| elements.div_ceil(self.mesh.size(axis)))
                     as f64
             };
-            memory.parameters += one.parameter * cut(update.storage.parameter);
+            if !doubles_as_master(update.storage) {
+                memory.parameters += one.parameter * cut(update.storage.parameter);
+            }
             memory.gradients += one.gradient * cut(update.storage.gradient);
             memory.optimizer += one.optimizer() * cut(update.storage.optimizer);
             if !update.storage.parameter.is_empty() {

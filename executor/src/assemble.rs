@@ -41,7 +41,12 @@ pub(crate) fn assemble(
             match whole[element] {
                 Some((other, held)) if held != value && !(held.is_nan() && value.is_nan()) => {
                     let (ranks, values) = ((other, rank), (held, value));
-                    return Err(ExecutorError::Disagreement { what: layout.what.clone(), element, ranks, values });
+                    return Err(ExecutorError::Disagreement {
+                        what: layout.what.clone(),
+                        element,
+                        ranks,
+                        values,
+                    });
                 }
                 Some(_) => {}
                 None => whole[element] = Some((rank, value)),
@@ -49,7 +54,8 @@ pub(crate) fn assemble(
         }
     }
     let hole = |element| ExecutorError::Hole { what: layout.what.clone(), element };
-    let values = whole.into_iter().enumerate().map(|(i, held)| held.map(|(_, value)| value).ok_or_else(|| hole(i)));
+    let values =
+        whole.into_iter().enumerate().map(|(i, held)| held.map(|(_, value)| value).ok_or_else(|| hole(i)));
     let values = values.collect::<Result<Vec<f64>, _>>()?;
     ArrayD::from_shape_vec(IxDyn(&shape), values).map_err(|_| hole(0))
 }

@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn blocks_apart_have_an_empty_intersection() {
-        let part = Block(vec![0..2]).intersection(&Block(vec![4..6]));
-        assert_eq!(part.len(), 0);
-        assert_eq!(Block(vec![4..6]).intersection(&Block(vec![0..2])).len(), 0);
+        let (first, last) = (Block(vec![0..2, 0..1]), Block(vec![4..6, 0..1]));
+        assert_eq!(first.intersection(&last), Block(vec![2..2, 0..1]));
+        assert_eq!(last.intersection(&first), Block(vec![4..4, 0..1]));
     }
 }

@@ -123,7 +123,8 @@ impl Judge {
     fn tensors(&mut self, quantity: Quantity, reference: &[Tensors], found: &[Tensors]) {
         for (step, (reference, found)) in reference.iter().zip(found).enumerate() {
             let extra = found.keys().filter(|key| !reference.contains_key(key));
-            let extra = extra.map(|(layer, name)| format!("`{name}` of layer {layer} is not in the reference"));
+            let extra =
+                extra.map(|(layer, name)| format!("`{name}` of layer {layer} is not in the reference"));
             self.found.unmatched.extend(extra);
             for ((layer_idx, name), b) in reference {
                 match found.get(&(*layer_idx, name.clone())) {
@@ -137,7 +138,8 @@ impl Judge {
     fn tensor(&mut self, key: (Quantity, usize, usize, &str), b: &ArrayD<f64>, a: &ArrayD<f64>) {
         let (quantity, step, layer_idx, name) = key;
         if a.shape() != b.shape() {
-            let text = format!("`{name}` of layer {layer_idx} has shape {:?}, expected {:?}", a.shape(), b.shape());
+            let text =
+                format!("`{name}` of layer {layer_idx} has shape {:?}, expected {:?}", a.shape(), b.shape());
             return self.found.unmatched.push(text);
         }
         let apart = |(a, b): (&f64, &f64)| if (a - b).is_nan() { f64::INFINITY } else { (a - b).abs() };
@@ -165,6 +167,8 @@ mod tests {
             counters: Counters::default(),
             saved: Vec::new(),
             peak_saved: Vec::new(),
+            routes: crate::routing::Routes::default(),
+            rerouted: std::collections::BTreeMap::new(),
         }
     }
 

@@ -90,14 +90,19 @@ impl<'a> Exchange<'a> {
     fn new(seat: &Seat<'_>, step: &Step, subject: &'a Subject<'a>) -> Self {
         let devices = seat.mesh.group(seat.device, &step.axes);
         let first = u64::from(seat.stage) * seat.mesh.n_devices();
-        let of = |device: u64, sharding| Block::of(sharding, seat.mesh, &seat.mesh.coordinates(device), subject.shape);
+        let of = |device: u64, sharding| {
+            Block::of(sharding, seat.mesh, &seat.mesh.coordinates(device), subject.shape)
+        };
         let zero = |axis: &AxisId| seat.coordinates[axis.0] == 0;
         Self {
             subject,
             group: devices.iter().map(|device| (first + device) as usize).collect(),
             before: seat.block(step.before, subject.shape),
             after: seat.block(step.after, subject.shape),
-            members: devices.iter().map(|&device| (of(device, step.before), of(device, step.after))).collect(),
+            members: devices
+                .iter()
+                .map(|&device| (of(device, step.before), of(device, step.after)))
+                .collect(),
             is_first: step.axes.iter().all(zero),
         }
     }
@@ -110,8 +115,12 @@ impl<'a> Exchange<'a> {
     ) -> Result<ArrayD<E>, ExecutorError> {
         let tag = self.subject.tag.clone();
         match kind {
-            StepKind::AllReduce => self.whole(comm.all_reduce(&self.group, tag, elements(tensor), Reduce::Sum)?),
-            StepKind::AllReduceMax => self.whole(comm.all_reduce(&self.group, tag, elements(tensor), Reduce::Max)?),
+            StepKind::AllReduce => {
+                self.whole(comm.all_reduce(&self.group, tag, elements(tensor), Reduce::Sum)?)
+            }
+            StepKind::AllReduceMax => {
+                self.whole(comm.all_reduce(&self.group, tag, elements(tensor), Reduce::Max)?)
+            }
             StepKind::ReduceScatter { .. } => {
                 let parts = self.parts(&tensor);
                 self.whole(comm.reduce_scatter_blocks(&self.group, tag, parts, Reduce::Sum)?)
@@ -135,7 +144,8 @@ impl<'a> Exchange<'a> {
 
     /// What goes to each member.
     fn parts<E: Real>(&self, tensor: &ArrayD<E>) -> Vec<Vec<E>> {
-        let part = |(_, after): &(Block, Block)| elements(self.before.cut(tensor, &self.before.intersection(after)));
+        let part =
+            |(_, after): &(Block, Block)| elements(self.before.cut(tensor, &self.before.intersection(after)));
         self.members.iter().map(part).collect()
     }
 
@@ -158,13 +168,21 @@ impl<'a> Exchange<'a> {
             .map_err(|_| self.wrong(&[n], &self.after, "after"))
     }
 
-    fn expect_shape<E: Real>(&self, tensor: &ArrayD<E>, block: &Block, when: &str) -> Result<(), ExecutorError> {
+    fn expect_shape<E: Real>(
+        &self,
+        tensor: &ArrayD<E>,
+        block: &Block,
+        when: &str,
+    ) -> Result<(), ExecutorError> {
         if tensor.shape() == block.shape() { Ok(()) } else { Err(self.wrong(tensor.shape(), block, when)) }
     }
 
     fn wrong(&self, found: &[usize], block: &Block, when: &str) -> ExecutorError {
         let expected = block.shape();
-        ExecutorError::Unfit(format!("{}: shape {found:?} {when} a step, expected {expected:?}", self.subject.tag))
+        ExecutorError::Unfit(format!(
+            "{}: shape {found:?} {when} a step, expected {expected:?}",
+            self.subject.tag
+        ))
     }
 }
 
@@ -190,9 +208,10 @@ mod tests {
 
     /// A term of the tensor: what one coordinate of the partial axes adds to it. The terms are powers of two apart.
     fn local(seat: &Seat<'_>, sharding: Sharding, shape: &[u64]) -> ArrayD<f64> {
-        let whole = ArrayD::from_shape_fn(IxDyn(&shape.iter().map(|&n| n as usize).collect::<Vec<_>>()), |i| {
-            i.slice().iter().fold(1.0, |value, &row| 10.0 * value + row as f64)
-        });
+        let whole =
+            ArrayD::from_shape_fn(IxDyn(&shape.iter().map(|&n| n as usize).collect::<Vec<_>>()), |i| {
+                i.slice().iter().fold(1.0, |value, &row| 10.0 * value + row as f64)
+            });
         let all = Block::of(Sharding::REPLICATED, seat.mesh, &seat.coordinates, shape);
         let mut own = all.cut(&whole, &seat.block(sharding, shape));
         for axis in seat.mesh.axis_ids() {
@@ -228,7 +247,11 @@ mod tests {
                 Some(total.map_or_else(|| term.clone(), |total| total + term))
             });
             let finished = partial.iter().fold(to, |s, &axis| s.with(axis, Replicate));
-            assert_eq!(total.unwrap(), local(&seat, finished, shape), "{from:?} to {to:?} on device {device}");
+            assert_eq!(
+                total.unwrap(),
+                local(&seat, finished, shape),
+                "{from:?} to {to:?} on device {device}"
+            );
         }
         Ok(())
     }

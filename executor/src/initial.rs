@@ -52,7 +52,13 @@ fn mix(state: u64) -> u64 {
 }
 
 /// Initial value of a parameter of the layer at `layer_idx`.
-pub(crate) fn parameter(seed: u64, layer_idx: usize, layer: &Layer, tensor: TensorId, init: Init) -> ArrayD<f64> {
+pub(crate) fn parameter(
+    seed: u64,
+    layer_idx: usize,
+    layer: &Layer,
+    tensor: TensorId,
+    init: Init,
+) -> ArrayD<f64> {
     let random = Random::new(seed, layer_idx as u64, &layer.tensors[tensor.0].name);
     // A parameter has no dim of the batch.
     let shape = layer.shape(tensor, &layer.sizes(0, 0));
@@ -120,7 +126,9 @@ impl Batch<'_> {
         let dims: Vec<&Dim> = layer.tensors[tensor.0].dims.iter().map(|dim| &layer.dims[dim.0]).collect();
         match data {
             Data::Tokens => Value::Index(self.by_place(&shape, &dims, |row, at| self.token(seq, row, at))),
-            Data::Labels => Value::Index(self.by_place(&shape, &dims, |row, at| self.token(seq, row, at + 1))),
+            Data::Labels => {
+                Value::Index(self.by_place(&shape, &dims, |row, at| self.token(seq, row, at + 1)))
+            }
             Data::Positions => Value::Index(self.by_place(&shape, &dims, |_, at| at as i64)),
             Data::AlibiSlopes => {
                 let heads = shape.iter().product();
@@ -202,8 +210,13 @@ mod tests {
     #[test]
     fn labels_are_the_tokens_that_follow() {
         let batch = Batch { seed: 1, positions: &[0, 3, 1, 2], vocabulary: 50, micro_batch: 2 };
-        let dims = [Dim { name: "b".into(), extent: Extent::MicroBatch }, Dim { name: "s".into(), extent: Extent::Sequence }];
-        let of = |shift| batch.by_place(&[2, 4], &dims.iter().collect::<Vec<_>>(), |r, p| batch.token(5, r, p + shift));
+        let dims = [
+            Dim { name: "b".into(), extent: Extent::MicroBatch },
+            Dim { name: "s".into(), extent: Extent::Sequence },
+        ];
+        let of = |shift| {
+            batch.by_place(&[2, 4], &dims.iter().collect::<Vec<_>>(), |r, p| batch.token(5, r, p + shift))
+        };
         let (tokens, labels) = (of(0), of(1));
         for row in 0..2 {
             assert_eq!(labels[[row, 0]], tokens[[row, 2]]);

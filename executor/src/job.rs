@@ -110,8 +110,10 @@ impl Execution<'_> {
     /// All layers in the model's order.
     pub(crate) fn instances(&self) -> Vec<Instance> {
         let of_chunk = |(chunk, layers): (usize, &Chunk)| {
-            let instance = move |choice: &usize| {
-                Instance { kind: self.choices[*choice].0, choice: *choice, chunk: chunk as u32 }
+            let instance = move |choice: &usize| Instance {
+                kind: self.choices[*choice].0,
+                choice: *choice,
+                chunk: chunk as u32,
             };
             layers.layers.iter().map(instance).collect::<Vec<_>>()
         };
@@ -141,7 +143,8 @@ impl Reference {
         let choices = used.keys().map(|&kind| (kind, whole_choice(&execution.model.layers[kind]))).collect();
         let action = |section, micro_batch| Action { rank: 0, section, virtual_stage: 0, micro_batch };
         let micro_batches = 0..execution.n_micro_batches;
-        let row = micro_batches.flat_map(|m| [action(Section::Forward, m), action(Section::Backward, m)]).collect();
+        let row =
+            micro_batches.flat_map(|m| [action(Section::Forward, m), action(Section::Backward, m)]).collect();
         Self {
             mesh: Mesh { axes: Vec::new() },
             chunk: Chunk { layers: kinds.iter().map(|kind| used[kind]).collect() },

@@ -24,9 +24,13 @@ mod convert;
 
 mod initial;
 
+mod routing;
+
 mod prepare;
 
 mod rank;
+
+mod operate;
 
 mod update;
 
@@ -37,3 +41,5 @@ pub mod run;
 pub mod compare;
 
 pub use label::Class;
+
+pub use routing::Routes;

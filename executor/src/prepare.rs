@@ -1,19 +1,27 @@
 //! What all ranks of a run share: programs, parameters, tokens, and where chunks and ties meet. Checked once, here.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use ir::conversion::{Step, steps};
 use ir::graph::{Layer, Role, Sizes, TensorId};
+use ir::lower::LayerChoice;
 use ir::program::{Program, Update};
 use ir::schedule::check_table;
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
+use ir::strategy::Strategy;
 use ndarray::ArrayD;
 
 use crate::error::ExecutorError;
 use crate::initial::{self, Batch};
 use crate::job::{Execution, Instance, LayerIdx};
+use crate::kernels;
 use crate::label::{Phase, Place};
+use crate::routing::Routes;
+
+/// Rows of every loop of an operator.
+pub(crate) type Rows = Vec<Range<u64>>;
 
 /// A parameter of the run.
 pub(crate) type ParameterKey = (LayerIdx, TensorId);
@@ -29,6 +37,10 @@ pub(crate) struct Prepared<'a> {
     pub(crate) sizes: Vec<Sizes>,
     /// Per kind of layer and operator.
     pub(crate) signatures: Vec<Vec<Signature>>,
+    /// Per device of a mesh, entry of `Execution::choices` and operator, the rows of every loop that it walks.
+    pub(crate) rows: Vec<Vec<Vec<Rows>>>,
+    /// Experts that routers are to choose.
+    pub(crate) routes: &'a Routes,
     /// Where chunk `c` takes over from chunk `c - 1`; `None` for the first.
     pub(crate) borders: Vec<Option<Border>>,
     /// Parameters that are one.
@@ -63,12 +75,19 @@ pub(crate) struct TiedPair {
 }
 
 impl<'a> Prepared<'a> {
-    pub(crate) fn new(execution: &'a Execution<'a>, programs: &'a [Program]) -> Result<Self, ExecutorError> {
+    pub(crate) fn new(
+        execution: &'a Execution<'a>,
+        programs: &'a [Program],
+        routes: &'a Routes,
+    ) -> Result<Self, ExecutorError> {
         check_counts(execution, programs)?;
         let instances = execution.instances();
         let positions = execution.token_order.positions(execution.sequence);
         let positions = positions.ok_or_else(|| {
-            unfit(format!("a sequence of {} tokens cannot be laid out {:?}", execution.sequence, execution.token_order))
+            unfit(format!(
+                "a sequence of {} tokens cannot be laid out {:?}",
+                execution.sequence, execution.token_order
+            ))
         })?;
         let layers = &execution.model.layers;
         let mut prepared = Self {
@@ -77,6 +96,8 @@ impl<'a> Prepared<'a> {
             instances,
             sizes: layers.iter().map(|l| l.sizes(execution.micro_batch, execution.sequence)).collect(),
             signatures: layers.iter().map(|l| l.ops.iter().map(|op| signature(l, op)).collect()).collect(),
+            rows: Vec::new(),
+            routes,
             borders: Vec::new(),
             ties: Vec::new(),
             initial: BTreeMap::new(),
@@ -84,6 +105,7 @@ impl<'a> Prepared<'a> {
             vocabulary: initial::vocabulary(execution.model)
                 .ok_or_else(|| unfit("the model has no vocabulary to draw tokens from".into()))?,
         };
+        prepared.rows = (0..execution.mesh.n_devices()).map(|device| prepared.find_rows(device)).collect();
         prepared.borders = prepared.find_borders()?;
         prepared.ties = prepared.find_ties()?;
         prepared.initial = prepared.draw_parameters();
@@ -144,6 +166,24 @@ impl<'a> Prepared<'a> {
         Batch { seed, positions: &self.positions, vocabulary: self.vocabulary, micro_batch }
     }
 
+    /// Position in its sequence of every token, as they are laid out.
+    pub(crate) fn positions(&self) -> &[u64] {
+        &self.positions
+    }
+
+    fn find_rows(&self, device: u64) -> Vec<Vec<Rows>> {
+        let mesh = self.execution.mesh;
+        let coordinates = mesh.coordinates(device);
+        let of_choice = |(kind, choice): &(usize, LayerChoice)| {
+            let pairs = self.signatures[*kind].iter().zip(&choice.strategies);
+            let rows = |(signature, &strategy): (&Signature, &Strategy)| {
+                kernels::blocks(signature, &self.sizes[*kind], strategy, mesh, &coordinates)
+            };
+            pairs.map(rows).collect()
+        };
+        self.execution.choices.iter().map(of_choice).collect()
+    }
+
     fn find_borders(&self) -> Result<Vec<Option<Border>>, ExecutorError> {
         let mut borders = vec![None];
         for layer_idx in 1..self.instances.len() {
@@ -160,15 +200,25 @@ impl<'a> Prepared<'a> {
             }
             if self.instances[layer_idx].chunk == self.instances[layer_idx - 1].chunk {
                 if sent.sharding != read.sharding || left != wanted {
-                    return Err(unfit(format!("{place}: the layer before gives the stream in another sharding")));
+                    return Err(unfit(format!(
+                        "{place}: the layer before gives the stream in another sharding"
+                    )));
                 }
                 continue;
             }
             let find = |from, to| {
-                steps(from, to).ok_or_else(|| unfit(format!("{place}: no conversion leads to its stream's sharding")))
+                steps(from, to)
+                    .ok_or_else(|| unfit(format!("{place}: no conversion leads to its stream's sharding")))
             };
             let (forward, backward) = (find(sent.sharding, read.sharding)?, find(left, wanted)?);
-            borders.push(Some(Border { layer_idx, sent: sent.sharding, gradient: wanted, forward, backward, shape }));
+            borders.push(Some(Border {
+                layer_idx,
+                sent: sent.sharding,
+                gradient: wanted,
+                forward,
+                backward,
+                shape,
+            }));
         }
         Ok(borders)
     }
@@ -184,9 +234,13 @@ impl<'a> Prepared<'a> {
             let (a, b) = (self.update(pair.owner)?, self.update(pair.copy)?);
             let shape = |(layer_idx, tensor)| self.shape(layer_idx, tensor);
             if shape(pair.owner) != shape(pair.copy) || a.used != b.used || a.storage != b.storage {
-                let name = |(layer_idx, tensor)| format!("`{}` of layer {layer_idx}", self.tensor_name(layer_idx, tensor));
+                let name = |(layer_idx, tensor)| {
+                    format!("`{}` of layer {layer_idx}", self.tensor_name(layer_idx, tensor))
+                };
                 let (owner, copy) = (name(pair.owner), name(pair.copy));
-                return Err(unfit(format!("{copy} is tied to {owner} but differs in shape, sharding or storage")));
+                return Err(unfit(format!(
+                    "{copy} is tied to {owner} but differs in shape, sharding or storage"
+                )));
             }
             ties.push(pair);
         }
@@ -199,7 +253,10 @@ impl<'a> Prepared<'a> {
             let layer = self.layer(layer_idx);
             for tensor in layer.parameters() {
                 let Role::Parameter(init) = layer.tensors[tensor.0].role else { continue };
-                drawn.insert((layer_idx, tensor), initial::parameter(self.execution.seed, layer_idx, layer, tensor, init));
+                drawn.insert(
+                    (layer_idx, tensor),
+                    initial::parameter(self.execution.seed, layer_idx, layer, tensor, init),
+                );
             }
         }
         for tie in &self.ties {
@@ -218,12 +275,23 @@ pub(crate) fn unfit(what: String) -> ExecutorError {
 fn check_counts(execution: &Execution<'_>, programs: &[Program]) -> Result<(), ExecutorError> {
     ir::graph::check(execution.model).map_err(|error| unfit(error.to_string()))?;
     let n_chunks = execution.chunks.len();
-    if let Some((kind, _)) = execution.choices.iter().find(|(kind, _)| *kind >= execution.model.layers.len()) {
+    if let Some((kind, _)) = execution.choices.iter().find(|(kind, _)| *kind >= execution.model.layers.len())
+    {
         return Err(unfit(format!("a choice is for layer kind {kind}, which does not exist")));
     }
+    let fits = |(kind, choice): &(usize, LayerChoice)| {
+        choice.strategies.len() == execution.model.layers[*kind].ops.len()
+    };
+    if let Some((kind, _)) = execution.choices.iter().find(|choice| !fits(choice)) {
+        return Err(unfit(format!("a choice for layer kind {kind} has not one strategy per operator")));
+    }
     let named = execution.chunks.iter().flat_map(|chunk| &chunk.layers);
-    if named.clone().any(|&choice| choice >= execution.choices.len()) || programs.len() != execution.choices.len() {
-        return Err(unfit("a chunk names a choice that does not exist, or there is not one program per choice".into()));
+    if named.clone().any(|&choice| choice >= execution.choices.len())
+        || programs.len() != execution.choices.len()
+    {
+        return Err(unfit(
+            "a chunk names a choice that does not exist, or there is not one program per choice".into(),
+        ));
     }
     if execution.chunks.iter().any(|chunk| chunk.layers.is_empty()) {
         return Err(unfit("a chunk has no layers".into()));
@@ -231,13 +299,19 @@ fn check_counts(execution: &Execution<'_>, programs: &[Program]) -> Result<(), E
     if !named.map(|&choice| execution.choices[choice].0).eq(execution.model.kinds_in_order()) {
         return Err(unfit("the chunks do not hold the model's layers in order".into()));
     }
-    if execution.table.len() != execution.n_stages as usize || !n_chunks.is_multiple_of(execution.table.len().max(1)) {
+    if execution.table.len() != execution.n_stages as usize
+        || !n_chunks.is_multiple_of(execution.table.len().max(1))
+    {
         let (n, p, rows) = (n_chunks, execution.n_stages, execution.table.len());
         return Err(unfit(format!("{n} chunks and a table of {rows} rows do not fit {p} stages")));
     }
     if execution.micro_batch == 0 || execution.sequence == 0 {
         return Err(unfit("a micro-batch needs at least one sequence of one token".into()));
     }
-    check_table(&execution.table, (n_chunks / execution.table.len().max(1)) as u32, execution.n_micro_batches)?;
+    check_table(
+        &execution.table,
+        (n_chunks / execution.table.len().max(1)) as u32,
+        execution.n_micro_batches,
+    )?;
     Ok(())
 }

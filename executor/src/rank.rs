@@ -4,9 +4,8 @@
 //! left in it, after backward nothing: both are checked, so that the bytes counted are the bytes held.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
-use ir::graph::{OpId, Role};
+use ir::graph::Role;
 use ir::program::{Instruction, Side, ValueId};
 use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
@@ -17,9 +16,10 @@ use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::initial::Slot;
 use crate::job::LayerIdx;
-use crate::kernels::{self, Context, Real, Tensor, Value};
+use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
 use crate::prepare::{Border, ParameterKey, Prepared, unfit};
+use crate::routing::Routes;
 use crate::update::State;
 
 /// Values of one layer and micro-batch.
@@ -38,6 +38,10 @@ pub(crate) struct Record {
     pub(crate) saved: BTreeMap<LayerIdx, u64>,
     /// Most bytes kept at one time.
     pub(crate) peak_saved: u64,
+    /// Experts chosen, if this rank saw all tokens.
+    pub(crate) routes: Routes,
+    /// Per layer, expert choices that were fixed against the rank's own.
+    pub(crate) rerouted: BTreeMap<LayerIdx, u64>,
 }
 
 /// Direction of the stream between chunks; both may be under way between the same two.
@@ -54,8 +58,6 @@ pub(crate) struct Rank<'a, E> {
     /// States of its parameters.
     pub(crate) states: BTreeMap<ParameterKey, State<E>>,
     pub(crate) record: Record,
-    /// Rows of every loop that it walks, per choice and operator.
-    blocks: BTreeMap<usize, Vec<Vec<Range<u64>>>>,
     /// Saved values per layer and micro-batch.
     saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
     saved_bytes: u64,
@@ -65,27 +67,20 @@ pub(crate) struct Rank<'a, E> {
 
 /// Where in the run a section is.
 #[derive(Clone, Copy)]
-struct At<'a> {
-    layer_idx: LayerIdx,
-    place: Place<'a>,
+pub(crate) struct At<'a> {
+    pub(crate) layer_idx: LayerIdx,
+    pub(crate) place: Place<'a>,
 }
 
 impl<'a, E: Real> Rank<'a, E> {
     pub(crate) fn new(run: &'a Prepared<'a>, rank: usize) -> Result<Self, ExecutorError> {
         let seat = Seat::new(run.execution.mesh, rank);
-        let mut blocks = BTreeMap::new();
         let mut states = BTreeMap::new();
         for layer_idx in run.layers_on(seat.stage) {
-            let instance = run.instances[layer_idx];
-            let (signatures, sizes) = (&run.signatures[instance.kind], &run.sizes[instance.kind]);
-            let strategies = &run.execution.choices[instance.choice].1.strategies;
-            let rows = signatures.iter().zip(strategies).map(|(signature, &strategy)| {
-                kernels::blocks(signature, sizes, strategy, seat.mesh, &seat.coordinates)
-            });
-            blocks.entry(instance.choice).or_insert_with(|| rows.collect());
             for update in &run.program(layer_idx).updates {
                 let key = (layer_idx, update.tensor);
-                let whole = run.initial.get(&key).ok_or_else(|| unfit("an update is of no parameter".into()))?;
+                let whole =
+                    run.initial.get(&key).ok_or_else(|| unfit("an update is of no parameter".into()))?;
                 states.insert(key, State::new(&seat, update, whole));
             }
         }
@@ -94,7 +89,6 @@ impl<'a, E: Real> Rank<'a, E> {
             seat,
             states,
             record: Record::default(),
-            blocks,
             saved: BTreeMap::new(),
             saved_bytes: 0,
             moved: BTreeMap::new(),
@@ -108,7 +102,8 @@ impl<'a, E: Real> Rank<'a, E> {
             let has_loss = self.seat.stage + 1 == self.run.execution.n_stages;
             self.record.losses.extend(has_loss.then_some(0.0));
             for &action in row {
-                let seq = u64::from(step) * u64::from(self.run.execution.n_micro_batches) + u64::from(action.micro_batch);
+                let seq = u64::from(step) * u64::from(self.run.execution.n_micro_batches)
+                    + u64::from(action.micro_batch);
                 match action.section {
                     Section::Forward => self.forward(comm, action, seq)?,
                     Section::Backward => self.backward(comm, action, seq)?,
@@ -138,7 +133,12 @@ impl<'a, E: Real> Rank<'a, E> {
         self.send_stream(comm, chunk, action, (seq, stream))
     }
 
-    fn backward(&mut self, comm: &mut RankComm<'_, E>, action: Action, seq: u64) -> Result<(), ExecutorError> {
+    fn backward(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        action: Action,
+        seq: u64,
+    ) -> Result<(), ExecutorError> {
         let chunk = action.chunk(self.run.execution.n_stages);
         let mut gradient = Some(self.receive_gradient(comm, chunk, action, seq)?);
         for layer_idx in self.run.layers_of(chunk).into_iter().rev() {
@@ -201,11 +201,17 @@ impl<'a, E: Real> Rank<'a, E> {
                 env.insert(*output, Value::Float(tensor.map_err(wrong)?));
             }
             Instruction::Forward { op, operands, results } => {
-                let found = self.run_forward(at, *op, operands, env)?;
+                let operands =
+                    operands.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
+                let found = self.run_forward(at, *op, &operands)?;
                 env.extend(results.iter().copied().zip(found));
             }
             Instruction::Backward { op, operands, gradients, results } => {
-                let found = self.run_backward(at, *op, (operands, gradients), env)?;
+                let find = |id: &Option<ValueId>| id.map(|id| self.find(at, env, id)).transpose();
+                let float = |id: &Option<ValueId>| id.map(|id| self.float(at, env, id)).transpose();
+                let operands = operands.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+                let gradients = gradients.iter().map(float).collect::<Result<Vec<_>, _>>()?;
+                let found = self.run_backward(at, *op, &operands, &gradients)?;
                 for (id, gradient) in results.iter().zip(found) {
                     match (id, gradient) {
                         (Some(id), Some(gradient)) => env.insert(*id, Value::Float(gradient)),
@@ -230,7 +236,8 @@ impl<'a, E: Real> Rank<'a, E> {
             Instruction::Accumulate { gradient, reduce } => {
                 let value = self.run.program(at.layer_idx).value(*gradient);
                 let block = self.float(at, env, *gradient)?.clone();
-                let tag = at.place.tag(Class::GradientAccumulate, self.run.tensor_name(at.layer_idx, value.tensor));
+                let tag =
+                    at.place.tag(Class::GradientAccumulate, self.run.tensor_name(at.layer_idx, value.tensor));
                 let shape = [block.len() as u64];
                 let subject = Subject { tag, shape: &shape };
                 let term = convert(comm, &self.seat, reduce, &subject, flattened(block))?;
@@ -264,51 +271,21 @@ impl<'a, E: Real> Rank<'a, E> {
         })
     }
 
-    fn run_forward(
+    fn find<'e>(
         &self,
-        at: At<'a>,
-        op: OpId,
-        operands: &[ValueId],
-        env: &Environment<E>,
-    ) -> Result<Vec<Value<E>>, ExecutorError> {
-        let operands = operands.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
-        kernels::forward(&self.context(at, op), &operands).map_err(|source| self.refused(at, op, source))
-    }
-
-    fn run_backward(
-        &self,
-        at: At<'a>,
-        op: OpId,
-        (operands, gradients): (&[Option<ValueId>], &[Option<ValueId>]),
-        env: &Environment<E>,
-    ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
-        let find = |id: &Option<ValueId>| id.map(|id| self.find(at, env, id)).transpose();
-        let float = |id: &Option<ValueId>| id.map(|id| self.float(at, env, id)).transpose();
-        let operands = operands.iter().map(find).collect::<Result<Vec<_>, _>>()?;
-        let gradients = gradients.iter().map(float).collect::<Result<Vec<_>, _>>()?;
-        let found = kernels::backward(&self.context(at, op), &operands, &gradients);
-        found.map_err(|source| self.refused(at, op, source))
-    }
-
-    fn context(&self, at: At<'a>, op: OpId) -> Context<'_> {
-        let instance = self.run.instances[at.layer_idx];
-        Context {
-            kind: &self.run.layer(at.layer_idx).ops[op.0].kind,
-            signature: &self.run.signatures[instance.kind][op.0],
-            blocks: &self.blocks[&instance.choice][op.0],
-        }
-    }
-
-    fn refused(&self, at: At<'_>, op: OpId, source: kernels::KernelError) -> ExecutorError {
-        let name = &self.run.layer(at.layer_idx).ops[op.0].name;
-        ExecutorError::Kernel { place: format!("{}, operator `{name}`", at.place), source }
-    }
-
-    fn find<'e>(&self, at: At<'_>, env: &'e Environment<E>, id: ValueId) -> Result<&'e Value<E>, ExecutorError> {
+        at: At<'_>,
+        env: &'e Environment<E>,
+        id: ValueId,
+    ) -> Result<&'e Value<E>, ExecutorError> {
         env.get(&id).ok_or_else(|| self.bad_value(at, id, "is read but not there".into()))
     }
 
-    fn float<'e>(&self, at: At<'_>, env: &'e Environment<E>, id: ValueId) -> Result<&'e Tensor<E>, ExecutorError> {
+    fn float<'e>(
+        &self,
+        at: At<'_>,
+        env: &'e Environment<E>,
+        id: ValueId,
+    ) -> Result<&'e Tensor<E>, ExecutorError> {
         let value = self.find(at, env, id)?.as_float();
         value.ok_or_else(|| self.bad_value(at, id, "is data where a number is needed".into()))
     }

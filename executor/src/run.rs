@@ -11,13 +11,14 @@ use crate::assemble::{Layout, assemble};
 use crate::convert::Seat;
 use crate::counters::Counters;
 use crate::error::ExecutorError;
-use crate::fabric::{TierOf, run_ranks};
+use crate::fabric::{RankComm, TierOf, run_ranks};
 use crate::instruction::CollectiveKind;
 use crate::job::{Execution, LayerIdx};
 use crate::kernels::Real;
 use crate::label::Class;
 use crate::prepare::{ParameterKey, Prepared};
 use crate::rank::{Rank, Record};
+use crate::routing::Routes;
 
 /// A parameter by the layer that has it and its name there.
 pub type ParameterName = (LayerIdx, String);
@@ -41,6 +42,10 @@ pub struct Outcome {
     pub saved: Vec<BTreeMap<LayerIdx, u64>>,
     /// Per rank, the most bytes so kept at one time.
     pub peak_saved: Vec<u64>,
+    /// Experts chosen by every router: noted by a run on one device, for [`run_routed`].
+    pub routes: Routes,
+    /// Per layer, how often a router's choice was fixed against its own, over all ranks, micro-batches and steps.
+    pub rerouted: BTreeMap<LayerIdx, u64>,
 }
 
 impl Outcome {
@@ -79,6 +84,20 @@ pub fn run<E: Real>(execution: &Execution<'_>, tier_of: &TierOf<'_>) -> Result<O
     run_programs::<E>(execution, &programs(execution)?, tier_of)
 }
 
+/// Like [`run`], but routers choose the experts that a reference run chose: in single precision rounding may decide
+/// between two that are close. What was fixed is in [`Outcome::rerouted`].
+///
+/// # Errors
+/// As for [`run`], and for a reference of another batch.
+pub fn run_routed<E: Real>(
+    execution: &Execution<'_>,
+    reference: &Outcome,
+    tier_of: &TierOf<'_>,
+) -> Result<Outcome, ExecutorError> {
+    let programs = programs(execution)?;
+    run_prepared::<E>(&Prepared::new(execution, &programs, &reference.routes)?, tier_of)
+}
+
 /// Runs an execution with given programs, one per entry of its choices.
 ///
 /// # Errors
@@ -88,14 +107,18 @@ pub fn run_programs<E: Real>(
     programs: &[Program],
     tier_of: &TierOf<'_>,
 ) -> Result<Outcome, ExecutorError> {
-    let prepared = Prepared::new(execution, programs)?;
+    run_prepared::<E>(&Prepared::new(execution, programs, &Routes::default())?, tier_of)
+}
+
+fn run_prepared<E: Real>(prepared: &Prepared<'_>, tier_of: &TierOf<'_>) -> Result<Outcome, ExecutorError> {
+    let execution = prepared.execution;
     let n_ranks = execution.n_ranks() as usize;
-    let body = |comm: &mut crate::fabric::RankComm<'_, E>| Rank::new(&prepared, comm.rank())?.run(comm);
+    let body = |comm: &mut RankComm<'_, E>| Rank::new(prepared, comm.rank())?.run(comm);
     let (records, counts): (Vec<Record>, Vec<Counters>) =
         run_ranks::<E, Record, _>(n_ranks, tier_of, body)?.into_iter().unzip();
     let mut counters = Counters::default();
     counts.iter().for_each(|one| counters.merge(one));
-    let joined = Joined { prepared: &prepared, records: &records, seats: seats(execution) };
+    let joined = Joined { prepared, records: &records, seats: seats(execution) };
     Ok(Outcome {
         losses: joined.losses()?,
         gradients: joined.tensors(|record| &record.gradients, Of::Gradients)?,
@@ -103,7 +126,17 @@ pub fn run_programs<E: Real>(
         counters,
         saved: records.iter().map(|record| record.saved.clone()).collect(),
         peak_saved: records.iter().map(|record| record.peak_saved).collect(),
+        routes: records.first().map(|record| record.routes.clone()).unwrap_or_default(),
+        rerouted: rerouted(&records),
     })
+}
+
+fn rerouted(records: &[Record]) -> BTreeMap<LayerIdx, u64> {
+    let mut sums = BTreeMap::new();
+    for (&layer_idx, &n) in records.iter().flat_map(|record| &record.rerouted) {
+        *sums.entry(layer_idx).or_insert(0) += n;
+    }
+    sums
 }
 
 fn seats<'a>(execution: &Execution<'a>) -> Vec<Seat<'a>> {
@@ -132,7 +165,12 @@ impl Joined<'_> {
             let pairs = record.losses.iter().zip(losses).enumerate();
             if let Some((step, (&other, &own))) = pairs.into_iter().find(|(_, (other, own))| other != own) {
                 let what = format!("the loss of step {step}");
-                return Err(ExecutorError::Disagreement { what, element: 0, ranks: (last, rank), values: (own, other) });
+                return Err(ExecutorError::Disagreement {
+                    what,
+                    element: 0,
+                    ranks: (last, rank),
+                    values: (own, other),
+                });
             }
         }
         Ok(losses.iter().map(|total| total / execution.n_tokens() as f64).collect())

@@ -126,7 +126,10 @@ impl<E: Real> Rank<'_, E> {
         let finished = elements(convert(comm, &self.seat, &update.reduce, &subject, total)?);
         if finished.len() != self.state(key)?.master.len() {
             let name = self.run.tensor_name(key.0, key.1);
-            return Err(unfit(format!("layer {}: the gradient of `{name}` does not end in the update's cut", key.0)));
+            return Err(unfit(format!(
+                "layer {}: the gradient of `{name}` does not end in the update's cut",
+                key.0
+            )));
         }
         Ok(finished)
     }
@@ -147,7 +150,9 @@ impl<E: Real> Rank<'_, E> {
             }
         }
         for tie in &self.run.ties {
-            let (Some(own), Some(copy)) = (gradients.get(&tie.owner), self.elsewhere(tie.copy)) else { continue };
+            let (Some(own), Some(copy)) = (gradients.get(&tie.owner), self.elsewhere(tie.copy)) else {
+                continue;
+            };
             let gradient = comm.recv(copy, self.tie_tag(tie, "gradient", step), own.len())?;
             arrived.push((tie.owner, gradient));
         }
@@ -197,7 +202,8 @@ impl<E: Real> Rank<'_, E> {
         let tag = self.parameter_tag(key, Class::Update, step);
         let state = self.state(key)?;
         let (n_flat, new) = (state.n_flat, one_dim(state.master.clone()));
-        let stored = elements(convert(comm, &self.seat, &update.gather, &Subject { tag, shape: &[n_flat] }, new)?);
+        let stored =
+            elements(convert(comm, &self.seat, &update.gather, &Subject { tag, shape: &[n_flat] }, new)?);
         let state = self.state(key)?;
         if stored.len() != state.stored.len() {
             return Err(unfit(format!("layer {}: an update does not end in the parameter's storage", key.0)));

@@ -144,7 +144,7 @@ fn next(current: Sharding, to: Sharding) -> Option<(StepKind, AxisId, Placement)
                 Some((StepKind::AllGather { dim }, a, Replicate))
             }
             PartialSum if to.on(a) != PartialSum => Some((StepKind::AllReduce, a, Replicate)),
-            _ => None,
+            Shard(_) | PartialSum | Replicate | PartialMax => None,
         })
     })
 }

@@ -20,6 +20,9 @@ use crate::schedule::Schedule;
 use crate::signature::signature;
 use crate::strategy::{AxisUse, placements};
 
+#[cfg(test)]
+mod tests;
+
 /// A plan in the literature's words. The degrees of the dense layers multiply to the devices of a stage:
 /// `dp * cp * tp * same`; `ep` and `etp` cut the experts over the same devices once more.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -448,22 +451,5 @@ fn original_producer(layer: &Layer, mut tensor: TensorId) -> Option<OpId> {
             return Some(op);
         }
         tensor = layer.ops[op.0].operands[0];
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::plan::check::open;
-    use crate::plan::samples::{Family, Policy, Sample};
-
-    #[track_caller]
-    fn named(sample: &Sample) -> String {
-        let plan = sample.plan();
-        let opened = open(&plan).unwrap_or_else(|error| panic!("{}: {error}", error.place));
-        opened.roles(&plan).to_string()
-    }
-
-    fn dense(axes: &[(u64, Policy)]) -> Sample {
-        Sample::new(Family::Dense, axes)
     }
 }

@@ -127,7 +127,8 @@ pub enum OpKind {
     },
     /// `x -> y1 .. yn`: one reader each; backward adds the gradients.
     Fork,
-    /// `x[.. g] -> parts`: cuts the last dim; a part of one element loses the dim.
+    /// `x[.. g ..] -> parts`: cuts the dim that no part has; a part has a dim of its own length there, or, if that is
+    /// one, may have none.
     Split {
         /// Elements of each part.
         sizes: Vec<u64>,
@@ -314,7 +315,7 @@ impl OpKind {
             Self::Scale { .. }       => line("scale",         W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
             Self::Softcap { .. }     => line("softcap",       W::None,            M::Whole, &[0],       G::All,           L::No,  Exact),
             Self::Fork               => line("fork",          W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
-            Self::Split { .. }       => line("split",         W::Last,            M::Whole, &[],        G::All,           L::Yes, Exact),
+            Self::Split { .. }       => line("split",         W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
             Self::AppendShared       => line("append-shared", W::Tails,           M::Whole, &[],        G::All,           L::No,  Exact),
             Self::Route { .. }       => line("route",         W::Last,            M::Whole, &[0, 1],    G::First(1),      L::No,  Sum),
             Self::Dispatch           => line("dispatch",      W::None,            M::Whole, &[1],       G::First(1),      L::No,  Exact),

@@ -56,6 +56,11 @@ impl Signature {
         self.results[index].iter().position(|&f| f == factor)
     }
 
+    /// The dim of the first operand that no result walks: where a split cuts.
+    pub fn cut_dim(&self) -> Option<usize> {
+        self.operands.first()?.iter().position(|factor| self.results.iter().all(|dims| !dims.contains(factor)))
+    }
+
     /// Factor of a name.
     pub fn factor(&self, name: &str) -> Option<FactorId> {
         self.factors.iter().position(|factor| factor.name == name).map(|i| FactorId(i as u8))
@@ -255,10 +260,7 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
                 && operand(1)[2] == operand(0)[2]
                 && operand(2)[..3] == operand(1)[..3]
         }
-        OpKind::Split { sizes } => {
-            let last = operand(0).last().map_or(0, |d| fixed(layer, *d));
-            sizes.iter().sum::<u64>() == last && sizes.iter().all(|&n| n > 0)
-        }
+        OpKind::Split { sizes } => splits(layer, op, sizes),
         OpKind::AppendShared => operand(0).len() == 4 && operand(1).len() == 3 && result.len() == 4,
         OpKind::Route { top_k, groups, .. } => {
             let experts = result.last().map_or(0, |d| fixed(layer, *d));
@@ -277,6 +279,24 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
     } else {
         Err(format!("the dims of its tensors do not fit: {}", signature(layer, op).display(layer, op)))
     }
+}
+
+/// Each part has the operand's dims, but for the cut one a dim of its own length, or none where that is one.
+fn splits(layer: &Layer, op: &Op, sizes: &[u64]) -> bool {
+    let dims = |t: TensorId| layer.tensors[t.0].dims.as_slice();
+    let whole = dims(op.operands[0]);
+    let Some(at) = whole.iter().position(|dim| op.results.iter().all(|&part| !dims(part).contains(dim))) else {
+        return false;
+    };
+    let part = |(&tensor, &size): (&TensorId, &u64)| {
+        let part = dims(tensor);
+        let (before, after) = (&whole[..at], &whole[at + 1..]);
+        let keeps = part.len() == whole.len() && fixed(layer, part[at]) == size && part[at + 1..] == *after;
+        let loses = part.len() + 1 == whole.len() && size == 1 && part[at..] == *after;
+        part.starts_with(before) && (keeps || loses)
+    };
+    let sum: u64 = sizes.iter().sum();
+    sum == fixed(layer, whole[at]) && sizes.iter().all(|&n| n > 0) && op.results.iter().zip(sizes).all(part)
 }
 
 fn fixed(layer: &Layer, dim: DimId) -> u64 {

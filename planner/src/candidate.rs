@@ -190,6 +190,16 @@ impl<'a> Scope<'a> {
         Given { stream: None, tied: BTreeMap::new(), recompute, storage }
     }
 
+    /// What is given where memory is free: then nothing is gained by computing again.
+    fn given_fastest(&self) -> Given {
+        let given = self.given();
+        let recompute = match given.recompute {
+            RecomputeRule::Free => RecomputeRule::Never,
+            pinned @ (RecomputeRule::Never | RecomputeRule::AttentionOnly | RecomputeRule::Always) => pinned,
+        };
+        Given { recompute, ..given }
+    }
+
     /// Numbers of virtual stages worth trying.
     fn virtual_stages(&self, candidate: &Candidate) -> Vec<u32> {
         let (p, m) = (candidate.n_stages, candidate.n_micro_batches);
@@ -214,7 +224,7 @@ impl<'a> Scope<'a> {
         let mut total = 0.0;
         let mut main: Option<(f64, Sharding, f64)> = None;
         for (kind, layer) in layers.iter().enumerate() {
-            let problem = LayerProblem::new(layer, &sizes[kind], &prices, clock, &self.given())?;
+            let problem = LayerProblem::new(layer, &sizes[kind], &prices, clock, &self.given_fastest())?;
             let (time, unit, choices) = fastest(&problem)?;
             let weight = time * self.counts[kind] as f64;
             total += weight;
@@ -307,7 +317,8 @@ impl<'a> Scope<'a> {
         // Owners of tied parameters follow their copies.
         let order = (0..layers.len()).filter(|k| !tied.contains_key(k)).chain(tied.keys().copied());
         for kind in order.collect::<Vec<_>>() {
-            let mut given = Given { stream: Some(stream), ..self.given() };
+            let base = if multiples.len() == 1 { self.given_fastest() } else { self.given() };
+            let mut given = Given { stream: Some(stream), ..base };
             given.tied = self.tied_uses(kind, &menus);
             let built = problem(kind, &given)?;
             menus[kind] = Some(menu(&layers[kind], &sizes[kind], prices, &built, (unit, multiples))?);
@@ -600,4 +611,4 @@ pub fn micro_batches(request: &Request, shape: &Shape) -> Vec<u64> {
 }
 
 /// Tokens that a device gets of a micro-batch: below, kernels are short; above, memory is wasted without gain.
-const TOKENS_PER_DEVICE: std::ops::RangeInclusive<u64> = 128..=32_768;
+const TOKENS_PER_DEVICE: std::ops::RangeInclusive<u64> = 512..=16_384;

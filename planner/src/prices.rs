@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use cost_model::memory::{GradientFormat, StateBytes, update_traffic};
+use cost_model::program_memory::doubles_as_master;
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Step, StepKind, steps};
@@ -55,12 +56,25 @@ struct Known {
     times: BTreeMap<(Sharding, Sharding), Option<f64>>,
 }
 
+/// What one storage asks for, before anything is hidden.
+struct StorageTimes {
+    storage: Storage,
+    gather: f64,
+    every: f64,
+    reduce: f64,
+    spread: f64,
+    update: f64,
+    state: f64,
+}
+
 /// Prices on one mesh.
 pub struct Prices<'a> {
     machine: Machine<'a>,
     mesh: &'a Mesh,
     views: Vec<AxisView>,
     conversions: RefCell<Vec<Known>>,
+    groups: RefCell<BTreeMap<AxisSet, Group>>,
+    storages: RefCell<BTreeMap<(u64, AxisSet, AxisSet), Vec<StorageTimes>>>,
 }
 
 impl<'a> Prices<'a> {
@@ -73,7 +87,14 @@ impl<'a> Prices<'a> {
             AxisView { reach, rule: rules.get(axis.0).copied().unwrap_or(AxisRule::Free) }
         };
         let views = mesh.axis_ids().map(view).collect();
-        Self { machine, mesh, views, conversions: RefCell::default() }
+        Self {
+            machine,
+            mesh,
+            views,
+            conversions: RefCell::default(),
+            groups: RefCell::default(),
+            storages: RefCell::default(),
+        }
     }
 
     /// The mesh.
@@ -132,8 +153,9 @@ impl<'a> Prices<'a> {
             StepKind::AllToAll { .. } => (CollectiveKind::AllToAll, before),
             StepKind::Slice { .. } | StepKind::Zero => return 0.0,
         };
-        let group = self.group(&step.axes);
-        price(kind, Bytes(full), &group, self.machine.cluster, self.machine.constants).0
+        let mut groups = self.groups.borrow_mut();
+        let group = groups.entry(AxisSet::of(&step.axes)).or_insert_with(|| self.group(&step.axes));
+        price(kind, Bytes(full), group, self.machine.cluster, self.machine.constants).0
     }
 
     fn group(&self, axes: &[AxisId]) -> Group {
@@ -152,17 +174,22 @@ impl<'a> Prices<'a> {
         (forward, backward): (f64, f64),
     ) -> Vec<(Storage, StoragePrice)> {
         let whole = whole_axes(self.mesh, used);
-        let node: Vec<AxisId> = whole
-            .axes()
-            .into_iter()
-            .filter(|axis| self.views[axis.0].reach == Reach::Node)
-            .collect();
+        let unfinished = AxisSet::of(&gradient.partial_axes());
+        let mut known = self.storages.borrow_mut();
+        let times = known
+            .entry((elements, whole, unfinished))
+            .or_insert_with(|| self.all_storage_times(elements, whole, unfinished));
+        times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward)))).collect()
+    }
+
+    fn all_storage_times(&self, elements: u64, whole: AxisSet, unfinished: AxisSet) -> Vec<StorageTimes> {
+        let near = |axis: &AxisId| self.views[axis.0].reach == Reach::Node;
+        let node: Vec<AxisId> = whole.axes().into_iter().filter(near).collect();
         let mut cuts = vec![whole, AxisSet::of(&node)];
         cuts.extend(whole.axes().into_iter().map(|axis| AxisSet::of(&[axis])));
-        cuts.retain(|cut| !cut.is_empty());
-        let mut seen = Vec::new();
+        let mut seen: Vec<AxisSet> = Vec::new();
         let mut storages = vec![Storage::default()];
-        for cut in cuts {
+        for cut in cuts.into_iter().filter(|cut| !cut.is_empty()) {
             if seen.contains(&cut) {
                 continue;
             }
@@ -172,58 +199,56 @@ impl<'a> Prices<'a> {
             storages.push(Storage { parameter: none, gradient: cut, optimizer: cut });
             storages.push(Storage { parameter: cut, gradient: cut, optimizer: cut });
         }
-        let unfinished = AxisSet::of(&gradient.partial_axes());
-        storages
-            .into_iter()
-            .filter_map(|storage| {
-                self.storage(elements, storage, unfinished, (forward, backward)).map(|price| (storage, price))
-            })
-            .collect()
+        storages.into_iter().filter_map(|storage| self.storage_times(elements, storage, unfinished)).collect()
     }
 
     fn parts(&self, cut: AxisSet) -> f64 {
         cut.axes().iter().map(|&axis| self.mesh.size(axis) as f64).product()
     }
 
-    /// Price of one storage of `elements` local elements.
-    ///
-    /// Gathers and reductions of every micro-batch run beside the operator (FSDP prefetch); those of the step run
-    /// behind the last backward and before the first forward of the operator.
-    fn storage(
-        &self,
-        elements: u64,
-        storage: Storage,
-        unfinished: AxisSet,
-        (forward, backward): (f64, f64),
-    ) -> Option<StoragePrice> {
+    /// Seconds of everything that one storage of `elements` local elements asks for, shown in full, and its bytes.
+    fn storage_times(&self, elements: u64, storage: Storage, unfinished: AxisSet) -> Option<StorageTimes> {
         let bytes = StateBytes::adamw(self.machine.precision, GradientFormat::Full);
         let flat = |list: &[Step], element: Bytes| -> f64 {
             list.iter().map(|step| self.step(step, &[elements], element.0)).sum()
         };
-        let gather = flat(&flat_steps(AxisSet::EMPTY, storage.parameter, AxisSet::EMPTY)?, bytes.parameter);
+        let none = AxisSet::EMPTY;
         let every = if storage.gradient.is_empty() {
             0.0
         } else {
-            flat(&flat_steps(unfinished, AxisSet::EMPTY, storage.gradient)?, bytes.gradient)
+            flat(&flat_steps(unfinished, none, storage.gradient)?, bytes.gradient)
         };
         let rest = AxisSet(unfinished.0 & !storage.gradient.0);
-        let reduce = flat(&flat_steps(rest, storage.gradient, storage.optimizer)?, bytes.gradient);
-        let spread = flat(&flat_steps(AxisSet::EMPTY, storage.optimizer, storage.parameter)?, bytes.parameter);
+        let local = elements as f64;
+        let updated = local / self.parts(storage.optimizer);
+        // A parameter that is cut like its optimizer state is that state's own fp32 copy.
+        let copy = if doubles_as_master(storage) { 0.0 } else { bytes.parameter.0 / self.parts(storage.parameter) };
+        let state = copy
+            + bytes.gradient.0 / self.parts(storage.gradient)
+            + bytes.optimizer().0 / self.parts(storage.optimizer);
+        Some(StorageTimes {
+            storage,
+            gather: flat(&flat_steps(none, storage.parameter, none)?, bytes.parameter),
+            every,
+            reduce: flat(&flat_steps(rest, storage.gradient, storage.optimizer)?, bytes.gradient),
+            spread: flat(&flat_steps(none, storage.optimizer, storage.parameter)?, bytes.parameter),
+            update: self.work(&Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 }),
+            state: local * state,
+        })
+    }
+
+    /// Gathers and reductions of every micro-batch run beside the operator (FSDP prefetch); those of the step run
+    /// behind the last backward and before the first forward of the operator.
+    fn storage_price(&self, times: &StorageTimes, (forward, backward): (f64, f64)) -> StoragePrice {
         let hidden = |communication: f64, compute: f64| {
             let slowdown = self.machine.constants.gathered_overlap_slowdown_fraction;
             (communication - compute).max(0.0) + slowdown * communication.min(compute)
         };
-        let local = elements as f64;
-        let updated = local / self.parts(storage.optimizer);
-        let update = self.work(&Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 });
-        let state = bytes.parameter.0 / self.parts(storage.parameter)
-            + bytes.gradient.0 / self.parts(storage.gradient)
-            + bytes.optimizer().0 / self.parts(storage.optimizer);
-        Some(StoragePrice {
-            per_micro_batch: hidden(gather, forward) + hidden(gather + every, backward),
-            per_step: hidden(reduce, backward) + hidden(spread, forward) + update,
-            state: local * state,
-        })
+        StoragePrice {
+            per_micro_batch: hidden(times.gather, forward) + hidden(times.gather + times.every, backward),
+            per_step: hidden(times.reduce, backward) + hidden(times.spread, forward) + times.update,
+            state: times.state,
+        }
     }
 
     /// Seconds to move a stream of `elements` local elements to the next stage, `distance` ranks away.

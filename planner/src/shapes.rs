@@ -93,7 +93,8 @@ fn free(n: u64, facts: Facts) -> Vec<Shape> {
         let outer = n / inner;
         let mut outers = vec![vec![outer]];
         for second in divisors(outer).into_iter().filter(|&c| c > 1 && c < outer) {
-            if facts.experts > 1 || facts.sequence / second >= MIN_TOKENS_PER_SPLIT * 8 {
+            let for_experts = facts.experts > 1 && second <= facts.experts;
+            if for_experts || facts.sequence / second >= MIN_TOKENS_PER_SPLIT * 8 {
                 outers.push(vec![outer / second, second]);
             }
         }

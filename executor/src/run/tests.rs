@@ -48,7 +48,9 @@ fn along(layer: &ir::graph::Layer, axes: &[&[&str]], stream: &[Placement]) -> La
     for (op, strategy) in layer.ops.iter().zip(&mut choice.strategies) {
         let sig = signature(layer, op);
         for (axis, names) in axes.iter().enumerate() {
-            let usable = |name: &&&str| sig.factor(name).filter(|f| sig.factors[f.0 as usize].split != ir::signature::Split::Whole);
+            let usable = |name: &&&str| {
+                sig.factor(name).filter(|f| sig.factors[f.0 as usize].split != ir::signature::Split::Whole)
+            };
             if let Some(factor) = names.iter().find_map(|name| usable(&name)) {
                 strategy.0[axis] = AxisUse::Factor(factor);
             }
@@ -112,8 +114,12 @@ fn hybrid(stream: Placement) -> (Model, Mesh, Vec<LayerChoice>) {
 fn columns_then_rows_with_a_stream_cut_along_the_sequence() {
     let (model, mesh, choices) = hybrid(Placement::Shard(1));
     let outcome = check(&execution(&model, &mesh, choices, ONE_STAGE));
-    let kinds: Vec<CollectiveKind> = outcome.traffic().keys().filter(|k| k.0 == Class::Forward).map(|k| k.1).collect();
-    assert!(kinds.contains(&CollectiveKind::AllGather) && kinds.contains(&CollectiveKind::ReduceScatter), "{kinds:?}");
+    let kinds: Vec<CollectiveKind> =
+        outcome.traffic().keys().filter(|k| k.0 == Class::Forward).map(|k| k.1).collect();
+    assert!(
+        kinds.contains(&CollectiveKind::AllGather) && kinds.contains(&CollectiveKind::ReduceScatter),
+        "{kinds:?}"
+    );
 }
 
 #[test]
@@ -128,10 +134,12 @@ fn experts_apart_and_tokens_exchanged() {
         let (model, mesh) = (model(experts(bias), 2), Mesh::of_sizes(&[4]).unwrap());
         let mut choices = choices(&model, &[&["b"]], &[Placement::Shard(0)]);
         for (op, strategy) in model.layers[1].ops.iter().zip(&mut choices[1].strategies) {
-            if let Some(expert) = signature(&model.layers[1], op).factor("e").filter(|_| op.name != "route 13") {
-                let routed = ["in", "u", "a", "d"].iter().any(|name| {
-                    op.results.iter().any(|t| model.layers[1].tensors[t.0].name == *name)
-                });
+            if let Some(expert) =
+                signature(&model.layers[1], op).factor("e").filter(|_| op.name != "route 13")
+            {
+                let routed = ["in", "u", "a", "d"]
+                    .iter()
+                    .any(|name| op.results.iter().any(|t| model.layers[1].tensors[t.0].name == *name));
                 if routed && op.name != "dispatch 15" {
                     strategy.0[0] = AxisUse::Factor(expert);
                 }
@@ -154,7 +162,8 @@ fn queries_cut_in_zig_zag_order() {
 #[test]
 fn pipelines_of_every_schedule() {
     let interleaved = Schedule::Interleaved { virtual_stages: 2 };
-    let shapes = [(Schedule::GPipe, 2, 3), (Schedule::OneFOneB, 4, 6), (interleaved, 2, 4), (interleaved, 4, 8)];
+    let shapes =
+        [(Schedule::GPipe, 2, 3), (Schedule::OneFOneB, 4, 6), (interleaved, 2, 4), (interleaved, 4, 8)];
     for shape in shapes {
         let (model, mesh) = (model(mlp(), 7), Mesh::of_sizes(&[2]).unwrap());
         let choices = choices(&model, &[&["b"]], &[Placement::Shard(0)]);
@@ -172,7 +181,8 @@ fn stages_that_disagree_on_the_stream_convert_between_them() {
     choices[2].stream = Sharding::REPLICATED.with(AxisId(0), Placement::Shard(2));
     let execution = execution(&model, &mesh, choices, (Schedule::OneFOneB, 4, 4));
     check(&execution);
-    let together = Execution { chunks: vec![crate::job::Chunk { layers: vec![0, 1, 1, 2] }], n_stages: 1, ..execution };
+    let together =
+        Execution { chunks: vec![crate::job::Chunk { layers: vec![0, 1, 1, 2] }], n_stages: 1, ..execution };
     let together = Execution { table: ir::schedule::table(Schedule::GPipe, 1, 4).unwrap(), ..together };
     insta::assert_snapshot!(run::<f64>(&together, &|_, _| 0).unwrap_err(), @"layer 1 `mlp`: the layer before gives the stream in another sharding");
 }
@@ -195,7 +205,11 @@ fn a_tied_table_is_updated_once_and_known_to_both_stages() {
     for n_stages in [1, 2] {
         let (model, mesh) = (tied(model(mlp(), 2)), Mesh::of_sizes(&[2, 2]).unwrap());
         let mut choices = choices(&model, &[&["b"], &["v"]], &[Placement::Shard(0)]);
-        store(&model, &mesh, &mut choices, |all| Storage { parameter: all, optimizer: all, ..Storage::default() });
+        store(&model, &mesh, &mut choices, |all| Storage {
+            parameter: all,
+            optimizer: all,
+            ..Storage::default()
+        });
         let outcome = check(&execution(&model, &mesh, choices, (Schedule::GPipe, n_stages, 3)));
         let table = |layer| &outcome.parameters[1][&(layer, "table".to_owned())];
         assert_eq!(table(0), table(3));
@@ -225,9 +239,8 @@ fn a_program_without_one_of_its_reductions_is_found_out() {
     let mut tried = 0;
     for (i, program) in good.iter().enumerate() {
         let sections = program.forward.iter().chain(&program.backward).enumerate();
-        let converts = sections.filter_map(|(at, code)| match code {
-            Instruction::Convert { steps, .. } => Some((at, steps)),
-            _ => None,
+        let converts = sections.filter_map(|(at, code)| {
+            if let Instruction::Convert { steps, .. } = code { Some((at, steps)) } else { None }
         });
         let reduces = |step: &Step| matches!(step.kind, StepKind::AllReduce | StepKind::AllReduceMax);
         for (at, _) in converts.filter(|(_, steps)| steps.iter().any(reduces)) {
@@ -280,7 +293,8 @@ fn single_precision_agrees_within_its_tolerance() {
 #[test]
 fn saved_bytes_are_those_of_the_operands_that_backward_reads() {
     let (model, mesh) = (model(mlp(), 1), Mesh::of_sizes(&[2]).unwrap());
-    let outcome = check(&execution(&model, &mesh, choices(&model, &[&["b"]], &[Placement::Shard(0)]), ONE_STAGE));
+    let outcome =
+        check(&execution(&model, &mesh, choices(&model, &[&["b"]], &[Placement::Shard(0)]), ONE_STAGE));
     assert_eq!(outcome.saved[0][&1], 4 * 8 * (8 + 8 + 16 + 16) * 8);
     let one: u64 = outcome.saved[0].values().sum();
     assert_eq!(outcome.peak_saved, [2 * one, 2 * one]);
@@ -310,4 +324,27 @@ fn counts_that_do_not_fit_are_errors() {
     insta::assert_snapshot!(fails(Execution { chunks: vec![crate::job::Chunk { layers: vec![0, 2] }], ..good.clone() }), @"the chunks do not hold the model's layers in order");
     insta::assert_snapshot!(fails(Execution { token_order: TokenOrder::ZigZag { parts: 3 }, ..good.clone() }), @"a sequence of 8 tokens cannot be laid out ZigZag { parts: 3 }");
     insta::assert_snapshot!(fails(Execution { table: vec![Vec::new()], ..good }), @"rank 0: forward of micro-batch 0 on virtual stage 0 is missing");
+}
+
+/// In double precision nothing has to be fixed, and fixing changes no bit; a reference of other tokens is refused or
+/// fixes much.
+#[test]
+fn experts_can_be_fixed_to_those_of_the_reference() {
+    let (model, mesh) = (model(experts(AttentionBias::None), 2), Mesh::of_sizes(&[2]).unwrap());
+    let choices = choices(&model, &[&["s"]], &[Placement::Shard(1)]);
+    let plan = execution(&model, &mesh, choices, ONE_STAGE);
+    let plan = Execution { token_order: TokenOrder::ZigZag { parts: 2 }, ..plan };
+    let reference = Reference::of(&plan);
+    let one = reference.execution(&plan);
+    let expected = run::<f64>(&one, &|_, _| 0).unwrap();
+    let free = run::<f64>(&plan, &|_, _| 0).unwrap();
+    let fixed = run_routed::<f64>(&plan, &expected, &|_, _| 0).unwrap();
+    assert_eq!(free, fixed);
+    assert!(!expected.routes.is_empty() && free.routes.is_empty());
+    let other = run::<f64>(&Execution { seed: 8, ..one.clone() }, &|_, _| 0).unwrap();
+    let forced = run_routed::<f64>(&plan, &other, &|_, _| 0).unwrap();
+    assert!(forced.rerouted.keys().eq(&[1, 2]), "{:?}", forced.rerouted);
+    let same = run_routed::<f64>(&one, &other, &|_, _| 0).unwrap();
+    let comparison = compare(&same, &forced, Precision::F64);
+    assert!(comparison.is_equal(), "{:#?}", comparison.failures().take(4).collect::<Vec<_>>());
 }

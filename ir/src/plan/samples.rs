@@ -10,9 +10,7 @@ use crate::graph::{Data, Extent, Init, Layer, Model, Op, ParameterRef, Role, Seg
 use crate::lower::{LayerChoice, Recompute, whole_axes};
 use crate::mesh::Mesh;
 use crate::native;
-use crate::op::{
-    Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore,
-};
+use crate::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 use crate::plan::entry::Entry;
 use crate::plan::{
     EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, TokenOrder, check,
@@ -222,7 +220,8 @@ impl Sample {
 
     fn strategy(&self, layer: &Layer, op: &Op) -> Strategy {
         let sig = signature(layer, op);
-        let has_slots = |t: &TensorId| layer.labelled_shape(*t, &layer.sizes(1, 1)).iter().any(|d| d.0 == "c");
+        let has_slots =
+            |t: &TensorId| layer.labelled_shape(*t, &layer.sizes(1, 1)).iter().any(|d| d.0 == "c");
         let is_expert = op.operands.first().is_some_and(has_slots) && !matches!(op.kind, OpKind::Combine);
         let mut strategy = Strategy::SAME;
         for (axis, (size, policy)) in self.axes.iter().enumerate() {

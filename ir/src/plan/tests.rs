@@ -1,1 +1,185 @@
+//! Plans there and back, and what is said of wrong ones.
 
+use proptest::prelude::*;
+
+use crate::lower::Recompute;
+use crate::plan::Plan;
+use crate::plan::check::{check_plan, open};
+use crate::plan::entry::{Entry, read_sharding, write_sharding};
+use crate::plan::samples::{Family, Policy, Sample};
+use crate::schedule::Schedule;
+use crate::sharding::{Placement, Sharding};
+use crate::signature::signature;
+use crate::strategy::strategies;
+
+fn sample() -> Sample {
+    Sample {
+        zero: 1,
+        n_stages: 2,
+        n_micro_batches: 4,
+        ..Sample::new(Family::Dense, &[(2, Policy::Data), (2, Policy::TensorSequence)])
+    }
+}
+
+#[test]
+fn a_plan_survives_json() {
+    let plan = sample().plan();
+    let text = serde_json::to_string_pretty(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+    check_plan(&plan).unwrap();
+}
+
+#[test]
+fn an_entry_reads_as_a_person_would_write_it() {
+    let plan = sample().plan();
+    let entry = &plan.entries[1];
+    let op = |name: &str| entry.ops.iter().find(|op| op.op == name).unwrap().axes.join(" ");
+    assert_eq!((entry.stream.as_str(), entry.out.as_str()), ("b@x0 s@x1", "b@x0 s@x1"));
+    assert_eq!([op("norm1"), op("q"), op("core"), op("down")], ["b s", "b k", "b k", "b f"]);
+    let norm = &entry.parameters[0];
+    assert_eq!((norm.tensor.as_str(), norm.optimizer.join(" ")), ("norm1.weight", "x0 x1".into()));
+}
+
+#[test]
+fn a_sharding_names_dims_sums_and_axes() {
+    let mesh = crate::mesh::Mesh::of_sizes(&[2, 2, 2, 2]).unwrap();
+    let [s, p, m] = [Placement::Shard(1), Placement::PartialSum, Placement::PartialMax];
+    let check = |placements, text| {
+        assert_eq!(write_sharding(Sharding(placements), &mesh, &["b", "s"]), text);
+        assert_eq!(read_sharding(text, &mesh, &["b", "s"]), Ok(Sharding(placements)));
+    };
+    check([s, p, s, m], "s@x0,x2 sum@x1 max@x3");
+    check([Placement::Replicate; 4], "replicated");
+    let broken = |text| read_sharding(text, &mesh, &["b", "s"]).unwrap_err();
+    insta::assert_snapshot!(broken("h@x0"), @"no dim is named `h`: the dims are `b s`");
+    insta::assert_snapshot!(broken("b@x9"), @"no axis is named `x9`");
+    insta::assert_snapshot!(broken("b@x0 s@x0"), @"axis `x0` is used twice");
+    insta::assert_snapshot!(broken("b@x1,x0"), @"axis `x0` is out of order: axes stand in mesh order, each once");
+    insta::assert_snapshot!(broken("b"), @"expected `dim@axis`, found `b`");
+    insta::assert_snapshot!(broken(""), @"expected `replicated` or words such as `b@x0`, found nothing");
+}
+
+#[test]
+fn ranks_count_stages_first() {
+    let plan = sample().plan();
+    assert_eq!((plan.cluster_rank(1, 3), plan.n_devices()), (7, 8));
+}
+
+/// The place and the sentence of what is wrong after an edit.
+#[track_caller]
+fn broken(edit: impl FnOnce(&mut Plan)) -> String {
+    let mut plan = sample().plan();
+    edit(&mut plan);
+    let error = check_plan(&plan).unwrap_err();
+    format!("{}: {error}", error.place)
+}
+
+#[test]
+fn a_broken_invariant_is_named_with_its_place() {
+    let cases = [
+        broken(|p| p.schema_version = 9),
+        broken(|p| p.mesh.axes[0].size = 0),
+        broken(|p| p.mesh.axes[1].name = "x0".into()),
+        broken(|p| p.mesh.axes[0].size = u64::MAX),
+        broken(|p| p.n_stages = 0),
+        broken(|p| p.n_stages = 1 << 40),
+        broken(|p| p.micro_batch = 3),
+        broken(|p| p.job.sequence = u64::MAX),
+        broken(|p| p.job.sequence = 63),
+        broken(|p| p.schedule = Schedule::Interleaved { virtual_stages: 2 }),
+        broken(|p| p.schedule = Schedule::Interleaved { virtual_stages: u32::MAX }),
+        broken(|p| p.entries[1].layer = "no".into()),
+        broken(|p| p.entries[1].ops[2].axes[0] = "z".into()),
+        broken(|p| p.entries[1].ops[3].axes[0] = "through".into()),
+        broken(|p| p.entries[1].ops[2].axes.push("-".into())),
+        broken(|p| p.entries[1].ops.swap(1, 2)),
+        broken(|p| p.entries[1].ops.truncate(3)),
+        broken(|p| p.entries[1].parameters[0] = p.entries[1].parameters[1].clone()),
+        broken(|p| {
+            let norm = &mut p.entries[1].parameters[0];
+            norm.parameter = std::mem::take(&mut norm.optimizer);
+        }),
+        broken(|p| p.entries[1].parameters[0].gradient = vec!["x1".into(), "x0".into()]),
+        broken(|p| p.entries[1].parameters[1].optimizer = vec!["x1".into()]),
+        broken(|p| p.entries[1].stream = "b@x0".into()),
+        broken(|p| p.entries[2].out = "sum@x0".into()),
+        broken(|p| p.chunks[0][1].count -= 1),
+        broken(|p| p.chunks[0][1].count = u64::MAX),
+        broken(|p| p.chunks[0][1].count = 0),
+        broken(|p| p.chunks[0][1].entry = 7),
+        broken(|p| p.chunks[1].truncate(1)),
+        broken(|p| p.chunks[1].clear()),
+        broken(|p| p.chunks.push(Vec::new())),
+        broken(|p| p.entries.push(p.entries[1].clone())),
+        broken(|p| p.entries[0].parameters[0].optimizer.clear()),
+        broken(|p| p.model.sequence[1].count = u64::MAX),
+        broken(|p| p.model.layers[1].dims[2].length = crate::native::Length::Fixed(u64::MAX)),
+        broken(|p| p.model.layers[1].dims[2].name = "defer".into()),
+        broken(|p| p.model.layers[1].out = "norm1".into()),
+        broken(|p| p.cluster.groups.clear()),
+    ];
+    insta::assert_snapshot!(cases.join("\n"));
+}
+
+#[test]
+fn interleaved_micro_batches_come_in_multiples_of_the_stages() {
+    let sample = Sample { schedule: Schedule::Interleaved { virtual_stages: 2 }, ..sample() };
+    check_plan(&sample.plan()).unwrap();
+    let error = check_plan(&Sample { n_micro_batches: 3, ..sample }.plan()).unwrap_err();
+    assert_eq!(error.place, "schedule");
+}
+
+proptest! {
+    #[test]
+    fn every_choice_survives_its_text(
+        family in prop::sample::select(vec![Family::Dense, Family::Experts, Family::Latent]),
+        picks in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 40),
+    ) {
+        let sample = Sample::new(family, &[(2, Policy::Data), (1, Policy::Data), (4, Policy::Tensor)]);
+        let (model, mesh) = (sample.model(), sample.mesh());
+        for layer in &model.layers {
+            let sizes = layer.sizes(8, 64);
+            let mut choice = sample.choice(layer, &mesh);
+            for (i, op) in layer.ops.iter().enumerate() {
+                let (pick, again) = &picks[i % picks.len()];
+                let all = strategies(layer, op, &signature(layer, op), &mesh, &sizes);
+                choice.strategies[i] = all[pick.index(all.len())];
+                choice.recompute[i] = if *again { Recompute::Again } else { Recompute::Keep };
+            }
+            let entry = Entry::of(layer, &mesh, &choice);
+            prop_assert_eq!(entry.choice(layer, &mesh).unwrap(), choice);
+        }
+    }
+
+    #[test]
+    fn no_edit_of_a_number_or_word_panics(at in any::<prop::sample::Index>(), with in 0..6_usize) {
+        let value = serde_json::to_value(sample().plan()).unwrap();
+        let mut places = Vec::new();
+        leaves(&value, String::new(), &mut places);
+        let mut edited = value.clone();
+        let replacement = [
+            serde_json::json!(0), serde_json::json!(u64::MAX), serde_json::json!(3),
+            serde_json::json!("-"), serde_json::json!("x0"), serde_json::json!([]),
+        ];
+        *edited.pointer_mut(&places[at.index(places.len())]).unwrap() = replacement[with].clone();
+        if let Ok(plan) = serde_json::from_value::<Plan>(edited) {
+            let _ = open(&plan).map(|opened| opened.roles(&plan));
+        }
+    }
+}
+
+/// JSON pointers of all leaves.
+fn leaves(value: &serde_json::Value, at: String, places: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Array(list) => {
+            list.iter().enumerate().for_each(|(i, v)| leaves(v, format!("{at}/{i}"), places));
+        }
+        serde_json::Value::Object(map) => {
+            map.iter().for_each(|(k, v)| leaves(v, format!("{at}/{k}"), places));
+        }
+        serde_json::Value::Null
+        | serde_json::Value::Bool(_)
+        | serde_json::Value::Number(_)
+        | serde_json::Value::String(_) => places.push(at),
+    }
+}

@@ -15,7 +15,7 @@ mod term;
 mod translate;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 

@@ -12,7 +12,7 @@ use super::*;
 use model::{MICRO_BATCH, SEQUENCE, embedding_with_positions};
 
 /// Plans per body: enough to see each strategy of each operator beside most others of its neighbours.
-const CASES: u32 = 3000;
+const CASES: u32 = 40;
 
 /// A source of decisions that proptest can shrink; it never runs out.
 struct Dice<'a> {

@@ -3,7 +3,9 @@
 //! An operator is a line of tensors: `x[b s h] *w[h f] -> y[b s f]`. A mark before a tensor's first mention says what it is:
 //! `*` a parameter (normal), `+` one around one, `~` one around zero, `@` data by its name.
 
-use ir::graph::{Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie};
+use ir::graph::{
+    Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie,
+};
 use ir::lower::{LayerChoice, Recompute};
 use ir::mesh::Mesh;
 use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
@@ -89,7 +91,12 @@ fn layer(name: &str, lines: &[(OpKind, &str)]) -> Layer {
         let (operands, results) = text.split_once("->").unwrap();
         let (operands, results) = (builder.side(operands), builder.side(results));
         builder.layer.out = results[0];
-        builder.layer.ops.push(Op { name: format!("{} {i}", kind.line().name), kind: kind.clone(), operands, results });
+        builder.layer.ops.push(Op {
+            name: format!("{} {i}", kind.line().name),
+            kind: kind.clone(),
+            operands,
+            results,
+        });
     }
     let mut layer = builder.layer;
     layer.stream_in = layer.tensors.iter().position(|tensor| tensor.name == "x").map(TensorId);
@@ -154,7 +161,10 @@ pub(super) fn decoder() -> Layer {
             (OpKind::Linear, "l1[b s h] *gate[h g] -> ga[b s g]"),
             (OpKind::Linear, "l2[b s h] *up[h g] -> up1[b s g]"),
             (OpKind::Bias, "up1[b s g] ~bias[g] -> up2[b s g]"),
-            (OpKind::Glu { gating: Gating::Product { act: Activation::Silu } }, "ga[b s g] up2[b s g] -> gl[b s g]"),
+            (
+                OpKind::Glu { gating: Gating::Product { act: Activation::Silu } },
+                "ga[b s g] up2[b s g] -> gl[b s g]",
+            ),
             (OpKind::Linear, "gl[b s g] *down[g h] -> d1[b s h]"),
             (OpKind::Scale { by: 0.7 }, "d1[b s h] -> d2[b s h]"),
             (OpKind::Add, "d2[b s h] m2[b s h] -> out[b s h]"),
@@ -169,7 +179,8 @@ pub(super) fn experts(bias: AttentionBias) -> Layer {
         AttentionBias::Slopes => "@slopes[k r]",
         AttentionBias::Sinks => "*sinks[k r]",
     };
-    let attention = format!("q[b s k r d] kk[b s k d] vv[b s k d] @positions[s] @keys[s] {extra} -> o[b s k r d]");
+    let attention =
+        format!("q[b s k r d] kk[b s k d] vv[b s k d] @positions[s] @keys[s] {extra} -> o[b s k r d]");
     let route = OpKind::Route {
         top_k: 2,
         score: RouterScore::Sigmoid,

@@ -7,10 +7,10 @@ use ir::op::{
 };
 
 /// Number of layers in [`all`].
-pub(super) const COUNT: usize = 7;
+pub(crate) const COUNT: usize = 7;
 
 /// Every layer.
-pub(super) fn all() -> [Layer; COUNT] {
+pub(crate) fn all() -> [Layer; COUNT] {
     [dense(), experts(), embedding(), head(), opt(), latent(), gemma()]
 }
 
@@ -67,7 +67,7 @@ fn glu() -> OpKind {
 }
 
 /// As in Llama.
-pub(super) fn dense() -> Layer {
+pub(crate) fn dense() -> Layer {
     let mut b = start("dense");
     let x = b.stream();
     let n = rms_norm(&mut b, "norm1", x);
@@ -83,7 +83,7 @@ pub(super) fn dense() -> Layer {
 }
 
 /// As in Mixtral and DeepSeek: routed experts and a gated shared one.
-pub(super) fn experts() -> Layer {
+pub(crate) fn experts() -> Layer {
     let mut b = start("experts");
     b.dim("c", Extent::Slots { filled: 0.25 });
     let x = b.stream();
@@ -117,7 +117,7 @@ pub(super) fn experts() -> Layer {
 }
 
 /// Tokens and learned positions.
-pub(super) fn embedding() -> Layer {
+pub(crate) fn embedding() -> Layer {
     let mut b = start("embedding");
     b.dim("v", Extent::Uneven(101));
     b.fixed("p", 64);
@@ -132,7 +132,7 @@ pub(super) fn embedding() -> Layer {
 }
 
 /// Norm, scores, loss.
-pub(super) fn head() -> Layer {
+pub(crate) fn head() -> Layer {
     let mut b = start("head");
     b.dim("v", Extent::Uneven(101));
     let x = b.stream();
@@ -149,7 +149,7 @@ pub(super) fn head() -> Layer {
 }
 
 /// As in BLOOM and OPT: layer norms, biases, slopes, no gate.
-pub(super) fn opt() -> Layer {
+pub(crate) fn opt() -> Layer {
     let mut b = start("opt");
     b.fixed("r1", 1);
     let x = b.stream();
@@ -171,7 +171,7 @@ pub(super) fn opt() -> Layer {
 }
 
 /// As in DeepSeek-V2: keys and values from a shared latent, and a shared rotary part.
-pub(super) fn latent() -> Layer {
+pub(crate) fn latent() -> Layer {
     let mut b = start("latent");
     for (dim, length) in [("one", 1), ("z", 20), ("l", 12), ("p", 8), ("m", 8), ("u", 16), ("n", 4)] {
         b.fixed(dim, length);
@@ -196,7 +196,7 @@ pub(super) fn latent() -> Layer {
 }
 
 /// As in Gemma and gpt-oss: norms behind the branches, a scaled residual, sinks.
-pub(super) fn gemma() -> Layer {
+pub(crate) fn gemma() -> Layer {
     let mut b = start("gemma");
     let x = b.stream();
     let n = rms_norm(&mut b, "norm", x);

@@ -1,6 +1,6 @@
 //! True programs are proven, false ones are refused.
 
-mod layers;
+pub(crate) mod layers;
 mod mutants;
 
 use ir::graph::{Layer, Sizes};
@@ -87,7 +87,7 @@ fn random_program(layer: &Layer, mesh: &Mesh, seed: u64) -> Option<(Sizes, Progr
 }
 
 #[track_caller]
-fn check_proven(layer: &Layer, mesh: &Mesh, seed: u64) {
+pub(crate) fn check_proven(layer: &Layer, mesh: &Mesh, seed: u64) {
     if let Some((sizes, program)) = random_program(layer, mesh, seed) {
         let proof = prove(layer, mesh, &sizes, &program);
         assert!(matches!(proof, Proof::Proven { .. }), "layer {} seed {seed}: {proof:?}", layer.name);
@@ -103,7 +103,7 @@ fn one_device_runs_the_layer_itself() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_legal_choice_on_one_axis_is_proven(seed: u64, which in 0..layers::COUNT) {
@@ -119,13 +119,18 @@ proptest! {
     fn every_legal_choice_on_three_axes_is_proven(seed: u64, which in 0..layers::COUNT) {
         check_proven(&layers::all()[which], &Mesh::of_sizes(&[2, 1, 2, 2]).unwrap(), seed);
     }
+
+    #[test]
+    fn blocks_may_be_unequal(seed: u64, which in 2..4usize) {
+        check_proven(&layers::all()[which], &Mesh::of_sizes(&[3, 2]).unwrap(), seed);
+    }
 }
 
 #[test]
 fn the_same_program_has_the_same_proof() {
     let (layer, mesh) = (layers::dense(), Mesh::of_sizes(&[2, 2]).unwrap());
     let run = || {
-        let (sizes, program) = random_program(&layer, &mesh, 7).unwrap();
+        let (sizes, program) = random_program(&layer, &mesh, 1).unwrap();
         prove(&layer, &mesh, &sizes, &program)
     };
     assert_eq!(run(), run());
@@ -137,25 +142,4 @@ fn the_rule_book_names_every_rule() {
     for rule in &RULES {
         assert!(book.contains(&format!("`{}`", rule.name)), "docs/rules.md lacks `{}`", rule.name);
     }
-}
-
-#[test]
-fn dbg_errors() {
-    let mut slow = 0.0f64;
-    let mut total = 0;
-    for sizes_ in [&[2][..], &[2, 2], &[2,1,2,2], &[3,2], &[2,4], &[2,2,2,2]] {
-        let mesh = Mesh::of_sizes(sizes_).unwrap();
-        for layer in layers::all() {
-            for seed in 0..200 {
-                let Some((sizes, program)) = random_program(&layer, &mesh, seed) else { continue };
-                let t = std::time::Instant::now();
-                let proof = prove(&layer, &mesh, &sizes, &program);
-                slow = slow.max(t.elapsed().as_secs_f64());
-                total += 1;
-                if matches!(proof, Proof::NotProven{..}) { eprintln!("FAIL {} {sizes_:?} {seed} {proof:?}", layer.name); }
-                else if seed == 0 { eprintln!("{} {sizes_:?} {proof:?} {:?}", layer.name, t.elapsed()); }
-            }
-        }
-    }
-    eprintln!("slowest {slow} of {total}");
 }

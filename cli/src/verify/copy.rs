@@ -1,0 +1,82 @@
+//! The run of a shrunk plan: what the executor asks for, read off the plan.
+
+use executor::job::{AdamW, Chunk, Execution, Reference, TokenOrder};
+use ir::graph::Layer;
+use ir::lower::LayerChoice;
+use ir::plan::check::OpenPlan;
+use ir::plan::{self, EntryRun, Plan};
+use ir::program::Program;
+use ir::schedule::{Action, table};
+
+use crate::failure::Failure;
+
+/// Updates that are run: the second has moments from the first.
+pub(crate) const STEPS: u32 = 2;
+
+/// Of parameters and tokens. Any does; it is fixed so that a verification can be repeated.
+const SEED: u64 = 7;
+
+/// Usual settings, but for `eps`: a gradient that is zero but for rounding must not decide the sign of a step.
+const ADAMW: AdamW = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-3, weight_decay: 0.1 };
+
+/// A plan small enough to run.
+pub(crate) struct SmallRun<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) opened: &'a OpenPlan,
+    pub(crate) table: Vec<Vec<Action>>,
+    n_stages: u32,
+    n_micro_batches: u32,
+}
+
+impl<'a> SmallRun<'a> {
+    /// A run of a checked plan.
+    pub(crate) fn new(plan: &'a Plan, opened: &'a OpenPlan) -> Result<Self, Failure> {
+        let too_many = |_| Failure::bug("the shrunk plan has too many stages or micro-batches");
+        let n_stages = u32::try_from(plan.n_stages).map_err(too_many)?;
+        let n_micro_batches = u32::try_from(plan.n_micro_batches).map_err(too_many)?;
+        let table = table(plan.schedule, n_stages, n_micro_batches).map_err(|error| Failure::bug(error.to_string()))?;
+        Ok(Self { plan, opened, table, n_stages, n_micro_batches })
+    }
+
+    /// What is run.
+    pub(crate) fn execution(&self) -> Execution<'a> {
+        let layers = |run: &EntryRun| std::iter::repeat_n(run.entry, run.count as usize);
+        let chunk = |runs: &Vec<EntryRun>| Chunk { layers: runs.iter().flat_map(layers).collect() };
+        let choices: Vec<(usize, LayerChoice)> =
+            self.opened.entries.iter().map(|entry| (entry.layer, entry.choice.clone())).collect();
+        Execution {
+            model: &self.opened.model,
+            mesh: &self.plan.mesh,
+            n_stages: self.n_stages,
+            chunks: self.plan.chunks.iter().map(chunk).collect(),
+            choices,
+            micro_batch: self.plan.micro_batch,
+            n_micro_batches: self.n_micro_batches,
+            sequence: self.plan.job.sequence,
+            token_order: self.token_order(),
+            table: self.table.clone(),
+            seed: SEED,
+            steps: STEPS,
+            optimizer: ADAMW,
+        }
+    }
+
+    /// What it is held to.
+    pub(crate) fn reference(&self) -> Reference {
+        Reference::of(&self.execution())
+    }
+
+    fn token_order(&self) -> TokenOrder {
+        match self.plan.job.token_order {
+            plan::TokenOrder::Natural => TokenOrder::Natural,
+            plan::TokenOrder::ZigZag => TokenOrder::ZigZag { parts: self.opened.roles(self.plan).cp },
+        }
+    }
+
+    /// Layer and program of every layer of a chunk, in order.
+    pub(crate) fn chunk(&self, chunk: usize) -> Vec<(&'a Layer, &'a Program, usize)> {
+        let entry = |run: &EntryRun| std::iter::repeat_n(run.entry, run.count as usize);
+        let entries = self.plan.chunks[chunk].iter().flat_map(entry);
+        entries.map(|entry| (self.opened.layer(entry), &self.opened.entries[entry].program, entry)).collect()
+    }
+}

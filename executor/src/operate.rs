@@ -1,0 +1,101 @@
+//! Operators on one rank: the kernel that runs, with the rows that are this rank's own, and routers whose choice is fixed.
+
+use ir::graph::OpId;
+use ndarray::{ArrayD, Slice};
+
+use crate::error::ExecutorError;
+use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
+use crate::prepare::unfit;
+use crate::rank::{At, Rank};
+use crate::routing;
+
+impl<'a, E: Real> Rank<'a, E> {
+    pub(crate) fn run_forward(
+        &mut self,
+        at: At<'a>,
+        op: OpId,
+        operands: &[&Value<E>],
+    ) -> Result<Vec<Value<E>>, ExecutorError> {
+        let context = self.context(at, op);
+        if !routing::is_router(context.kind) {
+            return kernels::forward(&context, operands).map_err(|source| self.refused(at, op, source));
+        }
+        let Some(chosen) = self.fixed_choice(at, op)? else {
+            let results =
+                kernels::forward(&context, operands).map_err(|source| self.refused(at, op, source))?;
+            self.note_choice(at, op, &results);
+            return Ok(results);
+        };
+        let fixed = routing::forward(&context, operands, &chosen);
+        let fixed = fixed.map_err(|source| self.refused(at, op, source))?;
+        if fixed.n_changed > 0 {
+            *self.record.rerouted.entry(at.layer_idx).or_insert(0) += fixed.n_changed;
+        }
+        Ok(vec![Value::Float(fixed.weights)])
+    }
+
+    pub(crate) fn run_backward(
+        &self,
+        at: At<'a>,
+        op: OpId,
+        operands: &[Option<&Value<E>>],
+        gradients: &[Option<&Tensor<E>>],
+    ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
+        let context = self.context(at, op);
+        let refused = |source| self.refused(at, op, source);
+        let choice = if routing::is_router(context.kind) { self.fixed_choice(at, op)? } else { None };
+        let logits = operands.first().copied().flatten().and_then(Value::as_float);
+        match (choice, logits, gradients) {
+            (Some(chosen), Some(logits), [Some(gradient)]) => {
+                let found = routing::backward(&context, logits, gradient, &chosen).map_err(refused)?;
+                let mut all = vec![None; operands.len()];
+                all[0] = Some(found);
+                Ok(all)
+            }
+            (_, _, gradients) => kernels::backward(&context, operands, gradients).map_err(refused),
+        }
+    }
+
+    fn context(&self, at: At<'a>, op: OpId) -> Context<'a> {
+        let run = self.run;
+        let instance = run.instances[at.layer_idx];
+        Context {
+            kind: &run.layer(at.layer_idx).ops[op.0].kind,
+            signature: &run.signatures[instance.kind][op.0],
+            blocks: &run.rows[self.seat.device as usize][instance.choice][op.0],
+        }
+    }
+
+    /// What the reference chose for the tokens of this rank, if it is to be chosen again.
+    fn fixed_choice(&self, at: At<'a>, op: OpId) -> Result<Option<ArrayD<bool>>, ExecutorError> {
+        let run = self.run;
+        let layer = run.layer(at.layer_idx);
+        let Some(whole) = run.routes.of((at.layer_idx, op, at.place.seq), layer, run.positions()) else {
+            return Ok(None);
+        };
+        let shape = run.shape(at.layer_idx, layer.ops[op.0].operands[0]);
+        if !whole.shape().iter().map(|&n| n as u64).eq(shape.iter().copied()) {
+            return Err(unfit(format!("{}: the fixed choice of experts is of another batch", at.place)));
+        }
+        let context = self.context(at, op);
+        let own = whole.slice_each_axis(|axis| {
+            let rows = &context.blocks[context.signature.operands[0][axis.axis.index()].0 as usize];
+            Slice::from(rows.start as usize..rows.end as usize)
+        });
+        Ok(Some(own.to_owned()))
+    }
+
+    /// A rank that has all tokens of a micro-batch in their order notes what it chose.
+    fn note_choice(&mut self, at: At<'a>, op: OpId, results: &[Value<E>]) {
+        let alone = self.run.execution.mesh.n_devices() == 1 && self.run.execution.n_stages == 1;
+        let natural = self.run.positions().is_sorted();
+        if let (true, Some(Value::Float(weights))) = (alone && natural, results.first()) {
+            self.record.routes.note((at.layer_idx, op, at.place.seq), weights);
+        }
+    }
+
+    fn refused(&self, at: At<'_>, op: OpId, source: KernelError) -> ExecutorError {
+        let name = &self.run.layer(at.layer_idx).ops[op.0].name;
+        ExecutorError::Kernel { place: format!("{}, operator `{name}`", at.place), source }
+    }
+}
