@@ -73,9 +73,8 @@ pub(crate) struct OptimizeArgs {
     pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) threads: ThreadArgs,
-    /// Print the plan as JSON instead of a report
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, Args)]
@@ -101,9 +100,8 @@ pub(crate) struct EstimateArgs {
     pub(crate) pins: PinArgs,
     #[command(flatten)]
     pub(crate) threads: ThreadArgs,
-    /// Print the prediction as JSON instead of a report
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 /// How much is trained, and how.
@@ -186,6 +184,13 @@ pub(crate) struct PinArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct JsonArgs {
+    /// Print JSON instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ThreadArgs {
     /// Threads of the search; the plan does not depend on it [default: one per core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -208,9 +213,8 @@ pub(crate) struct VerifyArgs {
     /// Number formats to run in
     #[arg(long, value_enum, default_value = "both")]
     pub(crate) precision: ElementArg,
-    /// Print the comparison as JSON instead of a report
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, Args)]
@@ -218,9 +222,8 @@ pub(crate) struct VerifyArgs {
 pub(crate) struct ExplainArgs {
     /// The plan
     pub(crate) plan: String,
-    /// Print JSON instead of text
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, Args)]
@@ -231,9 +234,8 @@ pub(crate) struct ExplainArgs {
 pub(crate) struct ModelsArgs {
     /// File or name of a model
     pub(crate) model: Option<String>,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
     /// Print the model in the native form, to be changed and planned for
     #[arg(long, requires = "model", conflicts_with = "json")]
     pub(crate) native: bool,
@@ -248,9 +250,8 @@ pub(crate) struct ClustersArgs {
     pub(crate) cluster: Option<String>,
     #[command(flatten)]
     pub(crate) size: SizeArgs,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
 }
 
 #[derive(Debug, Args)]
@@ -265,7 +266,9 @@ pub(crate) struct SchemaArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  planner completions bash > ~/.local/share/bash-completion/completions/planner")]
+#[command(
+    after_help = "Example:\n  planner completions bash > ~/.local/share/bash-completion/completions/planner"
+)]
 pub(crate) struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]

@@ -10,6 +10,7 @@ use crate::args::ClustersArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
+use crate::output::{Form, json};
 use crate::question::resized;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -30,23 +31,23 @@ pub(crate) fn run(args: &ClustersArgs, terminal: &mut Terminal<'_>) -> Result<()
     let text = match &args.cluster {
         Some(argument) => {
             let cluster = resized(input::cluster(argument)?.value, &args.size)?;
-            if args.json { json(&cluster)? } else { describe(&cluster) }
+            if args.json.json { json(&cluster)? } else { describe(&cluster) }
         }
         None if args.size.nodes.is_some() || args.size.devices.is_some() => {
             return Err(Failure::argument("--nodes and --devices need the name of a cluster"));
         }
-        None => all(args.json)?,
+        None => all(Form::of(&args.json))?,
     };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
 
-fn all(as_json: bool) -> Result<String, Failure> {
+fn all(form: Form) -> Result<String, Failure> {
     let mut summaries = Vec::new();
     for shipped in shipped_clusters() {
         summaries.push(summary(&input::cluster(shipped.name)?.value));
     }
-    if as_json {
+    if form == Form::Json {
         return json(&summaries);
     }
     let columns = [
@@ -160,10 +161,4 @@ pub(crate) fn word(value: &impl Serialize) -> String {
         Ok(other) => other.to_string(),
         Err(_) => "?".into(),
     }
-}
-
-fn json(document: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string_pretty(document)
-        .map(|text| text + "\n")
-        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
 }

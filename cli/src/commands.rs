@@ -6,6 +6,7 @@ use clap::Parser;
 
 use crate::args::{Cli, Command};
 use crate::failure::{Failure, exit_code};
+use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{clusters, completions, estimate, explain, models, optimize, schema, verify};
@@ -15,7 +16,7 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal
     let code = match Cli::try_parse_from(args) {
         Ok(cli) => match dispatch(&cli.command, terminal) {
             Ok(()) => exit_code::DONE,
-            Err(failure) => tell(&failure, wants_json(&cli.command), terminal),
+            Err(failure) => tell(&failure, form(&cli.command), terminal),
         },
         Err(error) => usage(&error, terminal),
     };
@@ -41,20 +42,20 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
     }
 }
 
-fn wants_json(command: &Command) -> bool {
+fn form(command: &Command) -> Form {
     match command {
-        Command::Optimize(args) => args.json,
-        Command::Estimate(args) => args.json,
-        Command::Verify(args) => args.json,
-        Command::Explain(args) => args.json,
-        Command::Models(args) => args.json,
-        Command::Clusters(args) => args.json,
-        Command::Schema(_) | Command::Completions(_) => false,
+        Command::Optimize(args) => Form::of(&args.json),
+        Command::Estimate(args) => Form::of(&args.json),
+        Command::Verify(args) => Form::of(&args.json),
+        Command::Explain(args) => Form::of(&args.json),
+        Command::Models(args) => Form::of(&args.json),
+        Command::Clusters(args) => Form::of(&args.json),
+        Command::Schema(_) | Command::Completions(_) => Form::Text,
     }
 }
 
 /// Says why a command stopped.
-fn tell(failure: &Failure, json: bool, terminal: &mut Terminal<'_>) -> u8 {
+fn tell(failure: &Failure, form: Form, terminal: &mut Terminal<'_>) -> u8 {
     if failure.is_silent() {
         return failure.exit_code();
     }
@@ -62,7 +63,7 @@ fn tell(failure: &Failure, json: bool, terminal: &mut Terminal<'_>) -> u8 {
     let _ = writeln!(terminal.err, "error: {failure}");
     if let Failure::NoPlan(no_plan) = failure {
         let _ = write!(terminal.err, "{}", relaxations(no_plan));
-        if let Some(text) = no_plan_json(no_plan).filter(|_| json) {
+        if let Some(text) = no_plan_json(no_plan).filter(|_| form == Form::Json) {
             let _ = writeln!(terminal.out, "{text}");
         }
     }

@@ -8,7 +8,9 @@ use serde::Serialize;
 use crate::args::EstimateArgs;
 use crate::failure::Failure;
 use crate::input;
+use crate::output::json;
 use crate::pins;
+use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
 use crate::search::search;
@@ -32,10 +34,14 @@ struct Estimate<'a> {
 pub(crate) fn run(args: &EstimateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, defaults) = match (&args.model, &args.cluster, &args.plan) {
         (_, _, Some(file)) => (of_file(file, terminal)?, Vec::new()),
-        (Some(model), Some(cluster), None) => of_options(Question::read(model, cluster, &args.job)?, args, terminal)?,
-        (None, _, None) | (_, None, None) => return Err(Failure::bug("neither a question nor a plan was asked for")),
+        (Some(model), Some(cluster), None) => {
+            of_options(Question::read(model, cluster, &args.job)?, args, terminal)?
+        }
+        (None, _, None) | (_, None, None) => {
+            return Err(Failure::bug("neither a question nor a plan was asked for"));
+        }
     };
-    let text = if args.json { json(&plan)? } else { report(&plan, &defaults) };
+    let text = if args.json.json { document(&plan)? } else { report(&plan, &defaults) };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
@@ -48,7 +54,7 @@ fn of_options(
 ) -> Result<(Plan, Vec<&'static str>), Failure> {
     let n_devices = question.request.cluster.n_devices();
     question.request.pins = pins::complete(&pins::of(&args.pins), &question.request.model, n_devices)?;
-    let found = search(&question.request, &args.threads, terminal)?;
+    let found = proven(search(&question.request, &args.threads, terminal)?)?;
     // What was pinned was not searched for: there is nothing to say of the search.
     Ok((Plan { search: None, runners_up: Vec::new(), ..question.sign(found) }, question.defaults))
 }
@@ -63,9 +69,8 @@ fn of_file(file: &str, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-fn json(plan: &Plan) -> Result<String, Failure> {
-    let predicted =
-        plan.predicted.as_ref().ok_or_else(|| Failure::bug("the plan has no prediction"))?;
+fn document(plan: &Plan) -> Result<String, Failure> {
+    let predicted = plan.predicted.as_ref().ok_or_else(|| Failure::bug("the plan has no prediction"))?;
     let estimate = Estimate {
         tool_version: &plan.tool_version,
         model: &plan.model.name,
@@ -76,7 +81,5 @@ fn json(plan: &Plan) -> Result<String, Failure> {
         predicted,
         warnings: &plan.warnings,
     };
-    serde_json::to_string_pretty(&estimate)
-        .map(|text| text + "\n")
-        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
+    json(&estimate)
 }

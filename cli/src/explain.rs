@@ -13,6 +13,7 @@ use crate::args::ExplainArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
+use crate::output::json;
 use crate::report;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -76,13 +77,7 @@ struct Recomputed {
 /// Explains a plan.
 pub(crate) fn run(args: &ExplainArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, _) = input::plan(&args.plan)?;
-    let text = if args.json {
-        serde_json::to_string_pretty(&explanation(&plan))
-            .map(|text| text + "\n")
-            .map_err(|error| Failure::bug(format!("no JSON form: {error}")))?
-    } else {
-        describe(&plan)
-    };
+    let text = if args.json.json { json(&explanation(&plan))? } else { describe(&plan) };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
@@ -124,12 +119,18 @@ fn time_shares(predicted: &Prediction) -> Vec<Share> {
 }
 
 fn memory_shares(predicted: &Prediction) -> Vec<Share> {
-    let Some(stage) = report::fullest(&predicted.stages).map(|at| &predicted.stages[at]) else { return Vec::new() };
+    let Some(stage) = report::fullest(&predicted.stages).map(|at| &predicted.stages[at]) else {
+        return Vec::new();
+    };
     let mut shares: Vec<Share> = stage
         .memory
         .iter()
         .filter(|(_, bytes)| bytes.0 != 0.0)
-        .map(|(part, bytes)| Share { part: part.clone(), amount: bytes.0, share: *bytes / stage.capacity_bytes })
+        .map(|(part, bytes)| Share {
+            part: part.clone(),
+            amount: bytes.0,
+            share: *bytes / stage.capacity_bytes,
+        })
         .collect();
     shares.sort_by(|a, b| b.amount.total_cmp(&a.amount).then_with(|| a.part.cmp(&b.part)));
     shares
@@ -190,7 +191,8 @@ fn stored(entry: &Entry, axis: &str) -> [usize; 3] {
 fn recomputed(plan: &Plan) -> Vec<Recomputed> {
     let mut list: Vec<Recomputed> = Vec::new();
     for entry in &plan.entries {
-        let operators: Vec<String> = entry.ops.iter().filter(|op| op.recompute).map(|op| op.op.clone()).collect();
+        let operators: Vec<String> =
+            entry.ops.iter().filter(|op| op.recompute).map(|op| op.op.clone()).collect();
         let known = list.iter().any(|other| other.layer == entry.layer && other.operators == operators);
         if !operators.is_empty() && !known {
             list.push(Recomputed { layer: entry.layer.clone(), operators });
@@ -289,7 +291,8 @@ fn loop_name(layer: Option<&LayerDocument>, word: &str) -> String {
         "defer" | "through" => return word.into(),
         _ => {}
     }
-    let length = layer.and_then(|layer| layer.dims.iter().find(|dim| dim.name == word)).map(|dim| &dim.length);
+    let length =
+        layer.and_then(|layer| layer.dims.iter().find(|dim| dim.name == word)).map(|dim| &dim.length);
     match length {
         Some(Length::MicroBatch) => format!("{word} (batch)"),
         Some(Length::Sequence) => format!("{word} (sequence)"),
@@ -300,7 +303,9 @@ fn loop_name(layer: Option<&LayerDocument>, word: &str) -> String {
 }
 
 fn recompute_lines(plan: &Plan) -> String {
-    let line = |one: &Recomputed| format!("computed again in backward of `{}`: {}\n", one.layer, one.operators.join(" "));
+    let line = |one: &Recomputed| {
+        format!("computed again in backward of `{}`: {}\n", one.layer, one.operators.join(" "))
+    };
     recomputed(plan).iter().map(line).collect()
 }
 
@@ -309,7 +314,9 @@ fn runners_up(plan: &Plan) -> String {
         return String::new();
     }
     let columns = [("runner-up", Side::Left), ("step time", Side::Right), ("why it lost", Side::Left)];
-    let row = |other: &RunnerUp| vec![other.roles.to_string(), figures::seconds(other.step_time_s), other.reason.clone()];
+    let row = |other: &RunnerUp| {
+        vec![other.roles.to_string(), figures::seconds(other.step_time_s), other.reason.clone()]
+    };
     let rows: Vec<Vec<String>> = plan.runners_up.iter().map(row).collect();
     table(&columns, &rows)
 }
@@ -323,13 +330,20 @@ fn glossary(plan: &Plan) -> String {
         (roles.cp > 1, "cp", "devices that share the tokens of a sequence"),
         (roles.ep > 1, "ep", "devices that share the experts; etp: that share one expert's products"),
         (roles.pp > 1, "pp", "stages that hold consecutive layers; vpp: pieces of a stage, taken in turn"),
-        (roles.zero.stage > 0, "ZeRO", "between uses cut over replicas: 1 optimizer state, 2 also gradients, 3 also parameters"),
+        (
+            roles.zero.stage > 0,
+            "ZeRO",
+            "between uses cut over replicas: 1 optimizer state, 2 also gradients, 3 also parameters",
+        ),
         (true, "micro-batch", "sequences of one replica at a time x how often per step"),
         (roles.pp > 1, "bubble", "time in which a stage waits for others at the beginning and end of a step"),
         (true, "MFU", "the model's FLOPs over what the devices could do; HFU counts recomputed ones too"),
         (true, "exposed", "communication that computation does not hide"),
     ];
-    let rows: Vec<(&str, String)> =
-        words.into_iter().filter(|(occurs, _, _)| *occurs).map(|(_, word, text)| (word, text.to_owned())).collect();
+    let rows: Vec<(&str, String)> = words
+        .into_iter()
+        .filter(|(occurs, _, _)| *occurs)
+        .map(|(_, word, text)| (word, text.to_owned()))
+        .collect();
     list(&rows)
 }

@@ -18,7 +18,8 @@ pub mod exit_code {
 }
 
 /// What to do about a fault of the program.
-const REPORT_IT: &str = "this is a fault of the planner, please report it with the command and its input files";
+const REPORT_IT: &str =
+    "this is a fault of the planner, please report it with the command and its input files";
 
 /// Why a command stops.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +88,9 @@ impl Failure {
     /// The exit code that says so.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Input(_) | Self::Argument { .. } | Self::NoPlan(NoPlan::Impossible { .. }) => exit_code::BAD_INPUT,
+            Self::Input(_) | Self::Argument { .. } | Self::NoPlan(NoPlan::Impossible { .. }) => {
+                exit_code::BAD_INPUT
+            }
             Self::NoPlan(NoPlan::NothingFits { .. }) => exit_code::NO_PLAN,
             Self::NotVerified(_) => exit_code::NOT_VERIFIED,
             Self::Bug { .. } => exit_code::BUG,

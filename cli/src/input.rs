@@ -168,11 +168,15 @@ fn edits(from: &str, to: &str) -> usize {
 fn read_file(path: &Path, shown: &str, limit: usize) -> Result<String, InputError> {
     #[expect(clippy::disallowed_methods, reason = "the command line is where files are read")]
     let file = fs::File::open(path);
-    let cannot = |error: std::io::Error| InputError::whole(shown, format!("cannot be read: {}", plain(&error)));
+    let cannot =
+        |error: std::io::Error| InputError::whole(shown, format!("cannot be read: {}", plain(&error)));
     let mut text = Vec::new();
     let length = file.and_then(|file| file.take(limit as u64 + 1).read_to_end(&mut text)).map_err(cannot)?;
     if length > limit {
-        return Err(InputError::whole(shown, format!("the file is longer than the {limit} bytes that are read")));
+        return Err(InputError::whole(
+            shown,
+            format!("the file is longer than the {limit} bytes that are read"),
+        ));
     }
     String::from_utf8(text).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -211,8 +215,14 @@ mod tests {
     #[test]
     fn faults_of_a_plan_file_have_a_place() {
         let fault = |text: &str| parse_plan("p.json", text).unwrap_err().to_string().replace('\n', " | ");
-        assert!(fault("{\"schema_version\": 1").starts_with("p.json:1:20: not JSON: eof"), "{}", fault("{\"a\": 1"));
-        assert!(fault("{\"schema_version\": \"a\"}").starts_with("p.json:1:22: schema_version: invalid type"));
+        assert!(
+            fault("{\"schema_version\": 1").starts_with("p.json:1:20: not JSON: eof"),
+            "{}",
+            fault("{\"a\": 1")
+        );
+        assert!(
+            fault("{\"schema_version\": \"a\"}").starts_with("p.json:1:22: schema_version: invalid type")
+        );
         assert!(fault("{\"schema_version\": NaN}").contains("no NaN"));
     }
 }

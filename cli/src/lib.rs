@@ -14,6 +14,7 @@ mod input;
 mod question;
 mod pins;
 mod search;
+mod proof;
 mod report;
 mod optimize;
 mod estimate;

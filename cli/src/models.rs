@@ -9,6 +9,7 @@ use crate::args::ModelsArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
+use crate::output::{Form, json};
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
 
@@ -56,12 +57,12 @@ struct ParameterDetail {
 /// Lists the shipped models, or describes the one that was asked for.
 pub(crate) fn run(args: &ModelsArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let text = match &args.model {
-        None => all(args.json)?,
+        None => all(Form::of(&args.json))?,
         Some(argument) => {
             let model = input::model(argument)?.value;
             if args.native {
                 json(&native::write(&model))?
-            } else if args.json {
+            } else if args.json.json {
                 json(&detail(&model))?
             } else {
                 describe(&model)
@@ -72,16 +73,20 @@ pub(crate) fn run(args: &ModelsArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     Ok(())
 }
 
-fn all(as_json: bool) -> Result<String, Failure> {
+fn all(form: Form) -> Result<String, Failure> {
     let mut summaries = Vec::new();
     for shipped in shipped_models() {
         summaries.push(summary(&input::model(shipped.name)?.value));
     }
-    if as_json {
+    if form == Form::Json {
         return json(&summaries);
     }
-    let columns =
-        [("model", Side::Left), ("parameters", Side::Right), ("layers", Side::Right), ("sequence", Side::Right)];
+    let columns = [
+        ("model", Side::Left),
+        ("parameters", Side::Right),
+        ("layers", Side::Right),
+        ("sequence", Side::Right),
+    ];
     let row = |model: &ModelSummary| {
         let parameters = figures::count(model.parameters as f64);
         vec![model.name.clone(), parameters, model.n_layers.to_string(), model.default_sequence.to_string()]
@@ -104,7 +109,11 @@ fn detail(model: &Model) -> ModelDetail {
         name: layer.name.clone(),
         count: count(model, kind),
         parameters_each: layer.n_parameters(),
-        operators: layer.ops.iter().map(|op| OperatorDetail { name: op.name.clone(), kind: op.kind.line().name }).collect(),
+        operators: layer
+            .ops
+            .iter()
+            .map(|op| OperatorDetail { name: op.name.clone(), kind: op.kind.line().name })
+            .collect(),
         parameters: layer.parameters().map(|tensor| parameter(layer, tensor)).collect(),
     });
     ModelDetail { summary: summary(model), layers: layers.collect() }
@@ -149,10 +158,4 @@ fn describe(model: &Model) -> String {
         ("operators", Side::Left),
     ];
     format!("{head}\n{}", table(&columns, &rows))
-}
-
-fn json(document: &impl Serialize) -> Result<String, Failure> {
-    serde_json::to_string_pretty(document)
-        .map(|text| text + "\n")
-        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
 }

@@ -1,21 +1,50 @@
-//! Files that a command writes: whole, or not at all.
+//! What a command gives out: text or JSON, and files, whole or not at all.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use crate::failure::Failure;
+
+/// In which form a command answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+impl Form {
+    /// The form that a `--json` flag asks for.
+    pub(crate) fn of(flag: &crate::args::JsonArgs) -> Self {
+        if flag.json { Self::Json } else { Self::Text }
+    }
+}
+
+/// JSON text of a document.
+pub(crate) fn json(document: &impl Serialize) -> Result<String, Failure> {
+    serde_json::to_string_pretty(document)
+        .map(|text| text + "\n")
+        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
+}
 
 /// Writes a file through a temporary neighbour, so that nobody ever sees a part of it.
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
-    let fail = |error: std::io::Error| Failure::argument(format!("{}: cannot be written: {error}", path.display()));
+    let fail =
+        |error: std::io::Error| Failure::argument(format!("{}: cannot be written: {error}", path.display()));
     // A link stays a link, and what it points at is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     if fs::metadata(&target).is_ok_and(|found| !found.is_file()) {
         return write_device(&target, text).map_err(fail);
     }
     let neighbour = neighbour(&target).ok_or_else(|| {
-        Failure::argument_with_hint(format!("{}: this is no name of a file", path.display()), "give a file, not a folder")
+        Failure::argument_with_hint(
+            format!("{}: this is no name of a file", path.display()),
+            "give a file, not a folder",
+        )
     })?;
     let written = write_new(&neighbour, text).and_then(|()| fs::rename(&neighbour, &target));
     if written.is_err() {
@@ -53,7 +82,10 @@ mod tests {
     }
 
     fn names(path: &Path) -> Vec<String> {
-        fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+        fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .collect()
     }
 
     #[test]
@@ -61,9 +93,9 @@ mod tests {
         let folder = folder("replaced");
         let path = folder.join("plan.json");
         write_whole(&path, "old").unwrap();
-        write_whole(&path, "new").unwrap();
+        write_whole(&path, "newer").unwrap();
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
-        assert_eq!(String::from_utf8(fs::read(&path).unwrap()).unwrap(), "new");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 5);
         fs::remove_dir_all(folder).unwrap();
     }
 

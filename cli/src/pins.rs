@@ -89,8 +89,12 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
     let used = others.saturating_mul(u128::from(pins.dp.unwrap_or(1)));
     if used > all || all % used != 0 || (pins.dp.is_some() && used != all) {
         let what = match pins.dp {
-            Some(dp) => format!("tp {tp} x cp {cp} x pp {pp} x dp {dp} are {used} devices, the cluster has {n_devices}"),
-            None => format!("tp {tp} x cp {cp} x pp {pp} are {used} devices, which do not divide the cluster's {n_devices}"),
+            Some(dp) => format!(
+                "tp {tp} x cp {cp} x pp {pp} x dp {dp} are {used} devices, the cluster has {n_devices}"
+            ),
+            None => format!(
+                "tp {tp} x cp {cp} x pp {pp} are {used} devices, which do not divide the cluster's {n_devices}"
+            ),
         };
         return Err(Failure::argument_with_hint(what, "choose other degrees, or other --nodes or --devices"));
     }
@@ -105,7 +109,11 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         etp: pins.etp.or(Some(if has_experts(model) { tp } else { 1 })),
         vpp: Some(vpp),
         micro_batch: Some(pins.micro_batch.unwrap_or(1)),
-        schedule: pins.schedule.or(Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB })),
+        schedule: pins.schedule.or(Some(if vpp > 1 {
+            ScheduleKind::Interleaved
+        } else {
+            ScheduleKind::OneFOneB
+        })),
         recompute: pins.recompute.or(Some(RecomputeKind::None)),
         zero: pins.zero.or(Some(1)),
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),
@@ -138,7 +146,10 @@ mod tests {
     fn a_pin_that_is_wrong_is_named() {
         assert_eq!(read_one("8"), Err("--pin: expected `name=value`, found `8`".into()));
         assert_eq!(read_one("tpp=8"), Err("--pin: unexpected argument 'tpp' found".into()));
-        assert_eq!(read_one("tp=0"), Err("--pin: invalid value '0' for 'tp <N>': 0 is not in 1..=4294967296".into()));
+        assert_eq!(
+            read_one("tp=0"),
+            Err("--pin: invalid value '0' for 'tp <N>': 0 is not in 1..=4294967296".into())
+        );
         assert_eq!(
             read_one("tp=2,tp=4"),
             Err("--pin: the argument 'tp <N>' cannot be used multiple times".into())

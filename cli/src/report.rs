@@ -9,6 +9,7 @@ use ir::units::{Bytes, Seconds};
 
 use crate::clusters::{device_names, word};
 use crate::figures;
+use crate::proof::proof_words;
 use crate::table::{Side, list, table};
 
 /// Stages that are listed one by one; of a longer pipeline only those that say something.
@@ -49,7 +50,7 @@ pub(crate) fn question(plan: &Plan, defaults: &[&str]) -> String {
         ("job", words.join(", ")),
     ];
     if !defaults.is_empty() {
-        rows.push(("defaults", format!("{} were not given", defaults.join(", "))));
+        rows.push(("defaults", format!("{}: nothing was said of them", defaults.join(", "))));
     }
     list(&rows)
 }
@@ -109,13 +110,16 @@ fn plans(plan: &Plan, predicted: &Prediction) -> String {
 
 /// The roles, one by one, and the mesh they are on.
 pub(crate) fn arrangement(plan: &Plan) -> String {
-    let axes: Vec<String> = plan.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+    let axes: Vec<String> =
+        plan.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
     let on = if axes.is_empty() { "one device".into() } else { axes.join(" x ") };
     let micro_batches = figures::counted(plan.n_micro_batches, "micro-batch").replace("batchs", "batches");
+    let proofs = plan.entries.iter().map(|entry| (entry.layer.as_str(), entry.proof.as_ref()));
     list(&[
         ("roles", degrees(&plan.roles)),
         ("mesh", format!("{}, each of {on}", figures::counted(plan.n_stages, "stage"))),
         ("schedule", format!("{}, {micro_batches} of {} sequences", plan.schedule, plan.micro_batch)),
+        ("proof", proof_words(proofs)),
     ])
 }
 
@@ -124,7 +128,15 @@ fn degrees(roles: &Roles) -> String {
     let switch = if roles.sequence_parallel { "on" } else { "off" };
     let mut words = format!(
         "dp {}, tp {} (sp {switch}), cp {}, ep {}, etp {}, pp {}, vpp {}, vocabulary {}, ZeRO-{}",
-        roles.dp, roles.tp, roles.cp, roles.ep, roles.etp, roles.pp, roles.vpp, roles.vocabulary_parallel, roles.zero.stage
+        roles.dp,
+        roles.tp,
+        roles.cp,
+        roles.ep,
+        roles.etp,
+        roles.pp,
+        roles.vpp,
+        roles.vocabulary_parallel,
+        roles.zero.stage
     );
     if let Some(devices) = roles.zero.hybrid {
         words.push_str(&format!(" over {devices}"));
@@ -135,7 +147,8 @@ fn degrees(roles: &Roles) -> String {
 /// Where the time goes.
 pub(crate) fn time(predicted: &Prediction) -> String {
     let total = predicted.step_time_s;
-    let row = |(name, part): (String, Seconds)| vec![name, figures::seconds(part), figures::percent(part / total)];
+    let row =
+        |(name, part): (String, Seconds)| vec![name, figures::seconds(part), figures::percent(part / total)];
     let mut rows: Vec<Vec<String>> = parts(&predicted.breakdown).into_iter().map(row).collect();
     rows.push(row(("step".into(), total)));
     let columns = [("time of a step", Side::Left), ("seconds", Side::Right), ("share", Side::Right)];
@@ -169,7 +182,8 @@ pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
         ("host", breakdown.host_s),
         ("other", breakdown.other_s),
     ];
-    let exposed = breakdown.exposed_communication_s.iter().map(|(kind, time)| (format!("exposed {kind}"), *time));
+    let exposed =
+        breakdown.exposed_communication_s.iter().map(|(kind, time)| (format!("exposed {kind}"), *time));
     let all = named.into_iter().map(|(name, time)| (name.to_owned(), time)).chain(exposed);
     let mut parts: Vec<(String, Seconds)> = all.filter(|(_, time)| time.0 != 0.0).collect();
     parts.sort_by(|a, b| b.1.0.total_cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
@@ -194,8 +208,11 @@ fn stages(plan: &Plan, predicted: &Prediction) -> String {
         .map(|&at| {
             let stage = &predicted.stages[at];
             let marks = [(slowest, "slowest"), (fullest, "fullest")];
-            let remarks: Vec<&str> =
-                marks.iter().filter(|(which, _)| plan.n_stages > 1 && *which == Some(at)).map(|(_, mark)| *mark).collect();
+            let remarks: Vec<&str> = marks
+                .iter()
+                .filter(|(which, _)| plan.n_stages > 1 && *which == Some(at))
+                .map(|(_, mark)| *mark)
+                .collect();
             vec![
                 at.to_string(),
                 stage.layers.to_string(),
@@ -210,7 +227,10 @@ fn stages(plan: &Plan, predicted: &Prediction) -> String {
     let mut text = table(&columns, &rows);
     let hidden = predicted.stages.len() - listed.len();
     if hidden > 0 {
-        text.push_str(&format!("{} between them not shown; --json has all\n", figures::counted(hidden as u64, "stage")));
+        text.push_str(&format!(
+            "{} between them not shown; --json has all\n",
+            figures::counted(hidden as u64, "stage")
+        ));
     }
     text
 }
@@ -251,7 +271,9 @@ pub(crate) fn memory(predicted: &Prediction) -> String {
     parts.retain(|(_, bytes)| bytes.0 != 0.0);
     parts.sort_by(|a, b| b.1.0.total_cmp(&a.1.0).then_with(|| a.0.cmp(b.0)));
     let capacity = stage.capacity_bytes;
-    let row = |name: &str, bytes: Bytes| vec![name.to_owned(), figures::bytes(bytes), figures::percent(bytes / capacity)];
+    let row = |name: &str, bytes: Bytes| {
+        vec![name.to_owned(), figures::bytes(bytes), figures::percent(bytes / capacity)]
+    };
     let mut rows: Vec<Vec<String>> = parts.iter().map(|(name, bytes)| row(name, *bytes)).collect();
     rows.push(row("peak", stage.peak_memory_bytes));
     let title = format!("memory of a device of stage {at}");
@@ -282,8 +304,11 @@ pub(crate) fn search(plan: &Plan) -> String {
                 figures::grouped(search.n_unfit)
             ),
         ),
-        ("bound", format!("{} (gap {})", figures::seconds(search.lower_bound_s), figures::percent(search.gap))),
-        ("proof", search.proof.clone()),
+        (
+            "bound",
+            format!("{} (gap {})", figures::seconds(search.lower_bound_s), figures::percent(search.gap)),
+        ),
+        ("", search.proof.clone()),
     ])
 }
 

@@ -7,13 +7,12 @@ use schemars::{Schema, schema_for};
 
 use crate::args::{DocumentArg, SchemaArgs};
 use crate::failure::Failure;
+use crate::output::json;
 use crate::terminal::Terminal;
 
 /// Prints a schema.
 pub(crate) fn run(args: &SchemaArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(&schema(args.document))
-        .map_err(|error| Failure::bug(format!("the schema has no JSON form: {error}")))?;
-    writeln!(terminal.out, "{text}")?;
+    write!(terminal.out, "{}", json(&schema(args.document))?)?;
     Ok(())
 }
 

@@ -14,18 +14,26 @@ use crate::table::{Side, table};
 use crate::terminal::{ProgressBar, Terminal};
 
 /// Searches for the plan that answers a request, and says on standard error how long that took.
-pub(crate) fn search(request: &Request, threads: &ThreadArgs, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
+pub(crate) fn search(
+    request: &Request,
+    threads: &ThreadArgs,
+    terminal: &mut Terminal<'_>,
+) -> Result<Plan, Failure> {
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = threads.threads {
         pool = pool.num_threads(usize::from(threads));
     }
     let pool = pool.build().map_err(|error| Failure::argument(format!("--threads: {error}")))?;
-    #[expect(clippy::disallowed_methods, reason = "people want to know how long they waited; no plan depends on it")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "people want to know how long they waited; no plan depends on it"
+    )]
     let start = Instant::now();
     let bar = bar(terminal.progress);
     let answer = pool.install(|| planner::optimize(request, &|progress| show(&bar, progress)));
     bar.finish_and_clear();
-    let memory = peak_memory().map_or(String::new(), |bytes| format!(", peak memory {}", figures::bytes(bytes)));
+    let memory =
+        peak_memory().map_or(String::new(), |bytes| format!(", peak memory {}", figures::bytes(bytes)));
     writeln!(terminal.err, "searched for {:.2} s{memory}", start.elapsed().as_secs_f64())?;
     Ok(answer?)
 }
@@ -58,7 +66,10 @@ fn show(bar: &Bar, progress: Progress) {
 
 /// Most memory this process has had, where the system tells.
 fn peak_memory() -> Option<ir::units::Bytes> {
-    #[expect(clippy::disallowed_methods, reason = "the kernel's figures of this process are a file; no plan depends on it")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the kernel's figures of this process are a file; no plan depends on it"
+    )]
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -89,7 +100,9 @@ struct RelaxationDocument<'a> {
 /// JSON of an answer that is no plan, if it is one of memory.
 pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
     let NoPlan::NothingFits { stage, term, needed, capacity, relaxations } = no_plan else { return None };
-    let relaxations = relaxations.iter().map(|one| RelaxationDocument { change: &one.change, step_time_s: one.step_time.0 });
+    let relaxations = relaxations
+        .iter()
+        .map(|one| RelaxationDocument { change: &one.change, step_time_s: one.step_time.0 });
     let document = NoPlanDocument {
         no_plan: Overflow {
             stage: *stage,
@@ -106,7 +119,8 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
 pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
     let NoPlan::NothingFits { relaxations, .. } = no_plan else { return String::new() };
     if relaxations.is_empty() {
-        return "hint: no small change makes it fit: take more or larger devices, or a smaller model\n".into();
+        return "hint: no small change makes it fit: take more or larger devices, or a smaller model\n"
+            .into();
     }
     let rows: Vec<Vec<String>> = relaxations
         .iter()

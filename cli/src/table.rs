@@ -50,10 +50,10 @@ mod tests {
 
     #[test]
     fn words_stand_left_and_figures_right() {
-        let text = table(&[("name", Side::Left), ("time", Side::Right)], &[
-            vec!["a".into(), "1.24 s".into()],
-            vec!["long".into(), "9 s".into()],
-        ]);
+        let text = table(
+            &[("name", Side::Left), ("time", Side::Right)],
+            &[vec!["a".into(), "1.24 s".into()], vec!["long".into(), "9 s".into()]],
+        );
         assert_eq!(text, "name    time\na     1.24 s\nlong     9 s\n");
         assert_eq!(list(&[("a", "x".into()), ("bcd", "y".into())]), "a    x\nbcd  y\n");
     }

@@ -6,6 +6,7 @@ use executor::kernels::Real;
 use executor::run::{Outcome, run};
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
+use ir::plan::entry::Proof;
 use ir::shrink::{ShrinkError, ShrinkLimits, Shrunk, shrink};
 use serde::Serialize;
 
@@ -13,6 +14,8 @@ use crate::args::{ElementArg, VerifyArgs};
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
+use crate::output::json;
+use crate::proof::{outcomes, proof_words};
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
 
@@ -34,7 +37,15 @@ struct Verdict {
     shrunk: Vec<String>,
     n_ranks: u64,
     n_steps: u32,
+    proofs: Vec<LayerProof>,
     runs: Vec<RunVerdict>,
+}
+
+/// Whether the program of an entry of the whole plan was proven; not being so is no failure.
+#[derive(Serialize)]
+struct LayerProof {
+    layer: String,
+    proof: Proof,
 }
 
 /// The answer for one number format.
@@ -66,12 +77,19 @@ struct Difference {
 
 /// Verifies a plan, or says what differs.
 pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let (plan, _) = input::plan(&args.plan)?;
+    let (plan, whole) = input::plan(&args.plan)?;
     let small = shrunk(&args.plan, &plan, args.ranks)?;
-    writeln!(terminal.err, "running {} of the shrunk plan", figures::counted(small.plan.n_devices(), "rank"))?;
-    let opened = open(&small.plan).map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
-    let verdict = verdict(&small, &opened, args.precision)?;
-    let text = if args.json { json(&verdict)? } else { report(&verdict) };
+    writeln!(
+        terminal.err,
+        "running {} of the shrunk plan",
+        figures::counted(small.plan.n_devices(), "rank")
+    )?;
+    let opened =
+        open(&small.plan).map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
+    let proofs = plan.entries.iter().zip(outcomes(&plan, &whole));
+    let proofs = proofs.map(|(entry, proof)| LayerProof { layer: entry.layer.clone(), proof }).collect();
+    let verdict = verdict((&small, &opened), proofs, args.precision)?;
+    let text = if args.json.json { json(&verdict)? } else { report(&verdict) };
     write!(terminal.out, "{text}")?;
     if verdict.verified {
         return Ok(());
@@ -89,7 +107,11 @@ fn shrunk(file: &str, plan: &Plan, max_ranks: u64) -> Result<Shrunk, Failure> {
     })
 }
 
-fn verdict(small: &Shrunk, opened: &OpenPlan, precision: ElementArg) -> Result<Verdict, Failure> {
+fn verdict(
+    (small, opened): (&Shrunk, &OpenPlan),
+    proofs: Vec<LayerProof>,
+    precision: ElementArg,
+) -> Result<Verdict, Failure> {
     let run = SmallRun::new(&small.plan, opened)?;
     let mut runs = Vec::new();
     if precision != ElementArg::F32 {
@@ -105,6 +127,7 @@ fn verdict(small: &Shrunk, opened: &OpenPlan, precision: ElementArg) -> Result<V
         shrunk: small.changes.clone(),
         n_ranks: small.plan.n_devices(),
         n_steps: copy::STEPS,
+        proofs,
         runs,
     })
 }
@@ -115,8 +138,8 @@ fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdic
     let reference = small.reference();
     let failed = |who: &str, error: &ExecutorError| Failure::NotVerified(format!("{who}: {error}"));
     // All links are one here: bytes are compared by what they are for.
-    let expected: Outcome =
-        run::<E>(&reference.execution(&execution), &|_, _| 0).map_err(|error| failed("one device", &error))?;
+    let expected: Outcome = run::<E>(&reference.execution(&execution), &|_, _| 0)
+        .map_err(|error| failed("one device", &error))?;
     let found: Outcome = run::<E>(&execution, &|_, _| 0).map_err(|error| failed("the plan", &error))?;
     let should = predicted(small, size_of::<E>() as u64);
     Ok(RunVerdict::of(&compare(&expected, &found, precision), precision, &found, (&should, &counted(&found))))
@@ -204,6 +227,7 @@ fn report(verdict: &Verdict) -> String {
                 verdict.n_steps
             ),
         ),
+        ("proof", proof_words(verdict.proofs.iter().map(|one| (one.layer.as_str(), Some(&one.proof))))),
     ])];
     parts.push(numbers(&verdict.runs));
     if let Some(run) = verdict.runs.first() {
@@ -243,15 +267,16 @@ fn numbers(runs: &[RunVerdict]) -> String {
 }
 
 fn bytes(run: &RunVerdict) -> String {
-    let columns = [
-        ("bytes", Side::Left),
-        ("predicted", Side::Right),
-        ("counted", Side::Right),
-        ("", Side::Left),
-    ];
+    let columns =
+        [("bytes", Side::Left), ("predicted", Side::Right), ("counted", Side::Right), ("", Side::Left)];
     let row = |check: &BytesCheck| {
         let words = if check.holds() { "equal" } else { "DIFFERENT" };
-        vec![check.what.clone(), figures::grouped(check.predicted), figures::grouped(check.counted), words.into()]
+        vec![
+            check.what.clone(),
+            figures::grouped(check.predicted),
+            figures::grouped(check.counted),
+            words.into(),
+        ]
     };
     let mut rows: Vec<Vec<String>> = run.bytes.iter().map(row).collect();
     rows.push(row(&BytesCheck::sum("saved activations, all ranks", &run.saved)));
@@ -264,15 +289,10 @@ fn differences(run: &RunVerdict) -> String {
     let numbers = run.worst.iter().filter(|worst| worst.excess > 1.0).map(sentence);
     let bytes = run.checks().filter(|check| !check.holds()).map(ToString::to_string);
     let all: Vec<String> = numbers.chain(run.unmatched.iter().cloned()).chain(bytes).collect();
-    let mut text: String = all.iter().take(SHOWN).map(|line| format!("in {}: {line}\n", run.precision)).collect();
+    let mut text: String =
+        all.iter().take(SHOWN).map(|line| format!("in {}: {line}\n", run.precision)).collect();
     if all.len() > SHOWN {
         text.push_str(&format!("in {}: and {} more; --json has all\n", run.precision, all.len() - SHOWN));
     }
     text
-}
-
-fn json(verdict: &Verdict) -> Result<String, Failure> {
-    serde_json::to_string_pretty(verdict)
-        .map(|text| text + "\n")
-        .map_err(|error| Failure::bug(format!("no JSON form: {error}")))
 }

@@ -90,11 +90,18 @@ pub enum RecomputeRule {
     Always,
 }
 
-/// One choice of an operator.
+/// How an operator runs: all that its neighbours see of a choice.
 #[derive(Clone, Debug)]
-struct Option_ {
+struct Form {
     strategy: Strategy,
     recompute: Recompute,
+    places: Placements,
+}
+
+/// One choice of an operator: a form, and where its parameters live.
+#[derive(Clone, Debug)]
+struct Pick {
+    form: usize,
     storage: Vec<(TensorId, Storage)>,
 }
 
@@ -103,7 +110,8 @@ pub struct LayerProblem<'a> {
     /// The choice problem; its nodes are the operators, then the stream.
     pub problem: Problem,
     layer: &'a Layer,
-    options: Vec<Vec<Option_>>,
+    forms: Vec<Vec<Form>>,
+    picks: Vec<Vec<Pick>>,
     streams: Vec<Sharding>,
 }
 
@@ -122,8 +130,8 @@ struct Builder<'a, 'p> {
     prices: &'p Prices<'a>,
     clock: Clock,
     signatures: Vec<Signature>,
-    placed: Vec<Vec<Placements>>,
-    options: Vec<Vec<Option_>>,
+    forms: Vec<Vec<Form>>,
+    picks: Vec<Vec<Pick>>,
     streams: Vec<Sharding>,
     gradients: std::collections::BTreeSet<TensorId>,
 }
@@ -148,8 +156,8 @@ impl<'a> LayerProblem<'a> {
             prices,
             clock,
             signatures,
-            placed: Vec::new(),
-            options: Vec::new(),
+            forms: Vec::new(),
+            picks: Vec::new(),
             streams,
             gradients: gradient_tensors(layer),
         };
@@ -160,20 +168,21 @@ impl<'a> LayerProblem<'a> {
         }
         nodes.push(Node { choices: vec![Cost::default(); builder.streams.len()] });
         let edges = builder.edges();
-        let Builder { options, streams, .. } = builder;
-        Some(Self { problem: Problem { nodes, edges }, layer, options, streams })
+        let Builder { forms, picks, streams, .. } = builder;
+        Some(Self { problem: Problem { nodes, edges }, layer, forms, picks, streams })
     }
 
     /// The choice that a solution means.
     pub fn choice(&self, choices: &[usize]) -> LayerChoice {
-        let picked: Vec<&Option_> = self.options.iter().zip(choices).map(|(list, &c)| &list[c]).collect();
-        let stream = self.streams[choices[self.options.len()]];
+        let picked: Vec<&Pick> = self.picks.iter().zip(choices).map(|(list, &c)| &list[c]).collect();
+        let forms: Vec<&Form> = self.forms.iter().zip(&picked).map(|(list, pick)| &list[pick.form]).collect();
+        let stream = self.streams[choices[self.picks.len()]];
         let has_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
         LayerChoice {
             stream: if self.layer.stream_in.is_some() { stream } else { Sharding::REPLICATED },
             out: if has_loss { Sharding::REPLICATED } else { stream },
-            strategies: picked.iter().map(|one| one.strategy).collect(),
-            recompute: picked.iter().map(|one| one.recompute).collect(),
+            strategies: forms.iter().map(|form| form.strategy).collect(),
+            recompute: forms.iter().map(|form| form.recompute).collect(),
             storage: picked.iter().flat_map(|one| one.storage.iter().copied()).collect(),
         }
     }
@@ -218,24 +227,24 @@ impl Builder<'_, '_> {
         let sig = &self.signatures[op.0];
         let strategies = space.strategies(one, sig, self.prices.mesh(), self.prices.views(), self.sizes);
         let mut choices = Vec::new();
-        let mut options = Vec::new();
-        let mut placed = Vec::new();
+        let (mut forms, mut picks) = (Vec::new(), Vec::new());
         for strategy in strategies {
             let places = placements(sig, strategy);
             let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
             let backward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Backward));
-            for (storage, cost) in self.storages(op, &places, (forward, backward), given) {
-                for recompute in recompute_options(&one.kind, given.recompute) {
-                    let again = if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
-                    let time = (forward + backward + again) * self.clock.micro_batches;
+            let storages = self.storages(op, &places, (forward, backward), given);
+            for recompute in recompute_options(&one.kind, given.recompute) {
+                let again = if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
+                let time = (forward + backward + again) * self.clock.micro_batches;
+                for (storage, cost) in &storages {
                     choices.push(cost.plus(Cost { time, memory: 0.0 }));
-                    options.push(Option_ { strategy, recompute, storage: storage.clone() });
-                    placed.push(places.clone());
+                    picks.push(Pick { form: forms.len(), storage: storage.clone() });
                 }
+                forms.push(Form { strategy, recompute, places: places.clone() });
             }
         }
-        self.options.push(options);
-        self.placed.push(placed);
+        self.forms.push(forms);
+        self.picks.push(picks);
         (!choices.is_empty()).then_some(Node { choices })
     }
 
@@ -310,24 +319,24 @@ impl Builder<'_, '_> {
 
     fn producer_ports(&self, op: OpId, tensor: TensorId) -> Vec<Port> {
         let result = self.layer.ops[op.0].results.iter().position(|&t| t == tensor).unwrap_or(0);
-        let port = |(option, places): (&Option_, &Placements)| Port {
-            value: places.results[result],
-            gradient: self.gradient(tensor, places.result_gradients[result]),
-            flag: option.recompute == Recompute::Again,
+        let port = |form: &Form| Port {
+            value: form.places.results[result],
+            gradient: self.gradient(tensor, form.places.result_gradients[result]),
+            flag: form.recompute == Recompute::Again,
         };
-        self.options[op.0].iter().zip(&self.placed[op.0]).map(port).collect()
+        self.forms[op.0].iter().map(port).collect()
     }
 
     fn reader_ports(&self, op: OpId, operand: usize, tensor: TensorId) -> Vec<Port> {
         let kind = &self.layer.ops[op.0].kind;
         let saves = kind.line().saves.contains(&operand)
             && self.layer.ops[op.0].results.iter().any(|t| self.gradients.contains(t));
-        let port = |(option, places): (&Option_, &Placements)| Port {
-            value: places.operands[operand],
-            gradient: self.gradient(tensor, places.operand_gradients[operand]),
-            flag: saves || option.recompute == Recompute::Again,
+        let port = |form: &Form| Port {
+            value: form.places.operands[operand],
+            gradient: self.gradient(tensor, form.places.operand_gradients[operand]),
+            flag: saves || form.recompute == Recompute::Again,
         };
-        self.options[op.0].iter().zip(&self.placed[op.0]).map(port).collect()
+        self.forms[op.0].iter().map(port).collect()
     }
 
     /// Placement of a gradient, or whole where there is none.
@@ -338,8 +347,14 @@ impl Builder<'_, '_> {
     fn edge(&self, from: (usize, Vec<Port>), to: (usize, Vec<Port>), tensor: TensorId) -> Edge {
         let (from_node, from_ports) = from;
         let (to_node, to_ports) = to;
-        let (from_port, left) = number(&from_ports);
-        let (to_port, right) = number(&to_ports);
+        let (from_form, left) = number(&from_ports);
+        let (to_form, right) = number(&to_ports);
+        let spread = |node: usize, of_form: Vec<u32>| match self.picks.get(node) {
+            Some(picks) => picks.iter().map(|pick| of_form[pick.form]).collect(),
+            // The stream has one choice per sharding.
+            None => of_form,
+        };
+        let (from_port, to_port) = (spread(from_node, from_form), spread(to_node, to_form));
         let table = Pairs::new(self, tensor, &left, &right).table();
         Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table }
     }

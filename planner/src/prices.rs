@@ -56,6 +56,9 @@ struct Known {
     times: BTreeMap<(Sharding, Sharding), Option<f64>>,
 }
 
+/// Local elements below which only the widest cut of a parameter is tried: all its states are below 20 MB.
+const SMALL_PARAMETER: u64 = 1 << 20;
+
 /// What one storage asks for, before anything is hidden.
 struct StorageTimes {
     storage: Storage,
@@ -187,6 +190,9 @@ impl<'a> Prices<'a> {
         let node: Vec<AxisId> = whole.axes().into_iter().filter(near).collect();
         let mut cuts = vec![whole, AxisSet::of(&node)];
         cuts.extend(whole.axes().into_iter().map(|axis| AxisSet::of(&[axis])));
+        if elements < SMALL_PARAMETER {
+            cuts.truncate(1);
+        }
         let mut seen: Vec<AxisSet> = Vec::new();
         let mut storages = vec![Storage::default()];
         for cut in cuts.into_iter().filter(|cut| !cut.is_empty()) {

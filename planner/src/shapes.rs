@@ -14,6 +14,9 @@ use crate::space::{AxisRule, Between};
 /// Fewest tokens of a sequence that a device may be left with: below, kernels run far from their peak.
 const MIN_TOKENS_PER_SPLIT: u64 = 256;
 
+/// Longest second axis that is tried for experts alone: published runs stop at 64.
+const MAX_EXPERT_AXIS: u64 = 64;
+
 /// A mesh and its axes' rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -93,7 +96,7 @@ fn free(n: u64, facts: Facts) -> Vec<Shape> {
         let outer = n / inner;
         let mut outers = vec![vec![outer]];
         for second in divisors(outer).into_iter().filter(|&c| c > 1 && c < outer) {
-            let for_experts = facts.experts > 1 && second <= facts.experts;
+            let for_experts = facts.experts > 1 && second <= facts.experts.min(MAX_EXPERT_AXIS);
             if for_experts || facts.sequence / second >= MIN_TOKENS_PER_SPLIT * 8 {
                 outers.push(vec![outer / second, second]);
             }

@@ -54,20 +54,21 @@ impl<'a> Prepared<'a> {
     pub fn new(problem: &'a Problem) -> Self {
         let mut members = Vec::new();
         for (node, own) in problem.nodes.iter().enumerate() {
-            let seen: Vec<&Vec<u32>> = problem
+            let seen: Vec<(&Vec<u32>, u64)> = problem
                 .edges
                 .iter()
                 .flat_map(|edge| {
-                    let from = (edge.from == node).then_some(&edge.from_port);
-                    let to = (edge.to == node).then_some(&edge.to_port);
+                    let n_from = (edge.table.len() / edge.n_to_ports) as u64;
+                    let from = (edge.from == node).then_some((&edge.from_port, n_from));
+                    let to = (edge.to == node).then_some((&edge.to_port, edge.n_to_ports as u64));
                     from.into_iter().chain(to)
                 })
                 .collect();
-            let mut index: BTreeMap<Vec<u32>, usize> = BTreeMap::new();
+            let mut index: BTreeMap<u128, usize> = BTreeMap::new();
             let mut classes: Vec<Vec<usize>> = Vec::new();
             for choice in 0..own.choices.len() {
-                let tuple: Vec<u32> = seen.iter().map(|ports| ports[choice]).collect();
-                let class = *index.entry(tuple).or_insert_with(|| {
+                let key = seen.iter().fold(0, |key, (ports, n)| key * u128::from(*n) + u128::from(ports[choice]));
+                let class = *index.entry(key).or_insert_with(|| {
                     classes.push(Vec::new());
                     classes.len() - 1
                 });
@@ -124,7 +125,9 @@ impl<'a> Prepared<'a> {
                 values: edge.table.iter().map(|cost| cost.map_or(f64::INFINITY, |c| c.weighed(price))).collect(),
             })
             .collect();
-        prune(&mut costs, &tables);
+        for _ in 0..PRUNE_ROUNDS {
+            prune(&mut costs, &tables);
+        }
         let mut left: Vec<usize> = (0..problem.nodes.len()).collect();
         let mut backs = Vec::new();
         let mut total = 0.0;
@@ -162,6 +165,9 @@ impl<'a> Prepared<'a> {
 pub fn eliminate(problem: &Problem, price: f64) -> Option<(f64, Vec<usize>)> {
     Prepared::new(problem).eliminate(price)
 }
+
+/// Rounds of closing classes: what one round closes makes the worst cases of the next milder.
+const PRUNE_ROUNDS: usize = 3;
 
 /// Classes of a node against which all others are held: the cheapest by themselves.
 const RIVALS: usize = 8;
@@ -237,11 +243,11 @@ fn joint_ports(node: usize, tables: &[Table], costs: &[f64]) -> (Vec<u32>, Vec<V
         .iter()
         .flat_map(|table| table.scope.iter().filter(|(n, ..)| *n == node).map(|(_, ports, size)| (ports, *size)))
         .collect();
-    let mut index: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut index: BTreeMap<u128, u32> = BTreeMap::new();
     let mut tuples = Vec::new();
     let mut of_choice = vec![0; costs.len()];
     for choice in (0..costs.len()).filter(|&choice| costs[choice].is_finite()) {
-        let key = seen.iter().fold(0, |key, (ports, size)| key * *size as u64 + u64::from(ports[choice]));
+        let key = seen.iter().fold(0, |key, (ports, size)| key * *size as u128 + u128::from(ports[choice]));
         of_choice[choice] = *index.entry(key).or_insert_with(|| {
             tuples.push(seen.iter().map(|(ports, _)| ports[choice]).collect());
             tuples.len() as u32 - 1

@@ -34,7 +34,8 @@ impl<'a> SmallRun<'a> {
         let too_many = |_| Failure::bug("the shrunk plan has too many stages or micro-batches");
         let n_stages = u32::try_from(plan.n_stages).map_err(too_many)?;
         let n_micro_batches = u32::try_from(plan.n_micro_batches).map_err(too_many)?;
-        let table = table(plan.schedule, n_stages, n_micro_batches).map_err(|error| Failure::bug(error.to_string()))?;
+        let table = table(plan.schedule, n_stages, n_micro_batches)
+            .map_err(|error| Failure::bug(error.to_string()))?;
         Ok(Self { plan, opened, table, n_stages, n_micro_batches })
     }
 

@@ -47,8 +47,11 @@ impl BytesCheck {
         names.sort_unstable();
         names.dedup();
         let of = |bytes: &Bytes, name: &str| bytes.get(name).copied().unwrap_or(0);
-        let check =
-            |name: &String| Self { what: name.clone(), predicted: of(predicted, name), counted: of(counted, name) };
+        let check = |name: &String| Self {
+            what: name.clone(),
+            predicted: of(predicted, name),
+            counted: of(counted, name),
+        };
         names.into_iter().map(check).collect()
     }
 
@@ -148,14 +151,21 @@ impl Prediction<'_> {
     fn borders(&self, sent: &mut Bytes) {
         for chunk in 1..self.n_chunks() {
             let (before, after) = (self.small.chunk(chunk - 1), self.small.chunk(chunk));
-            let (Some((_, left, _)), Some((layer, right, entry))) = (before.last(), after.first()) else { continue };
+            let (Some((_, left, _)), Some((layer, right, entry))) = (before.last(), after.first()) else {
+                continue;
+            };
             self.border(sent, (left, right), &|tensor| {
                 layer.shape(tensor, &self.small.opened.sizes(self.small.plan, *entry))
             });
         }
     }
 
-    fn border(&self, sent: &mut Bytes, (left, right): (&Program, &Program), shape: &dyn Fn(TensorId) -> Vec<u64>) {
+    fn border(
+        &self,
+        sent: &mut Bytes,
+        (left, right): (&Program, &Program),
+        shape: &dyn Fn(TensorId) -> Vec<u64>,
+    ) {
         let mesh = &self.small.plan.mesh;
         let (Some(stream), Some(gradient)) = (right.stream, right.stream_gradient) else { return };
         let (read, leaves) = (right.value(stream), right.value(gradient).sharding);
@@ -174,7 +184,9 @@ impl Prediction<'_> {
     /// Shared parameters on different stages: the gradient to the owner, the new value back, in the update's cut.
     fn ties(&self, sent: &mut Bytes) {
         for tie in &self.small.opened.model.ties {
-            let (Some(owner), Some(copy)) = (self.stage_of(tie.owner), self.stage_of(tie.copy)) else { continue };
+            let (Some(owner), Some(copy)) = (self.stage_of(tie.owner), self.stage_of(tie.copy)) else {
+                continue;
+            };
             if owner != copy {
                 let name = format!("{}, {}", Class::Tie, executor::instruction::CollectiveKind::SendReceive);
                 add(sent, name, 2 * self.update_cut(tie.owner) * u64::from(STEPS));
@@ -222,7 +234,7 @@ impl Prediction<'_> {
         let n = self.small.plan.mesh.n_devices() as usize;
         let per_chunk = self.saved_per_chunk(found);
         for (stage, row) in self.small.table.iter().enumerate() {
-            for device in 0..n {
+            for (device, name) in (0..n).map(|device| (device, peak_name(stage * n + device))) {
                 let (mut now, mut most) = (0_u64, 0_u64);
                 for action in row {
                     let bytes = per_chunk[action.chunk(self.small.table.len() as u32) as usize][device];
@@ -232,7 +244,7 @@ impl Prediction<'_> {
                     }
                     most = most.max(now);
                 }
-                add(&mut found.peak_saved, peak_name(stage * n + device), most);
+                add(&mut found.peak_saved, name, most);
             }
         }
     }

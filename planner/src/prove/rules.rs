@@ -103,7 +103,7 @@ fn equal_slices(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
 fn slice_of_gather(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
     let Term::Slice(axis, dim, [x]) = *term else { return false };
     let gather = |term: &Term| {
-        if let Term::AllGather(a, d, [y]) = *term { (a == axis && d == dim).then_some(y) } else { None }
+        if let Term::AllGather(a, d, [y]) = *term { (a == axis).then_some(y) } else { None }
     };
     let Some(block) = graph[x].nodes.iter().find_map(gather) else { return false };
     unify(graph, class, block)

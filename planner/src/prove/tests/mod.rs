@@ -2,6 +2,7 @@
 
 pub(crate) mod layers;
 mod mutants;
+mod numbers;
 
 use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};

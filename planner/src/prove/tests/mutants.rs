@@ -335,7 +335,9 @@ fn a_value_is_not_saved() {
     check_refused(0, |case| {
         let saved = &case.program.saved;
         let all = (0..saved.len()).map(|i| {
-            case.mutant(format!("{} is not saved", case.name(saved[i])), |program| drop(program.saved.remove(i)))
+            case.mutant(format!("{} is not saved", case.name(saved[i])), |program| {
+                program.saved.remove(i);
+            })
         });
         all.collect()
     });
@@ -361,7 +363,7 @@ fn look_alikes(case: &Case, id: ValueId) -> Vec<ValueId> {
     for op in &case.layer.ops {
         if op.kind == OpKind::Fork {
             let from = *root.get(&op.operands[0]).unwrap_or(&op.operands[0]);
-            op.results.iter().for_each(|&result| drop(root.insert(result, from)));
+            root.extend(op.results.iter().map(|&result| (result, from)));
         }
     }
     let origin = |tensor: TensorId| *root.get(&tensor).unwrap_or(&tensor);

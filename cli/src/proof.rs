@@ -1,0 +1,68 @@
+//! The proof that every entry's program computes its layer, put into the plan.
+
+use ir::plan::Plan;
+use ir::plan::check::{OpenPlan, open};
+use ir::plan::entry::Proof;
+use planner::prove;
+use rayon::prelude::*;
+
+use crate::failure::Failure;
+
+/// The plan, with the outcome of a proof in every entry.
+pub(crate) fn proven(mut plan: Plan) -> Result<Plan, Failure> {
+    let opened = open(&plan)
+        .map_err(|error| Failure::bug(format!("the plan is wrong at {}: {}", error.place, error.what)))?;
+    let outcomes = outcomes(&plan, &opened);
+    for (entry, outcome) in plan.entries.iter_mut().zip(outcomes) {
+        entry.proof = Some(outcome);
+    }
+    Ok(plan)
+}
+
+/// The outcome for every entry, in order.
+pub(crate) fn outcomes(plan: &Plan, opened: &OpenPlan) -> Vec<Proof> {
+    let one = |at: usize| {
+        let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
+        match prove::prove(layer, &plan.mesh, &sizes, &opened.entries[at].program) {
+            prove::Proof::Proven { .. } => Proof::Proven,
+            prove::Proof::NotProven { reason } => Proof::Open { reason },
+        }
+    };
+    (0..opened.entries.len()).into_par_iter().map(one).collect()
+}
+
+/// `all 4 programs are proven equal to their layers`, or which are not.
+pub(crate) fn proof_words<'a>(proofs: impl Iterator<Item = (&'a str, Option<&'a Proof>)>) -> String {
+    let mut n = 0;
+    let mut open = Vec::new();
+    for (layer, proof) in proofs {
+        n += 1;
+        match proof {
+            Some(Proof::Proven) => {}
+            Some(Proof::Open { reason }) => open.push(format!("`{layer}`: {reason}")),
+            None => open.push(format!("`{layer}`: not tried")),
+        }
+    }
+    match open.first() {
+        None => format!("all {n} programs are proven equal to their layers"),
+        Some(first) => {
+            format!("{} of {n} programs are proven equal to their layers; not {first}", n - open.len())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_proven_is_named() {
+        let open = Proof::Open { reason: "no proof".into() };
+        let all = [("a", Some(&Proof::Proven)), ("b", Some(&open))];
+        assert_eq!(proof_words(all[..1].iter().copied()), "all 1 programs are proven equal to their layers");
+        assert_eq!(
+            proof_words(all.into_iter()),
+            "1 of 2 programs are proven equal to their layers; not `b`: no proof"
+        );
+    }
+}
