@@ -44,6 +44,11 @@ pub(crate) fn bandwidth(rate: BytesPerSecond) -> String {
     scaled(rate.0, &[(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s")])
 }
 
+/// An energy: `9.00 MJ`.
+pub(crate) fn energy(joules: f64) -> String {
+    scaled(joules, &[(1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J")])
+}
+
 /// A large count: `8.03 B`, `124 M`.
 pub(crate) fn count(n: f64) -> String {
     if n.abs() < 9999.5 {
@@ -95,6 +100,7 @@ mod tests {
         assert_eq!(bytes(Bytes(65.8e9)), "61.3 GiB");
         assert_eq!(bytes(Bytes(512.0)), "512 B");
         assert_eq!(bandwidth(BytesPerSecond(450e9)), "450 GB/s");
+        assert_eq!(energy(9.0e6), "9.00 MJ");
         assert_eq!(percent(0.47199), "47.2 %");
         assert_eq!(percent(0.0), "0.00 %");
         assert_eq!(count(8_030_261_248.0), "8.03 B");

@@ -16,6 +16,10 @@ use crate::failure::Failure;
 /// Largest plan that is read: the plan of a large model has well below a megabyte.
 const MAX_PLAN_BYTES: usize = 64 << 20;
 
+/// What to do without a plan.
+const WRITE_ONE: &str =
+    "`planner schema plan` describes the form; `planner optimize MODEL CLUSTER -o plan.json` writes one";
+
 /// Something that was read, and the digest of the text it was read from.
 #[derive(Clone, Debug)]
 pub(crate) struct Described<T> {
@@ -48,6 +52,9 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
     if text.trim().is_empty() {
         return Err(InputError::whole(argument, "the file is empty, expected a plan").into());
     }
+    if !text.trim_start().starts_with('{') {
+        return Err(InputError::whole(argument, "expected a JSON object").with_hint(WRITE_ONE).into());
+    }
     let plan = parse_plan(argument, &text)?;
     let open = open(&plan).map_err(|error| InputError {
         file: argument.into(),
@@ -63,7 +70,9 @@ fn parse_plan(file: &str, text: &str) -> Result<Plan, InputError> {
     let mut reader = serde_json::Deserializer::from_str(text);
     let plan: Plan = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let place = error.path().to_string();
-        json_fault(file, if place == "." { String::new() } else { place }, error.inner())
+        // `?` stands for a key that was not read to its end, `.` for the whole.
+        let place = place.trim_end_matches(['?', '.']).to_owned();
+        json_fault(file, place, error.inner())
     })?;
     reader.end().map_err(|error| json_fault(file, String::new(), &error))?;
     Ok(plan)
@@ -84,7 +93,7 @@ fn json_fault(file: &str, place: String, error: &serde_json::Error) -> InputErro
     } else if error.is_syntax() {
         "JSON has no comments, no trailing commas, no single quotes and no NaN or Infinity"
     } else {
-        "`planner schema plan` describes the form; `planner optimize MODEL CLUSTER -o plan.json` writes one"
+        WRITE_ONE
     };
     InputError {
         file: file.into(),

@@ -161,7 +161,7 @@ pub(crate) fn time(predicted: &Prediction) -> String {
     let mut text = table(&columns, &rows);
     text.push_str(&format!("model work: {}\n", figures.join(", ")));
     if let Some(joules) = predicted.energy_per_step_joules {
-        text.push_str(&format!("energy of a step: {} MJ\n", figures::three(joules / 1e6)));
+        text.push_str(&format!("energy of a step: {}\n", figures::energy(joules)));
     }
     if let Some(price) = predicted.cost_per_step {
         text.push_str(&format!("price of a step: {}\n", figures::three(price)));
@@ -297,8 +297,8 @@ pub(crate) fn search(plan: &Plan) -> String {
         (
             "search",
             format!(
-                "{} candidates: {} worked out, {} ruled out by their bound, {} do not fit",
-                figures::grouped(search.n_candidates),
+                "{}: {} worked out, {} ruled out by their bound, {} do not fit",
+                figures::counted(search.n_candidates, "candidate"),
                 figures::grouped(search.n_simulated),
                 figures::grouped(search.n_bounded),
                 figures::grouped(search.n_unfit)

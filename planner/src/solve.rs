@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::problem::{Cost, Problem, Solution};
+use crate::problem::{Problem, Solution};
 
 /// Bisection steps on the price of memory; 40 halvings reach the precision at which prices differ.
 const PRICE_STEPS: usize = 40;
@@ -167,10 +167,10 @@ pub fn eliminate(problem: &Problem, price: f64) -> Option<(f64, Vec<usize>)> {
 }
 
 /// Rounds of closing classes: what one round closes makes the worst cases of the next milder.
-const PRUNE_ROUNDS: usize = 3;
+const PRUNE_ROUNDS: usize = 2;
 
 /// Classes of a node against which all others are held: the cheapest by themselves.
-const RIVALS: usize = 8;
+const RIVALS: usize = 3;
 
 /// Closes classes that another one beats whatever the neighbours do: `c(j) + sum_e max_q (t[j, q] - t[i, q]) < c(i)`
 /// (dead-end elimination: Goldstein 1994). Never closes all classes of a node, and no optimum but one of equals.

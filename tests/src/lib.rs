@@ -1,1 +1,44 @@
-//! Cross-crate tests live in `tests/`.
+//! What the tests that cross crates share: commands run in this process, and what they said.
+//!
+//! The tests themselves live in `tests/`, the files that they read in `good/` and `bad/`.
+
+use std::fmt;
+
+use planner_cli::{ProgressBar, Terminal, run};
+
+/// A command and what it said.
+#[derive(Clone, Debug)]
+pub struct Transcript {
+    /// The words of the command, without the program.
+    pub command: Vec<String>,
+    /// Its exit code.
+    pub code: u8,
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub err: String,
+}
+
+/// Runs `planner` with these words in this process. Paths are seen from the folder of this crate.
+pub fn planner(words: &[&str]) -> Transcript {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut terminal = Terminal { out: &mut out, err: &mut err, progress: ProgressBar::Hidden };
+    let code = run(std::iter::once(&"planner").chain(words), &mut terminal);
+    Transcript {
+        command: words.iter().map(|word| (*word).to_owned()).collect(),
+        code,
+        out: String::from_utf8_lossy(&out).into_owned(),
+        err: String::from_utf8_lossy(&err).into_owned(),
+    }
+}
+
+impl fmt::Display for Transcript {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "$ planner {}", self.command.join(" "))?;
+        write!(f, "{}", self.out)?;
+        for line in self.err.lines() {
+            writeln!(f, "[stderr] {line}")?;
+        }
+        writeln!(f, "[exit code {}]", self.code)
+    }
+}

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::graph::Segment;
+use crate::graph::{Segment, TensorId};
 use crate::plan::check::OpenPlan;
 use crate::plan::{EntryRun, Plan};
 use crate::schedule::Schedule;
@@ -51,7 +51,7 @@ pub(super) fn reduce(
             // Groups of as many micro-batches as stages: whole ones in the large plan, and in the small.
             let groups = (n_stages + EXTRA_MICRO_BATCHES).div_ceil(n_stages);
             let virtual_stages = virtual_stages.min(VIRTUAL_STAGES);
-            let groups = groups.min(plan.n_micro_batches / plan.n_stages);
+            let groups = groups.min(plan.n_micro_batches / n_stages);
             (Schedule::Interleaved { virtual_stages }, groups * n_stages)
         }
     };
@@ -107,19 +107,17 @@ fn first_of_each(runs: &[EntryRun]) -> Vec<EntryRun> {
 
 /// Whether every stream arrives as the layer before leaves it.
 fn is_chained(chunks: &[Vec<EntryRun>], open: &OpenPlan) -> bool {
+    let extents = |entry: usize, tensor: Option<TensorId>| {
+        let layer = open.layer(entry);
+        let dims = tensor.map(|tensor| layer.tensors[tensor.0].dims.iter());
+        dims.map(|dims| dims.map(|dim| layer.dims[dim.0].extent).collect::<Vec<_>>())
+    };
     let entries: Vec<usize> = chunks.iter().flatten().map(|run| run.entry).collect();
     entries.windows(2).all(|pair| {
         let (before, after) = (pair[0], pair[1]);
-        let shapes = {
-            let (from, to) = (open.layer(before), open.layer(after));
-            let extents = |layer: &crate::graph::Layer, tensor: Option<crate::graph::TensorId>| {
-                tensor.map(|t| {
-                    layer.tensors[t.0].dims.iter().map(|d| layer.dims[d.0].extent).collect::<Vec<_>>()
-                })
-            };
-            extents(from, Some(from.out)) == extents(to, to.stream_in)
-        };
-        shapes && open.entries[before].choice.out == open.entries[after].choice.stream
+        let left = extents(before, Some(open.layer(before).out));
+        left == extents(after, open.layer(after).stream_in)
+            && open.entries[before].choice.out == open.entries[after].choice.stream
     })
 }
 

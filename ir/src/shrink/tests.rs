@@ -134,6 +134,8 @@ fn interleaving_keeps_whole_groups_of_micro_batches() {
     let (small, _) = shrunk(&sample.plan());
     assert_eq!((small.plan.n_stages, small.plan.n_micro_batches), (4, 8));
     assert_eq!(small.plan.schedule, Schedule::Interleaved { virtual_stages: 2 });
+    let (small, _) = shrunk(&Sample { n_micro_batches: 8, ..sample }.plan());
+    assert_eq!(small.plan.n_micro_batches, 8);
 }
 
 #[test]

@@ -10,8 +10,10 @@
 //! The update is taken to work element by element, and accumulation over micro-batches to be a sum, so that one
 //! micro-batch stands for all.
 
-mod rules;
 mod term;
+mod rules;
+mod reference;
+mod steps;
 mod translate;
 
 #[cfg(test)]
@@ -24,9 +26,10 @@ use ir::graph::{Layer, Sizes};
 use ir::mesh::Mesh;
 use ir::program::Program;
 
+use reference::{Reference, reference};
 use rules::RULES;
 use term::{Facts, Graph};
-use translate::{Claims, Reference, claims, first_astray, reference};
+use translate::{Claims, claims, first_astray};
 
 /// Rounds after which a proof is given up. Each round follows a program from begin to end, so the axes of the mesh
 /// bound how many are needed; twice as many as ever seen.
@@ -70,7 +73,8 @@ fn saturate(graph: &mut Graph<'_>, claims: &Claims, reference: &Reference) -> Pr
         if graph.analysis.clash {
             return refuse("two terms of different shape were found equal: a rule is wrong".into());
         }
-        let open = claims.obligations.iter().find(|claim| graph.find(claim.found) != graph.find(claim.expected));
+        let open =
+            claims.obligations.iter().find(|claim| graph.find(claim.found) != graph.find(claim.expected));
         let Some(open) = open else {
             return Proof::Proven { nodes: graph.total_number_of_nodes(), iterations: round };
         };

@@ -63,7 +63,10 @@ fn slices(graph: &Graph<'_>, id: Id) -> Vec<(AxisId, u8, Id)> {
 
 /// What the class is the slice of, along an axis and a dim, if that is the same along the axis.
 fn unsliced(graph: &Graph<'_>, id: Id, axis: AxisId, dim: u8) -> Option<Id> {
-    slices(graph, id).into_iter().find(|&(a, d, x)| a == axis && d == dim && same_along(graph, x, axis)).map(|(_, _, x)| x)
+    slices(graph, id)
+        .into_iter()
+        .find(|&(a, d, x)| a == axis && d == dim && same_along(graph, x, axis))
+        .map(|(_, _, x)| x)
 }
 
 /// `reduce-scatter(a, d, x) = slice(a, d, all-reduce(a, x))`.
@@ -103,7 +106,7 @@ fn equal_slices(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
 fn slice_of_gather(graph: &mut Graph<'_>, class: Id, term: &Term) -> bool {
     let Term::Slice(axis, dim, [x]) = *term else { return false };
     let gather = |term: &Term| {
-        if let Term::AllGather(a, d, [y]) = *term { (a == axis).then_some(y) } else { None }
+        if let Term::AllGather(a, d, [y]) = *term { (a == axis && d == dim).then_some(y) } else { None }
     };
     let Some(block) = graph[x].nodes.iter().find_map(gather) else { return false };
     unify(graph, class, block)

@@ -66,7 +66,9 @@ impl Language for Term {
             Self::Whole(_) | Self::OutGradient | Self::Terms(..) => &[],
             Self::Apply { operands: children, .. } | Self::Pullback { children, .. } => children,
             Self::Update(_, children) => children,
-            Self::Slice(_, _, child) | Self::AllGather(_, _, child) | Self::ReduceScatter(_, _, child) => child,
+            Self::Slice(_, _, child) | Self::AllGather(_, _, child) | Self::ReduceScatter(_, _, child) => {
+                child
+            }
             Self::AllReduce(_, child) | Self::AllReduceMax(_, child) | Self::Zero(_, child) => child,
             Self::AllToAll(_, _, _, child) => child,
         }
@@ -77,7 +79,9 @@ impl Language for Term {
             Self::Whole(_) | Self::OutGradient | Self::Terms(..) => &mut [],
             Self::Apply { operands: children, .. } | Self::Pullback { children, .. } => children,
             Self::Update(_, children) => children,
-            Self::Slice(_, _, child) | Self::AllGather(_, _, child) | Self::ReduceScatter(_, _, child) => child,
+            Self::Slice(_, _, child) | Self::AllGather(_, _, child) | Self::ReduceScatter(_, _, child) => {
+                child
+            }
             Self::AllReduce(_, child) | Self::AllReduceMax(_, child) | Self::Zero(_, child) => child,
             Self::AllToAll(_, _, _, child) => child,
         }
@@ -143,11 +147,11 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Whether a dim may be cut into so many blocks.
+    /// Whether a dim may be cut along these axes: evenly, or so that every block holds a row.
     fn divides(&self, dim: DimId, axes: &[AxisId]) -> bool {
         let parts: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
         match self.layer.dims[dim.0].extent {
-            Extent::Uneven(_) => true,
+            Extent::Uneven(n) => n >= parts * parts,
             Extent::Fixed(_) | Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => {
                 self.sizes.dims[dim.0].is_multiple_of(parts)
             }
@@ -194,7 +198,8 @@ impl<'a> Facts<'a> {
         }
         let mut next = shape.clone();
         next.cuts_mut(dim)?.push(axis);
-        let fits = dim == FLAT || next.dims.get(dim as usize).is_some_and(|(dim, axes)| self.divides(*dim, axes));
+        let fits =
+            dim == FLAT || next.dims.get(dim as usize).is_some_and(|(dim, axes)| self.divides(*dim, axes));
         fits.then_some(next)
     }
 }
@@ -275,7 +280,9 @@ fn varying_of(graph: &Graph<'_>, term: &Term) -> AxisSet {
         Term::Apply { .. } | Term::Pullback { .. } | Term::Update(..) => children,
         Term::Slice(axis, ..) | Term::ReduceScatter(axis, ..) => children | bit(axis),
         Term::AllToAll(axis, ..) | Term::Zero(axis, _) => children | bit(axis),
-        Term::AllGather(axis, ..) | Term::AllReduce(axis, _) | Term::AllReduceMax(axis, _) => children & !bit(axis),
+        Term::AllGather(axis, ..) | Term::AllReduce(axis, _) | Term::AllReduceMax(axis, _) => {
+            children & !bit(axis)
+        }
     })
 }
 

@@ -1,21 +1,20 @@
-//! From a layer and from a program to terms, and to the pairs of terms that must turn out equal.
+//! From a program to terms, and to the pairs of terms that must turn out equal.
 //!
-//! The layer's side runs every operator once, forward and backward, on whole tensors. The program's side follows the
-//! instructions one by one and gives each value the term of what every device then holds; backward begins with nothing
-//! but the saved values and the arriving gradient. What a value is declared to be must fit what its term is, since
-//! kernels learn from the declaration which rows they hold.
+//! The instructions are followed one by one, and each value gets the term of what every device then holds; backward
+//! begins with nothing but the saved values and the arriving gradient. What a value is declared to be must fit what its
+//! term is, since kernels learn from the declaration which rows they hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use egg::Id;
-use ir::conversion::{Step, StepKind};
+use ir::conversion::Step;
 use ir::graph::{Layer, Op, OpId, TensorId};
-use ir::lower::gradient_tensors;
 use ir::mesh::AxisId;
 use ir::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
-use ir::sharding::{Placement, Sharding};
 
-use super::term::{FLAT, Graph, Term};
+use super::reference::{Reference, pullback};
+use super::steps::{Layout, convert, flat_slices, sliced, summed, unfinished};
+use super::term::{Graph, Term};
 
 /// Two terms that must be equal, and what they are.
 pub(super) struct Obligation {
@@ -36,61 +35,17 @@ pub(super) struct Claims {
     pub(super) trace: Vec<(String, Value, Id)>,
 }
 
-/// The layer on whole tensors.
-pub(super) struct Reference {
-    values: BTreeMap<TensorId, Id>,
-    gradients: BTreeMap<TensorId, Id>,
-}
-
-/// Adds the layer itself: forward, then backward from the gradient of its result.
-pub(super) fn reference(graph: &mut Graph<'_>) -> Reference {
-    let layer = graph.analysis.layer;
-    let mut values: BTreeMap<TensorId, Id> = BTreeMap::new();
-    let given = |t: &TensorId| layer.is_data(*t) || layer.is_parameter(*t) || layer.stream_in == Some(*t);
-    for tensor in layer.tensor_ids().filter(given) {
-        values.insert(tensor, graph.add(Term::Whole(tensor)));
-    }
-    for (i, op) in layer.ops.iter().enumerate() {
-        let operands: Vec<Id> = op.operands.iter().filter_map(|tensor| values.get(tensor).copied()).collect();
-        for (result, &tensor) in op.results.iter().enumerate() {
-            let term = Term::Apply { op: OpId(i), result, operands: operands.clone().into() };
-            values.insert(tensor, graph.add(term));
-        }
-    }
-    let have = gradient_tensors(layer);
-    let mut gradients = BTreeMap::from([(layer.out, graph.add(Term::OutGradient))]);
-    for id in layer.op_ids().rev() {
-        let op = &layer.ops[id.0];
-        if !op.results.iter().any(|tensor| gradients.contains_key(tensor)) {
-            continue;
-        }
-        let read = |(k, tensor): (usize, &TensorId)| {
-            let read = layer.is_data(*tensor) || op.kind.line().saves.contains(&k);
-            read.then(|| values.get(tensor).copied()).flatten()
-        };
-        let operands: Vec<Option<Id>> = op.operands.iter().enumerate().map(read).collect();
-        let arriving: Vec<Option<Id>> = op.results.iter().map(|tensor| gradients.get(tensor).copied()).collect();
-        for (operand, &tensor) in op.operands.iter().enumerate() {
-            if op.kind.differentiates(operand) && have.contains(&tensor) {
-                gradients.insert(tensor, graph.add(pullback(id, operand, &operands, &arriving)));
-            }
-        }
-    }
-    Reference { values, gradients }
-}
-
-fn pullback(op: OpId, operand: usize, operands: &[Option<Id>], gradients: &[Option<Id>]) -> Term {
-    let all = || operands.iter().chain(gradients);
-    let given = all().enumerate().filter(|(_, id)| id.is_some()).fold(0, |bits, (i, _)| bits | 1u128 << i);
-    Term::Pullback { op, operand, given, children: all().flatten().copied().collect() }
-}
-
 /// Adds the program, and says what must hold of it.
 ///
 /// # Errors
 /// Where an instruction makes no sense: a sentence that names it.
-pub(super) fn claims(graph: &mut Graph<'_>, program: &Program, reference: &Reference) -> Result<Claims, String> {
+pub(super) fn claims(
+    graph: &mut Graph<'_>,
+    program: &Program,
+    reference: &Reference,
+) -> Result<Claims, String> {
     let layer = graph.analysis.layer;
+    check_ids(layer, program)?;
     let mut run = Run {
         layer,
         program,
@@ -119,6 +74,26 @@ pub(super) fn claims(graph: &mut Graph<'_>, program: &Program, reference: &Refer
         obligations.push(run.updated(graph, tensor)?);
     }
     Ok(Claims { obligations, trace: run.trace })
+}
+
+/// Every value that is named exists, and is of a tensor that exists.
+fn check_ids(layer: &Layer, program: &Program) -> Result<(), String> {
+    let mut ids = vec![program.out, program.out_gradient];
+    ids.extend(program.stream.iter().chain(&program.stream_gradient));
+    for instruction in program.forward.iter().chain(&program.backward) {
+        match instruction {
+            Instruction::Load { output } | Instruction::Parameter { output, .. } => ids.push(*output),
+            Instruction::Forward { operands, results, .. } => ids.extend(operands.iter().chain(results)),
+            Instruction::Backward { operands, gradients, results, .. } => {
+                ids.extend(operands.iter().chain(gradients).chain(results).flatten());
+            }
+            Instruction::Convert { input, output, .. } => ids.extend([input, output]),
+            Instruction::Accumulate { gradient: value, .. } | Instruction::Free { value } => ids.push(*value),
+        }
+    }
+    let known = ids.iter().all(|id| id.0 < program.values.len());
+    let tensors = program.values.iter().all(|value| value.tensor.0 < layer.tensors.len());
+    if known && tensors { Ok(()) } else { Err("the program names a value that does not exist".into()) }
 }
 
 /// The first value of a program that is not known to be what the layer says it is.
@@ -318,12 +293,20 @@ impl Run<'_> {
             let Some(id) = id else { continue };
             let value = self.program.value(id);
             if (value.tensor, value.side) != (tensor, Side::Gradient) {
-                return Err(format!("backward of `{}` does not compute {}", self.op(op)?.name, self.name(id)));
+                return Err(format!(
+                    "backward of `{}` does not compute {}",
+                    self.op(op)?.name,
+                    self.name(id)
+                ));
             }
             let mut term = graph.add(pullback(op, operand, operands, gradients));
             let sig = &graph.analysis.signatures[op.0];
             let side = |ids: &[Option<Id>], walks: &[Vec<ir::signature::FactorId>]| {
-                ids.iter().zip(walks).filter(|(id, _)| id.is_some()).flat_map(|(_, w)| w.clone()).collect::<Vec<_>>()
+                ids.iter()
+                    .zip(walks)
+                    .filter(|(id, _)| id.is_some())
+                    .flat_map(|(_, w)| w.clone())
+                    .collect::<Vec<_>>()
             };
             let walked = [side(operands, &sig.operands), side(gradients, &sig.results)].concat();
             let loops = sig.operands[operand].clone();
@@ -386,7 +369,10 @@ impl Run<'_> {
         };
         let value = self.program.value(id);
         let dual = self.program.stream.map(|stream| self.program.value(stream).sharding.dual());
-        if Some(value.tensor) != self.layer.stream_in || value.side != Side::Gradient || Some(value.sharding) != dual {
+        if Some(value.tensor) != self.layer.stream_in
+            || value.side != Side::Gradient
+            || Some(value.sharding) != dual
+        {
             return Err("the stream's gradient is not in the dual of the stream's sharding".into());
         }
         Ok(Some(Obligation {
@@ -398,7 +384,8 @@ impl Run<'_> {
 
     /// The stored block after a step: that of the new value of the whole parameter.
     fn updated(&self, graph: &mut Graph<'_>, tensor: TensorId) -> Result<Obligation, String> {
-        let Update { used, storage: Storage { parameter, optimizer, .. }, reduce, gather, .. } = self.storage(tensor)?;
+        let Update { used, storage: Storage { parameter, optimizer, .. }, reduce, gather, .. } =
+            self.storage(tensor)?;
         let whole = self.reference.values[&tensor];
         let block = sliced(graph, whole, *used);
         let old = flat_slices(graph, block, *optimizer);
@@ -417,92 +404,5 @@ impl Run<'_> {
         let new_block = sliced(graph, new_whole, *used);
         let expected = flat_slices(graph, new_block, *parameter);
         Ok(Obligation { what: format!("the update of `{name}`"), found, expected })
-    }
-}
-
-/// Axes on which a value is an unfinished sum.
-fn unfinished(sharding: Sharding) -> Result<Vec<AxisId>, String> {
-    if sharding.0.contains(&Placement::PartialMax) {
-        return Err("an unfinished maximum crosses a layer's edge".into());
-    }
-    Ok(sharding.partial_axes())
-}
-
-/// The block of a whole tensor: outer axes first.
-fn sliced(graph: &mut Graph<'_>, whole: Id, sharding: Sharding) -> Id {
-    let mut term = whole;
-    for (i, placement) in sharding.0.into_iter().enumerate() {
-        if let Placement::Shard(dim) = placement {
-            term = graph.add(Term::Slice(AxisId(i), dim, [term]));
-        }
-    }
-    term
-}
-
-/// The sum, or maximum, of a value's terms.
-fn summed(graph: &mut Graph<'_>, term: Id, sharding: Sharding) -> Id {
-    let mut sum = term;
-    for (i, placement) in sharding.0.into_iter().enumerate().rev() {
-        sum = match placement {
-            Placement::PartialSum => graph.add(Term::AllReduce(AxisId(i), [sum])),
-            Placement::PartialMax => graph.add(Term::AllReduceMax(AxisId(i), [sum])),
-            Placement::Replicate | Placement::Shard(_) => sum,
-        };
-    }
-    sum
-}
-
-fn flat_slices(graph: &mut Graph<'_>, term: Id, cut: AxisSet) -> Id {
-    cut.axes().into_iter().fold(term, |x, axis| graph.add(Term::Slice(axis, FLAT, [x])))
-}
-
-/// Whether steps speak of a tensor's dims, or of the flattened block.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Layout {
-    Dims,
-    Flat,
-}
-
-/// What every device holds after the steps of a conversion. Over several axes, cuts go from the outer axis inwards and
-/// gathers from the inner outwards.
-fn convert(graph: &mut Graph<'_>, input: Id, steps: &[Step], layout: Layout) -> Result<Id, String> {
-    let mut term = input;
-    for step in steps {
-        let place = |dim: u8| match layout {
-            Layout::Dims => dim,
-            Layout::Flat => FLAT,
-        };
-        if layout == Layout::Flat && step_dims(step.kind).iter().any(|&dim| dim != 0) {
-            return Err("a step on a flattened block names a dim".into());
-        }
-        let mut axes = step.axes.clone();
-        axes.sort_unstable();
-        if matches!(step.kind, StepKind::AllGather { .. }) {
-            axes.reverse();
-        }
-        if matches!(step.kind, StepKind::AllToAll { .. }) && axes.len() > 1 {
-            return Err("an exchange goes along one axis at a time".into());
-        }
-        for axis in axes {
-            let x = [term];
-            term = graph.add(match step.kind {
-                StepKind::AllReduce => Term::AllReduce(axis, x),
-                StepKind::AllReduceMax => Term::AllReduceMax(axis, x),
-                StepKind::ReduceScatter { dim } => Term::ReduceScatter(axis, place(dim), x),
-                StepKind::AllGather { dim } => Term::AllGather(axis, place(dim), x),
-                StepKind::AllToAll { from, to } => Term::AllToAll(axis, place(from), place(to), x),
-                StepKind::Slice { dim } => Term::Slice(axis, place(dim), x),
-                StepKind::Zero => Term::Zero(axis, x),
-            });
-        }
-    }
-    Ok(term)
-}
-
-fn step_dims(kind: StepKind) -> Vec<u8> {
-    match kind {
-        StepKind::AllReduce | StepKind::AllReduceMax | StepKind::Zero => Vec::new(),
-        StepKind::ReduceScatter { dim } | StepKind::AllGather { dim } | StepKind::Slice { dim } => vec![dim],
-        StepKind::AllToAll { from, to } => vec![from, to],
     }
 }

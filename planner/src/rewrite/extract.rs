@@ -248,7 +248,8 @@ impl<'a> Emit<'a> {
 
     /// Puts a fork before the first of several readers of an activation.
     fn forks(&mut self) {
-        let activations = self.layer.tensor_ids().filter(|t| self.layer.tensors[t.0].role == Role::Activation);
+        let activations =
+            self.layer.tensor_ids().filter(|t| self.layer.tensors[t.0].role == Role::Activation);
         for tensor in activations.collect::<Vec<_>>() {
             let ops = self.layer.ops.iter().enumerate();
             let reads = ops.flat_map(|(o, op)| op.operands.iter().enumerate().map(move |(i, &t)| (o, i, t)));

@@ -72,7 +72,8 @@ pub(super) fn forms(layer: &Layer) -> (Forms, Classes) {
         classes.insert(tensor, graph.add(Form::Given(tensor)));
     }
     for (i, op) in layer.ops.iter().enumerate() {
-        let operands: Vec<Id> = op.operands.iter().filter_map(|tensor| classes.get(tensor).copied()).collect();
+        let operands: Vec<Id> =
+            op.operands.iter().filter_map(|tensor| classes.get(tensor).copied()).collect();
         for (result, &tensor) in op.results.iter().enumerate() {
             let form = Form::Apply { op: OpId(i), result, operands: operands.clone().into() };
             let class = if op.kind == OpKind::Fork { operands[0] } else { graph.add(form) };

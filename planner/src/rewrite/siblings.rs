@@ -83,7 +83,10 @@ fn products<'a>(layer: &'a Layer, classes: &Classes) -> Vec<Product<'a>> {
     let dims = |tensor: TensorId| layer.tensors[tensor.0].dims.as_slice();
     let product = |op: OpId| {
         let it = &layer.ops[op.0];
-        if it.kind != OpKind::Linear || !layer.is_parameter(it.operands[1]) || layer.is_parameter(it.operands[0]) {
+        if it.kind != OpKind::Linear
+            || !layer.is_parameter(it.operands[1])
+            || layer.is_parameter(it.operands[0])
+        {
             return None;
         }
         let (weight, result) = (dims(it.operands[1]), dims(it.results[0]));
@@ -111,7 +114,11 @@ fn own_length(layer: &Layer, product: &Product<'_>, dim: DimId) -> Option<u64> {
     let reads = &layer.tensors[layer.ops[product.op.0].operands[0].0].dims;
     match layer.dims[dim.0].extent {
         Extent::Fixed(n) if product.weight.contains(&dim) && !reads.contains(&dim) => Some(n),
-        Extent::Fixed(_) | Extent::Uneven(_) | Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => None,
+        Extent::Fixed(_)
+        | Extent::Uneven(_)
+        | Extent::MicroBatch
+        | Extent::Sequence
+        | Extent::Slots { .. } => None,
     }
 }
 
@@ -159,8 +166,11 @@ fn settle(
     members.retain(|&i| products[i].role == role);
     let dim = |i: usize| filling(&frame.result, products[i].result).flatten();
     let first = &products[members[0]];
-    let others_remain =
-        frame.result.iter().flatten().any(|&d| first.weight.contains(&d) && own_length(layer, first, d).is_some());
+    let others_remain = frame
+        .result
+        .iter()
+        .flatten()
+        .any(|&d| first.weight.contains(&d) && own_length(layer, first, d).is_some());
     let n_without = members.iter().filter(|&&i| dim(i).is_none()).count();
     let loss = if n_without == members.len() {
         Loss::None

@@ -44,7 +44,9 @@ fn biases_fuse_with_their_products() {
     let text = fused_text(&layers::opt(), "q+k+v");
     let has = |line: &str| assert!(text.iter().any(|l| l == line), "no `{line}` in {text:#?}");
     has("bias: q+k+v[b s k g d] c_q+c_k+c_v[k g d] -> q_bias+k_bias+v_bias[b s k g d]");
-    has("split: q_bias+k_bias+v_bias[b s k g d] -> q_bias[b s k r1 d] k_bias[b s k d] v_bias[b s k d]  whole g r1");
+    has(
+        "split: q_bias+k_bias+v_bias[b s k g d] -> q_bias[b s k r1 d] k_bias[b s k d] v_bias[b s k d]  whole g r1",
+    );
 }
 
 #[test]

@@ -2,9 +2,7 @@
 
 use ir::builder::LayerBuilder;
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
-use ir::op::{
-    Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore,
-};
+use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 
 /// Number of layers in [`all`].
 pub(crate) const COUNT: usize = 7;
@@ -180,9 +178,15 @@ pub(crate) fn latent() -> Layer {
     let at = positions(&mut b);
     let norm = rms_norm(&mut b, "norm", x);
     let q = linear(&mut b, "q", norm, "h k one u", "b s k one u");
-    let q = b.op("q_rope", OpKind::Rope { theta: 1e4, dims: 8, side: RotarySide::Last }, &[q, at], "b s k one u");
+    let q =
+        b.op("q_rope", OpKind::Rope { theta: 1e4, dims: 8, side: RotarySide::Last }, &[q, at], "b s k one u");
     let both = linear(&mut b, "kv_down", norm, "h z", "b s z");
-    let parts = b.op_many("cut", OpKind::Split { sizes: vec![12, 8] }, &[both], &[("lat", "b s l"), ("rot", "b s p")]);
+    let parts = b.op_many(
+        "cut",
+        OpKind::Split { sizes: vec![12, 8] },
+        &[both],
+        &[("lat", "b s l"), ("rot", "b s p")],
+    );
     let g = b.parameter("g_latent", "l", Init::One);
     let lat = b.op("latent_norm", OpKind::RmsNorm { eps: 1e-6, shift: 0.0 }, &[parts[0], g], "b s l");
     let rot = b.op("k_rope", rope(8), &[parts[1], at], "b s p");

@@ -67,7 +67,8 @@ fn case(layer: Layer, sizes: &[u64]) -> Case {
         let cut = Sharding::REPLICATED.with(last, Placement::Shard(1));
         if sizes.len() > 1 { cut.with(first, Placement::Shard(0)) } else { cut }
     };
-    let (stream, out) = (on_stream(layer.stream_in.is_none()), on_stream(layer.tensors[layer.out.0].dims.is_empty()));
+    let (stream, out) =
+        (on_stream(layer.stream_in.is_none()), on_stream(layer.tensors[layer.out.0].dims.is_empty()));
     let choice = LayerChoice { stream, out, strategies, recompute, storage };
     let program = lower(&layer, &mesh, &lengths, &choice).unwrap();
     Case { layer, mesh, sizes: lengths, program }
@@ -101,7 +102,9 @@ fn check_refused(by_rules: usize, mutate: impl Fn(&Case) -> Vec<Mutant>) {
         for Mutant { what, program } in mutate(&case) {
             assert_ne!(program, case.program, "{what} changes nothing");
             match prove(&case.layer, &case.mesh, &case.sizes, &program) {
-                Proof::NotProven { reason } => n_by_rules += usize::from(reason.contains("is not what the layer says")),
+                Proof::NotProven { reason } => {
+                    n_by_rules += usize::from(reason.contains("is not what the layer says"))
+                }
                 proven @ Proof::Proven { .. } => {
                     panic!("layer {}, {} axes, {what}: {proven:?}", case.layer.name, case.mesh.n_axes())
                 }
@@ -202,7 +205,10 @@ impl Path {
                 Instruction::Convert { steps, .. }
                 | Instruction::Parameter { gather: steps, .. }
                 | Instruction::Accumulate { reduce: steps, .. } => steps,
-                other => panic!("{other:?} has no steps"),
+                other @ (Instruction::Load { .. }
+                | Instruction::Forward { .. }
+                | Instruction::Backward { .. }
+                | Instruction::Free { .. }) => panic!("{other:?} has no steps"),
             },
         }
     }
@@ -268,7 +274,10 @@ fn a_reduction_is_replaced_by_keeping_the_own_term() {
             StepKind::ReduceScatter { dim } => vec![of_kind(step, StepKind::Slice { dim })],
             StepKind::AllReduce => vec![of_kind(step, StepKind::Zero), of_kind(step, StepKind::AllReduceMax)],
             StepKind::AllReduceMax => vec![of_kind(step, StepKind::Zero), of_kind(step, StepKind::AllReduce)],
-            StepKind::AllGather { .. } | StepKind::AllToAll { .. } | StepKind::Slice { .. } | StepKind::Zero => vec![],
+            StepKind::AllGather { .. }
+            | StepKind::AllToAll { .. }
+            | StepKind::Slice { .. }
+            | StepKind::Zero => vec![],
         })
     });
 }
@@ -349,7 +358,10 @@ fn a_value_is_freed_too_early() {
         let code = &case.program.forward;
         let frees = (1..code.len()).filter(|&i| matches!(code[i], Instruction::Free { .. }));
         let earlier = |i: &usize| !matches!(code[i - 1], Instruction::Free { .. });
-        frees.filter(earlier).map(|i| case.mutant(format!("{:?}", code[i]), |p| p.forward.swap(i - 1, i))).collect()
+        frees
+            .filter(earlier)
+            .map(|i| case.mutant(format!("{:?}", code[i]), |p| p.forward.swap(i - 1, i)))
+            .collect()
     });
 }
 
@@ -456,7 +468,8 @@ fn a_gradient_is_accumulated_twice() {
     check_refused(0, |case| {
         let code = &case.program.backward;
         let all = (0..code.len()).filter(|&i| matches!(code[i], Instruction::Accumulate { .. }));
-        all.map(|i| case.mutant(format!("{:?}", code[i]), |p| p.backward.insert(i, code[i].clone()))).collect()
+        all.map(|i| case.mutant(format!("{:?}", code[i]), |p| p.backward.insert(i, code[i].clone())))
+            .collect()
     });
 }
 
@@ -483,7 +496,9 @@ fn a_parameter_is_stored_as_if_cut_otherwise() {
 fn the_layer_ends_with_another_value() {
     check_refused(0, |case| {
         let others = look_alikes(case, case.program.out).into_iter();
-        others.map(|other| case.mutant(format!("{} comes out", case.name(other)), |p| p.out = other)).collect()
+        others
+            .map(|other| case.mutant(format!("{} comes out", case.name(other)), |p| p.out = other))
+            .collect()
     });
 }
 

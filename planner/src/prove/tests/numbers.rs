@@ -17,7 +17,8 @@ use ir::program::AxisSet;
 use ir::signature::FactorId;
 
 use super::super::term::{Child, FLAT, Facts, Graph, Term, roles};
-use super::super::translate::{claims, reference};
+use super::super::reference::reference;
+use super::super::translate::claims;
 use super::super::{apply_rules, saturate};
 use super::{Picker, Proof, layers, random_program};
 
@@ -60,7 +61,8 @@ fn product(lengths: impl Iterator<Item = usize>) -> usize {
 /// All index tuples of a list of ranges, row-major.
 fn indices(ranges: &[Range<usize>]) -> Vec<Vec<usize>> {
     ranges.iter().fold(vec![Vec::new()], |list, range| {
-        let with = |head: &Vec<usize>| range.clone().map(|i| [head.clone(), vec![i]].concat()).collect::<Vec<_>>();
+        let with =
+            |head: &Vec<usize>| range.clone().map(|i| [head.clone(), vec![i]].concat()).collect::<Vec<_>>();
         list.iter().flat_map(with).collect()
     })
 }
@@ -239,8 +241,11 @@ impl Evaluation<'_, '_> {
             loops[factor.0 as usize].get_or_insert_with(|| whole(factor.0 as usize));
         }
         let rows: Vec<Cut> = walks(outcome).iter().map(|f| loops[f.0 as usize].clone().unwrap()).collect();
-        let arguments: Vec<(Child, &[FactorId], &Local)> =
-            roles.iter().zip(children).map(|(&child, b)| (child, walks(child).as_slice(), &b[rank])).collect();
+        let arguments: Vec<(Child, &[FactorId], &Local)> = roles
+            .iter()
+            .zip(children)
+            .map(|(&child, b)| (child, walks(child).as_slice(), &b[rank]))
+            .collect();
         let data = Stand { op, linear: kind.line().linear, missing: sig.missing, outcome, arguments };
         let n = product(rows.iter().map(|cut| cut.range.len()));
         let data = data.run(&loops, walks(outcome), n);
@@ -360,7 +365,7 @@ fn check_numbers(which: usize, sizes: &[u64], seed: u64) -> usize {
 fn tiny() -> Layer {
     let mut b = LayerBuilder::new("tiny");
     b.fixed("h", 4);
-    b.dim("v", Extent::Uneven(5));
+    b.dim("v", Extent::Uneven(17));
     let x = b.stream();
     let g = b.parameter("g", "h", Init::One);
     let n = b.op("norm", OpKind::RmsNorm { eps: 0.0, shift: 0.0 }, &[x, g], "b s h");

@@ -1,0 +1,253 @@
+//! Transcripts of the command line: what it prints, where, and with which exit code.
+//!
+//! Figures of the cost model stand as `#`, for they are held to account elsewhere.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::planner;
+
+/// A small question whose answer is pinned, so that only its figures can change.
+const PINNED: &[&str] = &[
+    "optimize",
+    "good/tiny.json",
+    "good/cluster.json",
+    "--devices",
+    "8",
+    "--global-batch",
+    "64",
+    "--pin",
+    "dp=4,pp=2,micro-batch=4,zero=1,recompute=none",
+];
+
+/// A file of this test run, by a name of its own.
+fn scratch(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+/// A plan file made by the command line.
+fn plan(name: &str) -> String {
+    let path = scratch(name).to_string_lossy().into_owned();
+    let made = planner(&[PINNED, &["-o", &path]].concat());
+    assert_eq!(made.code, 0, "{made}");
+    path
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// A transcript with figures as `#`, spaces as one space and paths as names.
+macro_rules! assert_transcript {
+    ($transcript:expr) => {
+        insta::with_settings!({
+            omit_expression => true,
+            filters => vec![
+                (r"(/[^ \n]*)?/([a-z0-9-]+\.json)", "DIR/$2"),
+                (r"searched for .*", "searched for TIME"),
+                (r"\b\d[\d,.]*(e-?\d+)?( (?:%|s|ms|us|[GMK]?i?B|[kMGT]?J|k|M|T)\b)?", "#"),
+                (r"[ ]{2,}", "  "),
+            ],
+        }, { insta::assert_snapshot!($transcript.to_string()) });
+    };
+}
+
+#[test]
+fn a_plan_is_reported_with_its_roles_time_and_memory() {
+    assert_transcript!(planner(PINNED));
+}
+
+#[test]
+fn a_plan_is_explained() {
+    assert_transcript!(planner(&["explain", &plan("explained.json")]));
+}
+
+#[test]
+fn a_plan_is_verified_in_both_precisions() {
+    assert_transcript!(planner(&["verify", &plan("verified.json")]));
+}
+
+#[test]
+fn a_named_plan_is_estimated() {
+    assert_transcript!(planner(&[
+        "estimate",
+        "gpt2",
+        "dgx-h100",
+        "--devices",
+        "4",
+        "--tp",
+        "2",
+        "--zero",
+        "2",
+        "--global-batch",
+        "64"
+    ]));
+}
+
+#[test]
+fn what_does_not_fit_names_stage_term_and_changes_that_help() {
+    assert_transcript!(planner(&[
+        "estimate",
+        "llama-3-8b",
+        "dgx-h100",
+        "--devices",
+        "1",
+        "--global-batch",
+        "8"
+    ]));
+}
+
+#[test]
+fn shipped_models_and_clusters_are_listed() {
+    insta::assert_snapshot!(planner(&["models"]));
+    insta::assert_snapshot!(planner(&["clusters"]));
+}
+
+#[test]
+fn a_model_and_a_cluster_are_described() {
+    insta::assert_snapshot!(planner(&["models", "mixtral-8x7b"]));
+    insta::assert_snapshot!(planner(&["clusters", "dgx-h100", "--nodes", "16"]));
+}
+
+#[test]
+fn a_model_as_data_has_its_parameters_and_layers() {
+    let model = json(&planner(&["models", "llama-3-8b", "--json"]).out);
+    assert_eq!(model["parameters"], 8_030_261_248_u64);
+    assert_eq!(model["layers"].as_array().unwrap().len(), 3);
+    assert_eq!(model["n_layers"], 34);
+    assert_eq!(
+        json(&planner(&["models", "--json"]).out).as_array().unwrap().len(),
+        frontends::shipped_models().len()
+    );
+}
+
+#[test]
+fn the_native_form_of_a_model_is_the_same_model() {
+    let path = scratch("native.json");
+    let native = planner(&["models", "deepseek-v3", "--native"]);
+    #[expect(clippy::disallowed_methods, reason = "a test of files")]
+    std::fs::write(&path, native.out).unwrap();
+    let again = json(&planner(&["models", &path.to_string_lossy(), "--json"]).out);
+    assert_eq!(again, json(&planner(&["models", "deepseek-v3", "--json"]).out));
+}
+
+#[test]
+fn an_estimate_as_data_has_every_promised_figure() {
+    let said = planner(&["estimate", "gpt2", "dgx-h100", "--devices", "2", "--pp", "2", "--json"]);
+    let estimate = json(&said.out);
+    for figure in
+        ["step_time_s", "model_tflops_per_device", "mfu", "tokens_per_s_per_device", "peak_memory_bytes"]
+    {
+        assert!(estimate[figure].as_f64().is_some_and(|figure| figure > 0.0), "{figure}: {said}");
+    }
+    assert_eq!(estimate["stages"].as_array().unwrap().len(), 2);
+    assert!(estimate["stages"][0]["memory"]["parameters"].as_f64().unwrap() > 0.0);
+    assert!(estimate["breakdown"]["compute_forward_s"].as_f64().unwrap() > 0.0);
+    assert!(estimate["bytes_per_tier"]["nvlink"].as_f64().unwrap() > 0.0);
+    assert_eq!(estimate["roles"]["pp"], 2);
+}
+
+#[test]
+fn the_plan_on_standard_output_is_the_plan_in_the_file() {
+    let path = scratch("printed.json");
+    let said = planner(&[PINNED, &["--json", "-o", &path.to_string_lossy()]].concat());
+    #[expect(clippy::disallowed_methods, reason = "a test of files")]
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(said.out, written);
+    let plan = json(&written);
+    assert!(plan["inputs"]["model"].as_str().unwrap().starts_with("sha256:"));
+    assert_eq!(plan["tool_version"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn the_plan_does_not_depend_on_the_number_of_threads() {
+    let question =
+        ["optimize", "gpt2", "dgx-h100", "--devices", "4", "--global-batch", "64", "--json", "--threads"];
+    let with = |threads| planner(&[&question[..], &[threads]].concat()).out;
+    let one = with("1");
+    assert!(one.len() > 1000);
+    assert_eq!(one, with("2"));
+    assert_eq!(one, with("8"));
+}
+
+#[test]
+fn no_plan_as_data_has_the_changes_that_help() {
+    let said =
+        planner(&["estimate", "llama-3-8b", "dgx-h100", "--devices", "1", "--global-batch", "8", "--json"]);
+    assert_eq!(said.code, 3, "{said}");
+    let overflow = &json(&said.out)["no_plan"];
+    assert!(overflow["needed_bytes"].as_f64() > overflow["capacity_bytes"].as_f64());
+    assert!(!overflow["relaxations"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in
+        ["optimize", "estimate", "verify", "explain", "models", "clusters", "schema", "completions"]
+    {
+        let help = planner(&[command, "--help"]);
+        assert_eq!((help.code, help.err.as_str()), (0, ""), "{help}");
+        assert!(help.out.contains(&format!("planner {command}")) && help.out.contains("Example"), "{help}");
+    }
+    assert!(planner(&["--help"]).out.contains("Exit codes"));
+    assert_eq!(planner(&["--version"]).out, concat!("planner ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn schemas_and_completions_are_printed() {
+    for document in ["plan", "cluster", "model"] {
+        let schema = json(&planner(&["schema", document]).out);
+        assert!(schema["properties"].is_object(), "{document}");
+    }
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(planner(&["completions", shell]).out.contains("optimize"), "{shell}");
+    }
+}
+
+#[test]
+fn arguments_that_are_wrong_are_named() {
+    let wrong: &[&[&str]] = &[
+        &["optimise", "gpt2", "dgx-h100"],
+        &["optimize", "gpt2"],
+        &["optimize", "gpt-2", "dgx-h100"],
+        &["optimize", "gpt2", "dgx-h1000000"],
+        &["optimize", "no/such/model.json", "dgx-h100"],
+        &["optimize", "bad", "dgx-h100"],
+        &["optimize", "gpt2", "dgx-h100", "--nodes", "0"],
+        &["optimize", "gpt2", "dgx-h100", "--nodes", "2", "--devices", "16"],
+        &["optimize", "gpt2", "dgx-h100", "--nodes", "4000000"],
+        &["optimize", "gpt2", "dgx-h100", "--devices", "12"],
+        &["optimize", "gpt2", "dgx-h100", "--seq-len", "many"],
+        &["optimize", "gpt2", "dgx-h100", "--precision", "int8"],
+        &["optimize", "gpt2", "dgx-h100", "--pin", "tp"],
+        &["optimize", "gpt2", "dgx-h100", "--pin", "tp=3"],
+        &["optimize", "gpt2", "dgx-h100", "--pin", "xp=2"],
+        &["optimize", "gpt2", "dgx-h100", "--pin", "dp=8,tp=8"],
+        &["estimate", "gpt2", "dgx-h100", "--tp", "3"],
+        &["estimate", "gpt2", "dgx-h100", "--tp", "2", "--dp", "2"],
+        &["estimate", "gpt2", "dgx-h100", "--zero", "4"],
+        &["estimate", "gpt2", "dgx-h100", "--pp", "2", "--layers-per-stage", "5,5"],
+        &["estimate", "gpt2", "dgx-h100", "--micro-batch", "3", "--global-batch", "8"],
+        &["estimate"],
+        &["estimate", "--plan", "no-plan.json", "--tp", "2"],
+        &["verify", "no-plan.json"],
+        &["clusters", "--nodes", "2"],
+        &["schema", "graph"],
+    ];
+    let said: Vec<String> = wrong
+        .iter()
+        .map(|words| {
+            let said = planner(words);
+            assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+            said.to_string()
+        })
+        .collect();
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
+fn a_plan_that_cannot_be_written_leaves_nothing() {
+    let said = planner(&[PINNED, &["-o", "no/such/folder/plan.json"]].concat());
+    assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+    assert!(said.err.contains("no/such/folder/plan.json: cannot be written"), "{said}");
+}
