@@ -1,5 +1,6 @@
 //! What a command reads: models, clusters and plans, each a file, or the name of one that comes with the program.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -146,15 +147,19 @@ fn unknown(argument: &str, what: &str, shipped: &[Shipped]) -> Failure {
     )
 }
 
-/// The shipped name with the fewest differences, if these are fewer than half its letters.
+/// The shipped name with the fewest differences, if these are fewer than half its letters; of equals the one that
+/// begins alike.
 fn nearest(argument: &str, shipped: &[Shipped]) -> Option<&'static str> {
     /// Longer arguments are no slips of the finger.
     const LONGEST: usize = 40;
     if argument.len() > LONGEST {
         return None;
     }
-    let distances = shipped.iter().map(|one| (edits(&argument.to_lowercase(), one.name), one.name));
-    distances.min().filter(|(distance, name)| 2 * distance < name.len()).map(|(_, name)| name)
+    let argument = argument.to_lowercase();
+    let beginning = |name: &str| name.chars().zip(argument.chars()).take_while(|(a, b)| a == b).count();
+    let known =
+        shipped.iter().map(|one| (edits(&argument, one.name), Reverse(beginning(one.name)), one.name));
+    known.min().filter(|(distance, _, name)| 2 * distance < name.len()).map(|(_, _, name)| name)
 }
 
 /// Levenshtein distance: insertions, deletions and replacements that make one word of the other.

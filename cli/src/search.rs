@@ -32,9 +32,11 @@ pub(crate) fn search(
     let bar = bar(terminal.progress);
     let answer = pool.install(|| planner::optimize(request, &|progress| show(&bar, progress)));
     bar.finish_and_clear();
-    let memory =
-        peak_memory().map_or(String::new(), |bytes| format!(", peak memory {}", figures::bytes(bytes)));
-    writeln!(terminal.err, "searched for {:.2} s{memory}", start.elapsed().as_secs_f64())?;
+    if !matches!(answer, Err(NoPlan::Impossible { .. })) {
+        let memory =
+            peak_memory().map_or(String::new(), |bytes| format!(", peak memory {}", figures::bytes(bytes)));
+        writeln!(terminal.err, "searched for {:.2} s{memory}", start.elapsed().as_secs_f64())?;
+    }
     Ok(answer?)
 }
 

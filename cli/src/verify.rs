@@ -212,7 +212,9 @@ fn first_difference(verdict: &Verdict) -> String {
 fn sentence(difference: &Difference) -> String {
     let Difference { quantity, step, layer_idx, tensor, difference, excess } = difference;
     let of = if tensor.is_empty() { String::new() } else { format!(" of `{tensor}` of layer {layer_idx}") };
-    format!("the {quantity}{of} in step {step} differs by {difference:.2e}, {excess:.2e} of what is allowed")
+    format!(
+        "the {quantity}{of} in step {step} differs by {difference:.2e}, {excess:.3} times what is allowed"
+    )
 }
 
 fn report(verdict: &Verdict) -> String {
@@ -295,4 +297,70 @@ fn differences(run: &RunVerdict) -> String {
         text.push_str(&format!("in {}: and {} more; --json has all\n", run.precision, all.len() - SHOWN));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(what: &str, predicted: u64, counted: u64) -> BytesCheck {
+        BytesCheck { what: what.into(), predicted, counted }
+    }
+
+    fn run(excess: f64, bytes: Vec<BytesCheck>) -> RunVerdict {
+        let tensor = "w".to_owned();
+        let worst =
+            Difference { quantity: "gradient", step: 0, layer_idx: 1, tensor, difference: 1e-8, excess };
+        RunVerdict {
+            precision: "f64",
+            tolerance: 1e-9,
+            numbers_equal: excess <= 1.0,
+            n_tensors: 1,
+            worst: vec![worst],
+            unmatched: Vec::new(),
+            bytes,
+            saved: Vec::new(),
+            peak_saved: Vec::new(),
+            losses: Vec::new(),
+        }
+    }
+
+    fn verdict(run: RunVerdict) -> Verdict {
+        Verdict {
+            verified: run.holds(),
+            model: "m".into(),
+            roles: "dp 2".into(),
+            shrunk: Vec::new(),
+            n_ranks: 2,
+            n_steps: 2,
+            proofs: Vec::new(),
+            runs: vec![run],
+        }
+    }
+
+    #[test]
+    fn one_byte_too_many_is_a_difference() {
+        let verdict =
+            verdict(run(0.5, vec![check("update, all-gather", 8, 8), check("tie, send-receive", 8, 9)]));
+        assert!(!verdict.verified);
+        assert_eq!(first_difference(&verdict), "in f64 tie, send-receive: 8 B predicted, 9 B counted");
+        assert!(
+            report(&verdict)
+                .ends_with("in f64: tie, send-receive: 8 B predicted, 9 B counted\n\nNOT verified\n")
+        );
+    }
+
+    #[test]
+    fn a_number_that_is_off_is_named() {
+        let verdict = verdict(run(10.0, Vec::new()));
+        assert!(!verdict.verified);
+        let expected = "in f64 the gradient of `w` of layer 1 in step 0 differs by 1.00e-8, 10.000 times what is allowed";
+        assert_eq!(first_difference(&verdict), expected);
+    }
+
+    #[test]
+    fn differences_of_opposite_sign_do_not_cancel() {
+        assert!(!BytesCheck::sum("all", &[check("a", 8, 9), check("b", 8, 7)]).holds());
+        assert!(BytesCheck::sum("all", &[check("a", 8, 8), check("b", 8, 8)]).holds());
+    }
 }

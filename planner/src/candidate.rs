@@ -10,10 +10,10 @@ use cost_model::program_memory::{MemoryContext, ProgramMemory, program_memory};
 use cost_model::{PriceContext, ProgramPrice, price_program};
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{Constants, PipelineTimes, Transfers, simulate};
-use ir::graph::{Model, ParameterRef, Sizes, TensorId};
-use ir::lower::LayerChoice;
+use ir::graph::{Model, Sizes, TensorId};
+use ir::lower::{LayerChoice, whole_axes};
 use ir::op_work::KernelChoice;
-use ir::program::Storage;
+use ir::program::{AxisSet, Storage};
 use ir::schedule::{Schedule, peak_in_flight, table};
 use ir::sharding::Sharding;
 use ir::units::{Bytes, Seconds};
@@ -74,6 +74,15 @@ pub struct Entry {
     pub price: ProgramPrice,
     /// Bytes.
     pub memory: ProgramMemory,
+}
+
+/// The choices tried so far for every layer kind, with their figures.
+#[derive(Default)]
+struct Shelf {
+    /// Per kind, distinct choices.
+    entries: Vec<Vec<Entry>>,
+    /// Per kind and price of memory, which choice.
+    levels: Vec<Vec<usize>>,
 }
 
 /// A candidate worked out: stages, schedule, figures.
@@ -253,28 +262,46 @@ impl<'a> Scope<'a> {
     pub fn evaluate(&self, candidate: &Candidate, bound: &Bound) -> Result<Arranged, Dropped> {
         let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
         let sizes = self.sizes(candidate);
-        // Most candidates have memory to spare: the fastest choices alone settle them.
-        let (found, _) = self.at_levels((candidate, bound), &prices, &sizes, &MEMORY_PRICES[..1])?;
-        if let (Some(found), true) = found {
-            return Ok(found);
+        let mut shelf = Shelf::default();
+        for depth in 1..=MEMORY_PRICES.len() {
+            // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
+            self.extend(&mut shelf, (candidate, bound), (&prices, &sizes), depth).ok_or(Dropped::NoStrategy)?;
+            let (found, all_fit) = self.best_of(candidate, &shelf, &prices);
+            if let Some(found) = found
+                && (all_fit || depth == MEMORY_PRICES.len())
+            {
+                return Ok(found);
+            }
         }
-        let (found, levels) = self.at_levels((candidate, bound), &prices, &sizes, &MEMORY_PRICES)?;
-        found.0.ok_or_else(|| self.overflow(candidate, &levels))
+        Err(self.overflow(candidate, &self.levels(&shelf)))
     }
 
-    /// The fastest arrangement from the menus at some prices of memory, and whether every number of virtual stages had
-    /// one.
-    fn at_levels(
+    /// Adds the choices at the next price of memory to the shelf, and their figures.
+    fn extend(
         &self,
+        shelf: &mut Shelf,
         (candidate, bound): (&Candidate, &Bound),
-        prices: &Prices<'_>,
-        sizes: &[Sizes],
-        multiples: &[f64],
-    ) -> Result<((Option<Arranged>, bool), Levels), Dropped> {
-        let menus = self.menus((candidate, bound), prices, sizes, multiples).ok_or(Dropped::NoStrategy)?;
-        let kinds = self.model().kinds_in_order();
-        let priced: Vec<Vec<Entry>> =
-            menus.iter().enumerate().map(|(kind, menu)| self.priced(candidate, &sizes[kind], kind, menu)).collect();
+        (prices, sizes): (&Prices<'_>, &[Sizes]),
+        depth: usize,
+    ) -> Option<()> {
+        let next = self.menus((candidate, bound), prices, sizes, &MEMORY_PRICES[depth - 1..depth])?;
+        for (kind, menu) in next.into_iter().enumerate() {
+            if shelf.entries.len() <= kind {
+                shelf.entries.push(Vec::new());
+                shelf.levels.push(Vec::new());
+            }
+            let new = menu.entries.first()?;
+            let known = shelf.entries[kind].iter().position(|entry| entry.choice == new.choice);
+            let at = known.unwrap_or_else(|| {
+                shelf.entries[kind].extend(self.priced(candidate, &sizes[kind], kind, &menu));
+                shelf.entries[kind].len() - 1
+            });
+            shelf.levels[kind].push(at);
+        }
+        Some(())
+    }
+
+    fn levels(&self, shelf: &Shelf) -> Levels {
         let slack = self.constants.fragmentation_factor;
         let cost = |entry: &Entry| LayerCost {
             time: (entry.price.forward.seconds() + entry.price.backward.seconds()).0,
@@ -282,20 +309,26 @@ impl<'a> Scope<'a> {
             saved: entry.memory.saved_total().0 * slack,
             working: (entry.memory.working() + entry.memory.logits).0 * slack,
         };
-        let costs = (0..multiples.len())
-            .map(|level| menus.iter().zip(&priced).map(|(menu, list)| cost(&list[menu.levels[level]])).collect())
-            .collect();
-        let levels = Levels::new(costs, kinds);
+        let depth = shelf.levels.first().map_or(0, Vec::len);
+        let at = |level: usize| {
+            shelf.levels.iter().zip(&shelf.entries).map(|(levels, list)| cost(&list[levels[level]])).collect()
+        };
+        Levels::new((0..depth).map(at).collect(), self.model().kinds_in_order())
+    }
+
+    /// The fastest arrangement of what is on the shelf, and whether every number of virtual stages had one.
+    fn best_of(&self, candidate: &Candidate, shelf: &Shelf, prices: &Prices<'_>) -> (Option<Arranged>, bool) {
+        let levels = self.levels(shelf);
         let mut best: Option<Arranged> = None;
         let mut all = true;
         for v in self.virtual_stages(candidate) {
-            match self.arrange(candidate, v, &levels, (&menus, &priced), prices) {
+            match self.arrange(candidate, v, &levels, shelf, prices) {
                 Some(found) if best.as_ref().is_none_or(|b| found.step_time < b.step_time) => best = Some(found),
                 Some(_) => {}
                 None => all = false,
             }
         }
-        Ok(((best, all), levels))
+        (best, all)
     }
 
     fn menus(
@@ -309,40 +342,47 @@ impl<'a> Scope<'a> {
         let layers = &self.model().layers;
         let problem = |kind: usize, given: &Given| LayerProblem::new(&layers[kind], &sizes[kind], prices, clock, given);
         let (stream, unit) = (bound.stream, bound.seconds_per_byte);
-        let mut menus: Vec<Option<Menu>> = vec![None; layers.len()];
-        let mut tied: BTreeMap<usize, Vec<ParameterRef>> = BTreeMap::new();
-        for tie in &self.model().ties {
-            tied.entry(tie.owner.layer).or_default().push(tie.copy);
-        }
-        // Owners of tied parameters follow their copies.
-        let order = (0..layers.len()).filter(|k| !tied.contains_key(k)).chain(tied.keys().copied());
-        for kind in order.collect::<Vec<_>>() {
-            let base = if multiples.len() == 1 { self.given_fastest() } else { self.given() };
-            let mut given = Given { stream: Some(stream), ..base };
-            given.tied = self.tied_uses(kind, &menus);
+        let base = if multiples == &MEMORY_PRICES[..1] { self.given_fastest() } else { self.given() };
+        let base = Given { stream: Some(stream), ..base };
+        let tied = self.tied_uses(prices, &base, &problem)?;
+        let mut menus = Vec::new();
+        for (kind, layer) in layers.iter().enumerate() {
+            let given = Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() };
             let built = problem(kind, &given)?;
-            menus[kind] = Some(menu(&layers[kind], &sizes[kind], prices, &built, (unit, multiples))?);
+            menus.push(menu(layer, &sizes[kind], prices, &built, (unit, multiples))?);
         }
-        menus.into_iter().collect()
+        Some(menus)
     }
 
-    /// Use and storage that the parameters of a kind must have because a copy has it.
-    fn tied_uses(
+    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree.
+    ///
+    /// The use is that of the copy's fastest choice; the states beside the parameter are cut as far as they can be,
+    /// unless the user says otherwise.
+    fn tied_uses<'p>(
         &self,
-        kind: usize,
-        menus: &[Option<Menu>],
-    ) -> BTreeMap<TensorId, (Sharding, Storage)> {
-        let mut uses = BTreeMap::new();
-        for tie in self.model().ties.iter().filter(|tie| tie.owner.layer == kind) {
-            let Some(copy) = &menus[tie.copy.layer] else { continue };
-            // One use for all levels: that of the fastest choice.
-            let entry = &copy.entries[copy.levels[0]];
-            let update = entry.program.updates.iter().find(|update| update.tensor == tie.copy.tensor);
-            if let Some(update) = update {
-                uses.insert(tie.owner.tensor, (update.used, update.storage));
+        prices: &Prices<'_>,
+        base: &Given,
+        problem: &dyn Fn(usize, &Given) -> Option<LayerProblem<'p>>,
+    ) -> Option<BTreeMap<usize, BTreeMap<TensorId, (Sharding, Storage)>>> {
+        let mut uses: BTreeMap<usize, BTreeMap<TensorId, (Sharding, Storage)>> = BTreeMap::new();
+        for tie in &self.model().ties {
+            let built = problem(tie.copy.layer, base)?;
+            let choice = built.choice(&fastest(&built)?.2);
+            let used = built.used(&choice, tie.copy.tensor)?;
+            let storage = match base.storage {
+                StorageRule::Free => {
+                    let cut = whole_axes(prices.mesh(), used);
+                    Storage { parameter: AxisSet::EMPTY, gradient: cut, optimizer: cut }
+                }
+                StorageRule::Whole | StorageRule::Optimizer | StorageRule::Gradient | StorageRule::Parameter => {
+                    choice.storage.get(&tie.copy.tensor).copied()?
+                }
+            };
+            for side in [tie.owner, tie.copy] {
+                uses.entry(side.layer).or_default().insert(side.tensor, (used, storage));
             }
         }
-        uses
+        Some(uses)
     }
 
     fn priced(&self, candidate: &Candidate, sizes: &Sizes, kind: usize, menu: &Menu) -> Vec<Entry> {
@@ -404,7 +444,7 @@ impl<'a> Scope<'a> {
         candidate: &Candidate,
         v: u32,
         levels: &Levels,
-        (menus, priced): (&[Menu], &[Vec<Entry>]),
+        shelf: &Shelf,
         prices: &Prices<'_>,
     ) -> Option<Arranged> {
         let schedule = self.schedule(v);
@@ -425,12 +465,14 @@ impl<'a> Scope<'a> {
         let mut entries: Vec<Entry> = Vec::new();
         let chunks: Vec<Vec<(usize, u64)>> = cuts
             .iter()
-            .map(|cut| runs(cut, levels, menus, &mut |kind, at| {
-                *names.entry((kind, at)).or_insert_with(|| {
-                    entries.push(priced[kind][at].clone());
-                    entries.len() - 1
+            .map(|cut| {
+                runs(cut, levels, shelf, &mut |kind, at| {
+                    *names.entry((kind, at)).or_insert_with(|| {
+                        entries.push(shelf.entries[kind][at].clone());
+                        entries.len() - 1
+                    })
                 })
-            }))
+            })
             .collect();
         self.finish(candidate, schedule, entries, chunks, prices)
     }
@@ -539,7 +581,7 @@ impl<'a> Scope<'a> {
 
     /// What the candidate would need at least, for the report.
     fn overflow(&self, candidate: &Candidate, levels: &Levels) -> Dropped {
-        let last = MEMORY_PRICES.len() - 1;
+        let last = levels.costs.len() - 1;
         let smallest = Levels::new(vec![levels.costs[last].clone()], levels.kinds.clone());
         let schedule = self.schedule(1);
         let in_flight = Self::in_flight(candidate, schedule);
@@ -566,7 +608,7 @@ impl<'a> Scope<'a> {
 fn runs(
     cut: &Chunk,
     levels: &Levels,
-    menus: &[Menu],
+    shelf: &Shelf,
     name: &mut dyn FnMut(usize, usize) -> usize,
 ) -> Vec<(usize, u64)> {
     let range = &levels.kinds[cut.from..cut.to];
@@ -583,7 +625,7 @@ fn runs(
             smaller -= 1;
         }
         let level = if down { cut.level + 1 } else { cut.level };
-        let entry = name(kind, menus[kind].levels[level]);
+        let entry = name(kind, shelf.levels[kind][level]);
         match list.last_mut() {
             Some((last, count)) if *last == entry => *count += 1,
             _ => list.push((entry, 1)),
@@ -611,4 +653,4 @@ pub fn micro_batches(request: &Request, shape: &Shape) -> Vec<u64> {
 }
 
 /// Tokens that a device gets of a micro-batch: below, kernels are short; above, memory is wasted without gain.
-const TOKENS_PER_DEVICE: std::ops::RangeInclusive<u64> = 512..=16_384;
+const TOKENS_PER_DEVICE: std::ops::RangeInclusive<u64> = 64..=16_384;

@@ -1,15 +1,23 @@
 //! What the search finds on its own: nothing in it names a parallelism.
+//!
+//! One layer on one mesh, its fastest choice, and what the literature would call it: read off the loops that the axes
+//! cut and the collectives of the program.
+
+use std::collections::BTreeSet;
 
 use cost_model::Constants;
 use ir::cluster::{Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring};
 use ir::graph::Layer;
+use ir::lower::lower;
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
+use ir::plan::entry::Entry;
+use ir::program::{Instruction, Program};
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use ir::work::AttentionKernel;
 
 use crate::layer_problem::{Clock, Given, LayerProblem};
-use crate::menu::{Candidate, fastest};
+use crate::menu::fastest;
 use crate::prices::{Machine, Prices};
 use crate::test_models::{Width, dense, experts, mlp_only};
 
@@ -50,11 +58,28 @@ fn cluster(n_nodes: u64) -> Cluster {
     }
 }
 
-/// The menu of a layer on a mesh, one line per operator of the entry at `pick` and its collectives.
-fn menu(layer: &Layer, n_nodes: u64, axes: &[u64], batch: (u64, u64), clock: Clock) -> Vec<Candidate> {
-    let cluster = cluster(n_nodes);
+/// What a layer does on a mesh where nothing but time counts.
+struct Found {
+    entry: Entry,
+    layer: Layer,
+    program: Program,
+}
+
+/// A question: the devices along each axis, the nodes they fill, sequences and tokens of a micro-batch, and how many of
+/// these make a step.
+#[derive(Clone, Copy)]
+struct Setting<'a> {
+    axes: &'a [u64],
+    n_nodes: u64,
+    micro_batch: u64,
+    sequence: u64,
+    n_micro_batches: f64,
+}
+
+fn find(layer: Layer, setting: Setting<'_>) -> Found {
+    let cluster = cluster(setting.n_nodes);
     let constants = Constants::load();
-    let mesh = Mesh::of_sizes(axes).unwrap();
+    let mesh = Mesh::of_sizes(setting.axes).unwrap();
     let machine = Machine {
         cluster: &cluster,
         device: &cluster.groups[0].device,
@@ -63,48 +88,131 @@ fn menu(layer: &Layer, n_nodes: u64, axes: &[u64], batch: (u64, u64), clock: Clo
         kernels: KernelChoice { attention: AttentionKernel::Flash, element_bytes: 2.0 },
     };
     let prices = Prices::new(machine, &mesh, &[]);
-    let sizes = layer.sizes(batch.0, batch.1);
-    let problem = LayerProblem::new(layer, &sizes, &prices, clock, &Given::default()).unwrap();
-    let (_, unit, _) = fastest(&problem).unwrap();
-    crate::menu::menu(layer, &sizes, &prices, &problem, (unit, &crate::menu::MEMORY_PRICES)).unwrap().entries
+    let sizes = layer.sizes(setting.micro_batch, setting.sequence);
+    let clock = Clock { micro_batches: setting.n_micro_batches, in_flight: 1.0 };
+    let problem = LayerProblem::new(&layer, &sizes, &prices, clock, &Given::default()).unwrap();
+    let (_, _, choices) = fastest(&problem).unwrap();
+    let choice = problem.choice(&choices);
+    let (entry, program) = (Entry::of(&layer, &mesh, &choice), lower(&layer, &mesh, &sizes, &choice).unwrap());
+    Found { entry, layer, program }
 }
 
-fn describe(layer: &Layer, candidate: &Candidate) -> String {
-    let mut text = String::new();
-    for (op, (strategy, again)) in
-        layer.ops.iter().zip(candidate.choice.strategies.iter().zip(&candidate.choice.recompute))
-    {
-        let sig = ir::signature::signature(layer, op);
-        let uses: Vec<String> = strategy
-            .0
-            .iter()
-            .map(|one| match one {
-                ir::strategy::AxisUse::Factor(f) => sig.factors[f.0 as usize].name.clone(),
-                other => format!("{other:?}").to_lowercase(),
-            })
-            .collect();
-        text += &format!("{} {} {again:?}\n", op.name, uses.join(","));
+impl Found {
+    /// The loop that an operator cuts along the only axis.
+    fn cut(&self, op: &str) -> &str {
+        let found = self.entry.ops.iter().find(|entry| entry.op == op);
+        &found.unwrap_or_else(|| panic!("no {op}: {:?}", self.entry.ops)).axes[0]
     }
-    text + &format!("{:?}\n{:?}\n", candidate.choice.stream, candidate.choice.storage)
+
+    /// Every conversion of activations that moves bytes: `all-gather norm`.
+    fn collectives(&self, section: &[Instruction]) -> BTreeSet<String> {
+        let mut list = BTreeSet::new();
+        for instruction in section {
+            let Instruction::Convert { input, steps, .. } = instruction else { continue };
+            let tensor = &self.layer.tensors[self.program.value(*input).tensor.0].name;
+            let moving = steps.iter().filter(|step| step.kind.is_collective());
+            list.extend(moving.map(|step| format!("{} {tensor}", step.kind.name())));
+        }
+        list
+    }
+
+    /// The loops that operators cut, forks aside.
+    fn cuts(&self) -> BTreeSet<&str> {
+        let ops = self.entry.ops.iter().filter(|entry| !entry.op.ends_with(".fork"));
+        ops.map(|entry| entry.axes[0].as_str()).collect()
+    }
+
+    /// What happens to gradients and parameters once per step, whatever parameter it is.
+    fn per_step(&self) -> BTreeSet<&'static str> {
+        let steps = self.program.updates.iter().flat_map(|update| update.reduce.iter().chain(&update.gather));
+        steps.filter(|step| step.kind.is_collective()).map(|step| step.kind.name()).collect()
+    }
+}
+
+/// Holds the collectives of forward and backward to a list each.
+#[track_caller]
+fn assert_collectives(found: &Found, forward: &[&str], backward: &[&str]) {
+    let of = |section| found.collectives(section).into_iter().collect::<Vec<_>>();
+    assert_eq!((of(&found.program.forward), of(&found.program.backward)), (words(forward), words(backward)));
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
 }
 
 const LLAMA_7B: Width = Width { hidden: 4096, kv_heads: 32, group: 1, head: 128, ffn: 11008 };
-const STEADY: Clock = Clock { micro_batches: 16.0, in_flight: 1.0 };
+
+/// The same with four query heads to each of eight KV heads.
+const GROUPED: Width = Width { kv_heads: 8, group: 4, ..LLAMA_7B };
+const WIDE: Width = Width { ffn: 16384, ..LLAMA_7B };
+const NODE: Setting<'_> =
+    Setting { axes: &[8], n_nodes: 1, micro_batch: 1, sequence: 4096, n_micro_batches: 4.0 };
 
 #[test]
-fn scratch() {
-    let layer = dense(LLAMA_7B);
-    for (axes, nodes, batch) in [(vec![8_u64], 1, (8, 4096)), (vec![2, 8], 2, (2, 4096)), (vec![4,4], 2, (4, 4096))] {
-        let t = std::time::Instant::now();
-        let list = menu(&layer, nodes, &axes, batch, STEADY);
-        println!("=== {axes:?} {} {:?}", list.len(), t.elapsed());
-        for c in &list { println!("{} saved {}\n{}", c.objective, c.program.saved.len(), describe(&layer, c)); }
-    }
+fn an_axis_across_nodes_with_many_sequences_is_data_parallel_with_zero() {
+    let found = find(dense(LLAMA_7B), Setting { axes: &[16], n_nodes: 2, micro_batch: 16, ..NODE });
+    assert_eq!(found.cuts(), ["b"].into());
+    assert_collectives(&found, &[], &[]);
+    // Large parameters share out their optimizer state; the gains of norms are too small to be worth it.
+    assert_eq!(found.per_step(), ["all-gather", "all-reduce", "reduce-scatter"].into());
+    let storage = |name: &str| found.entry.parameters.iter().find(|one| one.tensor == name).unwrap();
+    assert_eq!((storage("w_up").optimizer.len(), storage("w_up").parameter.len()), (1, 0));
+    assert_eq!(storage("norm1.weight").optimizer.len(), 0);
+}
+
+#[test]
+fn a_wide_mlp_whose_batch_cannot_be_cut_is_cut_by_columns_then_rows_with_tokens_between() {
+    let found = find(mlp_only(WIDE), Setting { sequence: 2048, ..NODE });
+    let cuts = ["norm", "gate", "up", "glu", "down", "add"].map(|op| found.cut(op));
+    assert_eq!(cuts, ["s", "f", "f", "f", "f", "s"]);
+    // Korthikanti et al. 2022 (arXiv 2205.05198), figure 5: g gathers tokens, g-bar scatters them; backward the
+    // other way round, and the input of the first product is gathered once more.
+    assert_collectives(
+        &found,
+        &["all-gather norm", "reduce-scatter down"],
+        &["all-gather down", "all-gather norm", "reduce-scatter norm"],
+    );
+    assert!(found.entry.stream.starts_with("s@") && found.entry.out.starts_with("s@"));
+}
+
+#[test]
+fn few_tokens_are_summed_instead_of_cut() {
+    let found = find(mlp_only(WIDE), Setting { sequence: 512, ..NODE });
+    let cuts = ["norm", "gate", "up", "glu", "down", "add"].map(|op| found.cut(op));
+    assert_eq!(cuts, ["-", "f", "f", "f", "f", "-"]);
+    // Shoeybi et al. 2019 (arXiv 1909.08053), figure 3a: g after the second product, f before the first in backward.
+    assert_collectives(&found, &["all-reduce down"], &["all-reduce norm"]);
+}
+
+#[test]
+fn routed_experts_are_spread_and_tokens_sent_to_them() {
     let layer = experts(Width { ffn: 14336, ..LLAMA_7B }, 8, 2);
-    for (axes, nodes, batch) in [(vec![8_u64], 1, (8, 4096))] {
-        let list = menu(&layer, nodes, &axes, batch, STEADY);
-        println!("=== moe {axes:?} {}", list.len());
-        for c in &list { println!("{}\n{}", c.objective, describe(&layer, c)); }
-    }
-    let _ = mlp_only(LLAMA_7B);
+    let found = find(layer, Setting { micro_batch: 8, ..NODE });
+    let cuts = ["norm", "router", "dispatch", "gate", "up", "down", "combine", "add"].map(|op| found.cut(op));
+    assert_eq!(cuts, ["b", "b", "b", "e", "e", "e", "b", "b"]);
+    let exchanges = ["all-to-all dispatch", "all-to-all down"];
+    assert_collectives(&found, &exchanges, &exchanges);
+}
+
+#[test]
+fn a_long_sequence_on_a_node_swaps_tokens_for_heads_at_attention() {
+    let found = find(dense(LLAMA_7B), Setting { sequence: 131_072, ..NODE });
+    assert_eq!(found.cuts(), ["k", "s"].into());
+    assert_eq!(found.cut("core"), "k");
+    // Jacobs et al. 2023 (arXiv 2309.14509): queries, keys and values in, the result out.
+    let exchanges = ["all-to-all core", "all-to-all k.rope", "all-to-all q.rope", "all-to-all v"];
+    assert_collectives(&found, &exchanges, &exchanges);
+}
+
+#[test]
+fn a_long_sequence_on_more_devices_than_heads_gathers_keys_and_values() {
+    let setting = Setting { axes: &[16], n_nodes: 2, sequence: 131_072, ..NODE };
+    let found = find(dense(GROUPED), setting);
+    assert_eq!(found.cuts(), ["s"].into());
+    // Dubey et al. 2024 (arXiv 2407.21783), section 3.3.2.
+    assert_collectives(
+        &found,
+        &["all-gather k.rope", "all-gather v"],
+        &["all-gather k.rope", "all-gather v", "reduce-scatter k.rope", "reduce-scatter v"],
+    );
 }

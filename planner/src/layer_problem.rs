@@ -188,6 +188,16 @@ impl<'a> LayerProblem<'a> {
     }
 }
 
+impl LayerProblem<'_> {
+    /// Sharding in which a choice uses a parameter; `None` for a tensor that no operator reads.
+    pub fn used(&self, choice: &LayerChoice, tensor: TensorId) -> Option<Sharding> {
+        let op = self.layer.reader(tensor)?;
+        let one = &self.layer.ops[op.0];
+        let at = one.operands.iter().position(|&t| t == tensor)?;
+        Some(placements(&signature(self.layer, one), choice.strategies[op.0]).operands[at])
+    }
+}
+
 /// Shardings in which a stream may pass between layers: whole, by sequences, by tokens, per axis.
 fn stream_shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Vec<Sharding> {
     let Some(tensor) = layer.stream_in.or(Some(layer.out)) else { return vec![Sharding::REPLICATED] };

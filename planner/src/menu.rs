@@ -23,8 +23,8 @@ pub struct Candidate {
 }
 
 /// Prices of memory tried, as multiples of (time of the fastest plan) / (memory of the fastest plan): from free to a
-/// price at which memory is all that counts. Halving the spacing changes no plan of the shipped models.
-pub const MEMORY_PRICES: [f64; 7] = [0.0, 0.02, 0.1, 0.4, 1.5, 10.0, 1000.0];
+/// price at which memory is all that counts. Between two of them a stage mixes layers of both.
+pub const MEMORY_PRICES: [f64; 6] = [0.0, 0.03, 0.15, 0.6, 3.0, 1000.0];
 
 /// The choices of one layer kind.
 #[derive(Clone, Debug)]

@@ -5,6 +5,7 @@
 //!   excepted: cutting it before would have to be undone at that operator;
 //! - an axis that leaves the node splits sequences, tokens or experts, never the inside of a product: those loops put
 //!   a reduction of activations on the slow link in every layer;
+//! - computing the same on every device of an axis is offered where nothing inside the operator can be cut;
 //! - deferring a gradient is offered where it can pay: at forks and on the way from the stream to them.
 
 use std::collections::BTreeSet;
@@ -141,6 +142,9 @@ impl<'a> Space<'a> {
         let has = |wanted: Class| classes.iter().any(|(_, class, divides)| *class == wanted && *divides);
         let routed = has(Class::Experts) && self.on_slots(op);
         let (allowed, same) = allowed(view, routed, &has);
+        // Where the inside of an operator can be cut, computing all of it everywhere never pays.
+        let moves_tokens = matches!(op.kind, OpKind::Dispatch | OpKind::Combine | OpKind::Fork | OpKind::Route { .. });
+        let same = same && (moves_tokens || !(has(Class::Inside) || routed));
         // Of several loops inside a product (KV heads, heads of a group) the first that divides stands for all.
         let first_inside = classes.iter().find(|(_, class, divides)| *class == Class::Inside && *divides);
         let stands = |id: FactorId, class: Class| class != Class::Inside || first_inside.is_some_and(|f| f.0 == id);

@@ -53,7 +53,12 @@ pub(super) enum Layout {
 
 /// What every device holds after the steps of a conversion. Over several axes, cuts go from the outer axis inwards and
 /// gathers from the inner outwards.
-pub(super) fn convert(graph: &mut Graph<'_>, input: Id, steps: &[Step], layout: Layout) -> Result<Id, String> {
+pub(super) fn convert(
+    graph: &mut Graph<'_>,
+    input: Id,
+    steps: &[Step],
+    layout: Layout,
+) -> Result<Id, String> {
     let mut term = input;
     for step in steps {
         let place = |dim: u8| match layout {

@@ -11,6 +11,8 @@ mod siblings;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod shipped_tests;
 
 use std::collections::BTreeSet;
 

@@ -81,7 +81,16 @@ fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> Layer
 
 /// Lowers a random choice; `None` where there is no program (an unfinished maximum that would have to be a sum).
 fn random_program(layer: &Layer, mesh: &Mesh, seed: u64) -> Option<(Sizes, Program)> {
-    let sizes = layer.sizes(8, 16);
+    random_program_for(layer, mesh, (8, 16), seed)
+}
+
+fn random_program_for(
+    layer: &Layer,
+    mesh: &Mesh,
+    (micro_batch, sequence): (u64, u64),
+    seed: u64,
+) -> Option<(Sizes, Program)> {
+    let sizes = layer.sizes(micro_batch, sequence);
     let choice = choose(layer, mesh, &sizes, &mut Picker(seed));
     let program = lower(layer, mesh, &sizes, &choice).ok()?;
     Some((sizes, program))
@@ -89,7 +98,12 @@ fn random_program(layer: &Layer, mesh: &Mesh, seed: u64) -> Option<(Sizes, Progr
 
 #[track_caller]
 pub(crate) fn check_proven(layer: &Layer, mesh: &Mesh, seed: u64) {
-    if let Some((sizes, program)) = random_program(layer, mesh, seed) {
+    check_proven_for(layer, mesh, (8, 16), seed);
+}
+
+#[track_caller]
+pub(crate) fn check_proven_for(layer: &Layer, mesh: &Mesh, lengths: (u64, u64), seed: u64) {
+    if let Some((sizes, program)) = random_program_for(layer, mesh, lengths, seed) {
         let proof = prove(layer, mesh, &sizes, &program);
         assert!(matches!(proof, Proof::Proven { .. }), "layer {} seed {seed}: {proof:?}", layer.name);
     }

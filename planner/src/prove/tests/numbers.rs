@@ -16,8 +16,8 @@ use ir::op::{Linear, Missing, OpKind};
 use ir::program::AxisSet;
 use ir::signature::FactorId;
 
-use super::super::term::{Child, FLAT, Facts, Graph, Term, roles};
 use super::super::reference::reference;
+use super::super::term::{Child, FLAT, Facts, Graph, Term, roles};
 use super::super::translate::claims;
 use super::super::{apply_rules, saturate};
 use super::{Picker, Proof, layers, random_program};
