@@ -11,19 +11,20 @@ use cost_model::{PriceContext, ProgramPrice, price_program};
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{Constants, PipelineTimes, Transfers, simulate};
 use ir::graph::{Model, Sizes, TensorId};
-use ir::lower::{LayerChoice, whole_axes};
+use ir::lower::{LayerChoice, lower, whole_axes};
 use ir::op_work::KernelChoice;
-use ir::program::{AxisSet, Storage};
+use ir::program::{AxisSet, Program, Storage};
 use ir::schedule::{Schedule, peak_in_flight, table};
 use ir::sharding::Sharding;
 use ir::units::{Bytes, Seconds};
 
 use crate::layer_problem::{Clock, Given, LayerProblem, RecomputeRule, StorageRule};
-use crate::menu::{MEMORY_PRICES, Menu, fastest, menu};
+use crate::menu::{MEMORY_PRICES, fastest};
 use crate::partition::{Chunk, LayerCost, Levels};
 use crate::prices::{Machine, Prices};
 use crate::request::{Pins, RecomputeKind, Request, ScheduleKind};
 use crate::shapes::{Shape, divisors};
+use crate::solve::Prepared;
 
 /// Everything that all candidates share.
 pub struct Scope<'a> {
@@ -263,39 +264,54 @@ impl<'a> Scope<'a> {
         let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
         let sizes = self.sizes(candidate);
         let mut shelf = Shelf::default();
-        for depth in 1..=MEMORY_PRICES.len() {
-            // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
-            self.extend(&mut shelf, (candidate, bound), (&prices, &sizes), depth).ok_or(Dropped::NoStrategy)?;
+        // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
+        let fastest = self.problems((candidate, bound), &prices, &sizes, &self.given_fastest());
+        let fastest = fastest.ok_or(Dropped::NoStrategy)?;
+        let ready = prepare(&fastest);
+        self.extend(&mut shelf, (&fastest, &ready), (candidate, &prices, &sizes), 0.0).ok_or(Dropped::NoStrategy)?;
+        if let (Some(found), true) = self.best_of(candidate, &shelf, &prices) {
+            return Ok(found);
+        }
+        let free = self.problems((candidate, bound), &prices, &sizes, &self.given()).ok_or(Dropped::NoStrategy)?;
+        let ready = prepare(&free);
+        let mut best = None;
+        for multiple in &MEMORY_PRICES[1..] {
+            let price = multiple * bound.seconds_per_byte;
+            self.extend(&mut shelf, (&free, &ready), (candidate, &prices, &sizes), price).ok_or(Dropped::NoStrategy)?;
             let (found, all_fit) = self.best_of(candidate, &shelf, &prices);
-            if let Some(found) = found
-                && (all_fit || depth == MEMORY_PRICES.len())
-            {
-                return Ok(found);
+            best = found;
+            if all_fit {
+                break;
             }
         }
-        Err(self.overflow(candidate, &self.levels(&shelf)))
+        best.ok_or_else(|| self.overflow(candidate, &self.levels(&shelf)))
     }
 
     /// Adds the choices at the next price of memory to the shelf, and their figures.
     fn extend(
         &self,
         shelf: &mut Shelf,
-        (candidate, bound): (&Candidate, &Bound),
-        (prices, sizes): (&Prices<'_>, &[Sizes]),
-        depth: usize,
+        (problems, ready): (&[LayerProblem<'_>], &[Prepared<'_>]),
+        (candidate, prices, sizes): (&Candidate, &Prices<'_>, &[Sizes]),
+        price: f64,
     ) -> Option<()> {
-        let next = self.menus((candidate, bound), prices, sizes, &MEMORY_PRICES[depth - 1..depth])?;
-        for (kind, menu) in next.into_iter().enumerate() {
+        for (kind, (problem, ready)) in problems.iter().zip(ready).enumerate() {
             if shelf.entries.len() <= kind {
                 shelf.entries.push(Vec::new());
                 shelf.levels.push(Vec::new());
             }
-            let new = menu.entries.first()?;
-            let known = shelf.entries[kind].iter().position(|entry| entry.choice == new.choice);
-            let at = known.unwrap_or_else(|| {
-                shelf.entries[kind].extend(self.priced(candidate, &sizes[kind], kind, &menu));
-                shelf.entries[kind].len() - 1
-            });
+            let (_, choices) = ready.eliminate(price)?;
+            let choice = problem.choice(&choices);
+            let known = shelf.entries[kind].iter().position(|entry| entry.choice == choice);
+            let at = match known {
+                Some(at) => at,
+                None => {
+                    let layer = &self.model().layers[kind];
+                    let program = lower(layer, prices.mesh(), &sizes[kind], &choice).ok()?;
+                    shelf.entries[kind].push(self.priced((candidate, &sizes[kind]), kind, choice, &program));
+                    shelf.entries[kind].len() - 1
+                }
+            };
             shelf.levels[kind].push(at);
         }
         Some(())
@@ -331,27 +347,22 @@ impl<'a> Scope<'a> {
         (best, all)
     }
 
-    fn menus(
+    /// The choice problem of every layer kind, the stream passing in the sharding of the bound.
+    fn problems(
         &self,
         (candidate, bound): (&Candidate, &Bound),
         prices: &Prices<'_>,
         sizes: &[Sizes],
-        multiples: &[f64],
-    ) -> Option<Vec<Menu>> {
+        given: &Given,
+    ) -> Option<Vec<LayerProblem<'a>>> {
         let clock = Self::clock(candidate);
         let layers = &self.model().layers;
         let problem = |kind: usize, given: &Given| LayerProblem::new(&layers[kind], &sizes[kind], prices, clock, given);
-        let (stream, unit) = (bound.stream, bound.seconds_per_byte);
-        let base = if multiples == &MEMORY_PRICES[..1] { self.given_fastest() } else { self.given() };
-        let base = Given { stream: Some(stream), ..base };
+        let base = Given { stream: Some(bound.stream), ..given.clone() };
         let tied = self.tied_uses(prices, &base, &problem)?;
-        let mut menus = Vec::new();
-        for (kind, layer) in layers.iter().enumerate() {
-            let given = Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() };
-            let built = problem(kind, &given)?;
-            menus.push(menu(layer, &sizes[kind], prices, &built, (unit, multiples))?);
-        }
-        Some(menus)
+        (0..layers.len())
+            .map(|kind| problem(kind, &Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() }))
+            .collect()
     }
 
     /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree.
@@ -385,7 +396,13 @@ impl<'a> Scope<'a> {
         Some(uses)
     }
 
-    fn priced(&self, candidate: &Candidate, sizes: &Sizes, kind: usize, menu: &Menu) -> Vec<Entry> {
+    fn priced(
+        &self,
+        (candidate, sizes): (&Candidate, &Sizes),
+        kind: usize,
+        choice: LayerChoice,
+        program: &Program,
+    ) -> Entry {
         let layer = &self.model().layers[kind];
         let mesh = &candidate.shape.mesh;
         let context = PriceContext {
@@ -405,15 +422,12 @@ impl<'a> Scope<'a> {
             kernels: self.machine.kernels,
             constants: self.constants,
         };
-        menu.entries
-            .iter()
-            .map(|entry| Entry {
-                kind,
-                choice: entry.choice.clone(),
-                price: price_program(&context, layer, mesh, sizes, &entry.program),
-                memory: program_memory(&bytes, layer, mesh, sizes, &entry.program),
-            })
-            .collect()
+        Entry {
+            kind,
+            choice,
+            price: price_program(&context, layer, mesh, sizes, program),
+            memory: program_memory(&bytes, layer, mesh, sizes, program),
+        }
     }
 
     fn schedule(&self, v: u32) -> Schedule {
@@ -602,6 +616,10 @@ impl<'a> Scope<'a> {
         };
         Dropped::Memory { stage, term, needed: cut.memory }
     }
+}
+
+fn prepare<'p>(problems: &'p [LayerProblem<'_>]) -> Vec<Prepared<'p>> {
+    problems.iter().map(|one| Prepared::new(&one.problem)).collect()
 }
 
 /// The runs of equal entries of a chunk.

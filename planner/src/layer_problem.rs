@@ -126,8 +126,8 @@ struct Port {
 
 struct Builder<'a, 'p> {
     layer: &'a Layer,
-    sizes: &'a Sizes,
-    prices: &'p Prices<'a>,
+    sizes: &'p Sizes,
+    prices: &'p Prices<'p>,
     clock: Clock,
     signatures: Vec<Signature>,
     forms: Vec<Vec<Form>>,
@@ -140,8 +140,8 @@ impl<'a> LayerProblem<'a> {
     /// Builds the problem. `None` where an operator has no legal strategy that honours what is given.
     pub fn new(
         layer: &'a Layer,
-        sizes: &'a Sizes,
-        prices: &Prices<'a>,
+        sizes: &Sizes,
+        prices: &Prices<'_>,
         clock: Clock,
         given: &Given,
     ) -> Option<Self> {

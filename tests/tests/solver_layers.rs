@@ -39,11 +39,19 @@ fn scratch() {
                 let p: &Problem = &problem.problem;
                 let build = t.elapsed();
                 let t = std::time::Instant::now();
+                println!("{name} {sizes:?} {} nodes {} choices {} pairs {} build {build:?}",  layer.name, p.nodes.len(), p.nodes.iter().map(|n| n.choices.len()).sum::<usize>(), p.edges.iter().map(|e| e.table.len()).sum::<usize>());
                 let free = solve::solve(p, f64::INFINITY).unwrap();
                 let st = t.elapsed();
                 let least = p.total(&solve::eliminate(p, 1.0).unwrap().1).unwrap().memory;
                 let cap = least + 0.6 * (free.solution.cost.memory - least);
                 let t = std::time::Instant::now();
+                println!("   free {st:?}");
+                if p.edges.iter().map(|e| e.table.len()).sum::<usize>() > 1500 { continue }
+                let rel = solve::relax(p, cap).unwrap();
+                println!("   relax {:?} gap {:e}", t.elapsed(), rel.solution.cost.time / rel.bound - 1.0);
+                let j = ilp::solve(p, cap).map(|s| s.cost.time / rel.bound - 1.0);
+                println!("    ilp {j:?} {:?}", t.elapsed());
+                if true { continue }
                 let tight = solve::solve(p, cap).unwrap();
                 let tt = t.elapsed();
                 println!("{name} {sizes:?} {} nodes {} choices {} pairs {} build {build:?} free {st:?} tight {tt:?} gap {:e}", layer.name, p.nodes.len(), p.nodes.iter().map(|n| n.choices.len()).sum::<usize>(), p.edges.iter().map(|e| e.table.len()).sum::<usize>(), tight.solution.cost.time / tight.bound - 1.0);

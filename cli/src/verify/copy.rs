@@ -1,6 +1,7 @@
 //! The run of a shrunk plan: what the executor asks for, read off the plan.
 
-use executor::job::{AdamW, Chunk, Execution, Reference, TokenOrder};
+use executor::compare::Precision;
+use executor::job::{AdamW, Chunk, Execution, TokenOrder};
 use ir::graph::Layer;
 use ir::lower::LayerChoice;
 use ir::plan::check::OpenPlan;
@@ -16,8 +17,17 @@ pub(crate) const STEPS: u32 = 2;
 /// Of parameters and tokens. Any does; it is fixed so that a verification can be repeated.
 const SEED: u64 = 7;
 
-/// Usual settings, but for `eps`: a gradient that is zero but for rounding must not decide the sign of a step.
-const ADAMW: AdamW = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-3, weight_decay: 0.1 };
+/// Usual settings, but for `eps`, which is what AdamW divides the rounding of tiny gradients by: see [`eps`].
+const ADAMW: AdamW = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 0.0, weight_decay: 0.1 };
+
+/// A gradient that is zero but for rounding moves its parameter by `lr / eps` of that rounding, and the second step's
+/// gradients with it. In single precision, where rounding is 1e-7 of the largest gradient, that must stay below it.
+fn eps(precision: Precision) -> f64 {
+    match precision {
+        Precision::F64 => 1e-3,
+        Precision::F32 => 0.1,
+    }
+}
 
 /// A plan small enough to run.
 pub(crate) struct SmallRun<'a> {
@@ -40,7 +50,7 @@ impl<'a> SmallRun<'a> {
     }
 
     /// What is run.
-    pub(crate) fn execution(&self) -> Execution<'a> {
+    pub(crate) fn execution(&self, precision: Precision) -> Execution<'a> {
         let layers = |run: &EntryRun| std::iter::repeat_n(run.entry, run.count as usize);
         let chunk = |runs: &Vec<EntryRun>| Chunk { layers: runs.iter().flat_map(layers).collect() };
         let choices: Vec<(usize, LayerChoice)> =
@@ -58,13 +68,8 @@ impl<'a> SmallRun<'a> {
             table: self.table.clone(),
             seed: SEED,
             steps: STEPS,
-            optimizer: ADAMW,
+            optimizer: AdamW { eps: eps(precision), ..ADAMW },
         }
-    }
-
-    /// What it is held to.
-    pub(crate) fn reference(&self) -> Reference {
-        Reference::of(&self.execution())
     }
 
     fn token_order(&self) -> TokenOrder {
