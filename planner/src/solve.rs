@@ -170,7 +170,7 @@ pub fn eliminate(problem: &Problem, price: f64) -> Option<(f64, Vec<usize>)> {
 const PRUNE_ROUNDS: usize = 2;
 
 /// Classes of a node against which all others are held: the cheapest by themselves.
-const RIVALS: usize = 3;
+const RIVALS: usize = 6;
 
 /// Closes classes that another one beats whatever the neighbours do: `c(j) + sum_e max_q (t[j, q] - t[i, q]) < c(i)`
 /// (dead-end elimination: Goldstein 1994). Never closes all classes of a node, and no optimum but one of equals.
@@ -271,6 +271,11 @@ fn absorb(node: usize, own: &[f64], touching: &[Table], costs: &[Vec<f64>]) -> (
             *group = (choice as u32, cost);
         }
     }
+    // Cheapest first, so that the search over groups can stop early.
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by(|&a, &b| groups[a].1.total_cmp(&groups[b].1).then(a.cmp(&b)));
+    let groups: Vec<(u32, f64)> = order.iter().map(|&g| groups[g]).collect();
+    let own_tuples: Vec<Vec<u32>> = order.iter().map(|&g| own_tuples[g].clone()).collect();
     let joint: Vec<(Vec<u32>, Vec<Vec<u32>>)> =
         others.iter().map(|&other| joint_ports(other, touching, &costs[other])).collect();
     let sizes: Vec<usize> = joint.iter().map(|(_, tuples)| tuples.len()).collect();
@@ -305,6 +310,8 @@ struct Lookup<'a> {
     own: Vec<Vec<usize>>,
     /// Per table and neighbour, offset of each joint port; empty where the table does not see the neighbour.
     others: Vec<Vec<Vec<usize>>>,
+    /// Sum of the tables' least values: no combination adds less to a group's own cost.
+    least: f64,
 }
 
 impl<'a> Lookup<'a> {
@@ -338,7 +345,8 @@ impl<'a> Lookup<'a> {
             }
             all.push(row);
         }
-        Self { tables, own, others: all }
+        let least = tables.iter().map(|table| table.values.iter().copied().fold(f64::INFINITY, f64::min)).sum();
+        Self { tables, own, others: all, least }
     }
 
     /// Best group for one combination of the neighbours' joint ports: its value and its choice.
@@ -348,6 +356,9 @@ impl<'a> Lookup<'a> {
         }
         let mut best = (f64::INFINITY, groups.first().map_or(0, |group| group.0));
         for (g, &(choice, cost)) in groups.iter().enumerate() {
+            if cost + self.least >= best.0 {
+                break;
+            }
             let mut value = cost;
             for ((table, own), base) in self.tables.iter().zip(&self.own).zip(bases.iter()) {
                 value += table.values[base + own[g]];
@@ -358,6 +369,14 @@ impl<'a> Lookup<'a> {
         }
         best
     }
+}
+
+/// The largest single time of a problem, or one: the scale on which a price of memory starts.
+fn largest_time(problem: &Problem) -> f64 {
+    let nodes = problem.nodes.iter().flat_map(|node| &node.choices);
+    let edges = problem.edges.iter().flat_map(|edge| edge.table.iter().flatten());
+    let largest = nodes.chain(edges).map(|cost| cost.time.abs()).fold(0.0, f64::max);
+    if largest > 0.0 { largest } else { 1.0 }
 }
 
 /// A plan that fits and a bound on all that do, by bisection on the price of memory.
@@ -379,7 +398,7 @@ fn relax_fixed(prepared: &Prepared<'_>, capacity: f64, fixed: &[Option<usize>]) 
         return Some(Certified { bound, solution: free });
     }
     let mut low = 0.0;
-    let mut high = 1e-3 * free.cost.time.abs().max(1e-300) / free.cost.memory.abs().max(1e-300);
+    let mut high = 1e-3 * largest_time(problem) / free.cost.memory.abs().max(f64::MIN_POSITIVE);
     let mut bound = bound;
     let mut best: Option<Solution> = None;
     // Raise the price until a plan fits; twenty decades cover every ratio of times that a double can tell apart.
