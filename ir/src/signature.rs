@@ -58,7 +58,10 @@ impl Signature {
 
     /// The dim of the first operand that no result walks: where a split cuts.
     pub fn cut_dim(&self) -> Option<usize> {
-        self.operands.first()?.iter().position(|factor| self.results.iter().all(|dims| !dims.contains(factor)))
+        self.operands
+            .first()?
+            .iter()
+            .position(|factor| self.results.iter().all(|dims| !dims.contains(factor)))
     }
 
     /// Factor of a name.
@@ -285,7 +288,8 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
 fn splits(layer: &Layer, op: &Op, sizes: &[u64]) -> bool {
     let dims = |t: TensorId| layer.tensors[t.0].dims.as_slice();
     let whole = dims(op.operands[0]);
-    let Some(at) = whole.iter().position(|dim| op.results.iter().all(|&part| !dims(part).contains(dim))) else {
+    let Some(at) = whole.iter().position(|dim| op.results.iter().all(|&part| !dims(part).contains(dim)))
+    else {
         return false;
     };
     let part = |(&tensor, &size): (&TensorId, &u64)| {

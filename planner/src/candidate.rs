@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 
 use cost_model::memory::{GradientFormat, LossKernel};
-use cost_model::program_memory::{MemoryContext, ProgramMemory, program_memory};
-use cost_model::{PriceContext, ProgramPrice, price_program};
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
+use cost_model::program_memory::{MemoryContext, ProgramMemory, program_memory};
 use cost_model::{Constants, PipelineTimes, Transfers, simulate};
+use cost_model::{PriceContext, ProgramPrice, price_program};
 use ir::graph::{Model, Sizes, TensorId};
 use ir::lower::{LayerChoice, lower, whole_axes};
 use ir::op_work::KernelChoice;
@@ -58,6 +58,10 @@ pub struct Candidate {
 pub struct Bound {
     /// It is not faster than this.
     pub time: Seconds,
+    /// Time of the layers alone, were every stage busy all the time.
+    pub work: f64,
+    /// Bytes that the fastest choices take on a device, reserve apart, over what there is.
+    pub crowding: f64,
     /// Sharding of the stream in the kind of layer that takes most of the time.
     pub stream: Sharding,
     /// What memory is worth there.
@@ -148,13 +152,12 @@ impl<'a> Scope<'a> {
         let cluster = &request.cluster;
         let precision = request.job.precision;
         let rate = |device: &ir::cluster::Device| cost_model::Rates::new(device, precision, constants).gemm.0;
-        let device = cluster
-            .groups
-            .iter()
-            .map(|group| &group.device)
-            .min_by(|a, b| rate(a).total_cmp(&rate(b)))?;
-        let smallest = cluster.groups.iter().map(|group| group.device.memory_bytes.0).min_by(f64::total_cmp)?;
-        let own = constants.context_bytes.0 + constants.workspace_bytes.0 + 4.0 * constants.communicator_bytes.0;
+        let device =
+            cluster.groups.iter().map(|group| &group.device).min_by(|a, b| rate(a).total_cmp(&rate(b)))?;
+        let smallest =
+            cluster.groups.iter().map(|group| group.device.memory_bytes.0).min_by(f64::total_cmp)?;
+        let own =
+            constants.context_bytes.0 + constants.workspace_bytes.0 + 4.0 * constants.communicator_bytes.0;
         let element_bytes = cost_model::rates::element_bytes(precision).0;
         let kernels = KernelChoice { attention: request.job.attention, element_bytes };
         let mut counts = vec![0; request.model.layers.len()];
@@ -231,13 +234,14 @@ impl<'a> Scope<'a> {
         let sizes = self.sizes(candidate);
         let clock = Self::clock(candidate);
         let layers = &self.model().layers;
-        let mut total = 0.0;
+        let (mut total, mut bytes) = (0.0, 0.0);
         let mut main: Option<(f64, Sharding, f64)> = None;
         for (kind, layer) in layers.iter().enumerate() {
             let problem = LayerProblem::new(layer, &sizes[kind], &prices, clock, &self.given_fastest())?;
             let (time, unit, choices) = fastest(&problem)?;
             let weight = time * self.counts[kind] as f64;
             total += weight;
+            bytes += problem.problem.total(&choices)?.memory * self.counts[kind] as f64;
             let passes_stream = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
             // The kind that takes most of the time decides in which sharding the stream passes everywhere.
             if passes_stream && main.is_none_or(|(most, ..)| weight > most) {
@@ -245,10 +249,19 @@ impl<'a> Scope<'a> {
             }
         }
         let (_, stream, seconds_per_byte) = main?;
+        let p = candidate.n_stages as f64;
+        let work = total / p;
+        let time = self.with_bubble(candidate, work)?;
+        Some(Bound { time, work, crowding: bytes / p / self.capacity, stream, seconds_per_byte })
+    }
+
+    /// Least time of a step whose layers take `work` on every stage: fill and drain of the most virtual stages.
+    ///
+    /// `None` where no number of virtual stages is allowed.
+    pub fn with_bubble(&self, candidate: &Candidate, work: f64) -> Option<Seconds> {
         let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
         let v = f64::from(self.virtual_stages(candidate).into_iter().max()?);
-        let time = Seconds(total / p * (1.0 + (p - 1.0) / (m * v)));
-        Some(Bound { time, stream, seconds_per_byte })
+        Some(Seconds(work * (1.0 + (p - 1.0) / (m * v))))
     }
 
     fn clock(candidate: &Candidate) -> Clock {
@@ -268,16 +281,19 @@ impl<'a> Scope<'a> {
         let fastest = self.problems((candidate, bound), &prices, &sizes, &self.given_fastest());
         let fastest = fastest.ok_or(Dropped::NoStrategy)?;
         let ready = prepare(&fastest);
-        self.extend(&mut shelf, (&fastest, &ready), (candidate, &prices, &sizes), 0.0).ok_or(Dropped::NoStrategy)?;
+        self.extend(&mut shelf, (&fastest, &ready), (candidate, &prices, &sizes), 0.0)
+            .ok_or(Dropped::NoStrategy)?;
         if let (Some(found), true) = self.best_of(candidate, &shelf, &prices) {
             return Ok(found);
         }
-        let free = self.problems((candidate, bound), &prices, &sizes, &self.given()).ok_or(Dropped::NoStrategy)?;
+        let free =
+            self.problems((candidate, bound), &prices, &sizes, &self.given()).ok_or(Dropped::NoStrategy)?;
         let ready = prepare(&free);
         let mut best = None;
         for multiple in &MEMORY_PRICES[1..] {
             let price = multiple * bound.seconds_per_byte;
-            self.extend(&mut shelf, (&free, &ready), (candidate, &prices, &sizes), price).ok_or(Dropped::NoStrategy)?;
+            self.extend(&mut shelf, (&free, &ready), (candidate, &prices, &sizes), price)
+                .ok_or(Dropped::NoStrategy)?;
             let (found, all_fit) = self.best_of(candidate, &shelf, &prices);
             best = found;
             if all_fit {
@@ -339,7 +355,9 @@ impl<'a> Scope<'a> {
         let mut all = true;
         for v in self.virtual_stages(candidate) {
             match self.arrange(candidate, v, &levels, shelf, prices) {
-                Some(found) if best.as_ref().is_none_or(|b| found.step_time < b.step_time) => best = Some(found),
+                Some(found) if best.as_ref().is_none_or(|b| found.step_time < b.step_time) => {
+                    best = Some(found)
+                }
                 Some(_) => {}
                 None => all = false,
             }
@@ -357,11 +375,14 @@ impl<'a> Scope<'a> {
     ) -> Option<Vec<LayerProblem<'a>>> {
         let clock = Self::clock(candidate);
         let layers = &self.model().layers;
-        let problem = |kind: usize, given: &Given| LayerProblem::new(&layers[kind], &sizes[kind], prices, clock, given);
+        let problem =
+            |kind: usize, given: &Given| LayerProblem::new(&layers[kind], &sizes[kind], prices, clock, given);
         let base = Given { stream: Some(bound.stream), ..given.clone() };
         let tied = self.tied_uses(prices, &base, &problem)?;
         (0..layers.len())
-            .map(|kind| problem(kind, &Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() }))
+            .map(|kind| {
+                problem(kind, &Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() })
+            })
             .collect()
     }
 
@@ -385,9 +406,10 @@ impl<'a> Scope<'a> {
                     let cut = whole_axes(prices.mesh(), used);
                     Storage { parameter: AxisSet::EMPTY, gradient: cut, optimizer: cut }
                 }
-                StorageRule::Whole | StorageRule::Optimizer | StorageRule::Gradient | StorageRule::Parameter => {
-                    choice.storage.get(&tie.copy.tensor).copied()?
-                }
+                StorageRule::Whole
+                | StorageRule::Optimizer
+                | StorageRule::Gradient
+                | StorageRule::Parameter => choice.storage.get(&tie.copy.tensor).copied()?,
             };
             for side in [tie.owner, tie.copy] {
                 uses.entry(side.layer).or_default().insert(side.tensor, (used, storage));
@@ -445,9 +467,7 @@ impl<'a> Scope<'a> {
         let of_rank = |rank: f64| match schedule {
             Schedule::GPipe => m,
             Schedule::OneFOneB => m.min(p - rank),
-            Schedule::Interleaved { .. } => {
-                (m * v).min(2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v
-            }
+            Schedule::Interleaved { .. } => (m * v).min(2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v,
         };
         let chunks = candidate.n_stages * u64::from(schedule.n_virtual_stages());
         (0..chunks).map(|chunk| of_rank((chunk % candidate.n_stages) as f64)).collect()
@@ -510,7 +530,11 @@ impl<'a> Scope<'a> {
             forward: chunks.iter().map(|chunk| sum(chunk, &forward)).collect(),
             backward: chunks.iter().map(|chunk| sum(chunk, &backward)).collect(),
             boundary: vec![self.boundary(candidate, &entries, prices); chunks.len() - 1],
-            transfers: if schedule.n_virtual_stages() > 1 { Transfers::Overlapped } else { Transfers::Exposed },
+            transfers: if schedule.n_virtual_stages() > 1 {
+                Transfers::Overlapped
+            } else {
+                Transfers::Exposed
+            },
         };
         let actions = table(schedule, candidate.n_stages as u32, candidate.n_micro_batches as u32).ok()?;
         let timeline = simulate(&actions, &times).ok()?;
@@ -524,10 +548,16 @@ impl<'a> Scope<'a> {
             let n_layers: u64 = chunks.iter().skip(stage).step_by(p).flatten().map(|run| run.1).sum();
             let buckets = u32::try_from(n_layers).unwrap_or(u32::MAX);
             let sync = gradient_reduction_exposed(
-                once(&|e| e.price.update.gradient_reduce), once(&backward), buckets, self.constants,
+                once(&|e| e.price.update.gradient_reduce),
+                once(&backward),
+                buckets,
+                self.constants,
             );
             let gather = parameter_gather_exposed(
-                once(&|e| e.price.update.parameter_gather), once(&forward), buckets, self.constants,
+                once(&|e| e.price.update.parameter_gather),
+                once(&forward),
+                buckets,
+                self.constants,
             );
             let optimizer = once(&|e| e.price.update.optimizer);
             if sync + gather + optimizer > parts.gradient_sync + parts.parameter_gather + parts.optimizer {
@@ -545,14 +575,17 @@ impl<'a> Scope<'a> {
         let n_nodes = self.machine.cluster.n_devices().div_ceil(node);
         parts.jitter = work * (jitter(n_nodes, self.constants) - 1.0);
         let step_time = work + parts.jitter + parts.host;
-        let arranged = Arranged { candidate: candidate.clone(), schedule, entries, chunks, step_time, parts, in_flight };
-        let fits = (0..p).all(|stage| self.stage_memory(&arranged, stage).total().0 <= self.capacity + self.reserve());
+        let arranged =
+            Arranged { candidate: candidate.clone(), schedule, entries, chunks, step_time, parts, in_flight };
+        let fits = (0..p)
+            .all(|stage| self.stage_memory(&arranged, stage).total().0 <= self.capacity + self.reserve());
         fits.then_some(arranged)
     }
 
     /// Bytes of a device that no plan may use.
     pub fn reserve(&self) -> f64 {
-        let smallest = self.machine.cluster.groups.iter().map(|g| g.device.memory_bytes.0).min_by(f64::total_cmp);
+        let smallest =
+            self.machine.cluster.groups.iter().map(|g| g.device.memory_bytes.0).min_by(f64::total_cmp);
         smallest.unwrap_or(0.0) - self.capacity
     }
 
@@ -600,7 +633,8 @@ impl<'a> Scope<'a> {
         let schedule = self.schedule(1);
         let in_flight = Self::in_flight(candidate, schedule);
         let Some(cuts) = smallest.partition(&in_flight, f64::INFINITY) else { return Dropped::NoStrategy };
-        let worst = cuts.iter().enumerate().max_by(|a, b| a.1.memory.total_cmp(&b.1.memory).then(b.0.cmp(&a.0)));
+        let worst =
+            cuts.iter().enumerate().max_by(|a, b| a.1.memory.total_cmp(&b.1.memory).then(b.0.cmp(&a.0)));
         let Some((stage, cut)) = worst else { return Dropped::NoStrategy };
         let sum = |of: &dyn Fn(&LayerCost) -> f64| -> f64 {
             (cut.from..cut.to).map(|layer| of(&smallest.costs[0][smallest.kinds[layer]])).sum()

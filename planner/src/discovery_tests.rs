@@ -93,7 +93,8 @@ fn find(layer: Layer, setting: Setting<'_>) -> Found {
     let problem = LayerProblem::new(&layer, &sizes, &prices, clock, &Given::default()).unwrap();
     let (_, _, choices) = fastest(&problem).unwrap();
     let choice = problem.choice(&choices);
-    let (entry, program) = (Entry::of(&layer, &mesh, &choice), lower(&layer, &mesh, &sizes, &choice).unwrap());
+    let (entry, program) =
+        (Entry::of(&layer, &mesh, &choice), lower(&layer, &mesh, &sizes, &choice).unwrap());
     Found { entry, layer, program }
 }
 

@@ -9,7 +9,9 @@ use ir::op::OpKind;
 use ir::op_work::model_flops;
 use ir::plan::entry::Entry as EntryDocument;
 use ir::plan::prediction::{Breakdown, Prediction, RunnerUp, SearchReport, StagePrediction};
-use ir::plan::{EntryRun, InputDigests, Job as JobDocument, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, TokenOrder};
+use ir::plan::{
+    EntryRun, InputDigests, Job as JobDocument, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, TokenOrder,
+};
 use ir::signature::signature;
 use ir::units::{Bytes, Seconds};
 
@@ -169,7 +171,8 @@ fn breakdown(best: &Arranged) -> Breakdown {
     for &(entry, count) in best.chunks.iter().skip(best.parts.slowest_stage).step_by(p).flatten() {
         let price = &best.entries[entry].price;
         let times = count as f64 * m;
-        let without = |section: &cost_model::SectionPrice| section.compute.total() - section.compute.recompute;
+        let without =
+            |section: &cost_model::SectionPrice| section.compute.total() - section.compute.recompute;
         parts.compute_forward_s += without(&price.forward) * times;
         parts.compute_backward_s += without(&price.backward) * times;
         parts.recompute_s += (price.forward.compute.recompute + price.backward.compute.recompute) * times;
@@ -201,7 +204,8 @@ fn stages(scope: &Scope<'_>, best: &Arranged) -> Vec<StagePrediction> {
     (0..p)
         .map(|stage| {
             let memory = scope.stage_memory(best, stage);
-            let own: Vec<(usize, u64)> = best.chunks.iter().skip(stage).step_by(p).flatten().copied().collect();
+            let own: Vec<(usize, u64)> =
+                best.chunks.iter().skip(stage).step_by(p).flatten().copied().collect();
             let sum = |of: &dyn Fn(&Entry) -> Seconds| -> Seconds {
                 own.iter().map(|&(entry, count)| of(&best.entries[entry]) * count as f64).sum()
             };
@@ -242,8 +246,11 @@ fn bytes_per_tier(scope: &Scope<'_>, best: &Arranged) -> BTreeMap<String, Bytes>
         let mut own = vec![Bytes::ZERO; tiers.len()];
         for &(entry, count) in best.chunks.iter().skip(stage).step_by(p).flatten() {
             let price = &best.entries[entry].price;
-            let sides =
-                [(&price.forward.bytes_per_tier, m), (&price.backward.bytes_per_tier, m), (&price.update.bytes_per_tier, 1.0)];
+            let sides = [
+                (&price.forward.bytes_per_tier, m),
+                (&price.backward.bytes_per_tier, m),
+                (&price.update.bytes_per_tier, 1.0),
+            ];
             for (bytes, times) in sides {
                 for (sum, one) in own.iter_mut().zip(bytes) {
                     *sum += *one * (times * count as f64);
@@ -260,10 +267,13 @@ fn bytes_per_tier(scope: &Scope<'_>, best: &Arranged) -> BTreeMap<String, Bytes>
 fn report(tally: &Tally, best: Seconds) -> SearchReport {
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
     let proof = match tally.open_bound {
-        None => "every candidate of the space was worked out".to_string(),
+        None => {
+            "every candidate of the space was worked out, or has a bound above the plan's time".to_string()
+        }
         Some(_) => format!(
-            "no candidate left has a bound below {:.3} of the plan's time; the bound takes every layer at its fastest, \
-             whatever memory it needs",
+            "{} candidates were left open when the limit on work was reached; none of them can be faster than {:.3} of \
+             the plan's time",
+            tally.n_open,
             bound / best
         ),
     };
@@ -283,11 +293,19 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
     let (mine, its) = (breakdown(best), breakdown(other));
     let communication = |b: &Breakdown| b.exposed_communication_s.values().copied().sum::<Seconds>();
     let terms = [
-        ("more compute per device", its.compute_forward_s + its.compute_backward_s, mine.compute_forward_s + mine.compute_backward_s),
+        (
+            "more compute per device",
+            its.compute_forward_s + its.compute_backward_s,
+            mine.compute_forward_s + mine.compute_backward_s,
+        ),
         ("recomputation", its.recompute_s, mine.recompute_s),
         ("exposed communication", communication(&its), communication(&mine)),
         ("pipeline bubble", its.bubble_s, mine.bubble_s),
-        ("gradient reduction", its.gradient_sync_s + its.parameter_gather_s, mine.gradient_sync_s + mine.parameter_gather_s),
+        (
+            "gradient reduction",
+            its.gradient_sync_s + its.parameter_gather_s,
+            mine.gradient_sync_s + mine.parameter_gather_s,
+        ),
         ("the optimizer", its.optimizer_s, mine.optimizer_s),
     ];
     let worst = terms.iter().max_by(|a, b| (a.1 - a.2).0.total_cmp(&(b.1 - b.2).0));

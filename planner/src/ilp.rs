@@ -4,7 +4,9 @@
 //! local polytope: `sum_q y[p, q]` is the weight of port `p`, so `y` is integral where `x` is. It shares the data and
 //! nothing else with `solve`: each is the other's check, and `--solver microlp` lets the user ask it instead.
 
-use good_lp::{Expression, ProblemVariables, Solution as _, SolverModel, Variable, microlp, variable, variables};
+use good_lp::{
+    Expression, ProblemVariables, Solution as _, SolverModel, Variable, microlp, variable, variables,
+};
 
 use crate::problem::{Problem, Solution};
 
@@ -19,7 +21,8 @@ pub fn solve(problem: &Problem, capacity: f64) -> Option<Solution> {
         .iter()
         .map(|node| node.choices.iter().map(|_| vars.add(variable().binary())).collect())
         .collect();
-    let y: Vec<Vec<Option<Variable>>> = problem.edges.iter().map(|edge| pair_variables(&mut vars, edge)).collect();
+    let y: Vec<Vec<Option<Variable>>> =
+        problem.edges.iter().map(|edge| pair_variables(&mut vars, edge)).collect();
     let mut time = Expression::from(0.0);
     let mut memory = Expression::from(0.0);
     for (node, xs) in problem.nodes.iter().zip(&x) {
@@ -65,7 +68,8 @@ pub fn solve(problem: &Problem, capacity: f64) -> Option<Solution> {
 }
 
 fn scale(problem: &Problem, of: impl Fn(&crate::problem::Cost) -> f64) -> f64 {
-    let largest = problem.nodes.iter().flat_map(|node| &node.choices).map(|cost| of(cost).abs()).fold(0.0, f64::max);
+    let largest =
+        problem.nodes.iter().flat_map(|node| &node.choices).map(|cost| of(cost).abs()).fold(0.0, f64::max);
     if largest > 0.0 { largest } else { 1.0 }
 }
 

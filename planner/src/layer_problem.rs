@@ -64,7 +64,8 @@ impl StorageRule {
     fn admits(self, storage: Storage, whole: AxisSet) -> bool {
         let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
         let wanted = |parameter, gradient, optimizer| {
-            storage == Storage { parameter: cut(parameter), gradient: cut(gradient), optimizer: cut(optimizer) }
+            storage
+                == Storage { parameter: cut(parameter), gradient: cut(gradient), optimizer: cut(optimizer) }
         };
         match self {
             Self::Free => true,
@@ -208,7 +209,8 @@ fn stream_shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Vec<Sh
         let (sequences, tokens, whole) = (Placement::Shard(0), Placement::Shard(1), Placement::Replicate);
         let options = match prices.views()[axis.0] {
             AxisView { rule: AxisRule::Free, reach: Reach::Node } => vec![sequences, tokens, whole],
-            AxisView { rule: AxisRule::Free, reach: Reach::Network } | AxisView { rule: AxisRule::Around, .. } => {
+            AxisView { rule: AxisRule::Free, reach: Reach::Network }
+            | AxisView { rule: AxisRule::Around, .. } => {
                 vec![sequences, tokens]
             }
             AxisView { rule: AxisRule::Sequences | AxisRule::Experts, .. } => vec![sequences],
@@ -244,7 +246,8 @@ impl Builder<'_, '_> {
             let backward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Backward));
             let storages = self.storages(op, &places, (forward, backward), given);
             for recompute in recompute_options(&one.kind, given.recompute) {
-                let again = if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
+                let again =
+                    if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
                 let time = (forward + backward + again) * self.clock.micro_batches;
                 for (storage, cost) in &storages {
                     choices.push(cost.plus(Cost { time, memory: 0.0 }));
@@ -302,7 +305,9 @@ impl Builder<'_, '_> {
                 if is_activation(self.layer, tensor) {
                     let readers: Vec<Port> = self.reader_ports(op, i, tensor);
                     let edge = match self.layer.producer(tensor) {
-                        Some(from) => self.edge((from.0, self.producer_ports(from, tensor)), (op.0, readers), tensor),
+                        Some(from) => {
+                            self.edge((from.0, self.producer_ports(from, tensor)), (op.0, readers), tensor)
+                        }
                         None => self.edge((stream, self.stream_ports(false)), (op.0, readers), tensor),
                     };
                     edges.push(edge);
@@ -394,7 +399,11 @@ struct Matrix {
 }
 
 impl Matrix {
-    fn new(rows: &[Sharding], columns: &[Sharding], price: impl Fn(Sharding, Sharding) -> Option<f64>) -> Self {
+    fn new(
+        rows: &[Sharding],
+        columns: &[Sharding],
+        price: impl Fn(Sharding, Sharding) -> Option<f64>,
+    ) -> Self {
         let (row_of, distinct_rows) = distinct(rows);
         let (column_of, distinct_columns) = distinct(columns);
         let pairs = distinct_rows.iter().flat_map(|&r| distinct_columns.iter().map(move |&c| (r, c)));

@@ -1,8 +1,8 @@
-//! The search over everything: candidates in the order of their bounds, until no bound is below the best.
+//! The search over everything: the most promising candidates first, until no bound is below the best.
 //!
 //! ```text
 //! for every number of stages, mesh and micro-batch:   bound(c)       -> bounds(), in parallel
-//! in rising order of bound, while bound(c) < best:    evaluate(c)    -> work_out(), in parallel batches
+//! the most promising first, while bound(c) < best:    evaluate(c)    -> work_out(), in parallel batches
 //! ```
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
 //! it are the same with any number of threads.
@@ -22,6 +22,10 @@ const BATCH: usize = 4;
 /// than inside one, and hide a little better.
 const BOUND_SLACK: f64 = 0.97;
 
+/// Candidates that are worked out at most. Mixtures of experts in tight memory have hundreds within a few per cent of
+/// each other; the plan then says how far its bound is instead of proving the last per cent.
+const MAX_WORKED_OUT: u64 = 96;
+
 /// How many runners-up a plan names.
 const N_RUNNERS_UP: usize = 5;
 
@@ -38,7 +42,9 @@ pub struct Tally {
     pub n_unfit: u64,
     /// Candidates worked out to a simulated time.
     pub n_simulated: u64,
-    /// Least bound of what was not worked out.
+    /// Candidates left when the limit was reached.
+    pub n_open: u64,
+    /// Least bound among them.
     pub open_bound: Option<Seconds>,
 }
 
@@ -71,7 +77,7 @@ pub fn search<'a>(
     let mut tally = Tally { n_candidates: candidates.len() as u64, ..Tally::default() };
     let mut bounded = bounds(&scope, &candidates, on_progress);
     tally.n_illegal = (candidates.len() - bounded.len()) as u64;
-    bounded.sort_by(|a, b| a.0.time.0.total_cmp(&b.0.time.0).then(a.1.cmp(&b.1)));
+    bounded.sort_by(|a, b| promise(&a.0).total_cmp(&promise(&b.0)).then(a.1.cmp(&b.1)));
     let (ranking, closest) = work_out(&scope, &candidates, &bounded, &mut tally, on_progress);
     if ranking.is_empty() {
         return Err(nothing_fits(&scope, request, closest));
@@ -102,18 +108,39 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     list
 }
 
+/// A bound for every candidate: taken from the largest micro-batch on the same mesh, whose kernels are the longest and
+/// whose collectives are the fewest, and the candidate's own fill and drain.
 fn bounds(scope: &Scope<'_>, candidates: &[Candidate], on_progress: OnProgress<'_>) -> Vec<(Bound, usize)> {
+    let same = |a: &usize, b: &usize| {
+        candidates[*a].n_stages == candidates[*b].n_stages && candidates[*a].shape == candidates[*b].shape
+    };
+    let all: Vec<usize> = (0..candidates.len()).collect();
+    let groups: Vec<&[usize]> = all.chunk_by(same).collect();
     let mut list = Vec::with_capacity(candidates.len());
-    for (at, some) in candidates.chunks(BATCH * 16).enumerate() {
-        let found: Vec<Option<Bound>> = some.par_iter().map(|candidate| scope.bound(candidate)).collect();
-        let first = at * BATCH * 16;
-        list.extend(found.into_iter().enumerate().filter_map(|(i, bound)| Some((bound?, first + i))));
-        on_progress(Progress { done: (first + some.len()) as u64, total: candidates.len() as u64, best: None });
+    for some in groups.chunks(BATCH * 16) {
+        // The largest micro-batch that the mesh can run at all; smaller ones may divide where it does not.
+        let largest = |group: &&[usize]| group.iter().rev().find_map(|&at| scope.bound(&candidates[at]));
+        let found: Vec<Option<Bound>> = some.par_iter().map(largest).collect();
+        for (group, bound) in some.iter().zip(found) {
+            let Some(bound) = bound else { continue };
+            list.extend(group.iter().filter_map(|&at| {
+                let time = scope.with_bubble(&candidates[at], bound.work)?;
+                Some((Bound { time, ..bound }, at))
+            }));
+        }
+        on_progress(Progress { done: list.len() as u64, total: candidates.len() as u64, best: None });
     }
     list
 }
 
-/// Works candidates out until the bound of the next is above the best; fastest first, and the closest that overflows.
+/// How promising a candidate is: its bound, and more where its fastest choices overflow the memory, since what they
+/// are replaced by costs up to the third of a forward pass (full recomputation).
+fn promise(bound: &Bound) -> f64 {
+    bound.time.0 * (1.0 + (bound.crowding - 1.0).clamp(0.0, 1.0) / 3.0)
+}
+
+/// Works candidates out, the most promising first, until no bound left is below the best, or the limit is reached;
+/// fastest first, and the closest that overflows.
 fn work_out(
     scope: &Scope<'_>,
     candidates: &[Candidate],
@@ -123,39 +150,42 @@ fn work_out(
 ) -> (Vec<Arranged>, Option<Dropped>) {
     let mut ranking: Vec<Arranged> = Vec::new();
     let mut closest: Option<Dropped> = None;
-    let mut done = 0;
-    for batch in bounded.chunks(BATCH) {
-        let best = ranking.first().map(|found| found.step_time);
-        if let Some(best) = best
-            && batch[0].0.time * BOUND_SLACK >= best
-        {
-            tally.open_bound = Some(batch[0].0.time * BOUND_SLACK);
-            break;
-        }
-        let found: Vec<Result<Arranged, Dropped>> =
-            batch.par_iter().map(|(bound, at)| scope.evaluate(&candidates[*at], bound)).collect();
-        done += batch.len();
+    let mut open: Vec<&(Bound, usize)> = bounded.iter().collect();
+    while !open.is_empty() && (tally.n_simulated < MAX_WORKED_OUT || ranking.is_empty()) {
+        let limit = ranking.first().map_or(f64::INFINITY, |found| found.step_time.0);
+        let before = open.len();
+        open.retain(|(bound, _)| bound.time.0 * BOUND_SLACK < limit);
+        tally.n_bounded += (before - open.len()) as u64;
+        let batch: Vec<&(Bound, usize)> = open.drain(..open.len().min(BATCH)).collect();
+        let found: Vec<Option<Result<Arranged, Dropped>>> = batch
+            .par_iter()
+            .map(|(_, at)| {
+                let own = scope.bound(&candidates[*at])?;
+                (own.time.0 * BOUND_SLACK < limit).then(|| scope.evaluate(&candidates[*at], &own))
+            })
+            .collect();
         for result in found {
             match result {
-                Ok(arranged) => {
+                Some(Ok(arranged)) => {
                     tally.n_simulated += 1;
                     let at = ranking.partition_point(|known| known.step_time <= arranged.step_time);
                     ranking.insert(at, arranged);
                     ranking.truncate(1 + N_RUNNERS_UP);
                 }
-                Err(dropped) => {
+                Some(Err(dropped)) => {
                     tally.n_unfit += 1;
                     closest = nearer(closest, dropped);
                 }
+                None => tally.n_bounded += 1,
             }
         }
-        on_progress(Progress {
-            done: done as u64,
-            total: bounded.len() as u64,
-            best: ranking.first().map(|found| found.step_time),
-        });
+        let done = (bounded.len() - open.len()) as u64;
+        let best = ranking.first().map(|found| found.step_time);
+        on_progress(Progress { done, total: bounded.len() as u64, best });
     }
-    tally.n_bounded = (bounded.len() - done) as u64;
+    let least = open.iter().map(|(bound, _)| bound.time.0 * BOUND_SLACK).min_by(f64::total_cmp);
+    tally.n_open = open.len() as u64;
+    tally.open_bound = least.map(Seconds);
     (ranking, closest)
 }
 
@@ -185,7 +215,9 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     }
     let product: u64 = [pins.tp, pins.pp, pins.dp, pins.cp].iter().flatten().product();
     if !n.is_multiple_of(product) {
-        return fail(format!("the pinned degrees multiply to {product}, which does not divide the {n} devices"));
+        return fail(format!(
+            "the pinned degrees multiply to {product}, which does not divide the {n} devices"
+        ));
     }
     if let Some(zero) = pins.zero.filter(|&zero| zero > 3) {
         return fail(format!("zero={zero}: expected 0, 1, 2 or 3"));
@@ -238,7 +270,8 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
     let quiet = |_: Progress| ();
     let mut list = Vec::new();
     let mut attempt = |change: String, relaxed: Request| -> bool {
-        let found = search(&relaxed, constants, &quiet).ok().and_then(|f| f.ranking.first().map(|r| r.step_time));
+        let found =
+            search(&relaxed, constants, &quiet).ok().and_then(|f| f.ranking.first().map(|r| r.step_time));
         if let Some(step_time) = found {
             list.push(Relaxation { change, step_time });
         }
@@ -268,7 +301,9 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
     for factor in [2, 4, 8] {
         let mut relaxed = request.clone();
         relaxed.job.sequence /= factor;
-        if relaxed.job.sequence > 0 && attempt(format!("sequences of {} tokens", relaxed.job.sequence), relaxed) {
+        if relaxed.job.sequence > 0
+            && attempt(format!("sequences of {} tokens", relaxed.job.sequence), relaxed)
+        {
             break;
         }
     }

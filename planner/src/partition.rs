@@ -145,9 +145,7 @@ impl Levels {
         let mut chunks = Vec::with_capacity(in_flight.len());
         for (i, &flight) in in_flight.iter().enumerate() {
             let last = n_layers - (in_flight.len() - 1 - i);
-            let good = |to: usize| {
-                self.chunk(from, to, flight, capacity).filter(|chunk| chunk.time <= limit)
-            };
+            let good = |to: usize| self.chunk(from, to, flight, capacity).filter(|chunk| chunk.time <= limit);
             let mut found = good(from + 1)?;
             let (mut low, mut high) = (from + 1, last);
             while low < high {
@@ -188,7 +186,10 @@ mod tests {
     fn levels(times: &[f64], sequence: &[usize]) -> Levels {
         let cost = |time: &f64| LayerCost { time: *time, state: 1.0, saved: 1.0, working: 0.0 };
         let small = |time: &f64| LayerCost { time: *time * 1.5, state: 1.0, saved: 0.1, working: 0.0 };
-        Levels::new(vec![times.iter().map(cost).collect(), times.iter().map(small).collect()], sequence.to_vec())
+        Levels::new(
+            vec![times.iter().map(cost).collect(), times.iter().map(small).collect()],
+            sequence.to_vec(),
+        )
     }
 
     #[test]

@@ -228,7 +228,8 @@ impl<'a> Prices<'a> {
         let local = elements as f64;
         let updated = local / self.parts(storage.optimizer);
         // A parameter that is cut like its optimizer state is that state's own fp32 copy.
-        let copy = if doubles_as_master(storage) { 0.0 } else { bytes.parameter.0 / self.parts(storage.parameter) };
+        let copy =
+            if doubles_as_master(storage) { 0.0 } else { bytes.parameter.0 / self.parts(storage.parameter) };
         let state = copy
             + bytes.gradient.0 / self.parts(storage.gradient)
             + bytes.optimizer().0 / self.parts(storage.optimizer);

@@ -74,7 +74,8 @@ pub struct Problem {
 impl Problem {
     /// Price of one choice per node, from scratch; `None` where a pair is forbidden.
     pub fn total(&self, choices: &[usize]) -> Option<Cost> {
-        let nodes = self.nodes.iter().zip(choices).fold(Cost::default(), |sum, (node, &c)| sum.plus(node.choices[c]));
+        let nodes =
+            self.nodes.iter().zip(choices).fold(Cost::default(), |sum, (node, &c)| sum.plus(node.choices[c]));
         self.edges.iter().try_fold(nodes, |sum, edge| {
             edge.price(choices[edge.from], choices[edge.to]).map(|price| sum.plus(price))
         })
@@ -106,7 +107,8 @@ pub fn brute(problem: &Problem, capacity: f64) -> Option<Solution> {
         {
             best = Some(Solution { choices: choices.clone(), cost });
         }
-        let Some(at) = (0..choices.len()).rev().find(|&i| choices[i] + 1 < problem.nodes[i].choices.len()) else {
+        let Some(at) = (0..choices.len()).rev().find(|&i| choices[i] + 1 < problem.nodes[i].choices.len())
+        else {
             return best;
         };
         choices[at] += 1;

@@ -32,7 +32,8 @@ impl Job {
         let lists = |precision: Precision| {
             cluster.groups.iter().all(|group| group.device.peak_flops_per_s.contains_key(&precision))
         };
-        let precision = [Precision::Bf16, Precision::Fp16].into_iter().find(|&p| lists(p)).unwrap_or(Precision::Fp32);
+        let precision =
+            [Precision::Bf16, Precision::Fp16].into_iter().find(|&p| lists(p)).unwrap_or(Precision::Fp32);
         Self {
             sequence,
             global_batch: Self::default_batch(sequence),

@@ -201,7 +201,10 @@ mod tests {
             .iter()
             .map(|shape| shape.mesh.axes.iter().map(|axis| axis.size).collect())
             .collect();
-        assert!(sizes.contains(&vec![8]) && sizes.contains(&vec![4, 2]) && sizes.contains(&vec![2, 4]), "{sizes:?}");
+        assert!(
+            sizes.contains(&vec![8]) && sizes.contains(&vec![4, 2]) && sizes.contains(&vec![2, 4]),
+            "{sizes:?}"
+        );
     }
 
     #[test]

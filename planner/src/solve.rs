@@ -67,7 +67,8 @@ impl<'a> Prepared<'a> {
             let mut index: BTreeMap<u128, usize> = BTreeMap::new();
             let mut classes: Vec<Vec<usize>> = Vec::new();
             for choice in 0..own.choices.len() {
-                let key = seen.iter().fold(0, |key, (ports, n)| key * u128::from(*n) + u128::from(ports[choice]));
+                let key =
+                    seen.iter().fold(0, |key, (ports, n)| key * u128::from(*n) + u128::from(ports[choice]));
                 let class = *index.entry(key).or_insert_with(|| {
                     classes.push(Vec::new());
                     classes.len() - 1
@@ -122,7 +123,11 @@ impl<'a> Prepared<'a> {
                     (edge.from, from.clone(), edge.table.len() / edge.n_to_ports),
                     (edge.to, to.clone(), edge.n_to_ports),
                 ],
-                values: edge.table.iter().map(|cost| cost.map_or(f64::INFINITY, |c| c.weighed(price))).collect(),
+                values: edge
+                    .table
+                    .iter()
+                    .map(|cost| cost.map_or(f64::INFINITY, |c| c.weighed(price)))
+                    .collect(),
             })
             .collect();
         for _ in 0..PRUNE_ROUNDS {
@@ -188,7 +193,8 @@ fn prune(costs: &mut [Vec<f64>], tables: &[Table]) {
             if costs[node][rival].is_infinite() {
                 continue;
             }
-            let worst: Vec<Vec<f64>> = sides.iter().map(|(table, side)| worst_gaps(table, *side, rival, costs)).collect();
+            let worst: Vec<Vec<f64>> =
+                sides.iter().map(|(table, side)| worst_gaps(table, *side, rival, costs)).collect();
             for &class in &order[rank + 1..] {
                 let gap: f64 =
                     sides.iter().zip(&worst).map(|((t, s), gaps)| gaps[t.scope[*s].1[class] as usize]).sum();
@@ -219,7 +225,9 @@ fn worst_gaps(table: &Table, side: usize, rival: usize, costs: &[Vec<f64>]) -> V
         (mine, theirs) => mine - theirs,
     };
     (0..*n_ports)
-        .map(|port| (0..*n_other).filter(|&q| open[q]).map(|q| gap(port, q)).fold(f64::NEG_INFINITY, f64::max))
+        .map(|port| {
+            (0..*n_other).filter(|&q| open[q]).map(|q| gap(port, q)).fold(f64::NEG_INFINITY, f64::max)
+        })
         .collect()
 }
 
@@ -241,7 +249,9 @@ fn next_node(left: &[usize], tables: &[Table]) -> Option<usize> {
 fn joint_ports(node: usize, tables: &[Table], costs: &[f64]) -> (Vec<u32>, Vec<Vec<u32>>) {
     let seen: Vec<(&Vec<u32>, usize)> = tables
         .iter()
-        .flat_map(|table| table.scope.iter().filter(|(n, ..)| *n == node).map(|(_, ports, size)| (ports, *size)))
+        .flat_map(|table| {
+            table.scope.iter().filter(|(n, ..)| *n == node).map(|(_, ports, size)| (ports, *size))
+        })
         .collect();
     let mut index: BTreeMap<u128, u32> = BTreeMap::new();
     let mut tuples = Vec::new();
@@ -258,8 +268,11 @@ fn joint_ports(node: usize, tables: &[Table], costs: &[f64]) -> (Vec<u32>, Vec<V
 
 /// Eliminates a node: the best it can do for every combination of its neighbours' joint ports.
 fn absorb(node: usize, own: &[f64], touching: &[Table], costs: &[Vec<f64>]) -> (Table, Back) {
-    let mut others: Vec<usize> =
-        touching.iter().flat_map(|table| table.scope.iter().map(|(n, ..)| *n)).filter(|n| *n != node).collect();
+    let mut others: Vec<usize> = touching
+        .iter()
+        .flat_map(|table| table.scope.iter().map(|(n, ..)| *n))
+        .filter(|n| *n != node)
+        .collect();
     others.sort_unstable();
     others.dedup();
     // Choices of the node that look alike to every table: keep the cheapest of each group.
@@ -298,8 +311,11 @@ fn absorb(node: usize, own: &[f64], touching: &[Table], costs: &[Vec<f64>]) -> (
         values.push(f64::INFINITY);
         best.push(0);
     }
-    let scope: Vec<(usize, Vec<u32>, usize)> =
-        others.iter().zip(&joint).map(|(&other, (ports, tuples))| (other, ports.clone(), tuples.len().max(1))).collect();
+    let scope: Vec<(usize, Vec<u32>, usize)> = others
+        .iter()
+        .zip(&joint)
+        .map(|(&other, (ports, tuples))| (other, ports.clone(), tuples.len().max(1)))
+        .collect();
     (Table { scope: scope.clone(), values }, Back { node, scope, best })
 }
 
@@ -336,7 +352,8 @@ impl<'a> Lookup<'a> {
             for (k, &other) in others.iter().enumerate() {
                 row.push(match stride(other) {
                     Some(step) => {
-                        let offsets = joint[k].1.iter().map(|tuple| tuple[seen_by[k]] as usize * step).collect();
+                        let offsets =
+                            joint[k].1.iter().map(|tuple| tuple[seen_by[k]] as usize * step).collect();
                         seen_by[k] += 1;
                         offsets
                     }
@@ -345,7 +362,8 @@ impl<'a> Lookup<'a> {
             }
             all.push(row);
         }
-        let least = tables.iter().map(|table| table.values.iter().copied().fold(f64::INFINITY, f64::min)).sum();
+        let least =
+            tables.iter().map(|table| table.values.iter().copied().fold(f64::INFINITY, f64::min)).sum();
         Self { tables, own, others: all, least }
     }
 
@@ -446,7 +464,9 @@ pub fn solve(problem: &Problem, capacity: f64) -> Option<Certified> {
             continue;
         }
         let free = |i: &usize| fixed[*i].is_none() && problem.nodes[*i].choices.len() > 1;
-        let Some(node) = (0..problem.nodes.len()).filter(free).max_by_key(|&i| problem.nodes[i].choices.len()) else {
+        let Some(node) =
+            (0..problem.nodes.len()).filter(free).max_by_key(|&i| problem.nodes[i].choices.len())
+        else {
             continue;
         };
         if branches >= MAX_BRANCHES {
@@ -466,7 +486,9 @@ pub fn solve(problem: &Problem, capacity: f64) -> Option<Certified> {
             }
         }
         // Most promising last: it is taken next. Ties keep the relaxation's own choice on top.
-        children.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1[node] == Some(near[node])).cmp(&(b.1[node] == Some(near[node])))));
+        children.sort_by(|a, b| {
+            b.0.total_cmp(&a.0).then((a.1[node] == Some(near[node])).cmp(&(b.1[node] == Some(near[node]))))
+        });
         open.extend(children);
     }
     let bound = best.cost.time.min(cut_bound);

@@ -6,7 +6,8 @@ use crate::problem::{Cost, Edge, Node, Problem, brute};
 use crate::{ilp, solve};
 
 fn cost() -> impl Strategy<Value = Cost> {
-    (0_u32..100, 0_u32..20).prop_map(|(time, memory)| Cost { time: f64::from(time), memory: f64::from(memory) })
+    (0_u32..100, 0_u32..20)
+        .prop_map(|(time, memory)| Cost { time: f64::from(time), memory: f64::from(memory) })
 }
 
 fn node() -> impl Strategy<Value = Node> {

@@ -81,7 +81,13 @@ impl<'a> Space<'a> {
         let mut whole = BTreeSet::new();
         let mut experts = BTreeSet::new();
         // The stream passes whole in its hidden dim.
-        whole.extend(layer.stream_in.into_iter().chain([layer.out]).filter_map(|t| layer.tensors[t.0].dims.last().copied()));
+        whole.extend(
+            layer
+                .stream_in
+                .into_iter()
+                .chain([layer.out])
+                .filter_map(|t| layer.tensors[t.0].dims.last().copied()),
+        );
         for op in &layer.ops {
             if matches!(op.kind, OpKind::Route { .. }) {
                 experts.extend(layer.tensors[op.results[0].0].dims.last().copied());
@@ -96,7 +102,14 @@ impl<'a> Space<'a> {
     }
 
     /// Every strategy of an operator, in a fixed order.
-    pub fn strategies(&self, op: &Op, sig: &Signature, mesh: &Mesh, views: &[AxisView], sizes: &Sizes) -> Vec<Strategy> {
+    pub fn strategies(
+        &self,
+        op: &Op,
+        sig: &Signature,
+        mesh: &Mesh,
+        views: &[AxisView],
+        sizes: &Sizes,
+    ) -> Vec<Strategy> {
         let mut list = vec![Strategy::SAME];
         for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
             let uses = self.uses(op, sig, views[axis.0], (mesh.size(axis), sizes));
@@ -143,11 +156,13 @@ impl<'a> Space<'a> {
         let routed = has(Class::Experts) && self.on_slots(op);
         let (allowed, same) = allowed(view, routed, &has);
         // Where the inside of an operator can be cut, computing all of it everywhere never pays.
-        let moves_tokens = matches!(op.kind, OpKind::Dispatch | OpKind::Combine | OpKind::Fork | OpKind::Route { .. });
+        let moves_tokens =
+            matches!(op.kind, OpKind::Dispatch | OpKind::Combine | OpKind::Fork | OpKind::Route { .. });
         let same = same && (moves_tokens || !(has(Class::Inside) || routed));
         // Of several loops inside a product (KV heads, heads of a group) the first that divides stands for all.
         let first_inside = classes.iter().find(|(_, class, divides)| *class == Class::Inside && *divides);
-        let stands = |id: FactorId, class: Class| class != Class::Inside || first_inside.is_some_and(|f| f.0 == id);
+        let stands =
+            |id: FactorId, class: Class| class != Class::Inside || first_inside.is_some_and(|f| f.0 == id);
         let mut uses: Vec<AxisUse> = classes
             .iter()
             .filter(|(id, class, divides)| *divides && allowed.contains(class) && stands(*id, *class))

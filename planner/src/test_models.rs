@@ -2,7 +2,7 @@
 
 use ir::builder::LayerBuilder;
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
-use ir::op::{Activation, AttentionBias, Gating, Normalize, OpKind, RotarySide, RouterScore, GroupScore};
+use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 
 /// Sizes of a small transformer.
 #[derive(Clone, Copy)]
@@ -39,7 +39,8 @@ fn mlp(b: &mut LayerBuilder, x: TensorId) -> TensorId {
     let [wg, wu] = ["w_gate", "w_up"].map(|name| b.parameter(name, "h f", Init::Normal));
     let gate = b.op("gate", OpKind::Linear, &[x, wg], "b s f");
     let up = b.op("up", OpKind::Linear, &[x, wu], "b s f");
-    let act = b.op("glu", OpKind::Glu { gating: Gating::Product { act: Activation::Silu } }, &[gate, up], "b s f");
+    let act =
+        b.op("glu", OpKind::Glu { gating: Gating::Product { act: Activation::Silu } }, &[gate, up], "b s f");
     let wd = b.parameter("w_down", "f h", Init::Normal);
     b.op("down", OpKind::Linear, &[act, wd], "b s h")
 }

@@ -51,11 +51,15 @@ fn optimized(name: &str, words: &[&str]) -> (Plan, String) {
 /// A plan on a page: figures with three digits, everything else as it is.
 fn page(plan: &Plan) -> String {
     let mut page = String::new();
-    let axes: Vec<String> = plan.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+    let axes: Vec<String> =
+        plan.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
     let mut line = |name: &str, text: String| writeln!(page, "{name:10}{text}").unwrap();
     line("roles", plan.roles.to_string());
     line("mesh", format!("{} stages of {}", plan.n_stages, axes.join(" x ")));
-    line("schedule", format!("{}, {} micro-batches of {}", plan.schedule, plan.n_micro_batches, plan.micro_batch));
+    line(
+        "schedule",
+        format!("{}, {} micro-batches of {}", plan.schedule, plan.n_micro_batches, plan.micro_batch),
+    );
     line("chunks", chunks(plan));
     figures(plan, &mut line);
     for (at, entry) in plan.entries.iter().enumerate() {
