@@ -152,22 +152,17 @@ fn attention(
 /// `unmasked` of the square.
 pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmasked: Option<f64>) -> f64 {
     let whole: Vec<f64> = sig.factors.iter().map(|factor| sizes.dims[factor.dim.0] as f64).collect();
-    match &op.kind {
-        OpKind::Linear => {
-            let fill = filled(layer, op, sizes);
-            2.0 * fill * whole.iter().product::<f64>()
-        }
-        OpKind::Attention { window, .. } => {
-            attention(sig, &whole, *window, Pass::Forward, AttentionKernel::Flash)
-                .iter()
-                .map(|work| match work {
-                    Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
-                        2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * unmasked.unwrap_or(*seen)
-                    }
-                    Work::Gemm { .. } | Work::Stream { .. } => 0.0,
-                })
-                .sum()
-        }
-        _ => 0.0,
+    if op.kind == OpKind::Linear {
+        return 2.0 * filled(layer, op, sizes) * whole.iter().product::<f64>();
     }
+    let OpKind::Attention { window, .. } = &op.kind else { return 0.0 };
+    attention(sig, &whole, *window, Pass::Forward, AttentionKernel::Flash)
+        .iter()
+        .map(|work| match work {
+            Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
+                2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * unmasked.unwrap_or(*seen)
+            }
+            Work::Gemm { .. } | Work::Stream { .. } => 0.0,
+        })
+        .sum()
 }

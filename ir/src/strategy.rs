@@ -141,7 +141,7 @@ pub fn is_legal(sig: &Signature, strategy: Strategy, mesh: &Mesh, sizes: &Sizes)
         let length = sizes.dims[factor.dim.0];
         match factor.split {
             Split::Whole => parts == 1,
-            Split::Even => length % parts == 0,
+            Split::Even => length.is_multiple_of(parts),
             // Even the last block holds a row, whichever way axes nest.
             Split::Uneven => length >= parts * parts,
         }

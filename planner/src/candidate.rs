@@ -81,6 +81,9 @@ pub struct Entry {
     pub memory: ProgramMemory,
 }
 
+/// Use and storage that tied parameters of a layer kind must have.
+type TiedUses = BTreeMap<TensorId, (Sharding, Storage)>;
+
 /// The choices tried so far for every layer kind, with their figures.
 #[derive(Default)]
 struct Shelf {
@@ -354,7 +357,7 @@ impl<'a> Scope<'a> {
         let mut best: Option<Arranged> = None;
         let mut all = true;
         for v in self.virtual_stages(candidate) {
-            match self.arrange(candidate, v, &levels, shelf, prices) {
+            match self.arrange(candidate, v, (&levels, shelf), prices) {
                 Some(found) if best.as_ref().is_none_or(|b| found.step_time < b.step_time) => {
                     best = Some(found)
                 }
@@ -395,8 +398,8 @@ impl<'a> Scope<'a> {
         prices: &Prices<'_>,
         base: &Given,
         problem: &dyn Fn(usize, &Given) -> Option<LayerProblem<'p>>,
-    ) -> Option<BTreeMap<usize, BTreeMap<TensorId, (Sharding, Storage)>>> {
-        let mut uses: BTreeMap<usize, BTreeMap<TensorId, (Sharding, Storage)>> = BTreeMap::new();
+    ) -> Option<BTreeMap<usize, TiedUses>> {
+        let mut uses: BTreeMap<usize, TiedUses> = BTreeMap::new();
         for tie in &self.model().ties {
             let built = problem(tie.copy.layer, base)?;
             let choice = built.choice(&fastest(&built)?.2);
@@ -477,8 +480,7 @@ impl<'a> Scope<'a> {
         &self,
         candidate: &Candidate,
         v: u32,
-        levels: &Levels,
-        shelf: &Shelf,
+        (levels, shelf): (&Levels, &Shelf),
         prices: &Prices<'_>,
     ) -> Option<Arranged> {
         let schedule = self.schedule(v);
@@ -508,7 +510,7 @@ impl<'a> Scope<'a> {
                 })
             })
             .collect();
-        self.finish(candidate, schedule, entries, chunks, prices)
+        self.finish(candidate, schedule, (entries, chunks), prices)
     }
 
     /// Simulates the schedule and adds what a step has once.
@@ -516,8 +518,7 @@ impl<'a> Scope<'a> {
         &self,
         candidate: &Candidate,
         schedule: Schedule,
-        entries: Vec<Entry>,
-        chunks: Vec<Vec<(usize, u64)>>,
+        (entries, chunks): (Vec<Entry>, Vec<Vec<(usize, u64)>>),
         prices: &Prices<'_>,
     ) -> Option<Arranged> {
         let p = candidate.n_stages as usize;

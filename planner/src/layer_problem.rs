@@ -237,7 +237,7 @@ impl Builder<'_, '_> {
     fn node(&mut self, op: OpId, space: &Space<'_>, given: &Given) -> Option<Node> {
         let one = &self.layer.ops[op.0];
         let sig = &self.signatures[op.0];
-        let strategies = space.strategies(one, sig, self.prices.mesh(), self.prices.views(), self.sizes);
+        let strategies = space.strategies(one, sig, (self.prices.mesh(), self.prices.views()), self.sizes);
         let mut choices = Vec::new();
         let (mut forms, mut picks) = (Vec::new(), Vec::new());
         for strategy in strategies {
@@ -308,7 +308,7 @@ impl Builder<'_, '_> {
                         Some(from) => {
                             self.edge((from.0, self.producer_ports(from, tensor)), (op.0, readers), tensor)
                         }
-                        None => self.edge((stream, self.stream_ports(false)), (op.0, readers), tensor),
+                        None => self.edge((stream, self.stream_ports()), (op.0, readers), tensor),
                     };
                     edges.push(edge);
                 }
@@ -321,15 +321,15 @@ impl Builder<'_, '_> {
                 let whole = Port { value: Sharding::REPLICATED, gradient: Sharding::REPLICATED, flag: false };
                 vec![whole; self.streams.len()]
             } else {
-                self.stream_ports(false)
+                self.stream_ports()
             };
             edges.push(self.edge((from.0, ports), (stream, target), self.layer.out));
         }
         edges
     }
 
-    fn stream_ports(&self, flag: bool) -> Vec<Port> {
-        self.streams.iter().map(|&s| Port { value: s, gradient: s.dual(), flag }).collect()
+    fn stream_ports(&self) -> Vec<Port> {
+        self.streams.iter().map(|&s| Port { value: s, gradient: s.dual(), flag: false }).collect()
     }
 
     fn producer_ports(&self, op: OpId, tensor: TensorId) -> Vec<Port> {

@@ -55,10 +55,10 @@ impl Facts {
                     let dims = &layer.tensors[op.operands[tensor].0].dims;
                     dims.get(at).map_or(1, |d| length(layer.dims[d.0].extent))
                 };
-                match op.kind {
-                    OpKind::Attention { .. } => kv_heads = gcd(kv_heads, dim(1, 2)),
-                    OpKind::Route { .. } => experts = experts.max(dim(0, 2)),
-                    _ => {}
+                if matches!(op.kind, OpKind::Attention { .. }) {
+                    kv_heads = gcd(kv_heads, dim(1, 2));
+                } else if matches!(op.kind, OpKind::Route { .. }) {
+                    experts = experts.max(dim(0, 2));
                 }
             }
         }

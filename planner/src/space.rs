@@ -106,8 +106,7 @@ impl<'a> Space<'a> {
         &self,
         op: &Op,
         sig: &Signature,
-        mesh: &Mesh,
-        views: &[AxisView],
+        (mesh, views): (&Mesh, &[AxisView]),
         sizes: &Sizes,
     ) -> Vec<Strategy> {
         let mut list = vec![Strategy::SAME];
@@ -154,7 +153,8 @@ impl<'a> Space<'a> {
             .collect();
         let has = |wanted: Class| classes.iter().any(|(_, class, divides)| *class == wanted && *divides);
         let routed = has(Class::Experts) && self.on_slots(op);
-        let (allowed, same) = allowed(view, routed, &has);
+        let tokens = if routed { TokensAre::Routed } else { TokensAre::InOrder };
+        let (allowed, same) = allowed(view, tokens, &has);
         // Where the inside of an operator can be cut, computing all of it everywhere never pays.
         let moves_tokens =
             matches!(op.kind, OpKind::Dispatch | OpKind::Combine | OpKind::Fork | OpKind::Route { .. });
@@ -197,9 +197,17 @@ enum Class {
     Inside,
 }
 
+/// Whether an operator sees tokens in their sequence or in the slots of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TokensAre {
+    InOrder,
+    Routed,
+}
+
 /// Classes of loops that an axis may split, and whether it may compute the same instead.
-fn allowed(view: AxisView, routed: bool, has: &dyn Fn(Class) -> bool) -> (Vec<Class>, bool) {
+fn allowed(view: AxisView, tokens: TokensAre, has: &dyn Fn(Class) -> bool) -> (Vec<Class>, bool) {
     use Class::{Experts, Inside, Sequences, Tokens};
+    let routed = tokens == TokensAre::Routed;
     let between = |between: Between| match between {
         _ if has(Inside) => (vec![Inside], true),
         Between::Tokens | Between::Free => (vec![Tokens], true),

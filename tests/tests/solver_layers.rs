@@ -130,3 +130,26 @@ fn with_little_memory_both_find_the_same_time() {
         });
     }
 }
+
+#[test]
+fn scratch_bloom() {
+    each_problem("bloom-176b", &[&[2], &[4]], &little(), |name, problem| {
+        if name.starts_with("head") { return }
+        let cap = tight(problem);
+        let t = std::time::Instant::now();
+        let s = solve::solve(problem, cap).unwrap();
+        println!("{name} solve {:e} mem {:e} of {cap:e} slack {:e} bound {:e} {:?}", s.solution.cost.time, s.solution.cost.memory, cap - s.solution.cost.memory, s.bound, t.elapsed());
+        for c in [0.999, 1.0, 1.0 + 1e-9, 1.0 + 1e-6, 1.001, 1.01] {
+            let t = std::time::Instant::now();
+            let i = ilp::solve(problem, cap * c).unwrap();
+            println!("   ilp at {c}: {:e} mem {:e} {:?}", i.cost.time, i.cost.memory, t.elapsed());
+        }
+    });
+    for m in MODELS { let t = std::time::Instant::now(); each_problem(m, &[&[2], &[4]], &everything(), |name, problem| { let t = std::time::Instant::now(); agree(name, problem, PLENTY); if t.elapsed().as_millis() > 300 {println!("{name} {:?}", t.elapsed());} });
+       println!("{m} {:?}", t.elapsed()); 
+        let t = std::time::Instant::now(); each_problem(m, &[&[2, 2]], &little(), |name, problem| { let t = std::time::Instant::now(); agree(name, problem, PLENTY); if t.elapsed().as_millis() > 300 {println!("{name} {:?}", t.elapsed());} });
+       println!("{m} 2x2 {:?}", t.elapsed()); 
+        let t = std::time::Instant::now(); each_problem(m, &[&[2], &[4]], &little(), |name, problem| { ilp::solve(problem, tight(problem)); if t.elapsed().as_millis() > 300 {println!("{name} {:?}", t.elapsed());} });
+       println!("{m} relax {:?}", t.elapsed()); 
+}
+}

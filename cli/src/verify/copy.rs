@@ -15,7 +15,7 @@ use crate::failure::Failure;
 pub(crate) const STEPS: u32 = 2;
 
 /// Of parameters and tokens. Any does; it is fixed so that a verification can be repeated.
-const SEED: u64 = 8;
+const SEED: u64 = 9;
 
 /// Settings of the update.
 ///
