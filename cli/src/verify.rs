@@ -1,7 +1,6 @@
 //! `planner verify`: a small copy of a plan, run with real numbers and held to one device and to the prediction.
 
 use executor::compare::{Comparison, Precision, Quantity, compare};
-use executor::error::ExecutorError;
 use executor::job::Reference;
 use executor::kernels::Real;
 use executor::run::{Outcome, run, run_routed};
@@ -23,11 +22,17 @@ use crate::terminal::Terminal;
 mod copy;
 mod counts;
 
-use copy::SmallRun;
+use copy::{SEED, SmallRun};
 use counts::{BytesCheck, Counted, counted, predicted};
 
 /// Differences that are told; there may be as many as tensors.
 const SHOWN: usize = 8;
+
+/// Seeds that are tried in single precision.
+const SEEDS: u64 = 64;
+
+/// Share of the tolerance that rounding on one device may take for a seed to be of use.
+const SOUND: f64 = 0.25;
 
 /// The command's answer.
 #[derive(Serialize)]
@@ -53,6 +58,8 @@ struct LayerProof {
 #[derive(Serialize)]
 struct RunVerdict {
     precision: &'static str,
+    /// Of parameters and tokens.
+    seed: u64,
     tolerance: f64,
     numbers_equal: bool,
     n_tensors: usize,
@@ -137,26 +144,54 @@ fn verdict(
 
 /// Runs the copy and one device, and holds one to the other and the copy's bytes to the prediction.
 fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdict, Failure> {
-    let execution = small.execution(precision);
-    let reference = Reference::of(&execution);
-    let failed = |who: &str, error: &ExecutorError| Failure::NotVerified(format!("{who}: {error}"));
-    // All links are one here: bytes are compared by what they are for.
-    let expected: Outcome = run::<E>(&reference.execution(&execution), &|_, _| 0)
-        .map_err(|error| failed("one device", &error))?;
-    // In single precision rounding may decide between two experts; then both runs shall take the same.
+    let (seed, expected) = match precision {
+        Precision::F64 => (SEED, alone::<E>(small, (precision, SEED))?),
+        Precision::F32 => sound_seed::<E>(small)?,
+    };
+    let execution = small.execution(precision, seed);
+    // All links are one here: bytes are compared by what they are for. In single precision rounding may decide between
+    // two experts; then both runs shall take the same.
     let found: Outcome = match precision {
         Precision::F64 => run::<E>(&execution, &|_, _| 0),
         Precision::F32 => run_routed::<E>(&execution, &expected, &|_, _| 0),
     }
-    .map_err(|error| failed("the plan", &error))?;
+    .map_err(|error| Failure::NotVerified(format!("the plan: {error}")))?;
+    let comparison = compare(&expected, &found, precision);
     let should = predicted(small, size_of::<E>() as u64);
-    Ok(RunVerdict::of(&compare(&expected, &found, precision), precision, &found, (&should, &counted(&found))))
+    Ok(RunVerdict::of((&comparison, precision, seed), &found, (&should, &counted(&found))))
+}
+
+/// The run of one device.
+fn alone<E: Real>(small: &SmallRun<'_>, (precision, seed): (Precision, u64)) -> Result<Outcome, Failure> {
+    let execution = small.execution(precision, seed);
+    run::<E>(&Reference::of(&execution).execution(&execution), &|_, _| 0)
+        .map_err(|error| Failure::NotVerified(format!("one device: {error}")))
+}
+
+/// The first seed with which one device alone gives nearly the same numbers in single as in double precision, and its
+/// run in single; where none does, the nearest.
+///
+/// A model of a few elements may be so ill-conditioned that rounding alone exceeds the tolerance, however it is split.
+fn sound_seed<E: Real>(small: &SmallRun<'_>) -> Result<(u64, Outcome), Failure> {
+    let mut nearest: Option<(f64, u64, Outcome)> = None;
+    for seed in SEED..SEED + SEEDS {
+        let double = alone::<f64>(small, (Precision::F32, seed))?;
+        let single = alone::<E>(small, (Precision::F32, seed))?;
+        let worst = compare(&double, &single, Precision::F32).worst.first().map_or(0.0, |worst| worst.excess);
+        if nearest.as_ref().is_none_or(|(known, _, _)| worst < *known) {
+            nearest = Some((worst, seed, single));
+        }
+        if worst <= SOUND {
+            break;
+        }
+    }
+    let (_, seed, outcome) = nearest.ok_or_else(|| Failure::bug("no seed was tried"))?;
+    Ok((seed, outcome))
 }
 
 impl RunVerdict {
     fn of(
-        comparison: &Comparison,
-        precision: Precision,
+        (comparison, precision, seed): (&Comparison, Precision, u64),
         outcome: &Outcome,
         (should, is): (&Counted, &Counted),
     ) -> Self {
@@ -167,6 +202,7 @@ impl RunVerdict {
                 Precision::F32 => "f32",
                 Precision::F64 => "f64",
             },
+            seed,
             tolerance: precision.tolerance(),
             numbers_equal: comparison.is_equal(),
             n_tensors: comparison.worst.len(),
@@ -327,6 +363,7 @@ mod tests {
             Difference { quantity: "gradient", step: 0, layer_idx: 1, tensor, difference: 1e-8, excess };
         RunVerdict {
             precision: "f64",
+            seed: SEED,
             tolerance: 1e-9,
             numbers_equal: excess <= 1.0,
             n_tensors: 1,

@@ -183,7 +183,13 @@ impl<'a> LayerProblem<'a> {
             stream: if self.layer.stream_in.is_some() { stream } else { Sharding::REPLICATED },
             out: if has_loss { Sharding::REPLICATED } else { stream },
             strategies: forms.iter().map(|form| form.strategy).collect(),
-            recompute: forms.iter().map(|form| form.recompute).collect(),
+            recompute: self
+                .layer
+                .ops
+                .iter()
+                .zip(&forms)
+                .map(|(op, form)| told(&op.kind, form.recompute))
+                .collect(),
             storage: picked.iter().flat_map(|one| one.storage.iter().copied()).collect(),
         }
     }
@@ -486,6 +492,11 @@ impl<'b> Pairs<'b> {
         }
         Some(Cost { time: time * self.clock.micro_batches, memory: saved * self.clock.in_flight })
     }
+}
+
+/// What a choice says of an operator: a fork computes nothing, whoever reads it in backward.
+fn told(kind: &OpKind, recompute: Recompute) -> Recompute {
+    if *kind == OpKind::Fork { Recompute::Keep } else { recompute }
 }
 
 /// Recompute options of a kind under a rule. For a fork the two mean: nobody, or somebody, reads it in backward.

@@ -409,7 +409,9 @@ fn relax_fixed(prepared: &Prepared<'_>, capacity: f64, fixed: &[Option<usize>]) 
     let at = |price: f64| -> Option<(Solution, f64)> {
         let (value, choices) = prepared.eliminate_fixed(price, fixed)?;
         let cost = problem.total(&choices)?;
-        Some((Solution { choices, cost }, value - price * capacity))
+        // An infinite capacity has no price, and nothing times infinity is no number.
+        let granted = if price > 0.0 { price * capacity } else { 0.0 };
+        Some((Solution { choices, cost }, value - granted))
     };
     let (free, bound) = at(0.0)?;
     if free.cost.memory <= capacity {

@@ -2,6 +2,8 @@
 //!
 //! A change of the search or of a price shows here as a change of text: read the difference before accepting it.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
 use std::fmt::Write;
 use std::path::PathBuf;
 

@@ -3,6 +3,8 @@
 //! Both judge with `Problem::total`, which neither shares. Between the two stand, for a capacity that does not let the
 //! fastest choice through, `relax` (a plan and a bound around the optimum) and `solve` (the optimum).
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
 use cost_model::Constants;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::cluster::Precision;
@@ -87,7 +89,8 @@ fn agree(name: &str, problem: &Problem, capacity: f64) {
     assert_honest(name, problem, &structured.solution, capacity);
     assert_honest(name, problem, &program, capacity);
     assert_same_time(name, structured.solution.cost.time, program.cost.time);
-    assert_same_time(name, structured.bound, program.cost.time);
+    let certified = structured.solution.cost.time - structured.bound;
+    assert!(certified <= ROUNDING * structured.bound, "{name}: no certificate, {structured:?}");
 }
 
 /// Families that differ in what a layer is made of.
@@ -118,38 +121,15 @@ fn with_little_memory_the_program_lies_between_the_relaxed_plan_and_its_bound() 
     }
 }
 
-/// Heads and experts have many choices of nearly equal use, between which branch and bound takes minutes to decide;
-/// the test above holds their bounds.
+/// Where many choices are of nearly equal use, as in heads, branch and bound takes minutes to decide between them; the
+/// test above holds the bounds of those.
 #[test]
 fn with_little_memory_both_find_the_same_time() {
-    for model in &MODELS[..6] {
+    for model in ["gpt2", "opt-13b", "llama-3-8b", "falcon-7b", "gemma-2-9b", "mistral-7b", "phi-3-mini"] {
         each_problem(model, &[&[2], &[4]], &little(), |name, problem| {
             if !name.starts_with("head") {
                 agree(name, problem, tight(problem));
             }
         });
     }
-}
-
-#[test]
-fn scratch_bloom() {
-    each_problem("bloom-176b", &[&[2], &[4]], &little(), |name, problem| {
-        if name.starts_with("head") { return }
-        let cap = tight(problem);
-        let t = std::time::Instant::now();
-        let s = solve::solve(problem, cap).unwrap();
-        println!("{name} solve {:e} mem {:e} of {cap:e} slack {:e} bound {:e} {:?}", s.solution.cost.time, s.solution.cost.memory, cap - s.solution.cost.memory, s.bound, t.elapsed());
-        for c in [0.999, 1.0, 1.0 + 1e-9, 1.0 + 1e-6, 1.001, 1.01] {
-            let t = std::time::Instant::now();
-            let i = ilp::solve(problem, cap * c).unwrap();
-            println!("   ilp at {c}: {:e} mem {:e} {:?}", i.cost.time, i.cost.memory, t.elapsed());
-        }
-    });
-    for m in MODELS { let t = std::time::Instant::now(); each_problem(m, &[&[2], &[4]], &everything(), |name, problem| { let t = std::time::Instant::now(); agree(name, problem, PLENTY); if t.elapsed().as_millis() > 300 {println!("{name} {:?}", t.elapsed());} });
-       println!("{m} {:?}", t.elapsed()); 
-        let t = std::time::Instant::now(); each_problem(m, &[&[2, 2]], &little(), |name, problem| { let t = std::time::Instant::now(); agree(name, problem, PLENTY); if t.elapsed().as_millis() > 300 {println!("{name} {:?}", t.elapsed());} });
-       println!("{m} 2x2 {:?}", t.elapsed()); 
-        let t = std::time::Instant::now(); each_problem(m, &[&[2], &[4]], &little(), |name, problem| { ilp::solve(problem, tight(problem)); if t.elapsed().as_millis() > 300 {println!("{name} {:?}", t.elapsed());} });
-       println!("{m} relax {:?}", t.elapsed()); 
-}
 }

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 pub(crate) const STEPS: u32 = 2;
 
 /// Of parameters and tokens. Any does; it is fixed so that a verification can be repeated.
-const SEED: u64 = 9;
+pub(crate) const SEED: u64 = 7;
 
 /// Settings of the update.
 ///
@@ -51,7 +51,7 @@ impl<'a> SmallRun<'a> {
     }
 
     /// What is run.
-    pub(crate) fn execution(&self, precision: Precision) -> Execution<'a> {
+    pub(crate) fn execution(&self, precision: Precision, seed: u64) -> Execution<'a> {
         let layers = |run: &EntryRun| std::iter::repeat_n(run.entry, run.count as usize);
         let chunk = |runs: &Vec<EntryRun>| Chunk { layers: runs.iter().flat_map(layers).collect() };
         let choices: Vec<(usize, LayerChoice)> =
@@ -67,7 +67,7 @@ impl<'a> SmallRun<'a> {
             sequence: self.plan.job.sequence,
             token_order: self.token_order(),
             table: self.table.clone(),
-            seed: SEED,
+            seed,
             steps: STEPS,
             optimizer: adamw(precision),
         }
