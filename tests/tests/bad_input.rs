@@ -141,6 +141,13 @@ fn put(document: &mut Value, path: &str, value: Value) {
     }
 }
 
+/// Line and column depend on all that the search put before them.
+fn without_position(text: &str) -> String {
+    let Some((before, after)) = text.split_once("plan.json:") else { return text.to_owned() };
+    let place = after.trim_start_matches(|c: char| c.is_ascii_digit() || c == ':');
+    format!("{before}plan.json:{place}")
+}
+
 #[test]
 fn plans_that_were_edited_wrongly_are_refused() {
     let good = good_plan();
@@ -155,7 +162,7 @@ fn plans_that_were_edited_wrongly_are_refused() {
         #[expect(clippy::disallowed_methods, reason = "a test of files")]
         std::fs::write(&path, serde_json::to_string_pretty(&bad).unwrap()).unwrap();
         for command in ["explain", "verify"] {
-            let text = complaint(&[command, &file]).replace(&*file, "plan.json");
+            let text = without_position(&complaint(&[command, &file]).replace(&*file, "plan.json"));
             if command == "explain" {
                 said.push(format!("# {name}\n{text}"));
             }

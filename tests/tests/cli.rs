@@ -165,6 +165,16 @@ fn an_estimate_as_data_has_every_promised_figure() {
 }
 
 #[test]
+fn the_figures_of_a_plan_file_are_shown_again() {
+    let path = plan("shown.json");
+    let said = planner(&["estimate", "--plan", &path, "--json"]);
+    assert_eq!(said.code, 0, "{said}");
+    #[expect(clippy::disallowed_methods, reason = "a test of files")]
+    let plan = json(&std::fs::read_to_string(&path).unwrap());
+    assert_eq!(json(&said.out)["step_time_s"], plan["predicted"]["step_time_s"]);
+}
+
+#[test]
 fn the_plan_on_standard_output_is_the_plan_in_the_file() {
     let path = scratch("printed.json");
     let said = planner(&[PINNED, &["--json", "-o", &path.to_string_lossy()]].concat());

@@ -1,0 +1,82 @@
+//! The whole search against brute force: every candidate worked out, none ruled out by its bound.
+
+use cost_model::Constants;
+use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
+use planner::candidate::{Candidate, Scope, micro_batches};
+use planner::request::{Job, Pins, Progress, Request};
+use planner::shapes::{Facts, divisors, shapes};
+
+/// Between layers parameters move in larger pieces than inside one and hide a little better; the search takes a bound
+/// at this fraction of itself.
+const BOUND_SLACK: f64 = 0.97;
+
+fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Request {
+    let model = read_model(model, shipped_model(model).unwrap().text).unwrap();
+    let cluster = read_cluster(cluster, shipped_cluster(cluster).unwrap().text).unwrap();
+    let cluster = rescale(&cluster, Size::Devices(devices)).unwrap();
+    let job = Job { global_batch, ..Job::defaults(&model, &cluster) };
+    Request { model, cluster, job, pins: Pins::default() }
+}
+
+/// All candidates, however few micro-batches they have.
+fn candidates(request: &Request) -> Vec<Candidate> {
+    let n_devices = request.cluster.n_devices();
+    let facts = Facts::new(&request.model, request.job.sequence, request.cluster.tiers[0].devices);
+    let mut list = Vec::new();
+    for n_stages in divisors(n_devices) {
+        for shape in shapes(n_devices / n_stages, facts, &request.pins) {
+            for micro_batch in micro_batches(request, &shape) {
+                let n_micro_batches = request.job.global_batch / micro_batch;
+                list.push(Candidate { shape: shape.clone(), n_stages, micro_batch, n_micro_batches });
+            }
+        }
+    }
+    list
+}
+
+/// Works out every candidate, holds each to its bound, and the search to the fastest.
+#[track_caller]
+fn assert_search_is_exhaustive(request: &Request) {
+    let constants = Constants::load();
+    let scope = Scope::new(request, &constants).unwrap();
+    let mut best = f64::INFINITY;
+    let mut n_worked_out = 0;
+    for candidate in candidates(request) {
+        let Some(bound) = scope.bound(&candidate) else { continue };
+        let Ok(arranged) = scope.evaluate(&candidate, &bound) else { continue };
+        let (bound, time) = (bound.time.0, arranged.step_time.0);
+        assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");
+        best = best.min(time);
+        n_worked_out += 1;
+    }
+    assert!(n_worked_out > 1);
+    let plan = planner::optimize(request, &|_: Progress| ()).unwrap();
+    assert_eq!(plan.predicted.unwrap().step_time_s.0, best);
+    let search = plan.search.unwrap();
+    assert!(search.lower_bound_s.0 <= best, "{search:?}");
+}
+
+#[test]
+fn a_tied_model_on_two_devices() {
+    assert_search_is_exhaustive(&question("gpt2", "dgx-h100", 2, 16));
+}
+
+#[test]
+fn a_tied_model_on_four_devices() {
+    assert_search_is_exhaustive(&question("gpt2", "dgx-a100-40", 4, 64));
+}
+
+#[test]
+fn a_model_that_barely_fits() {
+    assert_search_is_exhaustive(&question("llama-3-8b", "dgx-h100", 8, 64));
+}
+
+#[test]
+fn a_model_on_two_nodes() {
+    assert_search_is_exhaustive(&question("gemma-2-9b", "dgx-h100", 16, 64));
+}
+
+#[test]
+fn a_model_with_experts() {
+    assert_search_is_exhaustive(&question("qwen3-30b-a3b", "dgx-h200", 8, 64));
+}
