@@ -294,7 +294,7 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
     let communication = |b: &Breakdown| b.exposed_communication_s.values().copied().sum::<Seconds>();
     let terms = [
         (
-            "more compute per device",
+            "compute per device",
             its.compute_forward_s + its.compute_backward_s,
             mine.compute_forward_s + mine.compute_backward_s,
         ),

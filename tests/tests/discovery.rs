@@ -2,6 +2,8 @@
 //!
 //! Layers by themselves are looked at beside the search (`planner/src/discovery_tests.rs`).
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
 use ir::names::{Roles, Zero};
 use ir::plan::Plan;
 use tests::planner;

@@ -1,5 +1,7 @@
 //! The whole search against brute force: every candidate worked out, none ruled out by its bound.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use planner::candidate::{Candidate, Scope, micro_batches};
