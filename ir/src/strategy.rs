@@ -117,8 +117,16 @@ pub fn strategies(layer: &Layer, op: &Op, sig: &Signature, mesh: &Mesh, sizes: &
     if op.kind.line().linear == Linear::Yes {
         uses.push(AxisUse::Through);
     }
+    let mut list = combinations(mesh, |_| uses.clone());
+    list.retain(|strategy| is_legal(sig, *strategy, mesh, sizes));
+    list
+}
+
+/// Every strategy that takes one of `uses` on each axis, in the order of the uses; an axis of one device is `Same`.
+pub fn combinations(mesh: &Mesh, uses: impl Fn(AxisId) -> Vec<AxisUse>) -> Vec<Strategy> {
     let mut list = vec![Strategy::SAME];
     for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
+        let uses = uses(axis);
         list = list
             .iter()
             .flat_map(|base| {
@@ -130,7 +138,6 @@ pub fn strategies(layer: &Layer, op: &Op, sig: &Signature, mesh: &Mesh, sizes: &
             })
             .collect();
     }
-    list.retain(|strategy| is_legal(sig, *strategy, mesh, sizes));
     list
 }
 

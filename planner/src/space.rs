@@ -14,7 +14,7 @@ use ir::graph::{DimId, Extent, Layer, Op, Role, Sizes};
 use ir::mesh::Mesh;
 use ir::op::{Linear, OpKind};
 use ir::signature::{Factor, FactorId, Signature, Split, signature};
-use ir::strategy::{AxisUse, Strategy, is_legal};
+use ir::strategy::{AxisUse, Strategy, combinations, is_legal};
 
 /// How fast the links along an axis are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,20 +109,7 @@ impl<'a> Space<'a> {
         (mesh, views): (&Mesh, &[AxisView]),
         sizes: &Sizes,
     ) -> Vec<Strategy> {
-        let mut list = vec![Strategy::SAME];
-        for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
-            let uses = self.uses(op, sig, views[axis.0], (mesh.size(axis), sizes));
-            list = list
-                .iter()
-                .flat_map(|base| {
-                    uses.iter().map(|&one| {
-                        let mut next = *base;
-                        next.0[axis.0] = one;
-                        next
-                    })
-                })
-                .collect();
-        }
+        let mut list = combinations(mesh, |axis| self.uses(op, sig, views[axis.0], (mesh.size(axis), sizes)));
         list.retain(|strategy| is_legal(sig, *strategy, mesh, sizes));
         list
     }
