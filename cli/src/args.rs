@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Say where the time and the memory of a plan go, and why it won
     Explain(ExplainArgs),
+    /// Print a plan, or the program of one of its layers, in a form for eyes and diffs
+    Show(ShowArgs),
     /// List the shipped models, or describe one
     Models(ModelsArgs),
     /// List the shipped clusters, or describe one
@@ -210,6 +212,9 @@ pub(crate) struct VerifyArgs {
     /// Most ranks of the copy
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub(crate) ranks: u64,
+    /// Run the plan itself, not a small copy: for plans of toy size
+    #[arg(long)]
+    pub(crate) whole: bool,
     /// Number formats to run in
     #[arg(long, value_enum, default_value = "both")]
     pub(crate) precision: ElementArg,
@@ -222,6 +227,21 @@ pub(crate) struct VerifyArgs {
 pub(crate) struct ExplainArgs {
     /// The plan
     pub(crate) plan: String,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner show plan.json > plan.txt\n  \
+    planner show plan.json --program decoder\n\n\
+    The text is read wherever a plan is: planner verify plan.txt.")]
+pub(crate) struct ShowArgs {
+    /// The plan
+    pub(crate) plan: String,
+    /// Print what every device runs for this layer kind instead
+    #[arg(long, value_name = "LAYER")]
+    pub(crate) program: Option<String>,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }

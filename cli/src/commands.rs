@@ -9,7 +9,7 @@ use crate::failure::{Failure, exit_code};
 use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
-use crate::{clusters, completions, estimate, explain, models, optimize, schema, verify};
+use crate::{clusters, completions, estimate, explain, models, optimize, schema, show, verify};
 
 /// Runs one command line, program name included, and returns the exit code.
 pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal: &mut Terminal<'_>) -> u8 {
@@ -35,6 +35,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Estimate(args) => estimate::run(args, terminal),
         Command::Verify(args) => verify::run_command(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
+        Command::Show(args) => show::run(args, terminal),
         Command::Models(args) => models::run(args, terminal),
         Command::Clusters(args) => clusters::run(args, terminal),
         Command::Schema(args) => schema::run(args, terminal),
@@ -48,6 +49,7 @@ fn form(command: &Command) -> Form {
         Command::Estimate(args) => Form::of(&args.json),
         Command::Verify(args) => Form::of(&args.json),
         Command::Explain(args) => Form::of(&args.json),
+        Command::Show(args) => Form::of(&args.json),
         Command::Models(args) => Form::of(&args.json),
         Command::Clusters(args) => Form::of(&args.json),
         Command::Schema(_) | Command::Completions(_) => Form::Text,

@@ -10,6 +10,7 @@ use ir::cluster::Cluster;
 use ir::graph::Model;
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
+use ir::text::read_plan;
 use sha2::{Digest, Sha256};
 
 use crate::failure::Failure;
@@ -47,16 +48,17 @@ pub(crate) fn cluster(argument: &str) -> Result<Described<Cluster>, Failure> {
     Ok(Described { value: cluster, digest: digest(&source.text) })
 }
 
-/// Reads a plan and checks every invariant of it.
+/// Reads a plan, a JSON document or its text form, and checks every invariant of it.
 pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
     let text = read_file(Path::new(argument), argument, MAX_PLAN_BYTES)?;
     if text.trim().is_empty() {
         return Err(InputError::whole(argument, "the file is empty, expected a plan").into());
     }
-    if !text.trim_start().starts_with('{') {
-        return Err(InputError::whole(argument, "expected a JSON object").with_hint(WRITE_ONE).into());
-    }
-    let plan = parse_plan(argument, &text)?;
+    let plan = match text.trim_start() {
+        start if start.starts_with('{') => parse_plan(argument, &text)?,
+        start if start.starts_with("plan ") || start.starts_with('#') => plan_text(argument, &text)?,
+        _ => return Err(InputError::whole(argument, "expected a JSON object").with_hint(WRITE_ONE).into()),
+    };
     let open = open(&plan).map_err(|error| InputError {
         file: argument.into(),
         position: None,
@@ -65,6 +67,17 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
         hint: None,
     })?;
     Ok((plan, open))
+}
+
+/// A plan as `planner show` writes it.
+fn plan_text(file: &str, text: &str) -> Result<Plan, InputError> {
+    read_plan(text).map_err(|error| InputError {
+        file: file.into(),
+        position: Some(Position { line: error.line, column: 1 }),
+        place: String::new(),
+        what: error.what,
+        hint: Some("`planner show` writes the text form of a plan".into()),
+    })
 }
 
 fn parse_plan(file: &str, text: &str) -> Result<Plan, InputError> {

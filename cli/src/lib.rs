@@ -20,6 +20,7 @@ mod optimize;
 mod estimate;
 mod verify;
 mod explain;
+mod show;
 mod models;
 mod clusters;
 mod schema;

@@ -31,6 +31,12 @@ const SHOWN: usize = 8;
 /// Seeds that are tried in single precision.
 const SEEDS: u64 = 64;
 
+/// Most parameters over all ranks, and tokens of a micro-batch, of a plan that is run as it is.
+const MAX_ELEMENTS: u64 = 1 << 26;
+
+/// Most micro-batches of a plan that is run as it is.
+const MAX_MICRO_BATCHES: u64 = 1 << 10;
+
 /// Share of the tolerance that rounding on one device may take for a seed to be of use.
 const SOUND: f64 = 0.25;
 
@@ -88,11 +94,13 @@ struct Difference {
 /// Verifies a plan, or says what differs.
 pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, whole) = input::plan(&args.plan)?;
-    let small = shrunk(&args.plan, &plan, args.ranks)?;
+    let small =
+        if args.whole { as_it_is(args, &plan, &whole)? } else { shrunk(&args.plan, &plan, args.ranks)? };
     writeln!(
         terminal.err,
-        "running {} of the shrunk plan",
-        figures::counted(small.plan.n_devices(), "rank")
+        "running {} of the {}plan",
+        figures::counted(small.plan.n_devices(), "rank"),
+        if args.whole { "" } else { "shrunk " }
     )?;
     let opened =
         open(&small.plan).map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
@@ -105,6 +113,27 @@ pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Res
         return Ok(());
     }
     Err(Failure::NotVerified(format!("{}: {}", args.plan, first_difference(&verdict))))
+}
+
+/// The plan without shrinking, where it is small enough to run on one machine.
+fn as_it_is(args: &VerifyArgs, plan: &Plan, opened: &OpenPlan) -> Result<Shrunk, Failure> {
+    let too_large = |what: String| {
+        let what = format!("{}: {what}: too large to be run as it is", args.plan);
+        Err(Failure::argument_with_hint(what, "leave out --whole to run a small copy"))
+    };
+    if plan.n_devices() > args.ranks {
+        return too_large(format!("{} ranks exceed the limit of {}", plan.n_devices(), args.ranks));
+    }
+    let tokens = plan.job.sequence.saturating_mul(plan.micro_batch);
+    let elements = opened.model.n_parameters().saturating_mul(plan.n_devices()).saturating_add(tokens);
+    if elements > MAX_ELEMENTS || plan.n_micro_batches > MAX_MICRO_BATCHES {
+        let n_parameters = opened.model.n_parameters();
+        return too_large(format!(
+            "{n_parameters} parameters and {tokens} tokens on {} ranks",
+            plan.n_devices()
+        ));
+    }
+    Ok(Shrunk { plan: plan.clone(), changes: Vec::new() })
 }
 
 fn shrunk(file: &str, plan: &Plan, max_ranks: u64) -> Result<Shrunk, Failure> {

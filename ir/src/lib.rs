@@ -20,3 +20,4 @@ pub mod schedule;
 pub mod names;
 pub mod plan;
 pub mod shrink;
+pub mod text;

@@ -2,6 +2,8 @@
 //!
 //! The tests themselves live in `tests/`, the files that they read in `good/` and `bad/`.
 
+pub mod fuzz;
+
 use std::fmt;
 
 use planner_cli::{ProgressBar, Terminal, run};

@@ -2,6 +2,7 @@
 //!
 //! Figures of the cost model stand as `#`: they are judged elsewhere.
 
+use std::fs;
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -76,6 +77,18 @@ fn a_plan_is_reported_with_its_roles_time_and_memory() {
 #[test]
 fn a_plan_is_explained() {
     insta::assert_snapshot!(shape(&["explain", &plan("explained.json")]));
+}
+
+#[test]
+fn the_text_of_a_plan_is_read_like_the_plan() {
+    let file = plan("shown.json");
+    let text = planner(&["show", &file]).out;
+    let text_file = scratch("shown.txt");
+    fs::write(&text_file, &text).unwrap();
+    assert_eq!(planner(&["show", &text_file.to_string_lossy()]).out, text);
+    let program = planner(&["show", &file, "--program", "head"]).out;
+    assert!(program.starts_with("program\n") && program.contains("  differentiate loss"), "{program}");
+    assert_eq!(planner(&["show", &file, "--program", "nothing"]).code, 2);
 }
 
 #[test]

@@ -1,0 +1,290 @@
+//! Plans drawn at random from everything that is legal, not only from what a search would choose.
+//!
+//! A [`Case`] is a description that proptest can draw and shrink: sizes of a model, a mesh, a schedule, and a list of
+//! decisions. Decisions are taken in turn from the list, each modulo the number of legal options, of which the first is
+//! the simplest; past the end of the list everything is simplest. So a shorter list of smaller numbers is a simpler plan.
+
+use ir::cluster::{Cluster, Precision};
+use ir::graph::Model;
+use ir::mesh::Mesh;
+use ir::names::{Arrangement, roles};
+use ir::native;
+use ir::plan::check::open;
+use ir::plan::entry::Entry;
+use ir::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, TokenOrder};
+use ir::schedule::{Schedule, table};
+use ir::work::AttentionKernel;
+use proptest::prelude::*;
+
+mod draw;
+mod models;
+
+use draw::{Decisions, Drawn, draw_model};
+pub use models::{Family, ModelSizes};
+
+/// Most devices of a case.
+pub const MAX_RANKS: u64 = 32;
+
+/// A plan that can be drawn, shrunk and written down.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Kind of model.
+    pub family: Family,
+    /// Its sizes.
+    pub sizes: ModelSizes,
+    /// Devices along the axes of the mesh.
+    pub axes: Vec<u64>,
+    /// Pipeline stages.
+    pub n_stages: u32,
+    /// Which schedule, among those that fit.
+    pub schedule: usize,
+    /// Micro-batches of a step, in units that the schedule allows.
+    pub n_micro_batches: u32,
+    /// Sequences of a micro-batch.
+    pub micro_batch: u64,
+    /// Tokens of a sequence.
+    pub sequence: u64,
+    /// Everything else.
+    pub decisions: Vec<u16>,
+}
+
+/// A strategy that draws cases.
+pub fn cases() -> impl Strategy<Value = Case> {
+    let axis = prop_oneof![3 => Just(2_u64), 1 => Just(1), 1 => Just(3), 1 => Just(4)];
+    let axes = prop::collection::vec(axis, 0..=4);
+    let pipeline = (1_u32..=4, 0_usize..16, 1_u32..=3);
+    let batch = (prop_oneof![Just(1_u64), Just(2), Just(4), Just(6), Just(12)], 2_u64..=12);
+    let decisions = prop::collection::vec(any::<u16>(), 0..400);
+    let drawn = (models::families(), models::sizes(), axes, pipeline, batch, decisions);
+    let case = |(family, sizes, axes, pipeline, batch, decisions)| {
+        let (n_stages, schedule, n_micro_batches) = pipeline;
+        let (micro_batch, half) = batch;
+        Case {
+            family,
+            sizes,
+            axes,
+            n_stages,
+            schedule,
+            n_micro_batches,
+            micro_batch,
+            sequence: 2 * half,
+            decisions,
+        }
+    };
+    drawn.prop_map(case)
+}
+
+impl Case {
+    /// The plan; `None` where the case has too many devices, or no legal choice was drawn.
+    pub fn plan(&self) -> Option<Plan> {
+        let mesh = Mesh::of_sizes(&self.axes)?;
+        if mesh.n_devices() * u64::from(self.n_stages) > MAX_RANKS {
+            return None;
+        }
+        let model = models::model(self.family, &self.sizes)?;
+        let mut decisions = Decisions::new(&self.decisions);
+        let n_layers = model.kinds_in_order().len() as u32;
+        let (schedule, n_micro_batches) = self.schedule(n_layers)?;
+        let drawn = draw_model(&model, &mesh, (self.micro_batch, self.sequence), &mut decisions)?;
+        let chunks = chunks(&model, self.n_stages * schedule.n_virtual_stages(), &mut decisions)?;
+        let order = (schedule, n_micro_batches);
+        let plan = self.document((&model, mesh), order, (drawn, chunks))?;
+        Some(with_token_order(plan, &mut decisions))
+    }
+
+    /// The schedule among those that have a table here, with micro-batches that suit it.
+    fn schedule(&self, n_layers: u32) -> Option<(Schedule, u32)> {
+        let p = self.n_stages;
+        let options: Vec<(Schedule, u32)> = schedules()
+            .into_iter()
+            .flat_map(|schedule| [self.n_micro_batches, self.n_micro_batches * p].map(|m| (schedule, m)))
+            .filter(|(schedule, _)| p * schedule.n_virtual_stages() <= n_layers)
+            .filter(|(schedule, m)| table(*schedule, p, *m).is_ok())
+            .collect();
+        options.get(self.schedule % options.len().max(1)).copied()
+    }
+
+    fn document(
+        &self,
+        (model, mesh): (&Model, Mesh),
+        (schedule, n_micro_batches): (Schedule, u32),
+        (drawn, chunks): (Vec<Drawn>, Vec<Vec<EntryRun>>),
+    ) -> Option<Plan> {
+        let entries =
+            model.layers.iter().zip(&drawn).map(|(layer, one)| Entry::of(layer, &mesh, &one.choice));
+        let none = Arrangement {
+            mesh: &mesh,
+            layers: Vec::new(),
+            n_stages: u64::from(self.n_stages),
+            schedule,
+            micro_batch: self.micro_batch,
+            n_micro_batches: u64::from(n_micro_batches),
+        };
+        let mut plan = Plan {
+            schema_version: PLAN_SCHEMA_VERSION,
+            tool_version: "fuzz".into(),
+            inputs: InputDigests { model: "none:0".into(), cluster: "none:0".into() },
+            job: Job {
+                sequence: self.sequence,
+                global_batch: self.micro_batch * u64::from(n_micro_batches),
+                precision: Precision::Bf16,
+                optimizer: Optimizer::AdamW,
+                attention: AttentionKernel::Flash,
+                token_order: TokenOrder::Natural,
+            },
+            roles: roles(&none),
+            entries: entries.collect(),
+            mesh,
+            rank_map: RankMap::StageMajor,
+            n_stages: u64::from(self.n_stages),
+            schedule,
+            micro_batch: self.micro_batch,
+            n_micro_batches: u64::from(n_micro_batches),
+            chunks,
+            predicted: None,
+            search: None,
+            runners_up: Vec::new(),
+            warnings: Vec::new(),
+            cluster: cluster()?,
+            model: native::write(model),
+        };
+        plan.roles = open(&plan).ok()?.roles(&plan);
+        Some(plan)
+    }
+}
+
+/// The plan with zig-zag order, where its sequence cuts into such pieces and so it was decided.
+fn with_token_order(mut plan: Plan, decisions: &mut Decisions<'_>) -> Plan {
+    let zigzag = plan.roles.cp > 1 && plan.job.sequence.is_multiple_of(2 * plan.roles.cp);
+    if zigzag && decisions.pick(2) == 1 {
+        plan.job.token_order = TokenOrder::ZigZag;
+    }
+    plan
+}
+
+/// Every schedule that a case may have.
+fn schedules() -> Vec<Schedule> {
+    vec![
+        Schedule::OneFOneB,
+        Schedule::GPipe,
+        Schedule::Interleaved { virtual_stages: 2 },
+        Schedule::Interleaved { virtual_stages: 3 },
+    ]
+}
+
+/// Layers in order, cut at random places; no chunk is empty.
+fn chunks(model: &Model, n_chunks: u32, decisions: &mut Decisions<'_>) -> Option<Vec<Vec<EntryRun>>> {
+    let kinds = model.kinds_in_order();
+    let n_chunks = n_chunks as usize;
+    let mut chunks = Vec::new();
+    let mut at = 0;
+    for left in (1..=n_chunks).rev() {
+        let most = (kinds.len() - at).checked_sub(left - 1).filter(|&most| most > 0)?;
+        let even = (kinds.len() - at).div_ceil(left).min(most);
+        let take = if left == 1 { most } else { 1 + (even - 1 + decisions.pick(most)) % most };
+        let mut runs: Vec<EntryRun> = Vec::new();
+        for &kind in &kinds[at..at + take] {
+            match runs.last_mut() {
+                Some(last) if last.entry == kind => last.count += 1,
+                _ => runs.push(EntryRun { entry: kind, count: 1 }),
+            }
+        }
+        at += take;
+        chunks.push(runs);
+    }
+    Some(chunks)
+}
+
+/// One node with as many devices as any case has.
+fn cluster() -> Option<Cluster> {
+    let text = r#"{"schema_version": 1, "name": "fuzz",
+        "groups": [{"device": "h100-sxm", "count": 32, "devices_per_node": 32, "host_memory_gib": 64}],
+        "tiers": [{"name": "links", "devices": 32, "bandwidth_gb_per_s": 100, "latency_us": 2, "wiring": "switch"}]}"#;
+    frontends::read_cluster("fuzz.json", text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    use super::*;
+
+    /// What there is to see in a plan.
+    fn traits(case: &Case, plan: &Plan) -> Vec<String> {
+        let words =
+            |text: &str| plan.entries.iter().flat_map(|e| &e.ops).any(|op| op.axes.iter().any(|w| w == text));
+        let cut = |state: fn(&ir::plan::entry::ParameterEntry) -> bool| {
+            plan.entries.iter().flat_map(|entry| &entry.parameters).any(state)
+        };
+        let stream =
+            plan.entries.iter().map(|entry| entry.stream.as_str()).find(|s| *s != "replicated").unwrap_or("");
+        let mut list = vec![format!("{:?}", case.family), plan.schedule.to_string()];
+        let marks = [
+            ("more than 8 ranks", plan.n_devices() > 8),
+            ("an axis of 3", case.axes.contains(&3)),
+            ("three axes", plan.mesh.axes.iter().filter(|axis| axis.size > 1).count() > 2),
+            ("defer", words("defer")),
+            ("through", words("through")),
+            ("recompute", plan.entries.iter().flat_map(|entry| &entry.ops).any(|op| op.recompute)),
+            ("cut parameters", cut(|p| !p.parameter.is_empty())),
+            ("cut gradients", cut(|p| !p.gradient.is_empty() && p.parameter.is_empty())),
+            ("cut optimizer", cut(|p| !p.optimizer.is_empty() && p.gradient.is_empty())),
+            ("stream cut along hidden", stream.contains("h@")),
+            ("stream cut along sequence", stream.contains("s@")),
+            ("zig-zag", plan.job.token_order == TokenOrder::ZigZag),
+            ("tie", !plan.model.ties.is_empty()),
+            ("uneven vocabulary", plan.roles.vocabulary_parallel > 1),
+        ];
+        list.extend(marks.into_iter().filter(|(_, has)| *has).map(|(name, _)| name.to_owned()));
+        list
+    }
+
+    #[test]
+    fn cases_cover_the_space() {
+        let mut runner = TestRunner::deterministic();
+        let mut seen: BTreeMap<String, u32> = BTreeMap::new();
+        let mut plans = 0;
+        for _ in 0..2000 {
+            let case = cases().new_tree(&mut runner).unwrap().current();
+            let Some(plan) = case.plan() else { continue };
+            plans += 1;
+            traits(&case, &plan).into_iter().for_each(|name| *seen.entry(name).or_insert(0) += 1);
+        }
+        assert!(plans > 400, "only {plans} of 2000 cases have a plan");
+        let expected = [
+            "Llama",
+            "Gpt2",
+            "Gemma2",
+            "Falcon",
+            "Bloom",
+            "Mixtral",
+            "GptOss",
+            "DeepSeekV2",
+            "DeepSeekV3",
+            "1f1b",
+            "gpipe",
+            "interleaved(2)",
+            "interleaved(3)",
+            "more than 8 ranks",
+            "an axis of 3",
+            "three axes",
+            "defer",
+            "through",
+            "recompute",
+            "cut parameters",
+            "cut gradients",
+            "cut optimizer",
+            "stream cut along hidden",
+            "stream cut along sequence",
+            "zig-zag",
+            "tie",
+            "uneven vocabulary",
+        ];
+        let rare: Vec<&str> =
+            expected.into_iter().filter(|name| seen.get(*name).copied().unwrap_or(0) < plans / 50).collect();
+        assert!(rare.is_empty(), "rare: {rare:?}; of {plans} plans: {seen:?}");
+    }
+}

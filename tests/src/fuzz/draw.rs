@@ -1,0 +1,208 @@
+//! Legal choices for every layer kind, drawn one decision at a time.
+
+use std::collections::BTreeMap;
+
+use ir::conversion::steps;
+use ir::graph::{Layer, Model, Op, OpId, Sizes, TensorId};
+use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
+use ir::mesh::{AxisId, Mesh};
+use ir::op::OpKind;
+use ir::program::{AxisSet, Storage};
+use ir::sharding::{Placement, Sharding};
+use ir::signature::signature;
+use ir::strategy::{Placements, Strategy, placements, strategies};
+
+/// Decisions, taken in turn; past the end all are zero.
+pub(crate) struct Decisions<'a> {
+    list: &'a [u16],
+    at: usize,
+}
+
+impl<'a> Decisions<'a> {
+    pub(crate) fn new(list: &'a [u16]) -> Self {
+        Self { list, at: 0 }
+    }
+
+    /// One of `n` options.
+    pub(crate) fn pick(&mut self, n: usize) -> usize {
+        let decision = self.list.get(self.at).copied().unwrap_or(0);
+        self.at += 1;
+        usize::from(decision) % n.max(1)
+    }
+}
+
+/// A choice for a layer kind.
+pub(crate) struct Drawn {
+    pub(crate) choice: LayerChoice,
+}
+
+/// Use and storage of tied parameters that were drawn already.
+type Tied = BTreeMap<(usize, TensorId), (Sharding, Storage)>;
+
+/// Draws a choice for every layer kind of a model.
+pub(crate) fn draw_model(
+    model: &Model,
+    mesh: &Mesh,
+    (micro_batch, sequence): (u64, u64),
+    decisions: &mut Decisions<'_>,
+) -> Option<Vec<Drawn>> {
+    let stream = draw_stream(model, mesh, (micro_batch, sequence), decisions)?;
+    let mut tied = Tied::new();
+    let mut drawn = Vec::new();
+    for (kind, layer) in model.layers.iter().enumerate() {
+        let sizes = layer.sizes(micro_batch, sequence);
+        let given: BTreeMap<TensorId, (Sharding, Storage)> = tied
+            .iter()
+            .filter(|((of, _), _)| *of == kind)
+            .map(|((_, tensor), &one)| (*tensor, one))
+            .collect();
+        let draw = Draw { layer, mesh, sizes: &sizes, stream, tied: &given };
+        let choice = draw.choice(decisions)?;
+        for tie in model.ties.iter().filter(|tie| tie.owner.layer == kind) {
+            let used = draw.used(&choice, tie.owner.tensor)?;
+            tied.insert((tie.copy.layer, tie.copy.tensor), (used, choice.storage[&tie.owner.tensor]));
+        }
+        drawn.push(Drawn { choice });
+    }
+    Some(drawn)
+}
+
+/// A sharding of the stream that every layer can read and write.
+fn draw_stream(
+    model: &Model,
+    mesh: &Mesh,
+    (micro_batch, sequence): (u64, u64),
+    decisions: &mut Decisions<'_>,
+) -> Option<Sharding> {
+    let layer = model.layers.iter().find(|layer| layer.stream_in.is_some())?;
+    let shape = layer.shape(layer.stream_in?, &layer.sizes(micro_batch, sequence));
+    let mut sharding = Sharding::REPLICATED;
+    for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
+        let fits = |dim: &usize| {
+            let parts: u64 = sharding.axes_of(*dim).map(|axis| mesh.size(axis)).product();
+            shape[*dim].is_multiple_of(parts * mesh.size(axis))
+        };
+        let mut options = vec![Placement::Replicate];
+        options.extend((0..shape.len()).filter(fits).map(|dim| Placement::Shard(dim as u8)));
+        sharding = sharding.with(axis, options[decisions.pick(options.len())]);
+    }
+    Some(sharding)
+}
+
+struct Draw<'a> {
+    layer: &'a Layer,
+    mesh: &'a Mesh,
+    sizes: &'a Sizes,
+    stream: Sharding,
+    tied: &'a BTreeMap<TensorId, (Sharding, Storage)>,
+}
+
+impl Draw<'_> {
+    fn choice(&self, decisions: &mut Decisions<'_>) -> Option<LayerChoice> {
+        let is_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
+        let out = if is_loss { Sharding::REPLICATED } else { self.stream };
+        let mut chosen: Vec<(Strategy, Placements)> = Vec::new();
+        for op in self.layer.op_ids() {
+            let options = self.options(op, &chosen, out);
+            chosen.push(options.get(decisions.pick(options.len()))?.clone());
+        }
+        let again = |op: &Op, decisions: &mut Decisions<'_>| {
+            let again = decisions.pick(2) == 1 && op.kind != OpKind::Fork;
+            if again { Recompute::Again } else { Recompute::Keep }
+        };
+        let recompute = self.layer.ops.iter().map(|op| again(op, decisions)).collect();
+        let mut choice = LayerChoice {
+            stream: if self.layer.stream_in.is_some() { self.stream } else { Sharding::REPLICATED },
+            out,
+            strategies: chosen.iter().map(|(strategy, _)| *strategy).collect(),
+            recompute,
+            storage: self.storages(&chosen, decisions),
+        };
+        if lower(self.layer, self.mesh, self.sizes, &choice).is_err() {
+            // Not every cut of the three states goes together; whole storage always does.
+            choice
+                .storage
+                .iter_mut()
+                .filter(|(t, _)| !self.tied.contains_key(t))
+                .for_each(|(_, s)| *s = Storage::default());
+        }
+        lower(self.layer, self.mesh, self.sizes, &choice).ok().map(|_| choice)
+    }
+
+    /// Strategies of an operator whose operands and gradients can be brought, the simplest first.
+    fn options(
+        &self,
+        op: OpId,
+        chosen: &[(Strategy, Placements)],
+        out: Sharding,
+    ) -> Vec<(Strategy, Placements)> {
+        let one = &self.layer.ops[op.0];
+        let sig = signature(self.layer, one);
+        let mut list = strategies(self.layer, one, &sig, self.mesh, self.sizes);
+        list.sort_by_key(|strategy| *strategy != Strategy::SAME);
+        let placed = list.into_iter().map(|strategy| (strategy, placements(&sig, strategy)));
+        placed.filter(|(_, places)| self.fits(one, places, chosen, out)).collect()
+    }
+
+    fn fits(&self, op: &Op, places: &Placements, chosen: &[(Strategy, Placements)], out: Sharding) -> bool {
+        let operands = op.operands.iter().enumerate().all(|(i, &tensor)| {
+            if let Some((used, _)) = self.tied.get(&tensor) {
+                return places.operands[i] == *used;
+            }
+            if self.layer.is_data(tensor) || self.layer.is_parameter(tensor) {
+                return true;
+            }
+            let (value, gradient) = self.left(tensor, chosen);
+            let there = steps(value, places.operands[i]).is_some();
+            let back = !op.kind.differentiates(i) || steps(places.operand_gradients[i], gradient).is_some();
+            there && back
+        });
+        let leaves = op.results.iter().position(|&tensor| tensor == self.layer.out).is_none_or(|i| {
+            steps(places.results[i], out).is_some() && steps(out.dual(), places.result_gradients[i]).is_some()
+        });
+        operands && leaves
+    }
+
+    /// How a tensor is left where it is computed, and how its gradient is wanted there.
+    fn left(&self, tensor: TensorId, chosen: &[(Strategy, Placements)]) -> (Sharding, Sharding) {
+        let Some(op) = self.layer.producer(tensor) else { return (self.stream, self.stream.dual()) };
+        let places = &chosen[op.0].1;
+        let at = self.layer.ops[op.0].results.iter().position(|&t| t == tensor).unwrap_or(0);
+        (places.results[at], places.result_gradients[at])
+    }
+
+    fn storages(
+        &self,
+        chosen: &[(Strategy, Placements)],
+        decisions: &mut Decisions<'_>,
+    ) -> BTreeMap<TensorId, Storage> {
+        let mut all = BTreeMap::new();
+        for (op, (_, places)) in self.layer.ops.iter().zip(chosen) {
+            for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| self.layer.is_parameter(**t)) {
+                let whole = whole_axes(self.mesh, places.operands[i]);
+                let optimizer = subset(whole, decisions);
+                let drawn = Storage {
+                    parameter: subset(optimizer, decisions),
+                    gradient: subset(optimizer, decisions),
+                    optimizer,
+                };
+                all.insert(tensor, self.tied.get(&tensor).map_or(drawn, |(_, storage)| *storage));
+            }
+        }
+        all
+    }
+
+    /// How a choice uses a parameter.
+    fn used(&self, choice: &LayerChoice, tensor: TensorId) -> Option<Sharding> {
+        let op = &self.layer.ops[self.layer.reader(tensor)?.0];
+        let at = self.layer.ops.iter().position(|one| one.name == op.name)?;
+        let i = op.operands.iter().position(|&t| t == tensor)?;
+        Some(placements(&signature(self.layer, op), choice.strategies[at]).operands[i])
+    }
+}
+
+/// Some of the axes of a set.
+fn subset(of: AxisSet, decisions: &mut Decisions<'_>) -> AxisSet {
+    let axes: Vec<AxisId> = of.axes().into_iter().filter(|_| decisions.pick(2) == 1).collect();
+    AxisSet::of(&axes)
+}

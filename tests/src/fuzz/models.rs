@@ -1,0 +1,190 @@
+//! Small models of real families, with odd sizes.
+
+use ir::graph::Model;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// A family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Grouped queries, gated MLP.
+    Llama,
+    /// Layer norms with biases, learned positions, tied embedding.
+    Gpt2,
+    /// Windows, soft caps, norms after the blocks, tied embedding.
+    Gemma2,
+    /// Attention and MLP in parallel.
+    Falcon,
+    /// Position bias by head.
+    Bloom,
+    /// Routed experts.
+    Mixtral,
+    /// Attention sinks and experts with biases.
+    GptOss,
+    /// Latent attention, a dense first layer, shared experts, groups of experts.
+    DeepSeekV2,
+    /// The same with sigmoid scores and a latent query.
+    DeepSeekV3,
+}
+
+/// Sizes of a model; what they mean where a family has no such size is explained beside its description.
+#[derive(Clone, Debug)]
+pub struct ModelSizes {
+    /// Decoder layers.
+    pub n_layers: u64,
+    /// Key heads.
+    pub kv_heads: u64,
+    /// Query heads per key head.
+    pub group: u64,
+    /// Half of a head's dim, which is even for the rotary embedding.
+    pub half_dim: u64,
+    /// Columns of the MLP.
+    pub mlp: u64,
+    /// Experts, in pairs.
+    pub expert_pairs: u64,
+    /// Experts of a token.
+    pub top_k: u64,
+    /// Rows of the vocabulary.
+    pub vocabulary: u64,
+    /// Whether embedding and head are one, where the family leaves the choice.
+    pub tied: bool,
+}
+
+/// Any family.
+pub(super) fn families() -> impl Strategy<Value = Family> {
+    use Family::{Bloom, DeepSeekV2, DeepSeekV3, Falcon, Gemma2, Gpt2, GptOss, Llama, Mixtral};
+    prop::sample::select(vec![Llama, Gpt2, Gemma2, Falcon, Bloom, Mixtral, GptOss, DeepSeekV2, DeepSeekV3])
+}
+
+/// Any sizes.
+pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
+    let attention = (prop_oneof![Just(1_u64), Just(2), Just(3), Just(4)], 1_u64..=3, 1_u64..=3);
+    let mlp = (prop_oneof![Just(6_u64), Just(8), Just(12), Just(15)], 1_u64..=3, 1_u64..=2);
+    let ends = (prop_oneof![Just(17_u64), Just(24), Just(35), Just(48)], any::<bool>());
+    (1_u64..=4, attention, mlp, ends).prop_map(|(n_layers, attention, mlp, ends)| ModelSizes {
+        n_layers,
+        kv_heads: attention.0,
+        group: attention.1,
+        half_dim: attention.2,
+        mlp: mlp.0,
+        expert_pairs: mlp.1,
+        top_k: mlp.2,
+        vocabulary: ends.0,
+        tied: ends.1,
+    })
+}
+
+/// The model by way of its Hugging Face description; `None` where the family does not allow the sizes.
+pub(super) fn model(family: Family, sizes: &ModelSizes) -> Option<Model> {
+    let text = description(family, sizes).to_string();
+    frontends::read_model("fuzz.json", &text).ok()
+}
+
+fn description(family: Family, sizes: &ModelSizes) -> Value {
+    let heads = sizes.kv_heads * sizes.group;
+    let hidden = heads * 2 * sizes.half_dim;
+    let mut all = json!({
+        "hidden_size": hidden,
+        "intermediate_size": sizes.mlp,
+        "num_hidden_layers": sizes.n_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "vocab_size": sizes.vocabulary,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": sizes.tied,
+        "hidden_act": "silu",
+    });
+    let own = match family {
+        Family::Llama => json!({ "model_type": "llama" }),
+        Family::Gpt2 => json!({
+            "model_type": "gpt2", "n_embd": hidden, "n_layer": sizes.n_layers, "n_head": heads,
+            "n_positions": 64, "n_ctx": 64, "vocab_size": sizes.vocabulary,
+            "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+        }),
+        Family::Gemma2 => json!({
+            "model_type": "gemma2", "head_dim": 2 * sizes.half_dim, "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 2 * sizes.half_dim, "sliding_window": 4, "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0, "tie_word_embeddings": true,
+        }),
+        Family::Falcon => json!({
+            "model_type": "falcon", "multi_query": true, "new_decoder_architecture": false, "parallel_attn": true,
+            "alibi": false, "bias": false, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": sizes.tied,
+        }),
+        Family::Bloom => json!({
+            "model_type": "bloom", "n_embed": hidden, "hidden_size": hidden, "n_layer": sizes.n_layers,
+            "n_head": heads, "vocab_size": sizes.vocabulary, "layer_norm_epsilon": 1e-5,
+        }),
+        Family::Mixtral => json!({
+            "model_type": "mixtral", "num_local_experts": 2 * sizes.expert_pairs, "num_experts_per_tok": sizes.top_k,
+            "sliding_window": null,
+        }),
+        Family::GptOss => json!({
+            "model_type": "gpt_oss", "head_dim": 2 * sizes.half_dim, "num_local_experts": 2 * sizes.expert_pairs,
+            "num_experts_per_tok": sizes.top_k, "sliding_window": 4, "swiglu_limit": 7.0, "attention_bias": true,
+        }),
+        Family::DeepSeekV2 | Family::DeepSeekV3 => deepseek(family, sizes, heads),
+    };
+    if let (Some(all), Value::Object(own)) = (all.as_object_mut(), own) {
+        all.extend(own);
+    }
+    all
+}
+
+/// Heads share nothing here, so that key heads and groups only multiply.
+fn deepseek(family: Family, sizes: &ModelSizes, heads: u64) -> Value {
+    let (version, scores, method) = if family == Family::DeepSeekV2 {
+        ("deepseek_v2", "softmax", "group_limited_greedy")
+    } else {
+        ("deepseek_v3", "sigmoid", "noaux_tc")
+    };
+    json!({
+        "model_type": version,
+        "num_key_value_heads": heads,
+        "moe_intermediate_size": sizes.mlp,
+        "q_lora_rank": if family == Family::DeepSeekV2 { Value::Null } else { 6.into() },
+        "kv_lora_rank": 4,
+        "qk_nope_head_dim": 2 * sizes.half_dim,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": sizes.half_dim + 1,
+        "attention_bias": false,
+        "n_routed_experts": 4 * sizes.expert_pairs,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": sizes.top_k,
+        "n_group": 2,
+        "topk_group": 1,
+        "topk_method": method,
+        "scoring_func": scores,
+        "norm_topk_prob": family == Family::DeepSeekV3,
+        "routed_scaling_factor": 1.5,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_has_small_models() {
+        use Family::{Bloom, DeepSeekV2, DeepSeekV3, Falcon, Gemma2, Gpt2, GptOss, Llama, Mixtral};
+        let sizes = ModelSizes {
+            n_layers: 2,
+            kv_heads: 2,
+            group: 2,
+            half_dim: 2,
+            mlp: 8,
+            expert_pairs: 1,
+            top_k: 2,
+            vocabulary: 17,
+            tied: false,
+        };
+        for family in [Llama, Gpt2, Gemma2, Falcon, Bloom, Mixtral, GptOss, DeepSeekV2, DeepSeekV3] {
+            let text = description(family, &sizes).to_string();
+            let read = frontends::read_model("fuzz.json", &text);
+            assert!(read.is_ok(), "{family:?}: {}", read.unwrap_err());
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The whole chain on plans drawn at random: opened, written and read as text, proven where that is possible, run on all
+//! ranks in f64, and held to one device and to the predicted bytes.
+//!
+//! `PROPTEST_CASES=2000 cargo test -p tests --test fuzz` runs more. A failure prints the smallest case that fails and
+//! the text of its plan; kept in `cases/`, it is run again for ever.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ir::text::{read_plan, write_plan};
+use proptest::prelude::*;
+use tests::fuzz::{MAX_RANKS, cases};
+use tests::planner;
+
+/// Cases of one run, unless `PROPTEST_CASES` says another number.
+const CASES: u32 = 100;
+
+/// Verifies the plan in a file as it is, and says what was wrong.
+fn verify(file: &Path) -> Result<(), String> {
+    let (file, ranks) = (file.to_string_lossy(), MAX_RANKS.to_string());
+    let said = planner(&["verify", &file, "--whole", "--precision", "f64", "--ranks", &ranks]);
+    if said.code == 0 { Ok(()) } else { Err(said.to_string()) }
+}
+
+fn config() -> ProptestConfig {
+    let from_environment = ProptestConfig::default();
+    let cases = if from_environment.cases == 256 { CASES } else { from_environment.cases };
+    ProptestConfig { cases, max_global_rejects: 20 * cases, failure_persistence: None, ..from_environment }
+}
+
+#[test]
+fn any_legal_plan_computes_what_one_device_computes() {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz.txt");
+    proptest!(config(), |(case in cases())| {
+        let plan = case.plan();
+        prop_assume!(plan.is_some());
+        let text = write_plan(&plan.unwrap());
+        prop_assert_eq!(&write_plan(&read_plan(&text).unwrap()), &text);
+        fs::write(&file, &text).unwrap();
+        let verified = verify(&file);
+        prop_assert!(verified.is_ok(), "{}\n{text}", verified.unwrap_err());
+    });
+}
+
+#[test]
+fn what_once_failed_holds() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("cases");
+    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    for file in files.iter().filter(|file| file.extension().is_some_and(|end| end == "txt")) {
+        let verified = verify(file);
+        assert!(verified.is_ok(), "{}: {}", file.display(), verified.unwrap_err());
+    }
+}
