@@ -12,6 +12,8 @@ use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
 use ir::strategy::Strategy;
 
+use crate::run::Tensors;
+
 pub use crate::kernels::optimizer::AdamW;
 
 /// One training run of a few steps.
@@ -39,6 +41,8 @@ pub struct Execution<'a> {
     pub table: Vec<Vec<Action>>,
     /// Of parameters and tokens.
     pub seed: u64,
+    /// Parameters that begin with these numbers instead of drawn ones.
+    pub given: Tensors,
     /// Updates to run.
     pub steps: u32,
     /// Settings of the update.

@@ -108,7 +108,7 @@ impl<'a> Prepared<'a> {
         prepared.rows = (0..execution.mesh.n_devices()).map(|device| prepared.find_rows(device)).collect();
         prepared.borders = prepared.find_borders()?;
         prepared.ties = prepared.find_ties()?;
-        prepared.initial = prepared.draw_parameters();
+        prepared.initial = prepared.draw_parameters()?;
         Ok(prepared)
     }
 
@@ -247,16 +247,19 @@ impl<'a> Prepared<'a> {
         Ok(ties)
     }
 
-    fn draw_parameters(&self) -> BTreeMap<ParameterKey, ArrayD<f64>> {
+    fn draw_parameters(&self) -> Result<BTreeMap<ParameterKey, ArrayD<f64>>, ExecutorError> {
         let mut drawn = BTreeMap::new();
         for layer_idx in 0..self.instances.len() {
             let layer = self.layer(layer_idx);
             for tensor in layer.parameters() {
                 let Role::Parameter(init) = layer.tensors[tensor.0].role else { continue };
-                drawn.insert(
-                    (layer_idx, tensor),
-                    initial::parameter(self.execution.seed, layer_idx, layer, tensor, init),
-                );
+                let name = (layer_idx, layer.tensors[tensor.0].name.clone());
+                let value = match self.execution.given.get(&name) {
+                    Some(given) if given.shape() == whole_shape(layer, tensor) => given.clone(),
+                    Some(_) => return Err(unfit(format!("the given `{}` has another shape", name.1))),
+                    None => initial::parameter(self.execution.seed, layer_idx, layer, tensor, init),
+                };
+                drawn.insert((layer_idx, tensor), value);
             }
         }
         for tie in &self.ties {
@@ -264,8 +267,13 @@ impl<'a> Prepared<'a> {
                 drawn.insert(tie.copy, owner);
             }
         }
-        drawn
+        Ok(drawn)
     }
+}
+
+/// Shape of a whole parameter.
+fn whole_shape(layer: &Layer, tensor: TensorId) -> Vec<usize> {
+    layer.shape(tensor, &layer.sizes(0, 0)).into_iter().map(|n| n as usize).collect()
 }
 
 pub(crate) fn unfit(what: String) -> ExecutorError {

@@ -68,6 +68,7 @@ impl<'a> SmallRun<'a> {
             token_order: self.token_order(),
             table: self.table.clone(),
             seed,
+            given: executor::run::Tensors::new(),
             steps: STEPS,
             optimizer: adamw(precision),
         }

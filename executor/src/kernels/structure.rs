@@ -28,12 +28,11 @@ pub(super) fn fork_backward<T: Real>(call: &Call<'_, T>, gradients: &[Option<&Te
 
 pub(super) fn split<T: Real>(call: &Call<'_, T>, sizes: &[u64]) -> Result<Vec<Tensor<T>>, KernelError> {
     let x = call.float(0)?;
-    let cuts = cuts(call, sizes)?;
-    let last = Axis(call.operand_shape(0)?.len() - 1);
+    let (along, cuts) = cuts(call, sizes)?;
     let part = |(i, &(from, to)): (usize, &(usize, usize))| {
-        let part = x.slice_axis(last, Slice::from(from..to));
+        let part = x.slice_axis(along, Slice::from(from..to));
         let keeps = call.result_shape(i)?.len() == x.ndim();
-        Ok(if keeps || to - from != 1 { part.to_owned() } else { part.index_axis_move(last, 0).to_owned() })
+        Ok(if keeps || to - from != 1 { part.to_owned() } else { part.index_axis_move(along, 0).to_owned() })
     };
     cuts.iter().enumerate().map(part).collect()
 }
@@ -46,21 +45,22 @@ pub(super) fn split_backward<T: Real>(
 ) -> Gradients<T> {
     let shape = call.operand_shape(0)?;
     let mut dx = Tensor::zeros(shape);
-    let last = Axis(shape.len().saturating_sub(1));
-    for ((from, to), gradient) in cuts(call, sizes)?.into_iter().zip(gradients) {
+    let (along, cuts) = cuts(call, sizes)?;
+    for ((from, to), gradient) in cuts.into_iter().zip(gradients) {
         let Some(gradient) = gradient else { continue };
-        let mut part = dx.slice_axis_mut(last, Slice::from(from..to));
+        let mut part = dx.slice_axis_mut(along, Slice::from(from..to));
         let gradient =
-            if gradient.ndim() < shape.len() { gradient.view().insert_axis(last) } else { gradient.view() };
+            if gradient.ndim() < shape.len() { gradient.view().insert_axis(along) } else { gradient.view() };
         call.same_shape(gradient.shape(), part.shape())?;
         part.assign(&gradient);
     }
     Ok(vec![Some(dx)])
 }
 
-/// First and past-the-last element of each part.
-fn cuts<T: Real>(call: &Call<'_, T>, sizes: &[u64]) -> Result<Vec<(usize, usize)>, KernelError> {
-    let (_, n) = call.rows(0)?;
+/// The dim that is cut, with the first and past-the-last element of each part.
+fn cuts<T: Real>(call: &Call<'_, T>, sizes: &[u64]) -> Result<(Axis, Vec<(usize, usize)>), KernelError> {
+    let along = call.ctx.signature.cut_dim().ok_or(call.unfit("its parts have all dims of the whole"))?;
+    let n = call.operand_shape(0)?[along];
     let mut end = 0_usize;
     let mut cuts = Vec::with_capacity(sizes.len());
     for &size in sizes {
@@ -70,7 +70,7 @@ fn cuts<T: Real>(call: &Call<'_, T>, sizes: &[u64]) -> Result<Vec<(usize, usize)
         cuts.push((from, end));
     }
     if end == n && sizes.len() == call.n_results() {
-        Ok(cuts)
+        Ok((Axis(along), cuts))
     } else {
         Err(call.unfit("its parts do not fill the dim, or are not its results"))
     }

@@ -30,15 +30,19 @@ pub(super) fn adapt(plan: &Plan, open: &OpenPlan, sizes: &SmallSizes) -> Model {
     model
 }
 
-/// Class of the last dim of an operator's first operand, with its lengths before and after.
-fn last((l, layer): (usize, &Layer), op: &Op, sizes: &SmallSizes) -> Option<(ClassId, u64, u64)> {
-    let class = sizes.classes.last((l, layer), *op.operands.first()?)?;
+/// Class of the dim of an operator's first operand of which its attributes speak, with its lengths before and after:
+/// the one that a split cuts, else the last.
+fn described((l, layer): (usize, &Layer), op: &Op, sizes: &SmallSizes) -> Option<(ClassId, u64, u64)> {
+    let class = match op.kind {
+        OpKind::Split { .. } => sizes.classes.cut((l, layer), op)?,
+        _ => sizes.classes.last((l, layer), *op.operands.first()?)?,
+    };
     Some((class, sizes.classes.length(class)?, sizes.lengths[class.0]))
 }
 
 fn adapt_kind(layer: (usize, &Layer), op: &Op, sequence: u64, sizes: &SmallSizes) -> OpKind {
     let mut kind = op.kind.clone();
-    let Some((class, before, after)) = last(layer, op, sizes) else { return kind };
+    let Some((class, before, after)) = described(layer, op, sizes) else { return kind };
     if let OpKind::Rope { dims, side, .. } = &mut kind {
         *dims = rotated(*dims, *side, (class, before, after), sizes);
     }
@@ -93,7 +97,7 @@ fn filled_share(layer: &Layer, filled: f64, l: usize, sizes: &SmallSizes) -> f64
     let share = |top_k: u64, experts: u64| top_k as f64 / experts.max(1) as f64;
     let ratio = layer.ops.iter().find_map(|op| {
         let OpKind::Route { top_k, .. } = op.kind else { return None };
-        let (_, before, after) = last((l, layer), op, sizes)?;
+        let (_, before, after) = described((l, layer), op, sizes)?;
         let OpKind::Route { top_k: small, .. } = adapt_kind((l, layer), op, 0, sizes) else { return None };
         Some(share(small, after) / share(top_k, before))
     });

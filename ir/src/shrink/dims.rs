@@ -3,7 +3,7 @@
 //! Two dims are one class where a stream or a shared parameter joins them, and where layers give them one name and
 //! length. A class's cut is the largest product of axes on one loop or sharding, in the large mesh and in the small.
 
-use crate::graph::{DimId, Extent, Layer, Model, TensorId};
+use crate::graph::{DimId, Extent, Layer, Model, Op, TensorId};
 use crate::mesh::{AxisId, Mesh};
 use crate::plan::check::OpenPlan;
 use crate::signature::{FactorId, signature};
@@ -83,6 +83,12 @@ impl Classes {
     /// Class of the last dim of a tensor.
     pub(super) fn last(&self, layer: (usize, &Layer), tensor: TensorId) -> Option<ClassId> {
         layer.1.tensors[tensor.0].dims.last().map(|&dim| self.class(layer.0, dim))
+    }
+
+    /// Class of the dim that a split cuts.
+    pub(super) fn cut(&self, layer: (usize, &Layer), op: &Op) -> Option<ClassId> {
+        let at = signature(layer.1, op).cut_dim()?;
+        layer.1.tensors[op.operands[0].0].dims.get(at).map(|&dim| self.class(layer.0, dim))
     }
 
     /// Length of a class that the model fixes.

@@ -140,15 +140,19 @@ fn sums(open: &OpenPlan, classes: &Classes) -> Vec<SumOf> {
         let last = |tensor: TensorId| classes.last((l, layer), tensor);
         for op in &layer.ops {
             let (total, parts) = if let OpKind::Split { sizes } = &op.kind {
+                // A part that has a dim in the place of the one that is cut is as long as that dim.
+                let along = signature(layer, op).cut_dim();
                 let ndim = |tensor: TensorId| layer.tensors[tensor.0].dims.len();
                 let part = |(&tensor, &size): (&TensorId, &u64)| {
-                    let class = last(tensor).filter(|_| ndim(tensor) == ndim(op.operands[0]));
+                    let same = along.filter(|_| ndim(tensor) == ndim(op.operands[0]));
+                    let dim = same.and_then(|at| layer.tensors[tensor.0].dims.get(at));
+                    let class = dim.map(|&dim| classes.class(l, dim));
                     match class.filter(|&class| classes.length(class) == Some(size)) {
                         Some(class) => Part::Class(class),
                         None => Part::Constant(size),
                     }
                 };
-                (last(op.operands[0]), op.results.iter().zip(sizes).map(part).collect::<Vec<_>>())
+                (classes.cut((l, layer), op), op.results.iter().zip(sizes).map(part).collect::<Vec<_>>())
             } else if op.kind == OpKind::AppendShared {
                 let parts = op.operands.iter().filter_map(|&tensor| last(tensor)).map(Part::Class);
                 (last(op.results[0]), parts.collect())

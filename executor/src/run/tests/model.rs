@@ -302,6 +302,7 @@ pub(super) fn execution<'a>(
         token_order: TokenOrder::Natural,
         table: table(schedule, n_stages, n_micro_batches).unwrap(),
         seed: 7,
+        given: crate::run::Tensors::new(),
         steps: 2,
         optimizer: ADAMW,
     }
