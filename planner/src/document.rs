@@ -15,9 +15,11 @@ use ir::plan::{
 use ir::signature::signature;
 use ir::units::{Bytes, Seconds};
 
-use crate::candidate::{Arranged, Entry, Scope};
+use crate::arrange::Arranged;
+use crate::candidate::Scope;
 use crate::optimize::{Found, Tally};
 use crate::request::Request;
+use crate::shelf::Entry;
 
 /// Writes the plan of the fastest arrangement. Digests and the tool's version are the caller's to fill.
 pub fn plan(found: &Found<'_>) -> Option<Plan> {

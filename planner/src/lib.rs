@@ -16,6 +16,11 @@ pub mod menu;
 pub mod shapes;
 pub mod partition;
 pub mod candidate;
+pub mod bound;
+pub mod shelf;
+pub mod arrange;
+pub mod stage_memory;
+pub mod evaluate;
 pub mod optimize;
 pub mod document;
 

@@ -11,7 +11,9 @@ use cost_model::Constants;
 use ir::units::{Bytes, Seconds};
 use rayon::prelude::*;
 
-use crate::candidate::{Arranged, Bound, Candidate, Dropped, Scope, micro_batches};
+use crate::arrange::Arranged;
+use crate::bound::Bound;
+use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
 use crate::request::{NoPlan, OnProgress, Progress, Relaxation, Request};
 use crate::shapes::{Facts, divisors, shapes};
 

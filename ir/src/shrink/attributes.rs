@@ -33,9 +33,10 @@ pub(super) fn adapt(plan: &Plan, open: &OpenPlan, sizes: &SmallSizes) -> Model {
 /// Class of the dim of an operator's first operand of which its attributes speak, with its lengths before and after:
 /// the one that a split cuts, else the last.
 fn described((l, layer): (usize, &Layer), op: &Op, sizes: &SmallSizes) -> Option<(ClassId, u64, u64)> {
-    let class = match op.kind {
-        OpKind::Split { .. } => sizes.classes.cut((l, layer), op)?,
-        _ => sizes.classes.last((l, layer), *op.operands.first()?)?,
+    let class = if matches!(op.kind, OpKind::Split { .. }) {
+        sizes.classes.cut((l, layer), op)?
+    } else {
+        sizes.classes.last((l, layer), *op.operands.first()?)?
     };
     Some((class, sizes.classes.length(class)?, sizes.lengths[class.0]))
 }
