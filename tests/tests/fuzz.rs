@@ -29,6 +29,7 @@ fn config() -> ProptestConfig {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "plans are verified as files")]
 fn any_legal_plan_computes_what_one_device_computes() {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz.txt");
     proptest!(config(), |(case in cases())| {
