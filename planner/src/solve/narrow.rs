@@ -1,0 +1,269 @@
+//! Closes classes that no cheapest combination contains, before anything expensive is done.
+//!
+//! The costs are moved between nodes and edges so that the sum of every combination stays what it is (equivalent
+//! transformations; Kolmogorov 2006, "Convergent tree-reweighted message passing", section 3):
+//! ```text
+//! cost of a combination  =  base + sum_i n[i, c(i)] + sum_e (t[e, p, q] - a[e, p] - b[e, q])    -> Moved
+//! pull:  a[e, p] = min_q (t[e, p, q] - b[e, q]),  and n[i, c] takes what a gained               -> pull()
+//! push:  the edges ahead get an equal part of what n[i, c] exceeds min_c n[i, c] by             -> push()
+//! ```
+//! Edges never fall below zero, so `base + sum_i min_c n[i, c]` bounds every combination from below, and with `n[i, c]`
+//! in place of node i's minimum every combination that contains class c. A class whose bound exceeds the cost of a
+//! known combination is closed. On a tree one sweep each way makes the bounds exact; a layer is nearly one.
+
+use super::weighed::{Kept, Weighed, select};
+
+/// Sweeps each way at most. Most layers are narrowed to a few classes by the second.
+const MAX_ROUNDS: usize = 8;
+
+/// Classes are closed only if they are worse by this part of the best, so that rounding closes no equal.
+const TOLERANCE: f64 = 1e-9;
+
+/// A problem whose costs are moved.
+pub(super) struct Moved {
+    /// The problem as it was.
+    pub(super) weighed: Weighed,
+    /// Costs of classes; infinite where closed.
+    pub(super) nodes: Vec<Vec<f64>>,
+    /// What every port's row or column has given away.
+    pub(super) given: Vec<[Vec<f64>; 2]>,
+    /// Sum of what every combination pays.
+    base: f64,
+    /// Least of every node.
+    least: Vec<f64>,
+    /// Per node, the tables that see it and on which side.
+    incident: Vec<Vec<(usize, usize)>>,
+    /// No combination above this is wanted.
+    pub(super) limit: f64,
+}
+
+/// The direction of a sweep over the nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sweep {
+    Forward,
+    Backward,
+}
+
+impl Moved {
+    /// The problem with nothing moved but each edge's least cost. Combinations above `limit` are of no use.
+    pub(super) fn new(weighed: Weighed, limit: f64) -> Self {
+        let nodes = weighed.costs.clone();
+        let least: Vec<f64> = nodes.iter().map(|costs| minimum(costs)).collect();
+        let mut incident = vec![Vec::new(); nodes.len()];
+        for (t, table) in weighed.tables.iter().enumerate() {
+            (0..2).for_each(|side| incident[table.nodes[side]].push((t, side)));
+        }
+        let mut base = 0.0;
+        let given = weighed
+            .tables
+            .iter()
+            .map(|table| {
+                // A table of forbidden pairs has no least cost; pulling from it closes what it joins.
+                let least = minimum(&table.values);
+                let least = if least.is_finite() { least } else { 0.0 };
+                base += least;
+                [vec![least; table.n_ports[0]], vec![0.0; table.n_ports[1]]]
+            })
+            .collect();
+        Self { weighed, nodes, given, base, least, incident, limit }
+    }
+
+    /// No combination that is left is below this.
+    pub(super) fn bound(&self) -> f64 {
+        self.base + self.least.iter().sum::<f64>()
+    }
+
+    /// Sweeps until few classes are left or nothing moves. `None` where every combination is forbidden or above the
+    /// limit.
+    pub(super) fn narrow(mut self, known: &mut Known) -> Option<Self> {
+        let mut before = f64::NEG_INFINITY;
+        for _ in 0..MAX_ROUNDS {
+            for sweep in [Sweep::Forward, Sweep::Backward] {
+                let picked = self.sweep(sweep)?;
+                known.offer(&self.weighed, &picked);
+                self.limit = self.limit.min(known.cost + TOLERANCE * known.cost.abs());
+            }
+            if self.n_closed() > 0 {
+                self = self.compact();
+            }
+            let single = self.nodes.iter().all(|costs| costs.len() == 1);
+            let bound = self.bound();
+            if single || bound - before <= TOLERANCE * bound.abs() {
+                break;
+            }
+            before = bound;
+        }
+        Some(self)
+    }
+
+    fn n_closed(&self) -> usize {
+        self.nodes.iter().flatten().filter(|cost| cost.is_infinite()).count()
+    }
+
+    /// One sweep over all nodes; a combination that it comes across, or `None` where a node has no class left.
+    fn sweep(&mut self, sweep: Sweep) -> Option<Vec<usize>> {
+        let n = self.nodes.len();
+        let mut picked = vec![usize::MAX; n];
+        for step in 0..n {
+            let node = if sweep == Sweep::Forward { step } else { n - 1 - step };
+            for i in 0..self.incident[node].len() {
+                let (table, side) = self.incident[node][i];
+                self.pull(node, table, side);
+            }
+            self.least[node] = minimum(&self.nodes[node]);
+            if self.least[node].is_infinite() || self.bound() > self.limit {
+                return None;
+            }
+            self.close(node);
+            picked[node] = self.pick(node, &picked);
+            self.push(node, sweep);
+        }
+        Some(picked)
+    }
+
+    /// Moves all that an edge asks of a node's ports, whatever the other node does, to the node.
+    fn pull(&mut self, node: usize, t: usize, side: usize) {
+        let table = &self.weighed.tables[t];
+        let [rows, columns] = &self.given[t];
+        let asked = if side == 0 {
+            table.values.chunks_exact(table.n_ports[1]).map(|row| least_difference(row, columns)).collect()
+        } else {
+            let mut least = vec![f64::INFINITY; table.n_ports[1]];
+            for (row, given) in table.values.chunks_exact(table.n_ports[1]).zip(rows) {
+                least.iter_mut().zip(row).for_each(|(least, value)| *least = smaller(*least, value - given));
+            }
+            least
+        };
+        let given = std::mem::replace(&mut self.given[t][side], asked);
+        let asked = &mut self.given[t][side];
+        for (cost, &port) in self.nodes[node].iter_mut().zip(&table.ports[side]) {
+            let (asked, given) = (asked[port as usize], given[port as usize]);
+            // A port that was shut has no open class; one that nothing opposite can meet closes its own.
+            *cost = if asked.is_finite() && given.is_finite() { *cost + (asked - given) } else { f64::INFINITY };
+        }
+        for (asked, given) in asked.iter_mut().zip(&given) {
+            if asked.is_infinite() || given.is_infinite() {
+                *asked = f64::NEG_INFINITY;
+            }
+        }
+    }
+
+    /// Closes the classes of a node that are too dear, and shuts ports that no open class has.
+    fn close(&mut self, node: usize) {
+        let others = self.bound() - self.least[node];
+        let limit = self.limit;
+        let mut closed = false;
+        for cost in self.nodes[node].iter_mut().filter(|cost| cost.is_finite() && others + **cost > limit) {
+            *cost = f64::INFINITY;
+            closed = true;
+        }
+        if !closed {
+            return;
+        }
+        for &(t, side) in &self.incident[node] {
+            let given = &mut self.given[t][side];
+            let mut open = vec![false; given.len()];
+            for (cost, &port) in self.nodes[node].iter().zip(&self.weighed.tables[t].ports[side]) {
+                open[port as usize] |= cost.is_finite();
+            }
+            given.iter_mut().zip(open).filter(|(_, open)| !open).for_each(|(g, _)| *g = f64::NEG_INFINITY);
+        }
+    }
+
+    /// The class that suits best with what this sweep has picked so far.
+    fn pick(&self, node: usize, picked: &[usize]) -> usize {
+        let mut costs = self.nodes[node].clone();
+        for &(t, side) in &self.incident[node] {
+            let table = &self.weighed.tables[t];
+            let other = table.nodes[1 - side];
+            if other == node || picked[other] == usize::MAX {
+                continue;
+            }
+            let port = table.ports[1 - side][picked[other]] as usize;
+            let given = &self.given[t];
+            for (cost, &own) in costs.iter_mut().zip(&table.ports[side]).filter(|(c, _)| c.is_finite()) {
+                let (row, column) = if side == 0 { (own as usize, port) } else { (port, own as usize) };
+                *cost += table.values[row * table.n_ports[1] + column] - given[0][row] - given[1][column];
+            }
+        }
+        (0..costs.len()).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap_or(0)
+    }
+
+    /// Gives every edge ahead an equal part of what the node's classes cost above the least.
+    fn push(&mut self, node: usize, sweep: Sweep) {
+        let ahead = |&&(t, side): &&(usize, usize)| {
+            let other = self.weighed.tables[t].nodes[1 - side];
+            if sweep == Sweep::Forward { other > node } else { other < node }
+        };
+        let edges: Vec<(usize, usize)> = self.incident[node].iter().filter(ahead).copied().collect();
+        if edges.is_empty() {
+            return;
+        }
+        let part = 1.0 / edges.len().max(self.incident[node].len() - edges.len()) as f64;
+        let least = self.least[node];
+        let excess: Vec<f64> = self.nodes[node].iter().map(|cost| part * (cost - least)).collect();
+        for (t, side) in edges {
+            let ports = &self.weighed.tables[t].ports[side];
+            let mut pushed = vec![f64::INFINITY; self.given[t][side].len()];
+            for (excess, &port) in excess.iter().zip(ports) {
+                pushed[port as usize] = smaller(pushed[port as usize], *excess);
+            }
+            for (given, pushed) in self.given[t][side].iter_mut().zip(&pushed).filter(|(_, p)| p.is_finite()) {
+                *given -= pushed;
+            }
+            for (cost, &port) in self.nodes[node].iter_mut().zip(ports).filter(|(cost, _)| cost.is_finite()) {
+                *cost -= pushed[port as usize];
+            }
+        }
+    }
+
+    /// The same without closed classes and shut ports.
+    fn compact(self) -> Self {
+        let open = |costs: &Vec<f64>| (0..costs.len()).filter(|&class| costs[class].is_finite()).collect();
+        let kept = Kept::new(&self.weighed, self.nodes.iter().map(open).collect());
+        let side = |given: &[Vec<f64>; 2], ports: &[Vec<usize>; 2]| {
+            [0, 1].map(|side| ports[side].iter().map(|&port| given[side][port]).collect())
+        };
+        Self {
+            weighed: self.weighed.keep(&kept),
+            nodes: select(&self.nodes, &kept.classes),
+            given: self.given.iter().zip(&kept.ports).map(|(given, ports)| side(given, ports)).collect(),
+            ..self
+        }
+    }
+}
+
+/// The cheapest combination that anything has come across, as choices.
+pub(super) struct Known {
+    /// Its cost; infinite where there is none.
+    pub(super) cost: f64,
+}
+
+impl Known {
+    fn offer(&mut self, weighed: &Weighed, classes: &[usize]) {
+        self.cost = self.cost.min(weighed.total(classes));
+    }
+}
+
+fn smaller(a: f64, b: f64) -> f64 {
+    if b < a { b } else { a }
+}
+
+fn minimum(list: &[f64]) -> f64 {
+    list.iter().copied().fold(f64::INFINITY, smaller)
+}
+
+/// `min_q (row[q] - given[q])`, in lanes that a compiler can keep in registers.
+fn least_difference(row: &[f64], given: &[f64]) -> f64 {
+    const LANES: usize = 8;
+    let mut least = [f64::INFINITY; LANES];
+    let (rows, givens) = (row.chunks_exact(LANES), given.chunks_exact(LANES));
+    let rest = rows.remainder().iter().zip(givens.remainder());
+    let rest = rest.fold(f64::INFINITY, |least, (value, given)| smaller(least, value - given));
+    for (values, givens) in rows.zip(givens) {
+        for lane in 0..LANES {
+            least[lane] = smaller(least[lane], values[lane] - givens[lane]);
+        }
+    }
+    smaller(minimum(&least), rest)
+}

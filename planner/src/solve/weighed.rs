@@ -1,0 +1,89 @@
+//! A choice problem at one price of memory: one number per class of choices and per pair of ports.
+
+/// Choices of a node that every edge sees alike are one class; the cheapest of them stands for all.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Weighed {
+    /// Per node, the cost of each class.
+    pub(super) costs: Vec<Vec<f64>>,
+    /// Per node, the choice that stands for each class.
+    pub(super) choices: Vec<Vec<usize>>,
+    /// One table per edge.
+    pub(super) tables: Vec<Pairs>,
+}
+
+/// The pairs of one edge.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Pairs {
+    /// The two nodes.
+    pub(super) nodes: [usize; 2],
+    /// Port of every class of either node.
+    pub(super) ports: [Vec<u32>; 2],
+    /// Ports of either node.
+    pub(super) n_ports: [usize; 2],
+    /// Cost per pair, row by row of the first node's ports; infinite where the pair is forbidden.
+    pub(super) values: Vec<f64>,
+}
+
+impl Weighed {
+    /// Cost of one class per node.
+    pub(super) fn total(&self, classes: &[usize]) -> f64 {
+        let own: f64 = self.costs.iter().zip(classes).map(|(costs, &class)| costs[class]).sum();
+        let pair = |table: &Pairs| {
+            let [row, column] = [0, 1].map(|side| table.ports[side][classes[table.nodes[side]]] as usize);
+            table.values[row * table.n_ports[1] + column]
+        };
+        own + self.tables.iter().map(pair).sum::<f64>()
+    }
+
+    /// The problem with only some classes left, and of every edge only the ports that they have.
+    pub(super) fn keep(&self, kept: &Kept) -> Self {
+        let table = |(table, ports): (&Pairs, &[Vec<usize>; 2])| {
+            let [rows, columns] = ports;
+            let row = |&p: &usize| columns.iter().map(move |&q| table.values[p * table.n_ports[1] + q]);
+            Pairs {
+                nodes: table.nodes,
+                ports: [0, 1].map(|side| {
+                    let mut number = vec![0; table.n_ports[side]];
+                    ports[side].iter().enumerate().for_each(|(new, &old)| number[old] = new as u32);
+                    let classes = &kept.classes[table.nodes[side]];
+                    classes.iter().map(|&class| number[table.ports[side][class] as usize]).collect()
+                }),
+                n_ports: [rows.len(), columns.len()],
+                values: rows.iter().flat_map(row).collect(),
+            }
+        };
+        Self {
+            costs: select(&self.costs, &kept.classes),
+            choices: select(&self.choices, &kept.classes),
+            tables: self.tables.iter().zip(&kept.ports).map(table).collect(),
+        }
+    }
+}
+
+/// Classes and ports that stay.
+pub(super) struct Kept {
+    /// Per node, its classes.
+    pub(super) classes: Vec<Vec<usize>>,
+    /// Per table and side, its ports.
+    pub(super) ports: Vec<[Vec<usize>; 2]>,
+}
+
+impl Kept {
+    /// The given classes and the ports that they have.
+    pub(super) fn new(weighed: &Weighed, classes: Vec<Vec<usize>>) -> Self {
+        let used = |table: &Pairs, side: usize| {
+            let mut used = vec![false; table.n_ports[side]];
+            for &class in &classes[table.nodes[side]] {
+                used[table.ports[side][class] as usize] = true;
+            }
+            (0..used.len()).filter(|&port| used[port]).collect()
+        };
+        let ports = weighed.tables.iter().map(|table| [0, 1].map(|side| used(table, side))).collect();
+        Self { classes, ports }
+    }
+}
+
+/// Of every list, the entries at the given places.
+pub(super) fn select<T: Copy>(lists: &[Vec<T>], at: &[Vec<usize>]) -> Vec<Vec<T>> {
+    lists.iter().zip(at).map(|(list, at)| at.iter().map(|&i| list[i]).collect()).collect()
+}
