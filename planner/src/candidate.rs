@@ -8,7 +8,8 @@ use cost_model::Constants;
 use ir::graph::{Model, Sizes};
 use ir::op_work::KernelChoice;
 
-use crate::layer_problem::{Clock, Given, RecomputeRule, StorageRule};
+use crate::layer_problem::{Given, RecomputeRule, StorageRule};
+use crate::meeting::Clock;
 use crate::prices::Machine;
 use crate::request::{Pins, RecomputeKind, Request, ScheduleKind};
 use crate::shapes::{Shape, divisors};

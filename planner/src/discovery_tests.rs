@@ -16,7 +16,8 @@ use ir::program::{Instruction, Program};
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use ir::work::AttentionKernel;
 
-use crate::layer_problem::{Clock, Given, LayerProblem};
+use crate::layer_problem::{Given, LayerProblem};
+use crate::meeting::Clock;
 use crate::menu::fastest;
 use crate::prices::{Machine, Prices};
 use crate::test_models::{Width, dense, experts, mlp_only};

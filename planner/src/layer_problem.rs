@@ -12,23 +12,16 @@ use ir::lower::{LayerChoice, Recompute, gradient_tensors};
 use ir::mesh::MAX_AXES;
 use ir::op::OpKind;
 use ir::program::{AxisSet, Storage};
-use ir::sharding::{Placement, Sharding};
+use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
 use ir::work::Pass;
 
+use crate::meeting::{Carries, Clock, Meeting, Port, number};
 use crate::prices::{Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
-use crate::space::{AxisRule, AxisView, Between, Reach, Space, is_activation};
-
-/// How often things happen, as the objective sees it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Clock {
-    /// Seconds of a micro-batch count this often: micro-batches and bubble.
-    pub micro_batches: f64,
-    /// Kept activations count this often: micro-batches in flight.
-    pub in_flight: f64,
-}
+use crate::space::{Space, is_activation};
+use crate::stream;
 
 /// What the caller already knows of the choice.
 #[derive(Clone, Debug, Default)]
@@ -116,15 +109,6 @@ pub struct LayerProblem<'a> {
     streams: Vec<Sharding>,
 }
 
-/// What an edge sees of a choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Port {
-    value: Sharding,
-    gradient: Sharding,
-    /// Producer: computed again, or a fork nobody may read in backward. Reader: backward needs the value.
-    flag: bool,
-}
-
 struct Builder<'a, 'p> {
     layer: &'a Layer,
     sizes: &'p Sizes,
@@ -149,7 +133,7 @@ impl<'a> LayerProblem<'a> {
         let signatures: Vec<Signature> = layer.ops.iter().map(|op| signature(layer, op)).collect();
         let streams = match given.stream {
             Some(one) => vec![one],
-            None => stream_shardings(layer, sizes, prices),
+            None => stream::shardings(layer, sizes, prices),
         };
         let mut builder = Builder {
             layer,
@@ -203,40 +187,6 @@ impl LayerProblem<'_> {
         let at = one.operands.iter().position(|&t| t == tensor)?;
         Some(placements(&signature(self.layer, one), choice.strategies[op.0]).operands[at])
     }
-}
-
-/// Shardings in which a stream may pass between layers: whole, by sequences, by tokens, per axis.
-fn stream_shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Vec<Sharding> {
-    let Some(tensor) = layer.stream_in.or(Some(layer.out)) else { return vec![Sharding::REPLICATED] };
-    let shape = layer.shape(tensor, sizes);
-    let mesh = prices.mesh();
-    let mut list = vec![Sharding::REPLICATED];
-    for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
-        let (sequences, tokens, whole) = (Placement::Shard(0), Placement::Shard(1), Placement::Replicate);
-        let options = match prices.views()[axis.0] {
-            AxisView { rule: AxisRule::Free, reach: Reach::Node } => vec![sequences, tokens, whole],
-            AxisView { rule: AxisRule::Free, reach: Reach::Network }
-            | AxisView { rule: AxisRule::Around, .. } => {
-                vec![sequences, tokens]
-            }
-            AxisView { rule: AxisRule::Sequences | AxisRule::Experts, .. } => vec![sequences],
-            AxisView { rule: AxisRule::Tokens | AxisRule::TokensAndExperts, .. } => vec![tokens],
-            AxisView { rule: AxisRule::Inside(b) | AxisRule::InsideAndExperts(b), .. } => match b {
-                Between::Tokens => vec![tokens],
-                Between::Same => vec![whole],
-                Between::Free => vec![tokens, whole],
-            },
-        };
-        list = list.iter().flat_map(|base| options.iter().map(|&p| base.with(axis, p))).collect();
-    }
-    let divides = |s: &Sharding| {
-        (0..2).all(|dim| {
-            let parts: u64 = s.axes_of(dim).map(|axis| mesh.size(axis)).product();
-            shape.get(dim).is_none_or(|n| n.is_multiple_of(parts))
-        })
-    };
-    list.retain(divides);
-    if list.is_empty() { vec![Sharding::REPLICATED] } else { list }
 }
 
 impl Builder<'_, '_> {
@@ -370,127 +320,21 @@ impl Builder<'_, '_> {
         let (to_node, to_ports) = to;
         let (from_form, left) = number(&from_ports);
         let (to_form, right) = number(&to_ports);
+        let meeting = Meeting {
+            layer: self.layer,
+            tensor,
+            sizes: self.sizes,
+            clock: self.clock,
+            carries: if self.gradients.contains(&tensor) { Carries::Both } else { Carries::Values },
+        };
         let spread = |node: usize, of_form: Vec<u32>| match self.picks.get(node) {
             Some(picks) => picks.iter().map(|pick| of_form[pick.form]).collect(),
             // The stream has one choice per sharding.
             None => of_form,
         };
         let (from_port, to_port) = (spread(from_node, from_form), spread(to_node, to_form));
-        let table = Pairs::new(self, tensor, &left, &right).table();
+        let table = meeting.table(self.prices, &left, &right);
         Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table }
-    }
-}
-
-/// All pairs of a producer's and a reader's ports on one tensor.
-struct Pairs<'b> {
-    is_fork: bool,
-    clock: Clock,
-    element_bytes: f64,
-    left: &'b [Port],
-    right: &'b [Port],
-    /// Seconds of the conversion per pair of distinct values, and of gradients back.
-    there: Matrix,
-    back: Option<Matrix>,
-    /// Local elements per port.
-    before: Vec<f64>,
-    after: Vec<f64>,
-}
-
-/// Seconds per pair of distinct shardings, and which of them a port has.
-struct Matrix {
-    rows: Vec<usize>,
-    columns: Vec<usize>,
-    n_columns: usize,
-    values: Vec<Option<f64>>,
-}
-
-impl Matrix {
-    fn new(
-        rows: &[Sharding],
-        columns: &[Sharding],
-        price: impl Fn(Sharding, Sharding) -> Option<f64>,
-    ) -> Self {
-        let (row_of, distinct_rows) = distinct(rows);
-        let (column_of, distinct_columns) = distinct(columns);
-        let pairs = distinct_rows.iter().flat_map(|&r| distinct_columns.iter().map(move |&c| (r, c)));
-        let values = pairs.map(|(row, column)| price(row, column)).collect();
-        Self { rows: row_of, columns: column_of, n_columns: distinct_columns.len(), values }
-    }
-
-    fn at(&self, row: usize, column: usize) -> Option<f64> {
-        self.values[self.rows[row] * self.n_columns + self.columns[column]]
-    }
-}
-
-fn distinct(list: &[Sharding]) -> (Vec<usize>, Vec<Sharding>) {
-    let mut seen: Vec<Sharding> = Vec::new();
-    let index = list.iter().map(|one| {
-        seen.iter().position(|known| known == one).unwrap_or_else(|| {
-            seen.push(*one);
-            seen.len() - 1
-        })
-    });
-    let index = index.collect();
-    (index, seen)
-}
-
-impl<'b> Pairs<'b> {
-    fn new(builder: &Builder<'_, '_>, tensor: TensorId, left: &'b [Port], right: &'b [Port]) -> Self {
-        let layer = builder.layer;
-        let shape = layer.shape(tensor, builder.sizes);
-        let dims = &layer.tensors[tensor.0].dims;
-        let filled = dims.iter().map(|d| builder.sizes.filled[d.0]).fold(1.0, f64::min);
-        let mesh = builder.prices.mesh();
-        let price = |from, to| builder.prices.conversion(&shape, filled, from, to);
-        let values = |ports: &[Port]| ports.iter().map(|port| port.value).collect::<Vec<_>>();
-        let gradients = |ports: &[Port]| ports.iter().map(|port| port.gradient).collect::<Vec<_>>();
-        let elements = |ports: &[Port]| {
-            ports.iter().map(|port| port.value.local_elements(mesh, &shape) as f64).collect::<Vec<_>>()
-        };
-        let has_gradient = builder.gradients.contains(&tensor);
-        let is_fork = layer.producer(tensor).is_some_and(|op| layer.ops[op.0].kind == OpKind::Fork);
-        Self {
-            is_fork,
-            clock: builder.clock,
-            element_bytes: builder.prices.machine().kernels.element_bytes * filled,
-            left,
-            right,
-            there: Matrix::new(&values(left), &values(right), price),
-            back: has_gradient
-                .then(|| Matrix::new(&gradients(left), &gradients(right), |to, from| price(from, to))),
-            before: elements(left),
-            after: elements(right),
-        }
-    }
-
-    fn table(&self) -> Vec<Option<Cost>> {
-        let pairs = (0..self.left.len()).flat_map(|i| (0..self.right.len()).map(move |j| (i, j)));
-        pairs.map(|(i, j)| self.pair(i, j)).collect()
-    }
-
-    /// Price of a producer's and a reader's port; `None` where they cannot meet.
-    fn pair(&self, i: usize, j: usize) -> Option<Cost> {
-        let there = self.there.at(i, j)?;
-        let back = match &self.back {
-            Some(back) => back.at(i, j)?,
-            None => 0.0,
-        };
-        let mut time = there + back;
-        let mut saved = 0.0;
-        if self.right[j].flag {
-            match (self.is_fork, self.left[i].flag) {
-                // A fork's results are its operand; it must have been marked as needed.
-                (true, false) => return None,
-                (_, true) => time += there,
-                (false, false) => {
-                    saved = self.before[i].min(self.after[j]) * self.element_bytes;
-                    if self.before[i] < self.after[j] {
-                        time += there;
-                    }
-                }
-            }
-        }
-        Some(Cost { time: time * self.clock.micro_batches, memory: saved * self.clock.in_flight })
     }
 }
 
@@ -512,21 +356,6 @@ fn recompute_options(kind: &OpKind, rule: RecomputeRule) -> Vec<Recompute> {
         RecomputeRule::AttentionOnly if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
         RecomputeRule::AttentionOnly => vec![Recompute::Keep],
     }
-}
-
-fn number(ports: &[Port]) -> (Vec<u32>, Vec<Port>) {
-    let mut index: BTreeMap<Port, u32> = BTreeMap::new();
-    let mut list = Vec::new();
-    let of_choice = ports
-        .iter()
-        .map(|port| {
-            *index.entry(*port).or_insert_with(|| {
-                list.push(*port);
-                list.len() as u32 - 1
-            })
-        })
-        .collect();
-    (of_choice, list)
 }
 
 const _: () = assert!(MAX_AXES <= 8, "axis sets are one byte");

@@ -11,6 +11,8 @@ pub mod solve;
 pub mod ilp;
 pub mod space;
 pub mod prices;
+pub mod meeting;
+mod stream;
 pub mod layer_problem;
 pub mod menu;
 pub mod shapes;

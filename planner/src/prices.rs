@@ -49,11 +49,38 @@ pub struct StoragePrice {
     pub state: f64,
 }
 
+/// Conversions already priced. Shardings are numbered as they come, so that a look-up is an index.
+#[derive(Default)]
+struct Conversions {
+    numbers: BTreeMap<Sharding, usize>,
+    shapes: Vec<Known>,
+}
+
 /// Conversions already priced for tensors of one shape.
 struct Known {
     shape: Vec<u64>,
     filled: f64,
-    times: BTreeMap<(Sharding, Sharding), Option<f64>>,
+    /// Per pair of numbers: not asked yet, or the seconds where there is a way.
+    times: Vec<Vec<Option<Option<f64>>>>,
+}
+
+impl Conversions {
+    fn numbers(&mut self, shardings: &[Sharding]) -> Vec<usize> {
+        let number = |sharding: &Sharding| {
+            let next = self.numbers.len();
+            *self.numbers.entry(*sharding).or_insert(next)
+        };
+        shardings.iter().map(number).collect()
+    }
+
+    fn of_shape(&mut self, shape: &[u64], filled: f64) -> &mut Known {
+        let same = |known: &Known| known.shape == shape && known.filled.total_cmp(&filled).is_eq();
+        let at = self.shapes.iter().position(same).unwrap_or_else(|| {
+            self.shapes.push(Known { shape: shape.to_vec(), filled, times: Vec::new() });
+            self.shapes.len() - 1
+        });
+        &mut self.shapes[at]
+    }
 }
 
 /// Local elements below which only the widest cut of a parameter is tried: all its states are below 20 MB.
@@ -75,7 +102,7 @@ pub struct Prices<'a> {
     machine: Machine<'a>,
     mesh: &'a Mesh,
     views: Vec<AxisView>,
-    conversions: RefCell<Vec<Known>>,
+    conversions: RefCell<Conversions>,
     groups: RefCell<BTreeMap<AxisSet, Group>>,
     storages: RefCell<BTreeMap<(u64, AxisSet, AxisSet), Vec<StorageTimes>>>,
 }
@@ -127,22 +154,32 @@ impl<'a> Prices<'a> {
         work_time(work, self.machine.device, self.machine.precision, self.machine.constants).0
     }
 
-    /// Seconds of a conversion of a tensor of `shape`, of which a fraction `filled` is moved; `None` where there is no
-    /// way.
-    pub fn conversion(&self, shape: &[u64], filled: f64, from: Sharding, to: Sharding) -> Option<f64> {
-        if from == to {
-            return Some(0.0);
-        }
-        let mut all = self.conversions.borrow_mut();
-        let at = all.iter().position(|known| known.shape == shape && known.filled.total_cmp(&filled).is_eq());
-        let at = at.unwrap_or_else(|| {
-            all.push(Known { shape: shape.to_vec(), filled, times: BTreeMap::new() });
-            all.len() - 1
-        });
-        *all[at].times.entry((from, to)).or_insert_with(|| {
-            let bytes = self.machine.kernels.element_bytes * filled;
+    /// Seconds of the conversions of a tensor of `shape`, of which a fraction `filled` is moved, from every sharding of
+    /// one list to every one of another, row by row; `None` where there is no way.
+    pub fn conversions(
+        &self,
+        (shape, filled): (&[u64], f64),
+        from: &[Sharding],
+        to: &[Sharding],
+    ) -> Vec<Option<f64>> {
+        let bytes = self.machine.kernels.element_bytes * filled;
+        let time = |from: Sharding, to: Sharding| {
             steps(from, to).map(|list| list.iter().map(|step| self.step(step, shape, bytes)).sum())
-        })
+        };
+        let mut all = self.conversions.borrow_mut();
+        let (rows, columns) = (all.numbers(from), all.numbers(to));
+        let n = all.numbers.len();
+        let known = all.of_shape(shape, filled);
+        known.times.resize_with(n, Vec::new);
+        let mut list = Vec::with_capacity(rows.len() * columns.len());
+        for (&before, &row) in from.iter().zip(&rows) {
+            let times = &mut known.times[row];
+            times.resize(n, None);
+            for (&after, &column) in to.iter().zip(&columns) {
+                list.push(*times[column].get_or_insert_with(|| time(before, after)));
+            }
+        }
+        list
     }
 
     /// Seconds of one step of a conversion.

@@ -1,15 +1,29 @@
 //! Bucket elimination: nodes leave one by one, and what a node can save or cost its neighbours becomes a table over
 //! their ports (Bertele and Brioschi 1972; Dechter 1999). Exact for any graph, fast where few neighbours meet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::weighed::Weighed;
+use super::weighed::{Pairs, Weighed};
 
 /// A table over the ports of a few nodes, left by an eliminated node.
-struct Table {
+pub(super) struct Table<T> {
     /// Nodes, each with the port of every class and the number of ports.
-    scope: Vec<(usize, Vec<u32>, usize)>,
-    values: Vec<f64>,
+    pub(super) scope: Vec<(usize, Vec<u32>, usize)>,
+    /// One per combination of ports, the last node's fastest.
+    pub(super) values: Vec<T>,
+}
+
+impl<T> Table<T> {
+    /// The table of an edge.
+    pub(super) fn of_pair(pair: &Pairs, values: Vec<T>) -> Self {
+        let side = |side: usize| (pair.nodes[side], pair.ports[side].clone(), pair.n_ports[side]);
+        Self { scope: vec![side(0), side(1)], values }
+    }
+
+    /// Whether a node is in its scope.
+    pub(super) fn sees(&self, node: usize) -> bool {
+        self.scope.iter().any(|(n, ..)| *n == node)
+    }
 }
 
 /// How to find an eliminated node's best class once its neighbours are chosen.
@@ -24,21 +38,19 @@ struct Back {
 /// Among equals the smaller class of the node that is eliminated later.
 pub(super) fn cheapest(weighed: Weighed) -> Option<(f64, Vec<usize>)> {
     let Weighed { mut costs, tables, .. } = weighed;
-    let scope = |nodes: [usize; 2], ports: [Vec<u32>; 2], n_ports: [usize; 2]| {
-        let [from, to] = ports;
-        vec![(nodes[0], from, n_ports[0]), (nodes[1], to, n_ports[1])]
-    };
-    let mut tables: Vec<Table> = tables
+    let mut tables: Vec<Table<f64>> = tables
         .into_iter()
-        .map(|table| Table { scope: scope(table.nodes, table.ports, table.n_ports), values: table.values })
+        .map(|mut pair| {
+            let values = std::mem::take(&mut pair.values);
+            Table::of_pair(&pair, values)
+        })
         .collect();
     let mut left: Vec<usize> = (0..costs.len()).collect();
     let mut backs = Vec::new();
     let mut total = 0.0;
     while let Some(node) = next_node(&left, &tables) {
         left.retain(|&other| other != node);
-        let (touching, rest): (Vec<Table>, Vec<Table>) =
-            tables.into_iter().partition(|table| table.scope.iter().any(|(n, ..)| *n == node));
+        let (touching, rest): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| table.sees(node));
         tables = rest;
         let (table, back) = absorb(node, &costs[node], &touching, &costs);
         match table.scope.as_slice() {
@@ -64,10 +76,10 @@ pub(super) fn cheapest(weighed: Weighed) -> Option<(f64, Vec<usize>)> {
 }
 
 /// The node whose elimination leaves the smallest table; ties to the smaller id.
-fn next_node(left: &[usize], tables: &[Table]) -> Option<usize> {
+pub(super) fn next_node<T>(left: &[usize], tables: &[Table<T>]) -> Option<usize> {
     let size = |node: usize| -> f64 {
         let mut neighbours: BTreeMap<usize, f64> = BTreeMap::new();
-        for table in tables.iter().filter(|table| table.scope.iter().any(|(n, ..)| *n == node)) {
+        for table in tables.iter().filter(|table| table.sees(node)) {
             for (other, _, ports) in table.scope.iter().filter(|(n, ..)| *n != node) {
                 *neighbours.entry(*other).or_insert(1.0) *= *ports as f64;
             }
@@ -77,43 +89,43 @@ fn next_node(left: &[usize], tables: &[Table]) -> Option<usize> {
     left.iter().copied().min_by(|&a, &b| size(a).total_cmp(&size(b)).then(a.cmp(&b)))
 }
 
-/// Joint ports of a node over all tables that see it: one per distinct tuple among its choices that are still open.
-fn joint_ports(node: usize, tables: &[Table], costs: &[f64]) -> (Vec<u32>, Vec<Vec<u32>>) {
-    let seen: Vec<(&Vec<u32>, usize)> = tables
-        .iter()
-        .flat_map(|table| {
-            table.scope.iter().filter(|(n, ..)| *n == node).map(|(_, ports, size)| (ports, *size))
+/// Nodes that some table sees beside a node, in rising order.
+pub(super) fn neighbours<T>(node: usize, tables: &[Table<T>]) -> Vec<usize> {
+    let all = tables.iter().flat_map(|table| table.scope.iter().map(|(n, ..)| *n));
+    all.filter(|n| *n != node).collect::<BTreeSet<usize>>().into_iter().collect()
+}
+
+/// Joint ports of a node over all tables that see it: one per distinct tuple among its classes.
+pub(super) fn joint_ports<T>(
+    node: usize,
+    tables: &[Table<T>],
+    classes: std::ops::Range<usize>,
+) -> (Vec<u32>, Vec<Vec<u32>>) {
+    let seen = tables.iter().flat_map(|table| &table.scope).filter(|(n, ..)| *n == node);
+    let seen: Vec<&Vec<u32>> = seen.map(|(_, ports, _)| ports).collect();
+    let tuples: Vec<Vec<u32>> =
+        classes.map(|class| seen.iter().map(|ports| ports[class]).collect()).collect();
+    let mut numbers: BTreeMap<&Vec<u32>, u32> = BTreeMap::new();
+    let mut distinct = Vec::new();
+    let number = |tuple| {
+        *numbers.entry(tuple).or_insert_with(|| {
+            distinct.push(tuple.clone());
+            distinct.len() as u32 - 1
         })
-        .collect();
-    let mut index: BTreeMap<u128, u32> = BTreeMap::new();
-    let mut tuples = Vec::new();
-    let mut of_choice = vec![0; costs.len()];
-    for choice in (0..costs.len()).filter(|&choice| costs[choice].is_finite()) {
-        let key = seen.iter().fold(0, |key, (ports, size)| key * *size as u128 + u128::from(ports[choice]));
-        of_choice[choice] = *index.entry(key).or_insert_with(|| {
-            tuples.push(seen.iter().map(|(ports, _)| ports[choice]).collect());
-            tuples.len() as u32 - 1
-        });
-    }
-    (of_choice, tuples)
+    };
+    (tuples.iter().map(number).collect(), distinct)
 }
 
 /// Eliminates a node: the best it can do for every combination of its neighbours' joint ports.
-fn absorb(node: usize, own: &[f64], touching: &[Table], costs: &[Vec<f64>]) -> (Table, Back) {
-    let mut others: Vec<usize> = touching
-        .iter()
-        .flat_map(|table| table.scope.iter().map(|(n, ..)| *n))
-        .filter(|n| *n != node)
-        .collect();
-    others.sort_unstable();
-    others.dedup();
-    // Choices of the node that look alike to every table: keep the cheapest of each group.
-    let (own_ports, own_tuples) = joint_ports(node, touching, own);
+fn absorb(node: usize, own: &[f64], touching: &[Table<f64>], costs: &[Vec<f64>]) -> (Table<f64>, Back) {
+    let others = neighbours(node, touching);
+    // Classes of the node that look alike to every table: keep the cheapest of each group.
+    let (own_ports, own_tuples) = joint_ports(node, touching, 0..own.len());
     let mut groups: Vec<(u32, f64)> = vec![(0, f64::INFINITY); own_tuples.len()];
-    for (choice, &cost) in own.iter().enumerate().filter(|(_, cost)| cost.is_finite()) {
-        let group = &mut groups[own_ports[choice] as usize];
+    for (class, &cost) in own.iter().enumerate() {
+        let group = &mut groups[own_ports[class] as usize];
         if cost < group.1 {
-            *group = (choice as u32, cost);
+            *group = (class as u32, cost);
         }
     }
     // Cheapest first, so that the search over groups can stop early.
@@ -122,83 +134,73 @@ fn absorb(node: usize, own: &[f64], touching: &[Table], costs: &[Vec<f64>]) -> (
     let groups: Vec<(u32, f64)> = order.iter().map(|&g| groups[g]).collect();
     let own_tuples: Vec<Vec<u32>> = order.iter().map(|&g| own_tuples[g].clone()).collect();
     let joint: Vec<(Vec<u32>, Vec<Vec<u32>>)> =
-        others.iter().map(|&other| joint_ports(other, touching, &costs[other])).collect();
+        others.iter().map(|&other| joint_ports(other, touching, 0..costs[other].len())).collect();
     let sizes: Vec<usize> = joint.iter().map(|(_, tuples)| tuples.len()).collect();
     let mut values = Vec::with_capacity(sizes.iter().product());
     let mut best = Vec::with_capacity(sizes.iter().product());
-    let plan = Lookup::new(node, touching, &others, &own_tuples, &joint);
+    let (own, rows) = offsets(node, touching, &others, &own_tuples, &joint);
+    let least = touching.iter().map(|table| table.values.iter().copied().fold(f64::INFINITY, f64::min)).sum();
+    let plan = Lookup { tables: touching, own, others: rows, least };
     let mut at = vec![0; others.len()];
     let mut bases = vec![0; touching.len()];
-    if sizes.iter().all(|&size| size > 0) {
-        loop {
-            let (value, group) = plan.minimum(&at, &groups, &mut bases);
-            values.push(value);
-            best.push(group);
-            let Some(dim) = (0..at.len()).rev().find(|&dim| at[dim] + 1 < sizes[dim]) else { break };
-            at[dim] += 1;
-            at[dim + 1..].fill(0);
-        }
+    loop {
+        let (value, group) = plan.minimum(&at, &groups, &mut bases);
+        values.push(value);
+        best.push(group);
+        let Some(dim) = (0..at.len()).rev().find(|&dim| at[dim] + 1 < sizes[dim]) else { break };
+        at[dim] += 1;
+        at[dim + 1..].fill(0);
     }
-    if values.is_empty() {
-        values.push(f64::INFINITY);
-        best.push(0);
-    }
-    let scope: Vec<(usize, Vec<u32>, usize)> = others
-        .iter()
-        .zip(&joint)
-        .map(|(&other, (ports, tuples))| (other, ports.clone(), tuples.len().max(1)))
-        .collect();
+    let scope: Vec<(usize, Vec<u32>, usize)> =
+        others.iter().zip(joint).map(|(&other, (ports, tuples))| (other, ports, tuples.len())).collect();
     (Table { scope: scope.clone(), values }, Back { node, scope, best })
 }
 
-/// Offsets into the touching tables for the node's groups and for its neighbours' joint ports.
+/// Per table, the offset of every joint port of a node that is eliminated; and per table and neighbour, of every joint
+/// port of the neighbour, empty where the table does not see it.
+type Offsets = (Vec<Vec<usize>>, Vec<Vec<Vec<usize>>>);
+
+/// Where in the tables that touch a node its groups and its neighbours' joint ports lead.
+pub(super) fn offsets<T>(
+    node: usize,
+    tables: &[Table<T>],
+    others: &[usize],
+    own_tuples: &[Vec<u32>],
+    joint: &[(Vec<u32>, Vec<Vec<u32>>)],
+) -> Offsets {
+    let mut own = Vec::new();
+    let mut seen_by = vec![0; others.len()];
+    let mut all = Vec::new();
+    for (t, table) in tables.iter().enumerate() {
+        let stride = |n: usize| {
+            let at = table.scope.iter().position(|(m, ..)| *m == n)?;
+            Some(table.scope[at + 1..].iter().map(|(.., size)| size).product::<usize>())
+        };
+        let step = stride(node).unwrap_or(0);
+        own.push(own_tuples.iter().map(|tuple| tuple[t] as usize * step).collect());
+        let mut row = Vec::new();
+        for (k, &other) in others.iter().enumerate() {
+            row.push(stride(other).map_or_else(Vec::new, |step| {
+                let at = seen_by[k];
+                seen_by[k] += 1;
+                joint[k].1.iter().map(|tuple| tuple[at] as usize * step).collect()
+            }));
+        }
+        all.push(row);
+    }
+    (own, all)
+}
+
+/// The tables that touch a node and where in them its groups and its neighbours lead.
 struct Lookup<'a> {
-    tables: &'a [Table],
-    /// Per table, offset of each group of the eliminated node.
+    tables: &'a [Table<f64>],
     own: Vec<Vec<usize>>,
-    /// Per table and neighbour, offset of each joint port; empty where the table does not see the neighbour.
     others: Vec<Vec<Vec<usize>>>,
     /// Sum of the tables' least values: no combination adds less to a group's own cost.
     least: f64,
 }
 
-impl<'a> Lookup<'a> {
-    fn new(
-        node: usize,
-        tables: &'a [Table],
-        others: &[usize],
-        own_tuples: &[Vec<u32>],
-        joint: &[(Vec<u32>, Vec<Vec<u32>>)],
-    ) -> Self {
-        let mut own = Vec::new();
-        let mut seen_by = vec![0; others.len()];
-        let mut all = Vec::new();
-        for (t, table) in tables.iter().enumerate() {
-            let stride = |n: usize| {
-                let at = table.scope.iter().position(|(m, ..)| *m == n)?;
-                Some(table.scope[at + 1..].iter().map(|(.., size)| size).product::<usize>())
-            };
-            let step = stride(node).unwrap_or(0);
-            own.push(own_tuples.iter().map(|tuple| tuple[t] as usize * step).collect());
-            let mut row = Vec::new();
-            for (k, &other) in others.iter().enumerate() {
-                row.push(match stride(other) {
-                    Some(step) => {
-                        let offsets =
-                            joint[k].1.iter().map(|tuple| tuple[seen_by[k]] as usize * step).collect();
-                        seen_by[k] += 1;
-                        offsets
-                    }
-                    None => Vec::new(),
-                });
-            }
-            all.push(row);
-        }
-        let least =
-            tables.iter().map(|table| table.values.iter().copied().fold(f64::INFINITY, f64::min)).sum();
-        Self { tables, own, others: all, least }
-    }
-
+impl Lookup<'_> {
     /// Best group for one combination of the neighbours' joint ports: its value and its choice.
     fn minimum(&self, at: &[usize], groups: &[(u32, f64)], bases: &mut [usize]) -> (f64, u32) {
         for (base, row) in bases.iter_mut().zip(&self.others) {

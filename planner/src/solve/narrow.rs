@@ -24,9 +24,9 @@ pub(super) struct Moved {
     /// The problem as it was.
     pub(super) weighed: Weighed,
     /// Costs of classes; infinite where closed.
-    pub(super) nodes: Vec<Vec<f64>>,
+    nodes: Vec<Vec<f64>>,
     /// What every port's row or column has given away.
-    pub(super) given: Vec<[Vec<f64>; 2]>,
+    given: Vec<[Vec<f64>; 2]>,
     /// Sum of what every combination pays.
     base: f64,
     /// Least of every node.
@@ -34,7 +34,16 @@ pub(super) struct Moved {
     /// Per node, the tables that see it and on which side.
     incident: Vec<Vec<(usize, usize)>>,
     /// No combination above this is wanted.
-    pub(super) limit: f64,
+    limit: f64,
+}
+
+/// Which combinations must be left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Aim {
+    /// The cheapest.
+    Cheapest,
+    /// All that cost no more than this.
+    Below(f64),
 }
 
 /// The direction of a sweep over the nodes.
@@ -45,8 +54,8 @@ enum Sweep {
 }
 
 impl Moved {
-    /// The problem with nothing moved but each edge's least cost. Combinations above `limit` are of no use.
-    pub(super) fn new(weighed: Weighed, limit: f64) -> Self {
+    /// The problem with nothing moved but each edge's least cost.
+    pub(super) fn new(weighed: Weighed) -> Self {
         let nodes = weighed.costs.clone();
         let least: Vec<f64> = nodes.iter().map(|costs| minimum(costs)).collect();
         let mut incident = vec![Vec::new(); nodes.len()];
@@ -65,7 +74,7 @@ impl Moved {
                 [vec![least; table.n_ports[0]], vec![0.0; table.n_ports[1]]]
             })
             .collect();
-        Self { weighed, nodes, given, base, least, incident, limit }
+        Self { weighed, nodes, given, base, least, incident, limit: f64::INFINITY }
     }
 
     /// No combination that is left is below this.
@@ -75,13 +84,18 @@ impl Moved {
 
     /// Sweeps until few classes are left or nothing moves. `None` where every combination is forbidden or above the
     /// limit.
-    pub(super) fn narrow(mut self, known: &mut Known) -> Option<Self> {
+    pub(super) fn narrow(mut self, aim: Aim) -> Option<Self> {
+        if let Aim::Below(limit) = aim {
+            self.limit = limit;
+        }
         let mut before = f64::NEG_INFINITY;
         for _ in 0..MAX_ROUNDS {
             for sweep in [Sweep::Forward, Sweep::Backward] {
                 let picked = self.sweep(sweep)?;
-                known.offer(&self.weighed, &picked);
-                self.limit = self.limit.min(known.cost + TOLERANCE * known.cost.abs());
+                if aim == Aim::Cheapest {
+                    let known = self.weighed.total(&picked);
+                    self.limit = self.limit.min(known + TOLERANCE * known.abs());
+                }
             }
             if self.n_closed() > 0 {
                 self = self.compact();
@@ -94,6 +108,18 @@ impl Moved {
             before = bound;
         }
         Some(self)
+    }
+
+    /// What a class costs above the least of its node.
+    pub(super) fn class_excess(&self, node: usize, class: usize) -> f64 {
+        (self.nodes[node][class] - self.least[node]).max(0.0)
+    }
+
+    /// What a pair costs above the least of its edge.
+    pub(super) fn pair_excess(&self, table: usize, row: usize, column: usize) -> f64 {
+        let [rows, columns] = &self.given[table];
+        let value = self.weighed.tables[table].values[row * columns.len() + column];
+        (value - rows[row] - columns[column]).max(0.0)
     }
 
     fn n_closed(&self) -> usize {
@@ -139,7 +165,8 @@ impl Moved {
         for (cost, &port) in self.nodes[node].iter_mut().zip(&table.ports[side]) {
             let (asked, given) = (asked[port as usize], given[port as usize]);
             // A port that was shut has no open class; one that nothing opposite can meet closes its own.
-            *cost = if asked.is_finite() && given.is_finite() { *cost + (asked - given) } else { f64::INFINITY };
+            *cost =
+                if asked.is_finite() && given.is_finite() { *cost + (asked - given) } else { f64::INFINITY };
         }
         for (asked, given) in asked.iter_mut().zip(&given) {
             if asked.is_infinite() || given.is_infinite() {
@@ -208,7 +235,8 @@ impl Moved {
             for (excess, &port) in excess.iter().zip(ports) {
                 pushed[port as usize] = smaller(pushed[port as usize], *excess);
             }
-            for (given, pushed) in self.given[t][side].iter_mut().zip(&pushed).filter(|(_, p)| p.is_finite()) {
+            for (given, pushed) in self.given[t][side].iter_mut().zip(&pushed).filter(|(_, p)| p.is_finite())
+            {
                 *given -= pushed;
             }
             for (cost, &port) in self.nodes[node].iter_mut().zip(ports).filter(|(cost, _)| cost.is_finite()) {
@@ -230,18 +258,6 @@ impl Moved {
             given: self.given.iter().zip(&kept.ports).map(|(given, ports)| side(given, ports)).collect(),
             ..self
         }
-    }
-}
-
-/// The cheapest combination that anything has come across, as choices.
-pub(super) struct Known {
-    /// Its cost; infinite where there is none.
-    pub(super) cost: f64,
-}
-
-impl Known {
-    fn offer(&mut self, weighed: &Weighed, classes: &[usize]) {
-        self.cost = self.cost.min(weighed.total(classes));
     }
 }
 
