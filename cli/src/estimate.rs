@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use crate::args::EstimateArgs;
 use crate::failure::Failure;
-use crate::input;
 use crate::output::json;
 use crate::pins;
+use crate::priced;
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
@@ -59,14 +59,11 @@ fn of_options(
     Ok((Plan { search: None, runners_up: Vec::new(), ..question.sign(found) }, question.defaults))
 }
 
-/// The plan of a file, with the figures that it holds.
+/// The plan of a file, priced by what it now says. Nothing was searched for.
 fn of_file(file: &str, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
-    let (plan, _) = input::plan(file)?;
-    if plan.predicted.is_none() {
-        return Err(Failure::argument(format!("{file}: predicted: the plan holds no figures")));
-    }
-    writeln!(terminal.err, "the figures are those that planner {} wrote", plan.tool_version)?;
-    Ok(plan)
+    let (plan, opened) = priced::plan(file, terminal)?;
+    priced::fits(&plan, &opened)?;
+    Ok(Plan { search: None, runners_up: Vec::new(), ..plan })
 }
 
 fn document(plan: &Plan) -> Result<String, Failure> {

@@ -12,8 +12,8 @@ use serde::Serialize;
 use crate::args::ExplainArgs;
 use crate::failure::Failure;
 use crate::figures;
-use crate::input;
 use crate::output::json;
+use crate::priced;
 use crate::report;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -76,7 +76,7 @@ struct Recomputed {
 
 /// Explains a plan.
 pub(crate) fn run(args: &ExplainArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let (plan, _) = input::plan(&args.plan)?;
+    let (plan, _) = priced::plan(&args.plan, terminal)?;
     let text = if args.json.json { json(&explanation(&plan))? } else { describe(&plan) };
     write!(terminal.out, "{text}")?;
     Ok(())

@@ -91,9 +91,9 @@ impl Failure {
             Self::Input(_) | Self::Argument { .. } | Self::NoPlan(NoPlan::Impossible { .. }) => {
                 exit_code::BAD_INPUT
             }
-            Self::NoPlan(NoPlan::NothingFits { .. }) => exit_code::NO_PLAN,
+            Self::NoPlan(NoPlan::NothingFits { .. } | NoPlan::Overflows { .. }) => exit_code::NO_PLAN,
             Self::NotVerified(_) => exit_code::NOT_VERIFIED,
-            Self::Bug { .. } => exit_code::BUG,
+            Self::Bug { .. } | Self::NoPlan(NoPlan::Broken { .. }) => exit_code::BUG,
             // Whoever closed the pipe has what they wanted: `planner models | head`.
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => exit_code::DONE,
             Self::Output(_) => exit_code::BAD_INPUT,

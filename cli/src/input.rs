@@ -59,14 +59,13 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
         start if start.starts_with("plan ") || start.starts_with('#') => plan_text(argument, &text)?,
         _ => return Err(InputError::whole(argument, "expected a JSON object").with_hint(WRITE_ONE).into()),
     };
-    let open = open(&plan).map_err(|error| InputError {
-        file: argument.into(),
-        position: None,
-        place: error.place,
-        what: error.what,
-        hint: None,
-    })?;
+    let open = open(&plan).map_err(|error| fault_of_plan(argument, error.place, error.what))?;
     Ok((plan, open))
+}
+
+/// What is wrong with a plan that could be read.
+pub(crate) fn fault_of_plan(file: &str, place: String, what: String) -> Failure {
+    InputError { file: file.into(), position: None, place, what, hint: None }.into()
 }
 
 /// A plan as `planner show` writes it.

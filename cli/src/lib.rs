@@ -16,6 +16,7 @@ mod pins;
 mod search;
 mod proof;
 mod report;
+mod priced;
 mod optimize;
 mod estimate;
 mod verify;

@@ -101,7 +101,11 @@ struct RelaxationDocument<'a> {
 
 /// JSON of an answer that is no plan, if it is one of memory.
 pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
-    let NoPlan::NothingFits { stage, term, needed, capacity, relaxations } = no_plan else { return None };
+    let (NoPlan::NothingFits { stage, term, needed, capacity, relaxations }
+    | NoPlan::Overflows { stage, term, needed, capacity, relaxations }) = no_plan
+    else {
+        return None;
+    };
     let relaxations = relaxations
         .iter()
         .map(|one| RelaxationDocument { change: &one.change, step_time_s: one.step_time.0 });
@@ -119,7 +123,9 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
 
 /// The changes that would make a plan fit, for people.
 pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
-    let NoPlan::NothingFits { relaxations, .. } = no_plan else { return String::new() };
+    let (NoPlan::NothingFits { relaxations, .. } | NoPlan::Overflows { relaxations, .. }) = no_plan else {
+        return String::new();
+    };
     if relaxations.is_empty() {
         return "hint: no small change makes it fit: take more or larger devices, or a smaller model\n"
             .into();

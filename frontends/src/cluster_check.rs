@@ -1,34 +1,24 @@
 //! Whether the figures of a cluster make sense: each in its range, the counts dividing, the tiers nesting.
 //!
-//! The ranges are wide enough for hardware of the next decade and narrow enough to catch a wrong unit.
+//! The ranges are those of `ir::cluster_limits`, in the units of the file; a plan's cluster is held to the same.
 
 use ir::cluster::{CLUSTER_SCHEMA_VERSION, Precision};
+use ir::cluster_limits::{
+    BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
+    MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
+};
 
 use crate::cluster_file::{ClusterFile, DeviceFile, GroupFile, TierFile, default_reserve_gib};
 use crate::document::{Document, key};
 use crate::input_error::InputError;
 use crate::scan::Step;
 
-/// Largest cluster: a hundred times what has been built.
-pub const MAX_DEVICES: u64 = 10_000_000;
-/// More tiers than any network has.
-const MAX_TIERS: usize = 8;
-/// More groups than anyone mixes; the search looks at every one.
-const MAX_GROUPS: usize = 16;
-
-/// A lower and an upper end, both allowed.
-struct Range(f64, f64);
-
-const TFLOPS: Range = Range(0.01, 1e6);
-const MEMORY_GIB: Range = Range(0.1, 1e5);
-const HOST_MEMORY_GIB: Range = Range(0.1, 1e7);
-const GB_PER_S: Range = Range(0.01, 1e6);
-const LATENCY_US: Range = Range(0.001, 1e6);
-const OVERSUBSCRIPTION: Range = Range(1.0, 1000.0);
-const COMPUTE_UNITS: Range = Range(1.0, 1e5);
-const WATTS: Range = Range(0.1, 1e5);
-const PRICE: Range = Range(0.0, 1e6);
-const FAILURES: Range = Range(0.0, 1e6);
+/// The units of a cluster file.
+const TERA: f64 = 1e12;
+const GIGA: f64 = 1e9;
+const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
+const MICRO: f64 = 1e-6;
+const MILLIONTH: f64 = 1e-6;
 
 /// A value in a document whose neighbours are checked together.
 struct At<'d, 'a> {
@@ -43,14 +33,14 @@ impl<'d> At<'d, '_> {
         self.document.error(&path, what)
     }
 
-    fn range(&self, name: &'d str, value: f64, range: &Range) -> Result<(), InputError> {
-        if value >= range.0 && value <= range.1 {
+    fn range(&self, name: &'d str, value: f64, range: Range) -> Result<(), InputError> {
+        if range.holds(value) {
             return Ok(());
         }
         Err(self.fail(name, format!("{value} is out of range, expected {} to {}", range.0, range.1)))
     }
 
-    fn optional(&self, name: &'d str, value: Option<f64>, range: &Range) -> Result<(), InputError> {
+    fn optional(&self, name: &'d str, value: Option<f64>, range: Range) -> Result<(), InputError> {
         value.map_or(Ok(()), |value| self.range(name, value, range))
     }
 }
@@ -87,13 +77,13 @@ pub(crate) fn check_device(
     for (precision, &rate) in &device.peak_tflops {
         let mut inner = At { document, path: at.path.clone() };
         inner.path.push(key("peak_tflops"));
-        inner.range(precision_name(*precision), rate, &TFLOPS)?;
+        inner.range(precision_name(*precision), rate, FLOPS_PER_S.per(TERA))?;
     }
-    at.range("memory_gib", device.memory_gib, &MEMORY_GIB)?;
-    at.range("memory_bandwidth_gb_per_s", device.memory_bandwidth_gb_per_s, &GB_PER_S)?;
-    at.range("compute_units", f64::from(device.compute_units), &COMPUTE_UNITS)?;
-    at.range("host_link_gb_per_s", device.host_link_gb_per_s, &GB_PER_S)?;
-    at.optional("watts", device.watts, &WATTS)
+    at.range("memory_gib", device.memory_gib, MEMORY_BYTES.per(GIB))?;
+    at.range("memory_bandwidth_gb_per_s", device.memory_bandwidth_gb_per_s, BYTES_PER_S.per(GIGA))?;
+    at.range("compute_units", f64::from(device.compute_units), COMPUTE_UNITS)?;
+    at.range("host_link_gb_per_s", device.host_link_gb_per_s, BYTES_PER_S.per(GIGA))?;
+    at.optional("watts", device.watts, WATTS)
 }
 
 fn precision_name(precision: Precision) -> &'static str {
@@ -147,15 +137,19 @@ fn check_group(at: &At<'_, '_>, group: &GroupFile) -> Result<(), InputError> {
             .fail("devices_per_node", format!("{count} devices do not fill nodes of {per_node}"))
             .with_hint("`count` must be a multiple of `devices_per_node`"));
     }
-    at.range("host_memory_gib", group.host_memory_gib, &HOST_MEMORY_GIB)?;
-    at.optional("price_per_device_hour", group.price_per_device_hour, &PRICE)?;
-    at.optional("failures_per_million_device_hours", group.failures_per_million_device_hours, &FAILURES)
+    at.range("host_memory_gib", group.host_memory_gib, HOST_MEMORY_BYTES.per(GIB))?;
+    at.optional("price_per_device_hour", group.price_per_device_hour, PRICE_PER_HOUR)?;
+    at.optional(
+        "failures_per_million_device_hours",
+        group.failures_per_million_device_hours,
+        FAILURES_PER_HOUR.per(MILLIONTH),
+    )
 }
 
 fn check_tier(at: &At<'_, '_>, tier: &TierFile) -> Result<(), InputError> {
-    at.range("bandwidth_gb_per_s", tier.bandwidth_gb_per_s, &GB_PER_S)?;
-    at.range("latency_us", tier.latency_us, &LATENCY_US)?;
-    at.range("oversubscription", tier.oversubscription, &OVERSUBSCRIPTION)?;
+    at.range("bandwidth_gb_per_s", tier.bandwidth_gb_per_s, BYTES_PER_S.per(GIGA))?;
+    at.range("latency_us", tier.latency_us, LATENCY_S.per(MICRO))?;
+    at.range("oversubscription", tier.oversubscription, OVERSUBSCRIPTION)?;
     if tier.name.is_empty() {
         return Err(at.fail("name", "the name is empty".into()));
     }

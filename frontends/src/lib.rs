@@ -27,7 +27,6 @@ mod bad_input_tests;
 mod mutation_tests;
 
 pub use cluster::{device_library, read_cluster};
-pub use cluster_check::MAX_DEVICES;
 pub use cluster_file::{ClusterFile, DeviceFile, DeviceLibraryFile, GroupFile, TierFile};
 pub use document::MAX_FILE_BYTES;
 pub use hf::families;

@@ -4,8 +4,8 @@
 //! cluster where it does not; the last tier always spans everything.
 
 use ir::cluster::{Cluster, DeviceGroup};
+use ir::cluster_limits::MAX_DEVICES;
 
-use crate::cluster_check::MAX_DEVICES;
 use crate::input_error::InputError;
 
 /// How large a cluster shall be.

@@ -3,6 +3,7 @@
 
 pub mod units;
 pub mod cluster;
+pub mod cluster_limits;
 pub mod work;
 pub mod op;
 pub mod graph;

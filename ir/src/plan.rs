@@ -16,6 +16,7 @@ use crate::work::AttentionKernel;
 
 pub mod prediction;
 pub mod entry;
+mod cluster_check;
 pub mod check;
 #[cfg(test)]
 pub(crate) mod samples;

@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
-use cost_model::{PipelineTimes, Transfers, simulate};
-use ir::schedule::{Schedule, peak_in_flight, table};
+use ir::graph::Model;
+use ir::schedule::Schedule;
 use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
 use crate::partition::{Chunk, Levels};
-use crate::prices::Prices;
+use crate::price::setting::Entry;
+use crate::price::stage_memory::stage_memory;
+use crate::price::staged::Staged;
+use crate::price::step::{Step, step};
 use crate::request::ScheduleKind;
-use crate::shelf::{Entry, Shelf};
+use crate::shelf::Shelf;
 
 /// A candidate worked out: stages, schedule, figures.
 #[derive(Clone, Debug)]
@@ -24,33 +26,39 @@ pub struct Arranged {
     pub entries: Vec<Entry>,
     /// Per chunk, runs of (entry, count).
     pub chunks: Vec<Vec<(usize, u64)>>,
-    /// Whole step.
-    pub step_time: Seconds,
-    /// Parts of the step.
-    pub parts: StepParts,
-    /// Micro-batches in flight at the peak, per stage, in whole stages.
-    pub in_flight: Vec<f64>,
+    /// The step in time.
+    pub step: Step,
 }
 
-/// Where the time of a step goes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StepParts {
-    /// The pipeline, fill and drain included.
-    pub pipeline: Seconds,
-    /// Idle time of the busiest stage in it.
-    pub bubble: Seconds,
-    /// Stage that sets the pace.
-    pub slowest_stage: usize,
-    /// Gradient reduction that shows.
-    pub gradient_sync: Seconds,
-    /// Parameter gather that shows.
-    pub parameter_gather: Seconds,
-    /// Optimizer.
-    pub optimizer: Seconds,
-    /// Host.
-    pub host: Seconds,
-    /// Stragglers.
-    pub jitter: Seconds,
+impl Arranged {
+    /// Whole step.
+    pub fn step_time(&self) -> Seconds {
+        self.step.time
+    }
+
+    /// The arrangement as prices see it.
+    pub fn staged<'a>(&'a self, model: &'a Model) -> Staged<'a> {
+        staged(model, &self.candidate, self.schedule, &self.entries, &self.chunks)
+    }
+}
+
+fn staged<'a>(
+    model: &'a Model,
+    candidate: &'a Candidate,
+    schedule: Schedule,
+    entries: &'a [Entry],
+    chunks: &'a [Vec<(usize, u64)>],
+) -> Staged<'a> {
+    Staged {
+        model,
+        mesh: &candidate.shape.mesh,
+        n_stages: candidate.n_stages,
+        micro_batch: candidate.micro_batch,
+        n_micro_batches: candidate.n_micro_batches,
+        schedule,
+        entries,
+        chunks,
+    }
 }
 
 impl Scope<'_> {
@@ -80,7 +88,6 @@ impl Scope<'_> {
         candidate: &Candidate,
         v: u32,
         (levels, shelf): (&Levels, &Shelf),
-        prices: &Prices<'_>,
     ) -> Option<Arranged> {
         let schedule = self.schedule(v);
         let in_flight = Self::in_flight(candidate, schedule);
@@ -109,89 +116,22 @@ impl Scope<'_> {
                 })
             })
             .collect();
-        self.finish(candidate, schedule, (entries, chunks), prices)
+        self.finish(candidate, schedule, (entries, chunks))
     }
 
-    /// Simulates the schedule and adds what a step has once.
+    /// Simulates the schedule and adds what a step has once; `None` where a stage overflows.
     fn finish(
         &self,
         candidate: &Candidate,
         schedule: Schedule,
         (entries, chunks): (Vec<Entry>, Vec<Vec<(usize, u64)>>),
-        prices: &Prices<'_>,
     ) -> Option<Arranged> {
-        let p = candidate.n_stages as usize;
-        let sum = |chunk: &[(usize, u64)], of: &dyn Fn(&Entry) -> Seconds| -> Seconds {
-            chunk.iter().map(|&(entry, count)| of(&entries[entry]) * count as f64).sum()
-        };
-        let forward = |entry: &Entry| entry.price.forward.seconds();
-        let backward = |entry: &Entry| entry.price.backward.seconds();
-        let times = PipelineTimes {
-            forward: chunks.iter().map(|chunk| sum(chunk, &forward)).collect(),
-            backward: chunks.iter().map(|chunk| sum(chunk, &backward)).collect(),
-            boundary: vec![self.boundary(candidate, &entries, prices); chunks.len() - 1],
-            transfers: if schedule.n_virtual_stages() > 1 {
-                Transfers::Overlapped
-            } else {
-                Transfers::Exposed
-            },
-        };
-        let actions = table(schedule, candidate.n_stages as u32, candidate.n_micro_batches as u32).ok()?;
-        let timeline = simulate(&actions, &times).ok()?;
-        let v = f64::from(schedule.n_virtual_stages());
-        let in_flight: Vec<f64> = peak_in_flight(&actions).iter().map(|&n| f64::from(n) / v).collect();
-        let mut parts = StepParts { pipeline: timeline.makespan_s, ..StepParts::default() };
-        for stage in 0..p {
-            let once = |of: &dyn Fn(&Entry) -> Seconds| -> Seconds {
-                chunks.iter().skip(stage).step_by(p).map(|chunk| sum(chunk, of)).sum()
-            };
-            let n_layers: u64 = chunks.iter().skip(stage).step_by(p).flatten().map(|run| run.1).sum();
-            let buckets = u32::try_from(n_layers).unwrap_or(u32::MAX);
-            let sync = gradient_reduction_exposed(
-                once(&|e| e.price.update.gradient_reduce),
-                once(&backward),
-                buckets,
-                self.constants,
-            );
-            let gather = parameter_gather_exposed(
-                once(&|e| e.price.update.parameter_gather),
-                once(&forward),
-                buckets,
-                self.constants,
-            );
-            let optimizer = once(&|e| e.price.update.optimizer);
-            if sync + gather + optimizer > parts.gradient_sync + parts.parameter_gather + parts.optimizer {
-                (parts.gradient_sync, parts.parameter_gather, parts.optimizer) = (sync, gather, optimizer);
-            }
-            if timeline.ranks[stage].busy_s > timeline.ranks[parts.slowest_stage].busy_s {
-                parts.slowest_stage = stage;
-            }
-        }
-        let busiest = &timeline.ranks[parts.slowest_stage];
-        parts.bubble = timeline.makespan_s - busiest.busy_s;
-        parts.host = self.constants.host_per_iteration_s;
-        let work = parts.pipeline + parts.gradient_sync + parts.parameter_gather + parts.optimizer;
-        let node = self.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
-        let n_nodes = self.machine.cluster.n_devices().div_ceil(node);
-        parts.jitter = work * (jitter(n_nodes, self.constants) - 1.0);
-        let step_time = work + parts.jitter + parts.host;
-        let arranged =
-            Arranged { candidate: candidate.clone(), schedule, entries, chunks, step_time, parts, in_flight };
-        let fits = (0..p)
-            .all(|stage| self.stage_memory(&arranged, stage).total().0 <= self.capacity + self.reserve());
-        fits.then_some(arranged)
-    }
-
-    /// Transfer of the stream between neighbouring stages.
-    fn boundary(&self, candidate: &Candidate, entries: &[Entry], prices: &Prices<'_>) -> Seconds {
-        let mesh = &candidate.shape.mesh;
-        let stream = entries.iter().find_map(|entry| {
-            let layer = &self.model().layers[entry.kind];
-            let tensor = layer.stream_in?;
-            let sizes = layer.sizes(candidate.micro_batch, self.request.job.sequence);
-            Some(entry.choice.stream.local_elements(mesh, &layer.shape(tensor, &sizes)))
-        });
-        stream.map_or(Seconds::ZERO, |elements| prices.transfer(elements as f64, mesh.n_devices()))
+        let staged = staged(self.model(), candidate, schedule, &entries, &chunks);
+        let step = step(&self.setting, &staged).ok()?;
+        let peak =
+            |stage: usize| stage_memory(&self.setting, &staged, stage, step.in_flight[stage]).total().0;
+        let fits = (0..step.in_flight.len()).all(|stage| peak(stage) <= self.setting.memory);
+        fits.then(|| Arranged { candidate: candidate.clone(), schedule, entries, chunks, step })
     }
 }
 

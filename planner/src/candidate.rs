@@ -1,15 +1,15 @@
 //! One candidate: a mesh for every stage, a number of stages, a micro-batch; and what all candidates of a request share.
 //!
-//! What is done with one stands in the files that follow: `bound`, `shelf`, `arrange`, `stage_memory`, `evaluate`.
+//! What is done with one stands in the files that follow: `bound`, `shelf`, `arrange`, `overflow`, `evaluate`.
 
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
 use ir::graph::{Model, Sizes};
-use ir::op_work::KernelChoice;
 
 use crate::layer_problem::{Given, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
+use crate::price::setting::Setting;
 use crate::prices::Machine;
 use crate::request::{Pins, RecomputeKind, Request, ScheduleKind};
 use crate::shapes::{Shape, divisors};
@@ -20,6 +20,8 @@ pub struct Scope<'a> {
     pub request: &'a Request,
     /// Constants of the cost model.
     pub constants: &'a Constants,
+    /// What prices stand on.
+    pub setting: Setting<'a>,
     /// Prices' view of the machines.
     pub machine: Machine<'a>,
     /// Smallest device memory less the reserve.
@@ -60,28 +62,13 @@ pub enum Dropped {
 impl<'a> Scope<'a> {
     /// Prepares a request. `None` for a cluster without devices or tiers.
     pub fn new(request: &'a Request, constants: &'a Constants) -> Option<Self> {
-        let cluster = &request.cluster;
-        let precision = request.job.precision;
-        let rate = |device: &ir::cluster::Device| cost_model::Rates::new(device, precision, constants).gemm.0;
-        let device =
-            cluster.groups.iter().map(|group| &group.device).min_by(|a, b| rate(a).total_cmp(&rate(b)))?;
-        let smallest =
-            cluster.groups.iter().map(|group| group.device.memory_bytes.0).min_by(f64::total_cmp)?;
-        let own =
-            constants.context_bytes.0 + constants.workspace_bytes.0 + 4.0 * constants.communicator_bytes.0;
-        let element_bytes = cost_model::rates::element_bytes(precision).0;
-        let kernels = KernelChoice { attention: request.job.attention, element_bytes };
+        let setting = Setting::new(&request.cluster, request.job, constants)?;
         let mut counts = vec![0; request.model.layers.len()];
         for run in &request.model.sequence {
             counts[run.layer] += run.count;
         }
-        Some(Self {
-            request,
-            constants,
-            machine: Machine { cluster, device, constants, precision, kernels },
-            capacity: smallest - own.max(cluster.reserve_bytes.0),
-            counts,
-        })
+        let (machine, capacity) = (setting.machine.clone(), setting.capacity);
+        Some(Self { request, constants, setting, machine, capacity, counts })
     }
 
     pub(crate) fn model(&self) -> &'a Model {

@@ -23,9 +23,8 @@ impl Scope<'_> {
         let fastest = self.problems((candidate, bound), &prices, &sizes, &self.given_fastest());
         let fastest = fastest.ok_or(Dropped::NoStrategy)?;
         let ready = prepare(&fastest);
-        self.extend(&mut shelf, (&fastest, &ready), (candidate, &prices, &sizes), 0.0)
-            .ok_or(Dropped::NoStrategy)?;
-        if let (Some(found), true) = self.best_of(candidate, &shelf, &prices) {
+        self.extend(&mut shelf, (&fastest, &ready), (&prices, &sizes), 0.0).ok_or(Dropped::NoStrategy)?;
+        if let (Some(found), true) = self.best_of(candidate, &shelf) {
             return Ok(found);
         }
         let free =
@@ -34,9 +33,8 @@ impl Scope<'_> {
         let mut best = None;
         for multiple in &MEMORY_PRICES[1..] {
             let price = multiple * bound.seconds_per_byte;
-            self.extend(&mut shelf, (&free, &ready), (candidate, &prices, &sizes), price)
-                .ok_or(Dropped::NoStrategy)?;
-            let (found, all_fit) = self.best_of(candidate, &shelf, &prices);
+            self.extend(&mut shelf, (&free, &ready), (&prices, &sizes), price).ok_or(Dropped::NoStrategy)?;
+            let (found, all_fit) = self.best_of(candidate, &shelf);
             best = found;
             if all_fit {
                 break;
@@ -46,13 +44,13 @@ impl Scope<'_> {
     }
 
     /// The fastest arrangement of what is on the shelf, and whether every number of virtual stages had one.
-    fn best_of(&self, candidate: &Candidate, shelf: &Shelf, prices: &Prices<'_>) -> (Option<Arranged>, bool) {
+    fn best_of(&self, candidate: &Candidate, shelf: &Shelf) -> (Option<Arranged>, bool) {
         let levels = self.levels(shelf);
         let mut best: Option<Arranged> = None;
         let mut all = true;
         for v in self.virtual_stages(candidate) {
-            match self.arrange(candidate, v, (&levels, shelf), prices) {
-                Some(found) if best.as_ref().is_none_or(|b| found.step_time < b.step_time) => {
+            match self.arrange(candidate, v, (&levels, shelf)) {
+                Some(found) if best.as_ref().is_none_or(|b| found.step_time() < b.step_time()) => {
                     best = Some(found)
                 }
                 Some(_) => {}

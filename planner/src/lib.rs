@@ -17,18 +17,20 @@ pub mod layer_problem;
 pub mod menu;
 pub mod shapes;
 pub mod partition;
+pub mod price;
 pub mod candidate;
 pub mod bound;
 pub mod shelf;
 pub mod arrange;
-pub mod stage_memory;
+pub mod overflow;
 pub mod evaluate;
 pub mod optimize;
 pub mod document;
 
+use arrange::Arranged;
 use cost_model::Constants;
-use ir::plan::Plan;
-use request::{NoPlan, OnProgress, Request};
+use ir::plan::{Plan, PlanError};
+use request::{NoPlan, OnProgress, Relaxation, Request};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
@@ -37,14 +39,34 @@ use request::{NoPlan, OnProgress, Request};
 pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, NoPlan> {
     let constants = Constants::load();
     match optimize::search(request, &constants, on_progress) {
-        Ok(found) => document::plan(&found)
-            .ok_or_else(|| NoPlan::Impossible { what: "the search came back without a plan".into() }),
+        Ok(found) => match document::plan(&found) {
+            Some(Ok(plan)) => Ok(plan),
+            Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),
+            None => {
+                Err(NoPlan::Broken { place: "search".into(), what: "it came back without a plan".into() })
+            }
+        },
         Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
             let relaxations = optimize::relaxations(request, &constants);
             Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
         }
         Err(other) => Err(other),
     }
+}
+
+/// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.
+pub fn relaxations(request: &Request) -> Vec<Relaxation> {
+    let constants = Constants::load();
+    let mut list = optimize::relaxations(request, &constants);
+    if let Ok(found) = optimize::search(request, &constants, &|_| ()) {
+        let fastest = found.ranking.first();
+        let another = |one: &Arranged| Relaxation {
+            change: "another plan for the same job".into(),
+            step_time: one.step_time(),
+        };
+        list.splice(..0, fastest.map(another));
+    }
+    list
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ fn work_out(
     let mut closest: Option<Dropped> = None;
     let mut open: Vec<&(Bound, usize)> = bounded.iter().collect();
     while !open.is_empty() && (tally.n_simulated < MAX_WORKED_OUT || ranking.is_empty()) {
-        let limit = ranking.first().map_or(f64::INFINITY, |found| found.step_time.0);
+        let limit = ranking.first().map_or(f64::INFINITY, |found| found.step_time().0);
         let before = open.len();
         open.retain(|(bound, _)| bound.time.0 * BOUND_SLACK < limit);
         tally.n_bounded += (before - open.len()) as u64;
@@ -170,7 +170,7 @@ fn work_out(
             match result {
                 Some(Ok(arranged)) => {
                     tally.n_simulated += 1;
-                    let at = ranking.partition_point(|known| known.step_time <= arranged.step_time);
+                    let at = ranking.partition_point(|known| known.step_time() <= arranged.step_time());
                     ranking.insert(at, arranged);
                     ranking.truncate(1 + N_RUNNERS_UP);
                 }
@@ -182,7 +182,7 @@ fn work_out(
             }
         }
         let done = (bounded.len() - open.len()) as u64;
-        let best = ranking.first().map(|found| found.step_time);
+        let best = ranking.first().map(|found| found.step_time());
         on_progress(Progress { done, total: bounded.len() as u64, best });
     }
     let least = open.iter().map(|(bound, _)| bound.time.0 * BOUND_SLACK).min_by(f64::total_cmp);
@@ -273,7 +273,7 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
     let mut list = Vec::new();
     let mut attempt = |change: String, relaxed: Request| -> bool {
         let found =
-            search(&relaxed, constants, &quiet).ok().and_then(|f| f.ranking.first().map(|r| r.step_time));
+            search(&relaxed, constants, &quiet).ok().and_then(|f| f.ranking.first().map(|r| r.step_time()));
         if let Some(step_time) = found {
             list.push(Relaxation { change, step_time });
         }

@@ -18,7 +18,7 @@ use ir::program::{AxisSet, Storage};
 use ir::sharding::Sharding;
 use ir::signature::Signature;
 use ir::strategy::Strategy;
-use ir::units::{Bytes, Seconds};
+use ir::units::Bytes;
 use ir::work::{Pass, Work};
 
 use crate::space::{AxisRule, AxisView, Reach};
@@ -293,13 +293,6 @@ impl<'a> Prices<'a> {
             per_step: hidden(times.reduce, backward) + hidden(times.spread, forward) + times.update,
             state: times.state,
         }
-    }
-
-    /// Seconds to move a stream of `elements` local elements to the next stage, `distance` ranks away.
-    pub fn transfer(&self, elements: f64, distance: u64) -> Seconds {
-        let group = Group::from_ranks(&[0, distance], self.machine.cluster);
-        let bytes = Bytes(elements * self.machine.kernels.element_bytes);
-        price(CollectiveKind::SendRecv, bytes, &group, self.machine.cluster, self.machine.constants)
     }
 }
 

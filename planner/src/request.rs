@@ -156,6 +156,14 @@ pub enum NoPlan {
         /// What is wrong, and the fix.
         what: String,
     },
+    /// The search found what is no plan: a fault of the planner.
+    #[error("the plan is wrong at {place}: {what}")]
+    Broken {
+        /// Where.
+        place: String,
+        /// What is wrong there.
+        what: String,
+    },
     /// Everything that was tried needs more memory than there is.
     #[error(
         "no plan fits: the closest needs {:.1} GiB of {:.1} GiB on stage {stage}, most of it {term}",
@@ -163,6 +171,23 @@ pub enum NoPlan {
     )]
     NothingFits {
         /// The stage that overflows in the closest candidate.
+        stage: usize,
+        /// The largest category there.
+        term: String,
+        /// What it needs.
+        needed: Bytes,
+        /// What it has.
+        capacity: Bytes,
+        /// Changes that would help, each with the time of the plan it allows; best first.
+        relaxations: Vec<Relaxation>,
+    },
+    /// The plan that was given needs more memory than there is.
+    #[error(
+        "the plan does not fit: it needs {:.1} GiB of {:.1} GiB on stage {stage}, most of it {term}",
+        needed.0 / GIB, capacity.0 / GIB
+    )]
+    Overflows {
+        /// The fullest stage.
         stage: usize,
         /// The largest category there.
         term: String,

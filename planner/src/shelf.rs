@@ -5,12 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use cost_model::memory::{GradientFormat, LossKernel};
-use cost_model::program_memory::{MemoryContext, ProgramMemory, program_memory};
-use cost_model::{PriceContext, ProgramPrice, price_program};
 use ir::graph::{Sizes, TensorId};
-use ir::lower::{LayerChoice, lower, whole_axes};
-use ir::program::{AxisSet, Program, Storage};
+use ir::lower::{lower, whole_axes};
+use ir::program::{AxisSet, Storage};
 use ir::sharding::Sharding;
 
 use crate::bound::Bound;
@@ -18,21 +15,9 @@ use crate::candidate::{Candidate, Scope};
 use crate::layer_problem::{Given, LayerProblem, StorageRule};
 use crate::menu::fastest;
 use crate::partition::{LayerCost, Levels};
+use crate::price::setting::Entry;
 use crate::prices::Prices;
 use crate::solve::Prepared;
-
-/// A choice for a layer kind with all its prices.
-#[derive(Clone, Debug)]
-pub struct Entry {
-    /// The layer kind.
-    pub kind: usize,
-    /// What was chosen.
-    pub choice: LayerChoice,
-    /// Times.
-    pub price: ProgramPrice,
-    /// Bytes.
-    pub memory: ProgramMemory,
-}
 
 /// Use and storage that tied parameters of a layer kind must have.
 type TiedUses = BTreeMap<TensorId, (Sharding, Storage)>;
@@ -52,7 +37,7 @@ impl<'a> Scope<'a> {
         &self,
         shelf: &mut Shelf,
         (problems, ready): (&[LayerProblem<'_>], &[Prepared<'_>]),
-        (candidate, prices, sizes): (&Candidate, &Prices<'_>, &[Sizes]),
+        (prices, sizes): (&Prices<'_>, &[Sizes]),
         price: f64,
     ) -> Option<()> {
         for (kind, (problem, ready)) in problems.iter().zip(ready).enumerate() {
@@ -68,7 +53,8 @@ impl<'a> Scope<'a> {
                 None => {
                     let layer = &self.model().layers[kind];
                     let program = lower(layer, prices.mesh(), &sizes[kind], &choice).ok()?;
-                    shelf.entries[kind].push(self.priced((candidate, &sizes[kind]), kind, choice, &program));
+                    let at = (prices.mesh(), &sizes[kind]);
+                    shelf.entries[kind].push(self.setting.entry(self.model(), (kind, choice), at, &program));
                     shelf.entries[kind].len() - 1
                 }
             };
@@ -143,39 +129,5 @@ impl<'a> Scope<'a> {
             }
         }
         Some(uses)
-    }
-
-    fn priced(
-        &self,
-        (candidate, sizes): (&Candidate, &Sizes),
-        kind: usize,
-        choice: LayerChoice,
-        program: &Program,
-    ) -> Entry {
-        let layer = &self.model().layers[kind];
-        let mesh = &candidate.shape.mesh;
-        let context = PriceContext {
-            cluster: self.machine.cluster,
-            device: self.machine.device,
-            precision: self.machine.precision,
-            gradients: GradientFormat::Full,
-            constants: self.constants,
-            kernels: self.machine.kernels,
-            tensor_overlap: cost_model::exposure::TensorOverlap::Absent,
-            rank_offset: 0,
-        };
-        let bytes = MemoryContext {
-            precision: self.machine.precision,
-            gradients: GradientFormat::Full,
-            loss: LossKernel::Unfused,
-            kernels: self.machine.kernels,
-            constants: self.constants,
-        };
-        Entry {
-            kind,
-            choice,
-            price: price_program(&context, layer, mesh, sizes, program),
-            memory: program_memory(&bytes, layer, mesh, sizes, program),
-        }
     }
 }

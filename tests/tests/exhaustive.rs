@@ -46,7 +46,7 @@ fn assert_search_is_exhaustive(request: &Request) {
     for candidate in candidates(request) {
         let Some(bound) = scope.bound(&candidate) else { continue };
         let Ok(arranged) = scope.evaluate(&candidate, &bound) else { continue };
-        let (bound, time) = (bound.time.0, arranged.step_time.0);
+        let (bound, time) = (bound.time.0, arranged.step_time().0);
         assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");
         best = best.min(time);
         n_worked_out += 1;

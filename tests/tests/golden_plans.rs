@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use ir::plan::entry::Entry;
 use ir::plan::{EntryRun, Plan};
-use tests::planner;
+use tests::planner as command;
 
 /// Answers a question, holds the plan to its page, and runs a small copy of it.
 macro_rules! golden {
@@ -17,10 +17,11 @@ macro_rules! golden {
         $(#[test]
         fn $name() {
             let (plan, file) = optimized(stringify!($name), &$words);
+            assert_priced(&plan);
             insta::with_settings!({ omit_expression => true }, {
                 insta::assert_snapshot!(stringify!($name), page(&plan));
             });
-            let verified = planner(&["verify", &file, "--precision", "f64"]);
+            let verified = command(&["verify", &file, "--precision", "f64"]);
             assert_eq!(verified.code, 0, "{verified}");
         })*
     };
@@ -40,11 +41,20 @@ golden! {
     ];
 }
 
+/// The figures in the file are those of the plan in the file, and the parts of the step are the step.
+#[track_caller]
+fn assert_priced(plan: &Plan) {
+    let held = plan.predicted.as_ref().unwrap();
+    assert_eq!(planner::price::price(plan).as_ref(), Ok(held));
+    let (parts, step) = (held.breakdown.total().0, held.step_time_s.0);
+    assert!((parts / step - 1.0).abs() < 1e-9, "parts of {parts} s in a step of {step} s");
+}
+
 /// The plan that answers a question, and the file in which it stands.
 fn optimized(name: &str, words: &[&str]) -> (Plan, String) {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("golden-{name}.json"));
     let file = path.to_string_lossy().into_owned();
-    let said = planner(&[&["optimize"], words, &["--json", "-o", &file]].concat());
+    let said = command(&[&["optimize"], words, &["--json", "-o", &file]].concat());
     assert_eq!(said.code, 0, "{said}");
     let plan = serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said}"));
     (plan, file)

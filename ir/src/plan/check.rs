@@ -2,6 +2,7 @@
 //!
 //! A plan may have been edited by hand, so nothing in it is trusted: every count is limited before anything is as long
 //! as it says, and an error names the place. What holds after [`open`]:
+//! - the cluster is one that a cluster file could describe;
 //! - the mesh and the stages fit on the cluster, and the micro-batches make up the global batch;
 //! - every entry is of a layer of the model, its strategies cut what divides, and it lowers to a program;
 //! - the chunks hold the layers of the model in order, each stream arrives as the layer before left it;
@@ -16,6 +17,7 @@ use crate::mesh::MAX_AXES;
 use crate::names::{Arrangement, PlacedLayer, Roles, roles};
 use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
+use crate::plan::cluster_check::check_cluster;
 use crate::plan::entry::RESERVED;
 use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
 use crate::program::Program;
@@ -76,6 +78,7 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
         let what = format!("expected version {PLAN_SCHEMA_VERSION}, found {}", plan.schema_version);
         return Err(PlanError::new("schema_version", what));
     }
+    check_cluster(&plan.cluster)?;
     check_mesh(plan)?;
     check_batch(plan)?;
     check_schedule(plan)?;

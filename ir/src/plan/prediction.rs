@@ -33,7 +33,7 @@ pub struct Prediction {
     pub peak_memory_bytes: Bytes,
     /// Pipeline stages in order.
     pub stages: Vec<StagePrediction>,
-    /// Bytes that one device sends per step, by link tier; the device that sends most.
+    /// Bytes that one device sends per step, by link tier: of the stage whose devices send most over that tier.
     pub bytes_per_tier: BTreeMap<String, Bytes>,
     /// Energy of a step in joules, where the cluster gives watts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,6 +102,10 @@ pub struct StagePrediction {
     pub peak_memory_bytes: Bytes,
     /// Bytes one device has.
     pub capacity_bytes: Bytes,
+    /// Bytes one device sends per step, by link tier: conversions, parameters, gradients, the stream to its neighbours,
+    /// shared parameters.
+    #[serde(default)]
+    pub bytes_per_tier: BTreeMap<String, Bytes>,
 }
 
 /// How a plan was found. Work is counted, never timed, so that the document is the same every time.

@@ -1,0 +1,123 @@
+//! Whether the cluster that a plan embeds makes sense: what a cluster file is held to, in the units of the plan.
+
+use crate::cluster::{CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, Tier};
+use crate::cluster_limits::{
+    BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
+    MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
+};
+use crate::plan::PlanError;
+
+/// A file's figures are turned into other units and whole bytes on their way into a plan.
+const ROUNDING: f64 = 1e-6;
+
+/// Checks every figure of a cluster, and that groups and tiers fit together.
+///
+/// # Errors
+/// The first figure that is wrong; its place is relative to the plan.
+pub(crate) fn check_cluster(cluster: &Cluster) -> Result<(), PlanError> {
+    let at = At("cluster".into());
+    if cluster.schema_version != CLUSTER_SCHEMA_VERSION {
+        let found = cluster.schema_version;
+        return at
+            .fail("schema_version", format!("expected version {CLUSTER_SCHEMA_VERSION}, found {found}"));
+    }
+    let lists = [("groups", cluster.groups.len(), MAX_GROUPS), ("tiers", cluster.tiers.len(), MAX_TIERS)];
+    for (name, found, most) in lists {
+        if found == 0 || found > most {
+            return at.fail(name, format!("{found} entries, expected 1 to {most}"));
+        }
+    }
+    for (i, group) in cluster.groups.iter().enumerate() {
+        check_group(&at.inside(&format!("groups[{i}]")), group)?;
+    }
+    let total = cluster.groups.iter().fold(0_u64, |sum, group| sum.saturating_add(group.count));
+    if total > MAX_DEVICES {
+        return at.fail("groups", format!("{total} devices in all, at most {MAX_DEVICES} are planned for"));
+    }
+    check_tiers(&at, &cluster.tiers, total)?;
+    let smallest =
+        cluster.groups.iter().map(|group| group.device.memory_bytes.0).fold(f64::INFINITY, f64::min);
+    let kept = cluster.reserve_bytes.0;
+    if !(kept >= 0.0 && kept < smallest) {
+        let what = format!("a reserve of {kept} bytes leaves nothing of a device of {smallest}");
+        return at.fail("reserve_bytes", what);
+    }
+    Ok(())
+}
+
+/// A place in the plan.
+struct At(String);
+
+impl At {
+    fn inside(&self, name: &str) -> Self {
+        Self(format!("{}.{name}", self.0))
+    }
+
+    fn fail<T>(&self, name: &str, what: impl Into<String>) -> Result<T, PlanError> {
+        Err(PlanError::new(format!("{}.{name}", self.0), what))
+    }
+
+    fn range(&self, name: &str, value: f64, range: Range) -> Result<(), PlanError> {
+        if Range(range.0 * (1.0 - ROUNDING), range.1 * (1.0 + ROUNDING)).holds(value) {
+            return Ok(());
+        }
+        self.fail(name, format!("{value:e} is out of range, expected {:e} to {:e}", range.0, range.1))
+    }
+
+    fn optional(&self, name: &str, value: Option<f64>, range: Range) -> Result<(), PlanError> {
+        value.map_or(Ok(()), |value| self.range(name, value, range))
+    }
+}
+
+fn check_group(at: &At, group: &DeviceGroup) -> Result<(), PlanError> {
+    check_device(&at.inside("device"), &group.device)?;
+    if group.count == 0 {
+        return at.fail("count", "a group of 0 devices");
+    }
+    if group.devices_per_node == 0 || !group.count.is_multiple_of(group.devices_per_node) {
+        let what = format!("{} devices do not fill nodes of {}", group.count, group.devices_per_node);
+        return at.fail("devices_per_node", what);
+    }
+    at.range("host_memory_bytes", group.host_memory_bytes.0, HOST_MEMORY_BYTES)?;
+    at.optional("price_per_device_hour", group.price_per_device_hour, PRICE_PER_HOUR)?;
+    at.optional("failures_per_device_hour", group.failures_per_device_hour, FAILURES_PER_HOUR)
+}
+
+fn check_device(at: &At, device: &Device) -> Result<(), PlanError> {
+    if device.peak_flops_per_s.is_empty() {
+        return at.fail("peak_flops_per_s", "no precision is given");
+    }
+    for rate in device.peak_flops_per_s.values() {
+        at.range("peak_flops_per_s", rate.0, FLOPS_PER_S)?;
+    }
+    at.range("memory_bytes", device.memory_bytes.0, MEMORY_BYTES)?;
+    at.range("memory_bandwidth_bytes_per_s", device.memory_bandwidth_bytes_per_s.0, BYTES_PER_S)?;
+    at.range("compute_units", f64::from(device.compute_units), COMPUTE_UNITS)?;
+    at.range("host_link_bytes_per_s", device.host_link_bytes_per_s.0, BYTES_PER_S)?;
+    at.optional("watts", device.watts, WATTS)
+}
+
+/// Tiers go from the innermost out, each of whole domains of the one before, the last over all devices.
+fn check_tiers(at: &At, tiers: &[Tier], total: u64) -> Result<(), PlanError> {
+    let mut inner = 1;
+    for (i, tier) in tiers.iter().enumerate() {
+        let at = at.inside(&format!("tiers[{i}]"));
+        at.range("bandwidth_bytes_per_s", tier.bandwidth_bytes_per_s.0, BYTES_PER_S)?;
+        at.range("latency_s", tier.latency_s.0, LATENCY_S)?;
+        at.range("oversubscription", tier.oversubscription, OVERSUBSCRIPTION)?;
+        if tier.name.is_empty() || tiers[..i].iter().any(|other| other.name == tier.name) {
+            return at.fail("name", format!("`{}`: a tier needs a name of its own", tier.name));
+        }
+        if tier.devices == 0 || tier.devices % inner != 0 {
+            let what =
+                format!("domains of {} devices are not made of whole domains of {inner}", tier.devices);
+            return at.fail("devices", what);
+        }
+        inner = tier.devices;
+    }
+    if inner != total {
+        let what = format!("the last tier joins {inner} devices of {total}");
+        return at.inside(&format!("tiers[{}]", tiers.len() - 1)).fail("devices", what);
+    }
+    Ok(())
+}

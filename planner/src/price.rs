@@ -1,0 +1,87 @@
+//! The figures of a plan, from the plan alone: its programs lowered and priced again, its schedule simulated again.
+//!
+//! The search writes what comes out here, so that a plan that is read, edited or not, is priced as one that was found:
+//! `found plan -> price == edited plan -> price`. Nothing is taken from the figures that a plan already holds.
+
+use cost_model::Constants;
+use ir::plan::check::{OpenPlan, open};
+use ir::plan::prediction::Prediction;
+use ir::plan::{Plan, PlanError};
+
+use crate::request::Job;
+
+pub mod setting;
+pub mod staged;
+pub mod step;
+pub mod stage_memory;
+pub mod sent;
+pub mod prediction;
+
+use setting::{Entry, Setting};
+use staged::Staged;
+use step::step;
+
+/// Prices a plan.
+///
+/// # Errors
+/// What is wrong with the plan, and where.
+pub fn price(plan: &Plan) -> Result<Prediction, PlanError> {
+    price_open(plan, &open(plan)?)
+}
+
+/// Prices a plan that has been opened.
+///
+/// # Errors
+/// What cannot be priced, and where it stands.
+pub fn price_open(plan: &Plan, opened: &OpenPlan) -> Result<Prediction, PlanError> {
+    let constants = Constants::load();
+    let setting = setting(plan, &constants)?;
+    let (entries, chunks) = parts(plan, opened, &setting);
+    let staged = staged(plan, opened, &entries, &chunks);
+    let wrong =
+        |error: cost_model::SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
+    let step = step(&setting, &staged).map_err(wrong)?;
+    Ok(prediction::prediction(&setting, &staged, &step))
+}
+
+fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, PlanError> {
+    let job = Job {
+        sequence: plan.job.sequence,
+        global_batch: plan.job.global_batch,
+        precision: plan.job.precision,
+        attention: plan.job.attention,
+    };
+    let none = || PlanError { place: "cluster.groups".into(), what: "the cluster has no devices".into() };
+    Setting::new(&plan.cluster, job, constants).ok_or_else(none)
+}
+
+/// Runs of (entry, count), per chunk.
+type Chunks = Vec<Vec<(usize, u64)>>;
+
+fn parts(plan: &Plan, opened: &OpenPlan, setting: &Setting<'_>) -> (Vec<Entry>, Chunks) {
+    let entry = |at: usize| {
+        let (own, sizes) = (&opened.entries[at], opened.sizes(plan, at));
+        let chosen = (own.layer, own.choice.clone());
+        setting.entry(&opened.model, chosen, (&plan.mesh, &sizes), &own.program)
+    };
+    let chunks = plan.chunks.iter().map(|runs| runs.iter().map(|run| (run.entry, run.count)).collect());
+    ((0..plan.entries.len()).map(entry).collect(), chunks.collect())
+}
+
+fn staged<'a>(
+    plan: &'a Plan,
+    opened: &'a OpenPlan,
+    entries: &'a [Entry],
+    chunks: &'a [Vec<(usize, u64)>],
+) -> Staged<'a> {
+    Staged {
+        model: &opened.model,
+        mesh: &plan.mesh,
+        n_stages: plan.n_stages,
+        micro_batch: plan.micro_batch,
+        n_micro_batches: plan.n_micro_batches,
+        schedule: plan.schedule,
+        entries,
+        chunks,
+    }
+}

@@ -1,0 +1,167 @@
+//! The figures as a plan holds them: read off prices and the simulation, rounded nowhere.
+
+use std::collections::BTreeMap;
+
+use cost_model::CollectiveKind;
+use cost_model::program_bytes::CommunicationClass;
+use ir::cluster::DeviceGroup;
+use ir::lower::Recompute;
+use ir::op::OpKind;
+use ir::op_work::model_flops;
+use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
+use ir::signature::signature;
+use ir::units::{Bytes, Seconds};
+
+use crate::price::sent::bytes_sent;
+use crate::price::setting::{Entry, Setting};
+use crate::price::stage_memory::stage_memory;
+use crate::price::staged::Staged;
+use crate::price::step::Step;
+
+/// All figures of a step.
+pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Prediction {
+    let cluster = setting.machine.cluster;
+    let n = cluster.n_devices() as f64;
+    let time = step.time.0;
+    let flops = StepFlops::of(setting, staged);
+    let machine = &setting.machine;
+    let peak = cost_model::rates::peak(machine.device, machine.precision, machine.constants).0.0;
+    let stages = stages(setting, staged, step);
+    let tokens = setting.job.sequence as f64 * setting.job.global_batch as f64;
+    let all = |of: &dyn Fn(&DeviceGroup) -> Option<f64>| -> Option<f64> {
+        cluster.groups.iter().map(|group| of(group).map(|one| one * group.count as f64)).sum()
+    };
+    Prediction {
+        step_time_s: step.time,
+        breakdown: breakdown(staged, step),
+        model_tflops_per_device: flops.model / time / n / 1e12,
+        mfu: flops.model / time / n / peak,
+        mfu_causal: flops.causal / time / n / peak,
+        hfu: flops.run / time / n / peak,
+        tokens_per_s_per_device: tokens / time / n,
+        peak_memory_bytes: stages.iter().map(|stage| stage.peak_memory_bytes).fold(Bytes::ZERO, Bytes::max),
+        bytes_per_tier: bytes_per_tier(&stages),
+        stages,
+        energy_per_step_joules: all(&|group| group.device.watts).map(|watts| watts * time),
+        cost_per_step: all(&|group| group.price_per_device_hour).map(|price| price * time / 3600.0),
+    }
+}
+
+/// FLOPs of a step on all devices.
+struct StepFlops {
+    /// The model's, attention counted as the full square.
+    model: f64,
+    /// The model's, attention counted as its causal half.
+    causal: f64,
+    /// Those that are run, recomputation included.
+    run: f64,
+}
+
+impl StepFlops {
+    /// Forward once and backward twice, as Megatron counts: 6 per active parameter and token without the input
+    /// embedding, head once, plus attention (Narayanan et al. 2021, arXiv 2104.04473, appendix).
+    fn of(setting: &Setting<'_>, staged: &Staged<'_>) -> Self {
+        let mut flops = Self { model: 0.0, causal: 0.0, run: 0.0 };
+        for (entry, count) in staged.entries.iter().zip(staged.counts()) {
+            let layer = &staged.model.layers[entry.kind];
+            let sizes = layer.sizes(staged.micro_batch, setting.job.sequence);
+            let times = count as f64 * staged.n_micro_batches as f64;
+            for (op, recompute) in layer.ops.iter().zip(&entry.choice.recompute) {
+                if !matches!(op.kind, OpKind::Linear | OpKind::Attention { .. }) {
+                    continue;
+                }
+                let sig = signature(layer, op);
+                let of = |unmasked| model_flops(layer, op, &sig, &sizes, unmasked) * times;
+                flops.model += 3.0 * of(Some(1.0));
+                flops.causal += 3.0 * of(None);
+                let again = if *recompute == Recompute::Again { 1.0 } else { 0.0 };
+                flops.run += (3.0 + again) * of(Some(1.0));
+            }
+        }
+        flops
+    }
+}
+
+/// Seconds of the stage that sets the pace, by what they are spent on; adds up to the step.
+pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
+    let parts = &step.parts;
+    let mut found = Breakdown {
+        bubble_s: parts.bubble,
+        gradient_sync_s: parts.gradient_sync,
+        parameter_gather_s: parts.parameter_gather,
+        optimizer_s: parts.optimizer,
+        host_s: parts.host,
+        other_s: parts.jitter,
+        ..Breakdown::default()
+    };
+    for (entry, count) in staged.runs(parts.slowest_stage) {
+        let times = count as f64 * staged.n_micro_batches as f64;
+        let (forward, backward) = (&entry.price.forward, &entry.price.backward);
+        found.compute_forward_s += (forward.compute.total() - forward.compute.recompute) * times;
+        found.compute_backward_s += (backward.compute.total() - backward.compute.recompute) * times;
+        found.recompute_s += (forward.compute.recompute + backward.compute.recompute) * times;
+        for ((class, kind), one) in forward.communication.iter().chain(&backward.communication) {
+            *found.exposed_communication_s.entry(communication_name(*class, *kind)).or_default() +=
+                one.exposed * times;
+        }
+    }
+    found.exposed_communication_s.insert("pipeline send/receive".into(), parts.sends);
+    found.exposed_communication_s.retain(|_, time| time.0 > 0.0);
+    found
+}
+
+fn communication_name(class: CommunicationClass, kind: CollectiveKind) -> String {
+    let kind = match kind {
+        CollectiveKind::AllReduce => "all-reduce",
+        CollectiveKind::AllGather => "all-gather",
+        CollectiveKind::ReduceScatter => "reduce-scatter",
+        CollectiveKind::AllToAll => "all-to-all",
+        CollectiveKind::SendRecv => "send/receive",
+        CollectiveKind::Broadcast => "broadcast",
+    };
+    format!("{} {kind}", class.name())
+}
+
+fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StagePrediction> {
+    let sent = bytes_sent(setting, staged);
+    let tiers = &setting.machine.cluster.tiers;
+    let one = |stage: usize| {
+        let memory = stage_memory(setting, staged, stage, step.in_flight[stage]);
+        let time = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
+        StagePrediction {
+            layers: staged.runs(stage).map(|(_, count)| count).sum(),
+            forward_s: time(&|entry| entry.price.forward.seconds()),
+            backward_s: time(&|entry| entry.price.backward.seconds()),
+            peak_memory_bytes: memory.total(),
+            capacity_bytes: Bytes(setting.memory),
+            memory: categories(memory),
+            bytes_per_tier: tiers.iter().map(|tier| tier.name.clone()).zip(sent[stage].clone()).collect(),
+        }
+    };
+    (0..staged.n_stages as usize).map(one).collect()
+}
+
+fn categories(memory: cost_model::MemoryBreakdown) -> BTreeMap<String, Bytes> {
+    let activations =
+        memory.activations.into_iter().map(|(kind, bytes)| (format!("activations: {kind}"), bytes));
+    let others = [
+        ("parameters", memory.parameters),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("logits", memory.logits),
+        ("gathered units", memory.gathered_units),
+        ("buffers", memory.buffers),
+        ("reserve", memory.reserve),
+    ];
+    activations.chain(others.map(|(name, bytes)| (name.to_owned(), bytes))).collect()
+}
+
+/// Bytes that a device sends in a step, per tier: those of the stage whose devices send most there.
+fn bytes_per_tier(stages: &[StagePrediction]) -> BTreeMap<String, Bytes> {
+    let mut most: BTreeMap<String, Bytes> = BTreeMap::new();
+    for (tier, bytes) in stages.iter().flat_map(|stage| &stage.bytes_per_tier) {
+        let known = most.entry(tier.clone()).or_default();
+        *known = known.max(*bytes);
+    }
+    most
+}

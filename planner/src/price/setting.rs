@@ -1,0 +1,143 @@
+//! What every price of a job stands on: the machines, the job, the bytes a device has; and the price of one layer.
+
+use cost_model::exposure::TensorOverlap;
+use cost_model::memory::{GradientFormat, LossKernel, StateBytes};
+use cost_model::program_memory::{MemoryContext, ProgramMemory, program_memory};
+use cost_model::rates::element_bytes;
+use cost_model::{Constants, PriceContext, ProgramPrice, Rates, price_program};
+use ir::cluster::{Cluster, Device};
+use ir::graph::{Layer, Model, Sizes, TensorId};
+use ir::lower::LayerChoice;
+use ir::mesh::Mesh;
+use ir::op_work::KernelChoice;
+use ir::program::{Program, Update};
+use ir::units::Bytes;
+
+use crate::prices::Machine;
+use crate::request::Job;
+
+/// Format in which gradients are accumulated and reduced: that of Megatron's main gradients.
+const GRADIENTS: GradientFormat = GradientFormat::Full;
+
+/// Communicators of a rank that take buffers: data, tensor, pipeline and expert parallel ones.
+const N_COMMUNICATORS: f64 = 4.0;
+
+/// The machines and the job.
+#[derive(Clone, Debug)]
+pub struct Setting<'a> {
+    /// Prices' view of the machines: the slowest device.
+    pub machine: Machine<'a>,
+    /// The job.
+    pub job: Job,
+    /// Bytes of the smallest device.
+    pub memory: f64,
+    /// Bytes of it that a plan may use.
+    pub capacity: f64,
+}
+
+/// A choice for a layer kind with all its prices.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// The layer kind.
+    pub kind: usize,
+    /// What was chosen.
+    pub choice: LayerChoice,
+    /// Times.
+    pub price: ProgramPrice,
+    /// Bytes.
+    pub memory: ProgramMemory,
+    /// Parameters that other layers share: elements that one device updates.
+    pub shared: Vec<(TensorId, f64)>,
+}
+
+impl<'a> Setting<'a> {
+    /// The machines as prices see them. `None` for a cluster without devices.
+    pub fn new(cluster: &'a Cluster, job: Job, constants: &'a Constants) -> Option<Self> {
+        let precision = job.precision;
+        let rate = |device: &Device| Rates::new(device, precision, constants).gemm.0;
+        let devices = || cluster.groups.iter().map(|group| &group.device);
+        let device = devices().min_by(|a, b| rate(a).total_cmp(&rate(b)))?;
+        let memory = devices().map(|device| device.memory_bytes.0).min_by(f64::total_cmp)?;
+        let own = constants.context_bytes.0
+            + constants.workspace_bytes.0
+            + N_COMMUNICATORS * constants.communicator_bytes.0;
+        let kernels = KernelChoice { attention: job.attention, element_bytes: element_bytes(precision).0 };
+        Some(Self {
+            machine: Machine { cluster, device, constants, precision, kernels },
+            job,
+            memory,
+            capacity: memory - own.max(cluster.reserve_bytes.0),
+        })
+    }
+
+    /// Bytes of a device that no plan may use.
+    pub fn reserve(&self) -> f64 {
+        self.memory - self.capacity
+    }
+
+    /// Bytes of one parameter's states.
+    pub fn states(&self) -> StateBytes {
+        StateBytes::adamw(self.machine.precision, GRADIENTS)
+    }
+
+    /// Prices the program of a choice for a layer kind.
+    pub fn entry(
+        &self,
+        model: &Model,
+        (kind, choice): (usize, LayerChoice),
+        (mesh, sizes): (&Mesh, &Sizes),
+        program: &Program,
+    ) -> Entry {
+        let layer = &model.layers[kind];
+        let machine = &self.machine;
+        let times = PriceContext {
+            cluster: machine.cluster,
+            device: machine.device,
+            precision: machine.precision,
+            gradients: GRADIENTS,
+            constants: machine.constants,
+            kernels: machine.kernels,
+            tensor_overlap: TensorOverlap::Absent,
+            rank_offset: 0,
+        };
+        let bytes = MemoryContext {
+            precision: machine.precision,
+            gradients: GRADIENTS,
+            loss: LossKernel::Unfused,
+            kernels: machine.kernels,
+            constants: machine.constants,
+        };
+        Entry {
+            kind,
+            choice,
+            price: price_program(&times, layer, mesh, sizes, program),
+            memory: program_memory(&bytes, layer, mesh, sizes, program),
+            shared: shared(model, kind, (mesh, sizes), program),
+        }
+    }
+
+    /// Bytes of `elements` of an activation.
+    pub fn activation(&self, elements: f64) -> Bytes {
+        Bytes(elements * self.machine.kernels.element_bytes)
+    }
+}
+
+fn shared(
+    model: &Model,
+    kind: usize,
+    (mesh, sizes): (&Mesh, &Sizes),
+    program: &Program,
+) -> Vec<(TensorId, f64)> {
+    let sides = || model.ties.iter().flat_map(|tie| [tie.owner, tie.copy]);
+    let is_shared = |update: &&Update| sides().any(|side| side.layer == kind && side.tensor == update.tensor);
+    let layer = &model.layers[kind];
+    let updates = program.updates.iter().filter(is_shared);
+    updates.map(|update| (update.tensor, updated_elements(layer, (mesh, sizes), update))).collect()
+}
+
+/// Elements of a parameter that the device with the most of them updates.
+fn updated_elements(layer: &Layer, (mesh, sizes): (&Mesh, &Sizes), update: &Update) -> f64 {
+    let local = update.used.local_elements(mesh, &layer.shape(update.tensor, sizes));
+    let parts: u64 = update.storage.optimizer.axes().into_iter().map(|axis| mesh.size(axis)).product();
+    local.div_ceil(parts.max(1)) as f64
+}

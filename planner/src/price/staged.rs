@@ -1,0 +1,223 @@
+//! Layers on stages, and what goes from stage to stage: the streams of the pipeline and the parameters they share.
+//!
+//! ```text
+//! stream between chunks c and c + 1      once forward and once backward per micro-batch  -> Border
+//! parameter of two stages                gradient to the owner, value back, once per step -> shared_moves()
+//! ```
+//! A stage's ranks follow those of the stage before, so a transfer goes `n` ranks on, or back to the first stage; the
+//! pair whose link is slowest counts.
+
+use cost_model::{CollectiveKind, Group, bytes_sent_per_tier, price};
+use ir::cluster::{Cluster, Tier};
+use ir::graph::{Model, ParameterRef, TensorId};
+use ir::mesh::Mesh;
+use ir::schedule::Schedule;
+use ir::units::{Bytes, Seconds};
+
+use crate::price::setting::{Entry, Setting};
+
+/// Layers on stages in the order of a schedule: all that a step's figures are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// Mesh of every stage.
+    pub mesh: &'a Mesh,
+    /// Pipeline stages.
+    pub n_stages: u64,
+    /// Sequences of a micro-batch over the mesh.
+    pub micro_batch: u64,
+    /// Micro-batches of a step.
+    pub n_micro_batches: u64,
+    /// Their order.
+    pub schedule: Schedule,
+    /// Priced choices.
+    pub entries: &'a [Entry],
+    /// Per chunk, runs of (entry, count); chunk `c` is on stage `c % n_stages`.
+    pub chunks: &'a [Vec<(usize, u64)>],
+}
+
+/// A transfer between two stages, for the device that takes longest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Transfer {
+    /// The stage that sends.
+    pub from: u64,
+    /// Bytes per tier of the cluster.
+    pub bytes_per_tier: Vec<Bytes>,
+    /// How long it takes.
+    pub time: Seconds,
+}
+
+impl Staged<'_> {
+    /// The runs of a stage, over all its chunks.
+    pub fn runs(&self, stage: usize) -> impl Iterator<Item = (&Entry, u64)> {
+        let own = self.chunks.iter().skip(stage).step_by(self.n_stages as usize).flatten();
+        own.map(|&(entry, count)| (&self.entries[entry], count))
+    }
+
+    /// A sum over the layers of a stage.
+    pub fn sum(&self, stage: usize, of: impl Fn(&Entry) -> Seconds) -> Seconds {
+        self.runs(stage).map(|(entry, count)| of(entry) * count as f64).sum()
+    }
+
+    /// A sum over the layers of every chunk.
+    pub fn per_chunk(&self, of: impl Fn(&Entry) -> Seconds) -> Vec<Seconds> {
+        let chunk = |runs: &Vec<(usize, u64)>| {
+            runs.iter().map(|&(entry, count)| of(&self.entries[entry]) * count as f64).sum()
+        };
+        self.chunks.iter().map(chunk).collect()
+    }
+
+    /// How many layers have each entry.
+    pub fn counts(&self) -> Vec<u64> {
+        let mut counts = vec![0; self.entries.len()];
+        for &(entry, count) in self.chunks.iter().flatten() {
+            counts[entry] += count;
+        }
+        counts
+    }
+
+    fn stage_of(&self, chunk: usize) -> u64 {
+        chunk as u64 % self.n_stages
+    }
+
+    /// The stream from chunk to chunk, once forward: one less than chunks.
+    pub fn borders(&self, setting: &Setting<'_>) -> Vec<Transfer> {
+        let n_borders = self.chunks.len().saturating_sub(1);
+        let bytes = setting.activation(self.stream_elements(setting));
+        let leaving = |stage: u64| self.transfer(setting, (stage, (stage + 1) % self.n_stages), bytes);
+        // Every virtual stage leaves its stage by the same link.
+        let links: Vec<Transfer> = (0..self.n_stages.min(n_borders as u64)).map(leaving).collect();
+        links.iter().cycle().take(n_borders).cloned().collect()
+    }
+
+    /// Elements of the stream that a device holds between layers, the same everywhere.
+    fn stream_elements(&self, setting: &Setting<'_>) -> f64 {
+        let stream = self.entries.iter().find_map(|entry| {
+            let layer = &self.model.layers[entry.kind];
+            let sizes = layer.sizes(self.micro_batch, setting.job.sequence);
+            let shape = layer.shape(layer.stream_in?, &sizes);
+            Some(entry.choice.stream.local_elements(self.mesh, &shape))
+        });
+        stream.unwrap_or(0) as f64
+    }
+
+    /// What parameters shared by two stages send in a step: first all gradients, then all values.
+    pub fn shared_moves(&self, setting: &Setting<'_>) -> (Vec<Transfer>, Vec<Transfer>) {
+        let states = setting.states();
+        let (mut gradients, mut values) = (Vec::new(), Vec::new());
+        for tie in &self.model.ties {
+            let places = (self.place(tie.owner), self.place(tie.copy));
+            let (Some((owner, elements)), Some((copy, _))) = places else { continue };
+            if owner != copy {
+                gradients.push(self.transfer(setting, (copy, owner), states.gradient * elements));
+                values.push(self.transfer(setting, (owner, copy), states.parameter * elements));
+            }
+        }
+        (gradients, values)
+    }
+
+    /// Stage of a shared parameter, and the elements of it that a device updates.
+    fn place(&self, side: ParameterRef) -> Option<(u64, f64)> {
+        let holds = |entry: &Entry| entry.kind == side.layer;
+        let chunk = |runs: &Vec<(usize, u64)>| runs.iter().find(|run| holds(&self.entries[run.0])).copied();
+        let found = self.chunks.iter().enumerate().find_map(|(at, runs)| Some((at, chunk(runs)?)));
+        let (at, (entry, _)) = found?;
+        Some((self.stage_of(at), elements(&self.entries[entry], side.tensor)?))
+    }
+
+    /// From each device of a stage to the one at its place on another.
+    fn transfer(&self, setting: &Setting<'_>, (from, to): (u64, u64), bytes: Bytes) -> Transfer {
+        let cluster = setting.machine.cluster;
+        if from == to {
+            return Transfer {
+                from,
+                bytes_per_tier: vec![Bytes::ZERO; cluster.tiers.len()],
+                time: Seconds::ZERO,
+            };
+        }
+        let group = |pair: [u64; 2]| Group::from_ranks(&pair, cluster);
+        let pairs = pairs(self.mesh.n_devices(), (from, to), cluster);
+        let slowest = pairs.into_iter().map(group).max_by_key(Group::spanning_tier);
+        let group = slowest.unwrap_or_else(|| Group::alone(cluster));
+        Transfer {
+            from,
+            bytes_per_tier: bytes_sent_per_tier(CollectiveKind::SendRecv, bytes, &group, cluster),
+            time: price(CollectiveKind::SendRecv, bytes, &group, cluster, setting.machine.constants),
+        }
+    }
+}
+
+/// Ranks of the first devices of two stages of `n` devices, and for each tier those of a pair that its domains part, if
+/// there is one.
+fn pairs(n: u64, (from, to): (u64, u64), cluster: &Cluster) -> Vec<[u64; 2]> {
+    let (low, distance) = (from.min(to) * n, from.abs_diff(to) * n);
+    let parted = |tier: &Tier| {
+        let domain = tier.devices.max(1);
+        let border = (low / domain + 1) * domain;
+        let place = border.saturating_sub(low + distance);
+        (place < n).then_some(place)
+    };
+    let places = std::iter::once(0).chain(cluster.tiers.iter().filter_map(parted));
+    places.map(|place| [low + place, low + distance + place]).collect()
+}
+
+fn elements(entry: &Entry, tensor: TensorId) -> Option<f64> {
+    entry.shared.iter().find(|(own, _)| *own == tensor).map(|(_, elements)| *elements)
+}
+
+#[cfg(test)]
+mod tests {
+    use ir::cluster::{Cluster, InSwitchReduction, Tier, Wiring};
+    use ir::units::{Bytes, BytesPerSecond, Seconds};
+
+    use super::pairs;
+
+    fn cluster(domains: &[u64]) -> Cluster {
+        let tier = |&devices: &u64| Tier {
+            name: format!("of {devices}"),
+            devices,
+            bandwidth_bytes_per_s: BytesPerSecond(1e9),
+            latency_s: Seconds(1e-6),
+            wiring: Wiring::Switch,
+            oversubscription: 1.0,
+            in_switch_reduction: InSwitchReduction::Absent,
+        };
+        let tiers = domains.iter().map(tier).collect();
+        Cluster {
+            schema_version: 1,
+            name: "test".into(),
+            groups: Vec::new(),
+            tiers,
+            reserve_bytes: Bytes(0.0),
+        }
+    }
+
+    /// True where some pair looked at is parted by domains of so many devices; by looking at every pair, and by `pairs`.
+    #[test]
+    fn a_pair_that_a_domain_parts_is_found_if_there_is_one() {
+        for domain in 1..=12_u64 {
+            for (n, from, to) in
+                (1..=9).flat_map(|n| (0..5).flat_map(move |a| (0..5).map(move |b| (n, a, b))))
+            {
+                if from == to {
+                    continue;
+                }
+                let parted = |pair: &[u64; 2]| pair[0] / domain != pair[1] / domain;
+                let (low, high) = (from.min(to) * n, from.max(to) * n);
+                let brute = (0..n).map(|i| [low + i, high + i]).any(|pair| parted(&pair));
+                let found = pairs(n, (from, to), &cluster(&[domain, 1000]));
+                assert_eq!(
+                    found.iter().any(parted),
+                    brute,
+                    "{n} devices, {from} to {to}, domains of {domain}"
+                );
+                assert!(
+                    found
+                        .iter()
+                        .all(|pair| pair[0] >= low && pair[0] < low + n && pair[1] - pair[0] == high - low)
+                );
+            }
+        }
+    }
+}

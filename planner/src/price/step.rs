@@ -1,0 +1,129 @@
+//! A step in time: the schedule simulated, and around it what a step has once.
+//!
+//! ```text
+//! step = (pipeline + gradients reduced + optimizer + parameters gathered) * jitter + host
+//! ```
+//! What happens once is that of the stage where it takes longest, and of the parameters that stages share. The pipeline
+//! is the simulation of the schedule's table.
+
+use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
+use cost_model::{PipelineTimes, SimulateError, Transfers, simulate};
+use ir::schedule::{Action, ScheduleError, peak_in_flight, table};
+use ir::units::Seconds;
+
+use crate::price::setting::{Entry, Setting};
+use crate::price::staged::{Staged, Transfer};
+
+/// A step in time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Whole step.
+    pub time: Seconds,
+    /// Parts of it.
+    pub parts: StepParts,
+    /// Micro-batches in flight at the peak, per stage, in whole stages.
+    pub in_flight: Vec<f64>,
+}
+
+/// Where the time of a step goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepParts {
+    /// The pipeline, fill and drain included.
+    pub pipeline: Seconds,
+    /// Idle time of the busiest stage in it.
+    pub bubble: Seconds,
+    /// What the busiest stage waits for its sends.
+    pub sends: Seconds,
+    /// Stage that sets the pace.
+    pub slowest_stage: usize,
+    /// Gradient reduction that shows.
+    pub gradient_sync: Seconds,
+    /// Parameter gather that shows.
+    pub parameter_gather: Seconds,
+    /// Optimizer.
+    pub optimizer: Seconds,
+    /// Host.
+    pub host: Seconds,
+    /// Stragglers.
+    pub jitter: Seconds,
+}
+
+/// Simulates a step.
+///
+/// # Errors
+/// Where the schedule has no table for so many stages and micro-batches.
+pub fn step(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<Step, SimulateError> {
+    let n = |count: u64| u32::try_from(count).map_err(|_| ScheduleError::TooLarge { n_actions: count });
+    let actions = table(staged.schedule, n(staged.n_stages)?, n(staged.n_micro_batches)?)?;
+    let mut parts = pipeline(setting, staged, &actions)?;
+    once_per_step(setting, staged, &mut parts);
+    let constants = setting.machine.constants;
+    parts.host = constants.host_per_iteration_s;
+    let work = parts.pipeline + parts.gradient_sync + parts.parameter_gather + parts.optimizer;
+    let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
+    let n_nodes = setting.machine.cluster.n_devices().div_ceil(node);
+    parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
+    let v = f64::from(staged.schedule.n_virtual_stages());
+    let in_flight = peak_in_flight(&actions).iter().map(|&n| f64::from(n) / v).collect();
+    Ok(Step { time: work + parts.jitter + parts.host, parts, in_flight })
+}
+
+fn forward(entry: &Entry) -> Seconds {
+    entry.price.forward.seconds()
+}
+
+fn backward(entry: &Entry) -> Seconds {
+    entry.price.backward.seconds()
+}
+
+/// The schedule's own time: makespan, and how the busiest stage spends it.
+fn pipeline(
+    setting: &Setting<'_>,
+    staged: &Staged<'_>,
+    actions: &[Vec<Action>],
+) -> Result<StepParts, SimulateError> {
+    let times = PipelineTimes {
+        forward: staged.per_chunk(forward),
+        backward: staged.per_chunk(backward),
+        boundary: staged.borders(setting).iter().map(|border| border.time).collect(),
+        transfers: if staged.schedule.n_virtual_stages() > 1 {
+            Transfers::Overlapped
+        } else {
+            Transfers::Exposed
+        },
+    };
+    let timeline = simulate(actions, &times)?;
+    let busy = |stage: usize| timeline.ranks[stage].busy_s;
+    let slowest_stage = (1..timeline.ranks.len())
+        .fold(0, |slowest, stage| if busy(stage) > busy(slowest) { stage } else { slowest });
+    let busiest = &timeline.ranks[slowest_stage];
+    Ok(StepParts {
+        pipeline: timeline.makespan_s,
+        bubble: busiest.bubble_s,
+        sends: busiest.sending_s,
+        slowest_stage,
+        ..StepParts::default()
+    })
+}
+
+/// Gradients, optimizer and parameters, where they take longest.
+fn once_per_step(setting: &Setting<'_>, staged: &Staged<'_>, parts: &mut StepParts) {
+    let constants = setting.machine.constants;
+    for stage in 0..staged.n_stages as usize {
+        let once = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
+        let n_layers: u64 = staged.runs(stage).map(|(_, count)| count).sum();
+        let buckets = u32::try_from(n_layers).unwrap_or(u32::MAX);
+        let reduce = once(&|entry| entry.price.update.gradient_reduce);
+        let sync = gradient_reduction_exposed(reduce, once(&backward), buckets, constants);
+        let spread = once(&|entry| entry.price.update.parameter_gather);
+        let gather = parameter_gather_exposed(spread, once(&forward), buckets, constants);
+        let optimizer = once(&|entry| entry.price.update.optimizer);
+        if sync + gather + optimizer > parts.gradient_sync + parts.parameter_gather + parts.optimizer {
+            (parts.gradient_sync, parts.parameter_gather, parts.optimizer) = (sync, gather, optimizer);
+        }
+    }
+    let (gradients, values) = staged.shared_moves(setting);
+    let total = |moves: &[Transfer]| moves.iter().map(|one| one.time).sum::<Seconds>();
+    parts.gradient_sync += total(&gradients);
+    parts.parameter_gather += total(&values);
+}
