@@ -70,6 +70,9 @@ pub(crate) struct OptimizeArgs {
     /// without its dashes, such as tp=8,pp=4
     #[arg(long, value_name = "NAME=VALUE,...")]
     pub(crate) pin: Vec<String>,
+    /// Who chooses strategies inside layers: elimination, or an integer program (slow; small meshes only)
+    #[arg(long, value_enum, default_value = "structured")]
+    pub(crate) solver: SolverArg,
     /// Write the plan to a file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
@@ -293,6 +296,12 @@ pub(crate) struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SolverArg {
+    Structured,
+    Microlp,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

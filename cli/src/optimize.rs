@@ -1,6 +1,8 @@
 //! `planner optimize`: the fastest plan for a model on a cluster.
 
-use crate::args::OptimizeArgs;
+use planner::request::Solver;
+
+use crate::args::{OptimizeArgs, SolverArg};
 use crate::failure::Failure;
 use crate::output::{json, write_whole};
 use crate::pins;
@@ -14,6 +16,10 @@ use crate::terminal::Terminal;
 pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
     question.request.pins = pins::read(&args.pin)?;
+    question.request.solver = match args.solver {
+        SolverArg::Structured => Solver::Structured,
+        SolverArg::Microlp => Solver::Microlp,
+    };
     let plan = proven(question.sign(search(&question.request, &args.threads, terminal)?))?;
     let text = json(&plan)?;
     if let Some(path) = &args.output {

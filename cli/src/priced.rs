@@ -4,7 +4,7 @@ use ir::plan::check::OpenPlan;
 use ir::plan::{Plan, PlanError};
 use ir::units::{Bytes, Seconds};
 use planner::price::price_open;
-use planner::request::{Job, NoPlan, Pins, Request};
+use planner::request::{Job, NoPlan, Pins, Request, Solver};
 
 use crate::failure::Failure;
 use crate::figures;
@@ -60,5 +60,11 @@ fn request(plan: &Plan, opened: &OpenPlan) -> Request {
         precision: plan.job.precision,
         attention: plan.job.attention,
     };
-    Request { model: opened.model.clone(), cluster: plan.cluster.clone(), job, pins: Pins::default() }
+    Request {
+        model: opened.model.clone(),
+        cluster: plan.cluster.clone(),
+        job,
+        pins: Pins::default(),
+        solver: Solver::Structured,
+    }
 }

@@ -4,7 +4,7 @@ use frontends::{Size, rescale};
 use ir::cluster::{Cluster, Precision};
 use ir::plan::{InputDigests, Plan};
 use ir::work::AttentionKernel;
-use planner::request::{Job, Pins, Request};
+use planner::request::{Job, Pins, Request, Solver};
 
 use crate::args::{AttentionArg, JobArgs, OptimizerArg, PrecisionArg, SizeArgs};
 use crate::failure::Failure;
@@ -47,7 +47,13 @@ impl Question {
             ("attention", args.attention.is_some()),
         ];
         Ok(Self {
-            request: Request { model: model.value, cluster, job, pins: Pins::default() },
+            request: Request {
+                model: model.value,
+                cluster,
+                job,
+                pins: Pins::default(),
+                solver: Solver::Structured,
+            },
             digests: InputDigests { model: model.digest, cluster: described.digest },
             defaults: given.into_iter().filter(|(_, given)| !given).map(|(name, _)| name).collect(),
         })

@@ -4,8 +4,8 @@ use ir::sharding::Sharding;
 use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
+use crate::chooser::too_large;
 use crate::layer_problem::LayerProblem;
-use crate::menu::fastest;
 use crate::prices::Prices;
 
 /// What is known of a candidate before it is worked out.
@@ -34,7 +34,7 @@ impl Scope<'_> {
         let mut main: Option<(f64, Sharding, f64)> = None;
         for (kind, layer) in layers.iter().enumerate() {
             let problem = LayerProblem::new(layer, &sizes[kind], &prices, clock, &self.given_fastest())?;
-            let (time, unit, choices) = fastest(&problem)?;
+            let (time, unit, choices) = self.chooser(&problem).fastest(&problem.problem)?;
             let weight = time * self.counts[kind] as f64;
             total += weight;
             bytes += problem.problem.total(&choices)?.memory * self.counts[kind] as f64;
@@ -49,6 +49,16 @@ impl Scope<'_> {
         let work = total / p;
         let time = self.with_bubble(candidate, work)?;
         Some(Bound { time, work, crowding: bytes / p / self.capacity, stream, seconds_per_byte })
+    }
+
+    /// What to say where the solver that is asked for cannot take the problem of some layer of a candidate.
+    pub(crate) fn too_large(&self, candidate: &Candidate) -> Option<String> {
+        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
+        let (sizes, clock, given) = (self.sizes(candidate), Self::clock(candidate), self.given());
+        self.model().layers.iter().zip(&sizes).find_map(|(layer, sizes)| {
+            let problem = LayerProblem::new(layer, sizes, &prices, clock, &given)?;
+            too_large(self.request.solver, &problem, (&layer.name, &candidate.shape.mesh))
+        })
     }
 
     /// Least time of a step whose layers take `work` on every stage: fill and drain of the most virtual stages.

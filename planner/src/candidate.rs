@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use cost_model::Constants;
 use ir::graph::{Model, Sizes};
 
-use crate::layer_problem::{Given, RecomputeRule, StorageRule};
+use crate::chooser::{Chooser, Troubles};
+use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
 use crate::price::setting::Setting;
 use crate::prices::Machine;
@@ -28,6 +29,8 @@ pub struct Scope<'a> {
     pub capacity: f64,
     /// Layers of each kind.
     pub counts: Vec<u64>,
+    /// What kept a solver from an answer.
+    pub troubles: Troubles,
 }
 
 /// A mesh, a number of stages, a micro-batch.
@@ -68,7 +71,12 @@ impl<'a> Scope<'a> {
             counts[run.layer] += run.count;
         }
         let (machine, capacity) = (setting.machine.clone(), setting.capacity);
-        Some(Self { request, constants, setting, machine, capacity, counts })
+        Some(Self { request, constants, setting, machine, capacity, counts, troubles: Troubles::default() })
+    }
+
+    /// The choice problem of a layer in the hands of the solver that is asked for.
+    pub(crate) fn chooser<'s>(&'s self, problem: &'s LayerProblem<'_>) -> Chooser<'s> {
+        Chooser::new(self.request.solver, &problem.problem, &self.troubles)
     }
 
     pub(crate) fn model(&self) -> &'a Model {

@@ -4,11 +4,11 @@
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
+use crate::chooser::Chooser;
 use crate::layer_problem::LayerProblem;
 use crate::menu::MEMORY_PRICES;
 use crate::prices::Prices;
 use crate::shelf::Shelf;
-use crate::solve::Prepared;
 
 impl Scope<'_> {
     /// Works a candidate out for every number of virtual stages; the fastest that fits.
@@ -22,14 +22,14 @@ impl Scope<'_> {
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
         let fastest = self.problems((candidate, bound), &prices, &sizes, &self.given_fastest());
         let fastest = fastest.ok_or(Dropped::NoStrategy)?;
-        let ready = prepare(&fastest);
+        let ready = self.choosers(&fastest);
         self.extend(&mut shelf, (&fastest, &ready), (&prices, &sizes), 0.0).ok_or(Dropped::NoStrategy)?;
         if let (Some(found), true) = self.best_of(candidate, &shelf) {
             return Ok(found);
         }
         let free =
             self.problems((candidate, bound), &prices, &sizes, &self.given()).ok_or(Dropped::NoStrategy)?;
-        let ready = prepare(&free);
+        let ready = self.choosers(&free);
         let mut best = None;
         for multiple in &MEMORY_PRICES[1..] {
             let price = multiple * bound.seconds_per_byte;
@@ -59,8 +59,8 @@ impl Scope<'_> {
         }
         (best, all)
     }
-}
 
-fn prepare<'p>(problems: &'p [LayerProblem<'_>]) -> Vec<Prepared<'p>> {
-    problems.iter().map(|one| Prepared::new(&one.problem)).collect()
+    fn choosers<'s>(&'s self, problems: &'s [LayerProblem<'_>]) -> Vec<Chooser<'s>> {
+        problems.iter().map(|one| self.chooser(one)).collect()
+    }
 }

@@ -5,15 +5,37 @@
 //! nothing else with `solve`: each is the other's check, and `--solver microlp` lets the user ask it instead.
 
 use good_lp::{
-    Expression, ProblemVariables, Solution as _, SolverModel, Variable, microlp, variable, variables,
+    Expression, ProblemVariables, ResolutionError, Solution as _, SolverModel, Variable, microlp, variable,
+    variables,
 };
 
 use crate::problem::{Problem, Solution};
 
+/// Variables of the program of a problem.
+pub fn n_variables(problem: &Problem) -> usize {
+    let nodes: usize = problem.nodes.iter().map(|node| node.choices.len()).sum();
+    let pairs: usize = problem.edges.iter().map(|edge| edge.table.iter().flatten().count()).sum();
+    nodes + pairs
+}
+
 /// Least time of a plan whose memory fits; `None` where none does or the solver gives up.
 pub fn solve(problem: &Problem, capacity: f64) -> Option<Solution> {
+    program(problem, 0.0, capacity).ok()?
+}
+
+/// Least `time + price * memory`, and the choices that reach it; `None` where every combination is forbidden.
+///
+/// # Errors
+/// Where the solver gives up.
+pub fn cheapest(problem: &Problem, price: f64) -> Result<Option<(f64, Vec<usize>)>, ResolutionError> {
+    let solution = program(problem, price, f64::INFINITY)?;
+    Ok(solution.map(|solution| (solution.cost.weighed(price), solution.choices)))
+}
+
+/// The program: least `time + price * memory` within a capacity.
+fn program(problem: &Problem, price: f64, capacity: f64) -> Result<Option<Solution>, ResolutionError> {
     // Times of microseconds and memories of gigabytes in one program upset the pivoting; scale both to about one.
-    let time_scale = scale(problem, |cost| cost.time);
+    let cost_scale = scale(problem, |cost| cost.weighed(price));
     let memory_scale = scale(problem, |cost| cost.memory).max(f64::MIN_POSITIVE);
     let mut vars = variables!();
     let x: Vec<Vec<Variable>> = problem
@@ -23,23 +45,23 @@ pub fn solve(problem: &Problem, capacity: f64) -> Option<Solution> {
         .collect();
     let y: Vec<Vec<Option<Variable>>> =
         problem.edges.iter().map(|edge| pair_variables(&mut vars, edge)).collect();
-    let mut time = Expression::from(0.0);
+    let mut total = Expression::from(0.0);
     let mut memory = Expression::from(0.0);
     for (node, xs) in problem.nodes.iter().zip(&x) {
         for (cost, &var) in node.choices.iter().zip(xs) {
-            time += cost.time / time_scale * var;
+            total += cost.weighed(price) / cost_scale * var;
             memory += cost.memory / memory_scale * var;
         }
     }
     for (edge, ys) in problem.edges.iter().zip(&y) {
         for (cost, var) in edge.table.iter().zip(ys) {
             if let (Some(cost), Some(var)) = (cost, var) {
-                time += cost.time / time_scale * *var;
+                total += cost.weighed(price) / cost_scale * *var;
                 memory += cost.memory / memory_scale * *var;
             }
         }
     }
-    let mut model = vars.minimise(time).using(microlp);
+    let mut model = vars.minimise(total).using(microlp);
     for xs in &x {
         model = model.with(xs.iter().sum::<Expression>().eq(1.0));
     }
@@ -57,14 +79,17 @@ pub fn solve(problem: &Problem, capacity: f64) -> Option<Solution> {
     if capacity.is_finite() {
         model = model.with(memory.leq(capacity / memory_scale));
     }
-    let solved = model.solve().ok()?;
+    let solved = match model.solve() {
+        Ok(solved) => solved,
+        Err(ResolutionError::Infeasible) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let pick = |xs: &Vec<Variable>| {
         let value = |i: &usize| solved.value(xs[*i]);
         (0..xs.len()).max_by(|a, b| value(a).total_cmp(&value(b)).then(b.cmp(a))).unwrap_or(0)
     };
     let choices: Vec<usize> = x.iter().map(pick).collect();
-    let cost = problem.total(&choices)?;
-    Some(Solution { choices, cost })
+    Ok(problem.total(&choices).map(|cost| Solution { choices, cost }))
 }
 
 fn scale(problem: &Problem, of: impl Fn(&crate::problem::Cost) -> f64) -> f64 {

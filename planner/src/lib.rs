@@ -14,6 +14,7 @@ pub mod prices;
 pub mod meeting;
 mod stream;
 pub mod layer_problem;
+pub mod chooser;
 pub mod menu;
 pub mod shapes;
 pub mod partition;

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
-use crate::request::{NoPlan, OnProgress, Progress, Relaxation, Request};
+use crate::request::{NoPlan, OnProgress, Progress, Relaxation, Request, Solver};
 use crate::shapes::{Facts, divisors, shapes};
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
@@ -76,11 +76,17 @@ pub fn search<'a>(
     if candidates.is_empty() {
         return Err(NoPlan::Impossible { what: no_candidate(request) });
     }
+    if let Some(what) = too_large(&scope, &candidates) {
+        return Err(NoPlan::Impossible { what });
+    }
     let mut tally = Tally { n_candidates: candidates.len() as u64, ..Tally::default() };
     let mut bounded = bounds(&scope, &candidates, on_progress);
     tally.n_illegal = (candidates.len() - bounded.len()) as u64;
     bounded.sort_by(|a, b| promise(&a.0).total_cmp(&promise(&b.0)).then(a.1.cmp(&b.1)));
     let (ranking, closest) = work_out(&scope, &candidates, &bounded, &mut tally, on_progress);
+    if let Some(what) = scope.troubles.first() {
+        return Err(NoPlan::Impossible { what });
+    }
     if ranking.is_empty() {
         return Err(nothing_fits(&scope, request, closest));
     }
@@ -108,6 +114,14 @@ fn candidates(request: &Request) -> Vec<Candidate> {
         }
     }
     list
+}
+
+/// What to say where the solver that is asked for cannot take the problem of some layer.
+fn too_large(scope: &Scope<'_>, candidates: &[Candidate]) -> Option<String> {
+    match scope.request.solver {
+        Solver::Structured => None,
+        Solver::Microlp => candidates.iter().find_map(|candidate| scope.too_large(candidate)),
+    }
 }
 
 /// A bound for every candidate: taken from the largest micro-batch on the same mesh, whose kernels are the longest and

@@ -111,6 +111,16 @@ pub enum SequenceParallel {
     Off,
 }
 
+/// Who solves the choice problems of layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Solver {
+    /// Elimination: exact and fast.
+    #[default]
+    Structured,
+    /// The integer program, by microlp: exact, slow, only for small meshes.
+    Microlp,
+}
+
 /// A complete question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -122,6 +132,8 @@ pub struct Request {
     pub job: Job,
     /// What the user decided.
     pub pins: Pins,
+    /// Who solves the choice problems.
+    pub solver: Solver,
 }
 
 /// How far the search is, for a progress bar.

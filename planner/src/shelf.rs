@@ -12,12 +12,11 @@ use ir::sharding::Sharding;
 
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
+use crate::chooser::Chooser;
 use crate::layer_problem::{Given, LayerProblem, StorageRule};
-use crate::menu::fastest;
 use crate::partition::{LayerCost, Levels};
 use crate::price::setting::Entry;
 use crate::prices::Prices;
-use crate::solve::Prepared;
 
 /// Use and storage that tied parameters of a layer kind must have.
 type TiedUses = BTreeMap<TensorId, (Sharding, Storage)>;
@@ -36,7 +35,7 @@ impl<'a> Scope<'a> {
     pub(crate) fn extend(
         &self,
         shelf: &mut Shelf,
-        (problems, ready): (&[LayerProblem<'_>], &[Prepared<'_>]),
+        (problems, ready): (&[LayerProblem<'_>], &[Chooser<'_>]),
         (prices, sizes): (&Prices<'_>, &[Sizes]),
         price: f64,
     ) -> Option<()> {
@@ -45,7 +44,7 @@ impl<'a> Scope<'a> {
                 shelf.entries.push(Vec::new());
                 shelf.levels.push(Vec::new());
             }
-            let (_, choices) = ready.eliminate(price)?;
+            let (_, choices) = ready.cheapest(price)?;
             let choice = problem.choice(&choices);
             let known = shelf.entries[kind].iter().position(|entry| entry.choice == choice);
             let at = match known {
@@ -112,7 +111,7 @@ impl<'a> Scope<'a> {
         let mut uses: BTreeMap<usize, TiedUses> = BTreeMap::new();
         for tie in &self.model().ties {
             let built = problem(tie.copy.layer, base)?;
-            let choice = built.choice(&fastest(&built)?.2);
+            let choice = built.choice(&self.chooser(&built).fastest(&built.problem)?.2);
             let used = built.used(&choice, tie.copy.tensor)?;
             let storage = match base.storage {
                 StorageRule::Free => {

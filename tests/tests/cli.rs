@@ -212,6 +212,26 @@ fn the_plan_does_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
+fn the_integer_program_plans_as_fast_a_step_as_the_structured_solver() {
+    let with = |solver: &str| {
+        let question = ["optimize", "gpt2", "dgx-h100", "--devices", "2", "--global-batch", "64", "--json"];
+        let said = planner(&[&question[..], &["--solver", solver]].concat());
+        assert_eq!(said.code, 0, "{said}");
+        json(&said.out)["predicted"]["step_time_s"].as_f64().unwrap()
+    };
+    let (structured, program) = (with("structured"), with("microlp"));
+    assert!((structured - program).abs() <= 1e-9 * structured, "{structured:e} and {program:e}");
+}
+
+#[test]
+fn what_is_too_large_for_the_integer_program_is_refused_with_advice() {
+    let said =
+        planner(&["optimize", "mixtral-8x7b", "dgx-h100", "--global-batch", "64", "--solver", "microlp"]);
+    assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+    assert!(said.err.contains("layer `moe`") && said.err.contains("take the structured solver"), "{said}");
+}
+
+#[test]
 fn no_plan_as_data_has_the_changes_that_help() {
     let said =
         planner(&["estimate", "llama-3-8b", "dgx-h100", "--devices", "1", "--global-batch", "8", "--json"]);

@@ -5,7 +5,7 @@
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use planner::candidate::{Candidate, Scope, micro_batches};
-use planner::request::{Job, Pins, Progress, Request};
+use planner::request::{Job, Pins, Progress, Request, Solver};
 use planner::shapes::{Facts, divisors, shapes};
 
 /// Between layers parameters move in larger pieces than inside one and hide a little better; the search takes a bound
@@ -17,7 +17,7 @@ fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Requ
     let cluster = read_cluster(cluster, shipped_cluster(cluster).unwrap().text).unwrap();
     let cluster = rescale(&cluster, Size::Devices(devices)).unwrap();
     let job = Job { global_batch, ..Job::defaults(&model, &cluster) };
-    Request { model, cluster, job, pins: Pins::default() }
+    Request { model, cluster, job, pins: Pins::default(), solver: Solver::Structured }
 }
 
 /// All candidates, however few micro-batches they have.
