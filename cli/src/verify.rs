@@ -3,7 +3,7 @@
 use executor::compare::{Comparison, Precision, Quantity, compare};
 use executor::job::Reference;
 use executor::kernels::Real;
-use executor::run::{Outcome, run, run_routed};
+use executor::run::{Outcome, run, run_programs, run_routed};
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::entry::Proof;
@@ -133,7 +133,7 @@ fn as_it_is(args: &VerifyArgs, plan: &Plan, opened: &OpenPlan) -> Result<Shrunk,
             plan.n_devices()
         ));
     }
-    Ok(Shrunk { plan: plan.clone(), changes: Vec::new() })
+    Ok(Shrunk::whole(plan))
 }
 
 fn shrunk(file: &str, plan: &Plan, max_ranks: u64) -> Result<Shrunk, Failure> {
@@ -151,7 +151,7 @@ fn verdict(
     proofs: Vec<LayerProof>,
     precision: ElementArg,
 ) -> Result<Verdict, Failure> {
-    let run = SmallRun::new(&small.plan, opened)?;
+    let run = SmallRun::new(small, opened)?;
     let mut runs = Vec::new();
     if precision != ElementArg::F32 {
         runs.push(held::<f64>(&run, Precision::F64)?);
@@ -178,16 +178,16 @@ fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdic
         Precision::F32 => sound_seed::<E>(small)?,
     };
     let execution = small.execution(precision, seed);
-    // All links are one here: bytes are compared by what they are for. In single precision rounding may decide between
-    // two experts; then both runs shall take the same.
+    let tier = |a: usize, b: usize| small.tier_between(a, b);
+    // In single precision rounding may decide between two experts; then both runs shall take the same.
     let found: Outcome = match precision {
-        Precision::F64 => run::<E>(&execution, &|_, _| 0),
-        Precision::F32 => run_routed::<E>(&execution, &expected, &|_, _| 0),
+        Precision::F64 => run_programs::<E>(&execution, &small.programs, &tier),
+        Precision::F32 => run_routed::<E>(&execution, &small.programs, &expected, &tier),
     }
     .map_err(|error| Failure::NotVerified(format!("the plan: {error}")))?;
     let comparison = compare(&expected, &found, precision);
     let should = predicted(small, size_of::<E>() as u64);
-    Ok(RunVerdict::of((&comparison, precision, seed), &found, (&should, &counted(&found))))
+    Ok(RunVerdict::of((&comparison, precision, seed), &found, (&should, &counted(small, &found))))
 }
 
 /// The run of one device.

@@ -21,48 +21,12 @@
 //! doc/PERFORMANCE.md; NVIDIA/nccl src/graph/tuning.cc (0.9 for trees, hop latencies).
 
 use ir::cluster::{Cluster, Wiring};
+pub use ir::collective::{Algorithm, CollectiveKind};
 use ir::units::{Bytes, BytesPerSecond, Seconds};
-use serde::{Deserialize, Serialize};
 
 use crate::constants::Constants;
 use crate::group::Group;
 use crate::links::{Level, Reach, levels};
-
-/// What a collective does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CollectiveKind {
-    /// Every rank gets the sum.
-    AllReduce,
-    /// Every rank gets all shards.
-    AllGather,
-    /// Every rank gets its shard of the sum.
-    ReduceScatter,
-    /// Every rank gives each other one a part of what it holds.
-    AllToAll,
-    /// One rank gives another what it holds.
-    SendRecv,
-    /// One rank gives all others what it holds.
-    Broadcast,
-}
-
-/// How a collective runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Algorithm {
-    /// Neighbour to neighbour around all members.
-    Ring,
-    /// Up and down two complementary binary trees.
-    Tree,
-    /// Doubling or halving distances.
-    Recursive,
-    /// Tier by tier.
-    TwoLevel,
-    /// Reduced by the switches of the outermost tier, tier by tier below.
-    InSwitch,
-    /// Each pair by itself.
-    Direct,
-}
 
 /// The fastest algorithm and its time.
 #[derive(Clone, Copy, Debug, PartialEq)]

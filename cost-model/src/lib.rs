@@ -4,8 +4,10 @@
 
 #![warn(missing_docs)]
 
+pub mod algorithms;
 pub mod attention;
 pub mod collective;
+pub mod collective_loads;
 pub mod constants;
 pub mod exposure;
 pub mod gemm;
@@ -28,6 +30,7 @@ pub mod tensor_bytes;
 pub mod traffic;
 pub mod work_time;
 
+pub use algorithms::algorithms;
 pub use attention::Attention;
 pub use collective::{Algorithm, Choice, CollectiveKind, choose, price};
 pub use constants::{CONSTANTS_JSON, Constants};
@@ -36,8 +39,8 @@ pub use gemm::GemmShape;
 pub use group::{Group, GroupAxis};
 pub use memory::MemoryBreakdown;
 pub use program_bytes::{
-    BytesByCollective, CommunicationClass, ProgramBytes, flat_step_bytes, program_bytes, saved_bytes,
-    step_bytes, stream_bytes,
+    BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, program_bytes,
+    saved_bytes, step_bytes, stream_bytes,
 };
 pub use program_memory::{MemoryContext, ProgramMemory, program_memory};
 pub use program_price::price_program;

@@ -1,72 +1,46 @@
 //! Bytes that running a lowered program moves and keeps, exact for every rank, so that a run can be held to them.
 //!
-//! Counted per group of a collective from the blocks its members hold (blocks may be unequal), with `n` members and `S`
-//! the elements of all blocks together (for an all-reduce: of the whole local tensor):
-//! ```text
-//! all-gather       (n - 1) S      every block travels n - 1 hops
-//! reduce-scatter   (n - 1) S      every part does, growing by one addend at each hop
-//! all-reduce     2 (n - 1) S      one after the other
-//! all-to-all       S less what stays where it is
-//! ```
-//! Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH". This count knows
-//! elements of one width; real number formats are the prices' business.
+//! Counted per group of a collective from the blocks its members hold (blocks may be unequal), by the algorithm that the
+//! program names, per link tier: `collective_loads` has the formulas. This count knows elements of one width; real number
+//! formats are the prices' business.
 
 use std::collections::BTreeMap;
 
+pub use ir::collective::CommunicationClass;
+use ir::collective::{Algorithm, CollectiveKind};
 use ir::conversion::{Step, StepKind};
 use ir::graph::{Layer, Sizes};
 use ir::mesh::Mesh;
-use ir::program::{Instruction, Program, Side, Update, ValueId};
+use ir::program::{Instruction, Program, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::work::Pass;
-use serde::{Deserialize, Serialize};
 
-/// What a communication is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CommunicationClass {
-    /// Conversion of a tensor of the layer in forward.
-    Forward,
-    /// The same, once more in backward, because its result was not kept.
-    Recompute,
-    /// Conversion of a tensor's gradient.
-    Gradient,
-    /// Parameters brought from their storage to their use.
-    ParameterGather,
-    /// A micro-batch's parameter gradients into accumulators that are stored in parts.
-    GradientAccumulate,
-    /// Accumulated gradients to the optimizer, once per step.
-    GradientReduce,
-    /// New parameters from the optimizer to their storage, once per step.
-    Update,
+use crate::collective_loads::{Moved, PerTier, elements_per_tier};
+
+/// One line of the count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sent {
+    /// What the bytes are for.
+    pub class: CommunicationClass,
+    /// What is done.
+    pub kind: CollectiveKind,
+    /// By which messages.
+    pub algorithm: Algorithm,
+    /// Position of the link tier that they cross.
+    pub tier: usize,
 }
 
-impl CommunicationClass {
-    /// The name under which reports show it and a run counts it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Forward => "forward tensor",
-            Self::Recompute => "recomputed tensor",
-            Self::Gradient => "gradient",
-            Self::ParameterGather => "parameter gather",
-            Self::GradientAccumulate => "gradient accumulation",
-            Self::GradientReduce => "gradient reduce",
-            Self::Update => "update",
-        }
-    }
+/// Bytes by purpose, collective and tier; nothing that sends no bytes has an entry.
+pub type BytesByCollective = BTreeMap<Sent, u64>;
 
-    /// The class of a value's conversion in a section.
-    pub fn of_conversion(side: Side, section: Pass) -> Self {
-        match (side, section) {
-            (Side::Primal, Pass::Forward) => Self::Forward,
-            (Side::Primal, Pass::Backward) => Self::Recompute,
-            (Side::Gradient, _) => Self::Gradient,
-        }
-    }
+/// Where a program runs, as far as bytes go.
+#[derive(Clone, Copy)]
+pub struct Links<'a> {
+    /// Width of an element.
+    pub element_bytes: u64,
+    /// Position of the link tier that joins two ranks of the mesh.
+    pub tier_of: &'a dyn Fn(u64, u64) -> usize,
 }
-
-/// Bytes by purpose and name of the collective; nothing that sends no bytes has an entry.
-pub type BytesByCollective = BTreeMap<(CommunicationClass, &'static str), u64>;
 
 /// Bytes that all ranks of a mesh send, by section.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,11 +53,11 @@ pub struct ProgramBytes {
     pub update: BytesByCollective,
 }
 
-/// Bytes that all ranks of the mesh send in one step of a conversion of a tensor of `shape`.
+/// Bytes that all ranks of the mesh send per tier in one step of a conversion of a tensor of `shape`.
 ///
 /// 8 x 4 elements of 2 bytes in blocks of rows over 2 ranks, gathered: each sends 32 B, together 64 B.
-pub fn step_bytes(step: &Step, mesh: &Mesh, shape: &[u64], element_bytes: u64) -> u64 {
-    elements_sent(step, mesh, |_| shape.to_vec()) * element_bytes
+pub fn step_bytes(step: &Step, mesh: &Mesh, shape: &[u64], links: &Links<'_>) -> PerTier {
+    bytes_sent(step, mesh, links, |_| shape.to_vec())
 }
 
 /// The same for a step on the flattened local block of a tensor of `shape` that is `used` in a sharding.
@@ -91,21 +65,20 @@ pub fn flat_step_bytes(
     step: &Step,
     mesh: &Mesh,
     (used, shape): (Sharding, &[u64]),
-    element_bytes: u64,
-) -> u64 {
-    let local = |coordinates: &[u64]| vec![block(used, mesh, coordinates, shape).iter().product()];
-    elements_sent(step, mesh, local) * element_bytes
+    links: &Links<'_>,
+) -> PerTier {
+    bytes_sent(step, mesh, links, |at: &[u64]| vec![block(used, mesh, at, shape).iter().product()])
 }
 
-/// Bytes that all ranks of the mesh send when a program runs with elements of `element_bytes`.
+/// Bytes that all ranks of the mesh send when a program runs.
 pub fn program_bytes(
     layer: &Layer,
     mesh: &Mesh,
     sizes: &Sizes,
     program: &Program,
-    element_bytes: u64,
+    links: &Links<'_>,
 ) -> ProgramBytes {
-    let count = Count { layer, mesh, sizes, program, element_bytes };
+    let count = Count { layer, mesh, sizes, program, links };
     ProgramBytes {
         forward: count.section(&program.forward, Pass::Forward),
         backward: count.section(&program.backward, Pass::Backward),
@@ -145,7 +118,7 @@ struct Count<'a> {
     mesh: &'a Mesh,
     sizes: &'a Sizes,
     program: &'a Program,
-    element_bytes: u64,
+    links: &'a Links<'a>,
 }
 
 impl Count<'_> {
@@ -156,7 +129,7 @@ impl Count<'_> {
                 Instruction::Convert { input, steps, .. } => {
                     let value = self.program.value(*input);
                     let shape = self.layer.shape(value.tensor, self.sizes);
-                    let sent = |step: &Step| step_bytes(step, self.mesh, &shape, self.element_bytes);
+                    let sent = |step: &Step| step_bytes(step, self.mesh, &shape, self.links);
                     add(&mut bytes, CommunicationClass::of_conversion(value.side, section), steps, sent);
                 }
                 Instruction::Parameter { output: value, gather: steps } => {
@@ -180,18 +153,17 @@ impl Count<'_> {
         let mut bytes = BytesByCollective::new();
         for update in updates {
             let shape = self.layer.shape(update.tensor, self.sizes);
-            let sent =
-                |step: &Step| flat_step_bytes(step, self.mesh, (update.used, &shape), self.element_bytes);
+            let sent = |step: &Step| flat_step_bytes(step, self.mesh, (update.used, &shape), self.links);
             add(&mut bytes, CommunicationClass::GradientReduce, &update.reduce, sent);
             add(&mut bytes, CommunicationClass::Update, &update.gather, sent);
         }
         bytes
     }
 
-    fn flat(&self, step: &Step, value: ValueId) -> u64 {
+    fn flat(&self, step: &Step, value: ValueId) -> PerTier {
         let value = self.program.value(value);
         let shape = self.layer.shape(value.tensor, self.sizes);
-        flat_step_bytes(step, self.mesh, (value.sharding, &shape), self.element_bytes)
+        flat_step_bytes(step, self.mesh, (value.sharding, &shape), self.links)
     }
 }
 
@@ -199,12 +171,12 @@ fn add(
     bytes: &mut BytesByCollective,
     class: CommunicationClass,
     steps: &[Step],
-    sent: impl Fn(&Step) -> u64,
+    sent: impl Fn(&Step) -> PerTier,
 ) {
-    for step in steps.iter().filter(|step| step.kind.is_collective()) {
-        let count = sent(step);
-        if count > 0 {
-            *bytes.entry((class, step.kind.name())).or_insert(0) += count;
+    for step in steps {
+        let Some(kind) = step.kind.collective() else { continue };
+        for (tier, count) in sent(step) {
+            *bytes.entry(Sent { class, kind, algorithm: step.algorithm, tier }).or_insert(0) += count;
         }
     }
 }
@@ -218,35 +190,52 @@ fn block(sharding: Sharding, mesh: &Mesh, coordinates: &[u64], shape: &[u64]) ->
     shape.iter().enumerate().map(length).collect()
 }
 
-/// Elements sent by all ranks; the members of a group have one shape.
-fn elements_sent(step: &Step, mesh: &Mesh, shape_at: impl Fn(&[u64]) -> Vec<u64>) -> u64 {
+/// Bytes sent by all ranks; the members of a group have one shape.
+fn bytes_sent(step: &Step, mesh: &Mesh, links: &Links<'_>, shape_at: impl Fn(&[u64]) -> Vec<u64>) -> PerTier {
+    let mut sums = PerTier::new();
     if !step.kind.is_collective() {
-        return 0;
+        return sums;
     }
     let groups = (0..mesh.n_devices()).map(|rank| (rank, mesh.group(rank, &step.axes)));
-    let firsts = groups.filter(|(rank, group)| group.first() == Some(rank));
-    firsts.map(|(rank, group)| group_elements(step, mesh, &group, &shape_at(&mesh.coordinates(rank)))).sum()
+    for (rank, group) in groups.filter(|(rank, group)| group.first() == Some(rank)) {
+        let sent = group_elements(step, mesh, (&group, links), &shape_at(&mesh.coordinates(rank)));
+        for (tier, elements) in sent {
+            *sums.entry(tier).or_insert(0) += elements * links.element_bytes;
+        }
+    }
+    sums
 }
 
 /// Elements sent by one group.
-fn group_elements(step: &Step, mesh: &Mesh, group: &[u64], shape: &[u64]) -> u64 {
-    let others = group.len() as u64 - 1;
+fn group_elements(step: &Step, mesh: &Mesh, (group, links): (&[u64], &Links<'_>), shape: &[u64]) -> PerTier {
     let lengths = |rank: u64, sharding| block(sharding, mesh, &mesh.coordinates(rank), shape);
-    let before = |rank: &u64| lengths(*rank, step.before).iter().product::<u64>();
-    match step.kind {
-        StepKind::AllReduce | StepKind::AllReduceMax => 2 * others * before(&group[0]),
-        StepKind::ReduceScatter { .. } => others * before(&group[0]),
-        StepKind::AllGather { .. } => others * group.iter().map(before).sum::<u64>(),
-        StepKind::AllToAll { .. } => {
-            // What stays is cut in the dim of before as well as in that of after.
-            let stays = |rank: &u64| {
-                let (old, new) = (lengths(*rank, step.before), lengths(*rank, step.after));
-                old.iter().zip(new).map(|(&old, new)| old.min(new)).product::<u64>()
-            };
-            group.iter().map(|rank| before(rank) - stays(rank)).sum()
+    let elements = |sharding| move |rank: &u64| lengths(*rank, sharding).iter().product::<u64>();
+    let before = || group.iter().map(elements(step.before)).collect::<Vec<_>>();
+    let moved = match step.kind {
+        StepKind::AllReduce | StepKind::AllReduceMax => {
+            Moved::AllReduce(before().first().copied().unwrap_or(0))
         }
-        StepKind::Slice { .. } | StepKind::Zero => 0,
-    }
+        StepKind::ReduceScatter { .. } => {
+            Moved::ReduceScatter(group.iter().map(elements(step.after)).collect())
+        }
+        StepKind::AllGather { .. } => Moved::AllGather(before()),
+        StepKind::AllToAll { from, to } => {
+            // What one has and the other wants is cut in the dim of before and in that of after.
+            let piece = |a: u64, b: u64| {
+                let (old, new) = (lengths(a, step.before), lengths(b, step.after));
+                let dims = 0..shape.len();
+                dims.map(|dim| match dim {
+                    dim if dim == usize::from(from) => old[dim],
+                    dim if dim == usize::from(to) => new[dim],
+                    dim => old[dim].min(new[dim]),
+                })
+                .product::<u64>()
+            };
+            Moved::AllToAll(group.iter().map(|&a| group.iter().map(|&b| piece(a, b)).collect()).collect())
+        }
+        StepKind::Slice { .. } | StepKind::Zero => return PerTier::new(),
+    };
+    elements_per_tier(step.algorithm, &moved, &|a, b| (links.tier_of)(group[a], group[b]), group.len())
 }
 
 #[cfg(test)]

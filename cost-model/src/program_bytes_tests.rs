@@ -10,6 +10,16 @@ use crate::program_fixture::{
     DATA, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, lowered, mlp,
 };
 
+/// All links on one tier.
+fn on_one_tier(element_bytes: u64) -> Links<'static> {
+    Links { element_bytes, tier_of: &|_, _| 0 }
+}
+
+/// All bytes of a step.
+fn total(step: &Step, mesh: &Mesh, shape: &[u64], element_bytes: u64) -> u64 {
+    step_bytes(step, mesh, shape, &on_one_tier(element_bytes)).values().sum()
+}
+
 fn sharding(placements: &[Placement]) -> Sharding {
     let mut value = Sharding::REPLICATED;
     value.0[..placements.len()].copy_from_slice(placements);
@@ -72,7 +82,7 @@ fn every_step_sends_what_its_messages_carry_even_in_unequal_blocks() {
             for step in steps(from, to).unwrap() {
                 for shape in [[11, 6], [6, 12], [7, 10]] {
                     let expected = played(&step, &mesh, &shape);
-                    assert_eq!(step_bytes(&step, &mesh, &shape, 1), expected, "{step:?} of {shape:?}");
+                    assert_eq!(total(&step, &mesh, &shape, 1), expected, "{step:?} of {shape:?}");
                 }
                 seen.insert(step.kind.name());
             }
@@ -85,7 +95,7 @@ fn every_step_sends_what_its_messages_carry_even_in_unequal_blocks() {
 fn a_gather_of_two_halves_sends_each_half_once() {
     let mesh = Mesh::of_sizes(&[2]).unwrap();
     let step = &steps(sharding(&[Shard(0)]), sharding(&[Replicate])).unwrap()[0];
-    assert_eq!(step_bytes(step, &mesh, &[8, 4], 2), 64);
+    assert_eq!(total(step, &mesh, &[8, 4], 2), 64);
 }
 
 #[test]
@@ -95,19 +105,24 @@ fn flat_steps_cut_the_block_that_is_used() {
     let used = sharding(&[Shard(0), Replicate]);
     let cut = AxisSet::of(&[AxisId(1)]);
     let gather = &ir::lower::flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY).unwrap()[0];
-    assert_eq!(flat_step_bytes(gather, &mesh, (used, &[5, 3]), 1), 9 + 6);
+    let bytes = flat_step_bytes(gather, &mesh, (used, &[5, 3]), &on_one_tier(1));
+    assert_eq!(bytes, BTreeMap::from([(0, 9 + 6)]));
 }
 
 const SHAPE: Shape = Shape { b: 2, s: 8, h: 12, heads: 4, f: 16 };
 
 fn count(lowered: &Lowered, element_bytes: u64) -> ProgramBytes {
-    program_bytes(&lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program, element_bytes)
+    program_bytes(
+        &lowered.layer,
+        &lowered.mesh,
+        &lowered.sizes,
+        &lowered.program,
+        &on_one_tier(element_bytes),
+    )
 }
 
 fn text(bytes: &BytesByCollective) -> String {
-    let one = |((class, name), bytes): (&(CommunicationClass, &str), &u64)| {
-        format!("{} {name} {bytes}", class.name())
-    };
+    let one = |(sent, bytes): (&Sent, &u64)| format!("{} {} {bytes}", sent.class.name(), sent.kind.name());
     bytes.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use ir::conversion::Step;
 use ir::graph::{Layer, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
-use ir::program::{Instruction, Program, Side, Storage, ValueId};
+use ir::program::{Instruction, Program, Side, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::units::{Bytes, Seconds};
 use ir::work::{GemmOutput, Pass, Work};
@@ -56,49 +56,64 @@ pub fn op_seconds(context: &PriceContext<'_>, works: &[Work]) -> Seconds {
     works.iter().map(|work| work_time(work, context.device, context.precision, context.constants)).sum()
 }
 
-struct Pricing<'a> {
-    context: &'a PriceContext<'a>,
-    layer: &'a Layer,
-    mesh: &'a Mesh,
-    sizes: &'a Sizes,
-    program: &'a Program,
+pub(crate) struct Pricing<'a> {
+    pub(crate) context: &'a PriceContext<'a>,
+    pub(crate) layer: &'a Layer,
+    pub(crate) mesh: &'a Mesh,
+    pub(crate) sizes: &'a Sizes,
+    pub(crate) program: &'a Program,
 }
 
 /// Bytes of bucketed communications by purpose, kind and axes.
-type Buckets = BTreeMap<(CommunicationClass, CollectiveKind, Vec<AxisId>), Bytes>;
+pub(crate) type Buckets = BTreeMap<(CommunicationClass, CollectiveKind, Vec<AxisId>), Bytes>;
 
 impl Pricing<'_> {
     fn section(&self, code: &[Instruction], pass: Pass) -> SectionPrice {
         let mut price = SectionPrice { bytes_per_tier: self.no_bytes(), ..SectionPrice::default() };
         let times: Vec<OpSeconds> = code.iter().map(|one| self.compute(one, pass, &mut price)).collect();
         let neighbours = Neighbours::new(self.layer, code, &times);
+        for instruction in code {
+            if let Instruction::Convert { input, output, steps } = instruction {
+                self.convert((*input, *output), steps, (&neighbours, pass), &mut price);
+            }
+        }
+        self.hide_buckets(self.section_buckets(code), &mut price);
+        price
+    }
+
+    /// Parameters and their gradients that a section moves.
+    pub(crate) fn section_buckets(&self, code: &[Instruction]) -> Buckets {
         let mut buckets = Buckets::new();
         for instruction in code {
             match instruction {
-                Instruction::Convert { input, output, steps } => {
-                    self.convert((*input, *output), steps, (&neighbours, pass), &mut price);
-                }
                 Instruction::Parameter { output, gather } => {
                     let element = element_bytes(self.context.precision);
                     self.fill(&mut buckets, (CommunicationClass::ParameterGather, *output), gather, element);
                 }
                 Instruction::Accumulate { gradient, reduce } => {
-                    let element = self.states().gradient;
-                    self.fill(
-                        &mut buckets,
-                        (CommunicationClass::GradientAccumulate, *gradient),
-                        reduce,
-                        element,
-                    );
+                    let class = CommunicationClass::GradientAccumulate;
+                    self.fill(&mut buckets, (class, *gradient), reduce, self.states().gradient);
                 }
-                Instruction::Load { .. }
+                Instruction::Convert { .. }
+                | Instruction::Load { .. }
                 | Instruction::Forward { .. }
                 | Instruction::Backward { .. }
                 | Instruction::Free { .. } => {}
             }
         }
-        self.hide_buckets(buckets, &mut price);
-        price
+        buckets
+    }
+
+    /// Gradients and parameters that the update moves.
+    pub(crate) fn update_buckets(&self) -> Buckets {
+        let (states, mut buckets) = (self.states(), Buckets::new());
+        for update in &self.program.updates {
+            let elements = self.local_elements(update.tensor, update.used);
+            let classes = (CommunicationClass::GradientReduce, CommunicationClass::Update);
+            self.fill_flat(&mut buckets, classes.0, &update.reduce, states.gradient * elements);
+            self.fill_flat(&mut buckets, classes.1, &update.gather, states.parameter * elements);
+        }
+        buckets
     }
 
     /// Prices what an instruction computes.
@@ -183,7 +198,7 @@ impl Pricing<'_> {
     }
 
     /// Real bytes of an element of an activation or its gradient, as far as it is filled.
-    fn element(&self, tensor: TensorId) -> Bytes {
+    pub(crate) fn element(&self, tensor: TensorId) -> Bytes {
         let whole = tensor_element_bytes(self.layer, tensor, self.context.precision);
         whole * filled_fraction(self.layer, tensor, self.sizes)
     }
@@ -241,16 +256,12 @@ impl Pricing<'_> {
     }
 
     fn update(&self) -> UpdatePrice {
-        let (states, mut buckets, mut owned) = (self.states(), Buckets::new(), 0.0);
-        for update in &self.program.updates {
-            let elements = self.local_elements(update.tensor, update.used);
-            let classes = (CommunicationClass::GradientReduce, CommunicationClass::Update);
-            self.fill_flat(&mut buckets, classes.0, &update.reduce, states.gradient * elements);
-            self.fill_flat(&mut buckets, classes.1, &update.gather, states.parameter * elements);
-            owned += elements / self.parts(update.storage);
-        }
+        let states = self.states();
+        let owned =
+            |update: &Update| self.local_elements(update.tensor, update.used) / self.parts(update.storage);
+        let owned: f64 = self.program.updates.iter().map(owned).sum();
         let mut bytes_per_tier = self.no_bytes();
-        let communication = self.price_buckets(buckets, &mut bytes_per_tier);
+        let communication = self.price_buckets(self.update_buckets(), &mut bytes_per_tier);
         let of = |class| {
             let all = communication.iter().filter(|((own, _), _)| *own == class);
             all.map(|(_, price)| price.total).sum::<Seconds>()

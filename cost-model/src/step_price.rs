@@ -78,13 +78,7 @@ pub fn price_full(
 
 /// The collective of a step, if it is one.
 pub fn collective_kind(kind: StepKind) -> Option<CollectiveKind> {
-    match kind {
-        StepKind::AllReduce | StepKind::AllReduceMax => Some(CollectiveKind::AllReduce),
-        StepKind::ReduceScatter { .. } => Some(CollectiveKind::ReduceScatter),
-        StepKind::AllGather { .. } => Some(CollectiveKind::AllGather),
-        StepKind::AllToAll { .. } => Some(CollectiveKind::AllToAll),
-        StepKind::Slice { .. } | StepKind::Zero => None,
-    }
+    kind.collective()
 }
 
 /// The group of a collective along mesh axes; where the mesh lies across domains of a tier, its worst group.

@@ -1,24 +1,39 @@
 //! The collectives, as the messages they consist of. Blocks may be uneven or empty.
 //!
-//! With n members and S bytes (all blocks together; for an all-reduce the whole tensor), all members send:
+//! An algorithm decides which messages; every member ends with the same numbers, up to the order of additions:
 //! ```text
-//! all-gather       (n - 1) * S      every block travels n - 1 hops around the ring
-//! reduce-scatter   (n - 1) * S      every part does, and grows by one addend at each hop
-//! all-reduce   2 * (n - 1) * S      a reduce-scatter of chunks of ceil(len / n), then their all-gather
-//! all-to-all       what is not on the diagonal, directly
-//! broadcast        (n - 1) * S      from member to member, starting at the root
+//! ring        part c is summed from member c + 1 around to member c                         ring.rs
+//! tree        in group order, each inner member adding what is left and right of it         tree.rs
+//! recursive   by halves of halves of the distance around the group                          recursive.rs
+//! two-level   within each node as a ring, then over nodes in group order                    hierarchy.rs
+//! in-switch   the same, but the last sum is in group order                                  switch.rs
 //! ```
-//! Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH".
-//!
-//! Additions run in ring order: part c is summed from member c + 1 around to member c. Nothing depends on timing,
-//! and as each chunk of an all-reduce is summed in one place, all members end with the same bits.
+//! Nothing depends on timing, and each element of an all-reduce is summed in one place, so all members end with the
+//! same bits. `cost-model::collective_loads` has the bytes that each algorithm sends; the two share no code.
 
 use std::sync::Arc;
+
+use ir::collective::Algorithm;
 
 use crate::element::{Element, Reduce};
 use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::instruction::{Instruction, Operation, Tag};
+
+mod team;
+
+mod ring;
+
+mod tree;
+
+mod recursive;
+
+mod switch;
+
+mod hierarchy;
+
+use hierarchy::Outermost;
+use team::{Post, Team};
 
 /// What one member brings to a broadcast.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +49,35 @@ pub enum Broadcast<E> {
     },
 }
 
-impl<E: Element> RankComm<'_, E> {
+/// One rank's collectives by one algorithm.
+pub struct Collectives<'c, 'a, E: Element> {
+    comm: &'c mut RankComm<'a, E>,
+    algorithm: Algorithm,
+}
+
+impl<'a, E: Element> RankComm<'a, E> {
+    /// The collectives by an algorithm; one that the collective does not have is an error.
+    pub fn by(&mut self, algorithm: Algorithm) -> Collectives<'_, 'a, E> {
+        Collectives { comm: self, algorithm }
+    }
+
+    /// Sends data to one rank, without waiting for it.
+    pub fn send(&mut self, to: usize, tag: Tag, data: Vec<E>) -> Result<(), ExecutorError> {
+        let pair = vec![self.rank(), to];
+        let instruction =
+            self.by(Algorithm::Direct).begin(Operation::SendReceive, tag, pair, vec![data.len()])?;
+        self.post(to, &instruction, data)
+    }
+
+    /// Waits for what `from` sends under the same tag, which must be `len` elements.
+    pub fn recv(&mut self, from: usize, tag: Tag, len: usize) -> Result<Vec<E>, ExecutorError> {
+        let pair = vec![from, self.rank()];
+        let instruction = self.by(Algorithm::Direct).begin(Operation::SendReceive, tag, pair, vec![len])?;
+        self.take(from, &instruction)
+    }
+}
+
+impl<'a, E: Element> Collectives<'_, 'a, E> {
     /// Gives every member's block to every member, in group order. `lens` holds the length of each block.
     pub fn all_gather_blocks(
         &mut self,
@@ -43,10 +86,15 @@ impl<E: Element> RankComm<'_, E> {
         own: Vec<E>,
         lens: &[usize],
     ) -> Result<Vec<Vec<E>>, ExecutorError> {
-        let ring = self.join(Operation::AllGather, tag, group, lens.to_vec())?;
-        self.check_count(&ring, "lengths", lens.len())?;
-        self.check_len(&ring, "its own block", own.len(), lens[ring.position])?;
-        self.gather_around(&ring, own)
+        let (mut post, team) = self.join(Operation::AllGather, tag, group, lens.to_vec())?;
+        post.check_count("lengths", lens.len(), &team)?;
+        post.check_len("its own block", own.len(), lens[team.position])?;
+        match post.algorithm() {
+            Algorithm::Recursive => recursive::all_gather(&mut post, &team, own),
+            Algorithm::TwoLevel => hierarchy::all_gather(&mut post, &team, (own, lens), Outermost::Ring),
+            Algorithm::InSwitch => hierarchy::all_gather(&mut post, &team, (own, lens), Outermost::Switch),
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Direct => ring::all_gather(&mut post, &team, own),
+        }
     }
 
     /// Combines the i-th parts of all members and gives the result to member i.
@@ -58,9 +106,20 @@ impl<E: Element> RankComm<'_, E> {
         reduce: Reduce,
     ) -> Result<Vec<E>, ExecutorError> {
         let lens = parts.iter().map(Vec::len).collect();
-        let ring = self.join(Operation::ReduceScatter(reduce), tag, group, lens)?;
-        self.check_count(&ring, "parts", parts.len())?;
-        self.reduce_around(&ring, parts, reduce)
+        let (mut post, team) = self.join(Operation::ReduceScatter(reduce), tag, group, lens)?;
+        post.check_count("parts", parts.len(), &team)?;
+        match post.algorithm() {
+            Algorithm::Recursive => recursive::reduce_scatter(&mut post, &team, parts, reduce),
+            Algorithm::TwoLevel => {
+                hierarchy::reduce_scatter(&mut post, &team, parts, (reduce, Outermost::Ring))
+            }
+            Algorithm::InSwitch => {
+                hierarchy::reduce_scatter(&mut post, &team, parts, (reduce, Outermost::Switch))
+            }
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Direct => {
+                ring::reduce_scatter(&mut post, &team, parts, reduce)
+            }
+        }
     }
 
     /// Combines the data of all members; all get the same bits.
@@ -71,12 +130,15 @@ impl<E: Element> RankComm<'_, E> {
         data: Vec<E>,
         reduce: Reduce,
     ) -> Result<Vec<E>, ExecutorError> {
-        let ring = self.join(Operation::AllReduce(reduce), tag, group, vec![data.len()])?;
-        let chunk_len = data.len().div_ceil(ring.n()).max(1);
-        let mut chunks: Vec<Vec<E>> = data.chunks(chunk_len).map(<[E]>::to_vec).collect();
-        chunks.resize_with(ring.n(), Vec::new);
-        let own = self.reduce_around(&ring, chunks, reduce)?;
-        Ok(self.gather_around(&ring, own)?.concat())
+        let (mut post, team) = self.join(Operation::AllReduce(reduce), tag, group, vec![data.len()])?;
+        match post.algorithm() {
+            Algorithm::Tree => tree::all_reduce(&mut post, &team, data, reduce),
+            Algorithm::TwoLevel => hierarchy::all_reduce(&mut post, &team, data, (reduce, Outermost::Ring)),
+            Algorithm::InSwitch => hierarchy::all_reduce(&mut post, &team, data, (reduce, Outermost::Switch)),
+            Algorithm::Ring | Algorithm::Recursive | Algorithm::Direct => {
+                ring::all_reduce(&mut post, &team, data, reduce)
+            }
+        }
     }
 
     /// Sends the i-th part to member i; returns what came from each member. Lengths are the senders' affair,
@@ -87,9 +149,9 @@ impl<E: Element> RankComm<'_, E> {
         tag: Tag,
         parts: Vec<Vec<E>>,
     ) -> Result<Vec<Vec<E>>, ExecutorError> {
-        let ring = self.join(Operation::AllToAll, tag, group, Vec::new())?;
-        self.check_count(&ring, "parts", parts.len())?;
-        self.exchange_pairwise(&ring, parts)
+        let (mut post, team) = self.join(Operation::AllToAll, tag, group, Vec::new())?;
+        post.check_count("parts", parts.len(), &team)?;
+        exchange(&mut post, &team, parts)
     }
 
     /// An all-to-all of known lengths: `lens[i]` elements come from member i, or it is an error.
@@ -100,12 +162,12 @@ impl<E: Element> RankComm<'_, E> {
         parts: Vec<Vec<E>>,
         lens: &[usize],
     ) -> Result<Vec<Vec<E>>, ExecutorError> {
-        let ring = self.join(Operation::AllToAll, tag, group, Vec::new())?;
-        self.check_count(&ring, "parts", parts.len())?;
-        self.check_count(&ring, "lengths", lens.len())?;
-        let blocks = self.exchange_pairwise(&ring, parts)?;
+        let (mut post, team) = self.join(Operation::AllToAll, tag, group, Vec::new())?;
+        post.check_count("parts", parts.len(), &team)?;
+        post.check_count("lengths", lens.len(), &team)?;
+        let blocks = exchange(&mut post, &team, parts)?;
         for (i, block) in blocks.iter().enumerate() {
-            self.check_len(&ring, &format!("the block from rank {}", group[i]), block.len(), lens[i])?;
+            post.check_len(&format!("the block from rank {}", group[i]), block.len(), lens[i])?;
         }
         Ok(blocks)
     }
@@ -118,174 +180,91 @@ impl<E: Element> RankComm<'_, E> {
         data: Broadcast<E>,
     ) -> Result<Vec<E>, ExecutorError> {
         let (root, len) = match &data {
-            Broadcast::Send(data) => (self.rank(), data.len()),
+            Broadcast::Send(data) => (self.comm.rank(), data.len()),
             Broadcast::Receive { root, len } => (*root, *len),
         };
-        let ring = self.join(Operation::Broadcast { root }, tag, group, vec![len])?;
-        let data = match data {
-            Broadcast::Send(data) => data,
-            Broadcast::Receive { .. } if root == self.rank() => {
-                return Err(self.bad_call(&ring.instruction, "the root must send".to_owned()));
+        let (mut post, team) = self.join(Operation::Broadcast { root }, tag, group, vec![len])?;
+        let own = match data {
+            Broadcast::Send(data) => Some(data),
+            Broadcast::Receive { .. } if root == post.rank() => {
+                return Err(post.bad_call("the root must send".to_owned()));
             }
-            Broadcast::Receive { .. } if !group.contains(&root) => {
-                return Err(self.bad_call(&ring.instruction, "the root is not in the group".to_owned()));
-            }
-            Broadcast::Receive { .. } => self.take(ring.member_before(1), &ring.instruction)?,
+            Broadcast::Receive { .. } => None,
         };
-        if ring.member_after(1) != root {
-            self.post(ring.member_after(1), &ring.instruction, data.clone())?;
-        }
-        Ok(data)
-    }
-
-    /// Sends data to one rank, without waiting for it.
-    pub fn send(&mut self, to: usize, tag: Tag, data: Vec<E>) -> Result<(), ExecutorError> {
-        let pair = vec![self.rank(), to];
-        let instruction = self.begin(Operation::SendReceive, tag, pair, vec![data.len()])?;
-        self.post(to, &instruction, data)
-    }
-
-    /// Waits for what `from` sends under the same tag, which must be `len` elements.
-    pub fn recv(&mut self, from: usize, tag: Tag, len: usize) -> Result<Vec<E>, ExecutorError> {
-        let pair = vec![from, self.rank()];
-        let instruction = self.begin(Operation::SendReceive, tag, pair, vec![len])?;
-        self.take(from, &instruction)
-    }
-
-    /// Hop by hop, passes on the block that came last, beginning with the own one.
-    fn gather_around(&mut self, ring: &Ring, own: Vec<E>) -> Result<Vec<Vec<E>>, ExecutorError> {
-        let mut blocks = vec![Vec::new(); ring.n()];
-        blocks[ring.position] = own;
-        for hop in 0..ring.n() - 1 {
-            let outgoing = blocks[ring.before(hop)].clone();
-            self.post(ring.member_after(1), &ring.instruction, outgoing)?;
-            blocks[ring.before(hop + 1)] = self.take(ring.member_before(1), &ring.instruction)?;
-        }
-        Ok(blocks)
-    }
-
-    /// Hop by hop, adds the own part to the sum that came in and passes it on; the last one is this member's own.
-    fn reduce_around(
-        &mut self,
-        ring: &Ring,
-        mut parts: Vec<Vec<E>>,
-        reduce: Reduce,
-    ) -> Result<Vec<E>, ExecutorError> {
-        for hop in 1..ring.n() {
-            let outgoing = std::mem::take(&mut parts[ring.before(hop)]);
-            self.post(ring.member_after(1), &ring.instruction, outgoing)?;
-            let arrived = self.take(ring.member_before(1), &ring.instruction)?;
-            let own = &mut parts[ring.before(hop + 1)];
-            self.check_len(ring, "the part that arrived", arrived.len(), own.len())?;
-            for (own, arrived) in own.iter_mut().zip(arrived) {
-                *own = reduce.combine(arrived, *own);
+        let Some(root) = team.position_of(root) else {
+            return Err(post.bad_call("the root is not in the group".to_owned()));
+        };
+        match post.algorithm() {
+            Algorithm::Tree => tree::broadcast(&mut post, &team, (root, len), own),
+            Algorithm::TwoLevel => hierarchy::broadcast(&mut post, &team, (root, Outermost::Ring), own),
+            Algorithm::InSwitch => hierarchy::broadcast(&mut post, &team, (root, Outermost::Switch), own),
+            Algorithm::Ring | Algorithm::Recursive | Algorithm::Direct => {
+                ring::broadcast(&mut post, &team, root, own)
             }
         }
-        Ok(std::mem::take(&mut parts[ring.position]))
     }
 
-    /// In step s, sends to the s-th member after this one and receives from the s-th before it.
-    fn exchange_pairwise(
-        &mut self,
-        ring: &Ring,
-        mut parts: Vec<Vec<E>>,
-    ) -> Result<Vec<Vec<E>>, ExecutorError> {
-        let mut blocks = vec![Vec::new(); ring.n()];
-        blocks[ring.position] = std::mem::take(&mut parts[ring.position]);
-        for step in 1..ring.n() {
-            let outgoing = std::mem::take(&mut parts[ring.after(step)]);
-            self.post(ring.member_after(step), &ring.instruction, outgoing)?;
-            blocks[ring.before(step)] = self.take(ring.member_before(step), &ring.instruction)?;
-        }
-        Ok(blocks)
-    }
-
+    /// Enters an instruction as a member of its group.
     fn join(
-        &self,
+        &mut self,
         operation: Operation,
         tag: Tag,
         group: &[usize],
         lens: Vec<usize>,
-    ) -> Result<Ring, ExecutorError> {
+    ) -> Result<(Post<'_, 'a, E>, Team), ExecutorError> {
         let instruction = self.begin(operation, tag, group.to_vec(), lens)?;
-        match group.iter().position(|&member| member == self.rank()) {
-            Some(position) => Ok(Ring { instruction, position }),
-            None => Err(self.bad_call(&instruction, "it is not in the group".to_owned())),
+        let post = Post::new(self.comm, instruction);
+        match Team::of(group, post.rank()) {
+            Some(team) => Ok((post, team)),
+            None => Err(post.bad_call("it is not in the group".to_owned())),
         }
     }
 
-    /// Enters an instruction, having checked its group.
+    /// Enters an instruction, having checked its group and algorithm.
     fn begin(
-        &self,
+        &mut self,
         operation: Operation,
         tag: Tag,
         group: Vec<usize>,
         lens: Vec<usize>,
     ) -> Result<Arc<Instruction>, ExecutorError> {
-        let instruction = Arc::new(Instruction { operation, tag, group, lens });
-        self.enter(&instruction)?;
-        let mut members = instruction.group.clone();
+        let algorithm = self.algorithm;
+        let instruction = Arc::new(Instruction { operation, algorithm, tag, group, lens });
+        self.comm.enter(&instruction)?;
+        let n_ranks = self.comm.n_ranks();
+        let post = Post::new(self.comm, instruction);
+        let mut members = post.instruction().group.clone();
         members.sort_unstable();
-        if let Some(stranger) = members.last().filter(|&&member| member >= self.n_ranks()) {
-            let reason = format!("rank {stranger} does not exist; there are {} ranks", self.n_ranks());
-            return Err(self.bad_call(&instruction, reason));
+        if let Some(stranger) = members.last().filter(|&&member| member >= n_ranks) {
+            return Err(post.bad_call(format!("rank {stranger} does not exist; there are {n_ranks} ranks")));
         }
         if let Some(pair) = members.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(self.bad_call(&instruction, format!("rank {} takes part twice", pair[0])));
+            return Err(post.bad_call(format!("rank {} takes part twice", pair[0])));
         }
-        Ok(instruction)
-    }
-
-    fn check_count(&self, ring: &Ring, what: &str, found: usize) -> Result<(), ExecutorError> {
-        if found == ring.n() {
-            return Ok(());
+        if !operation.kind().of_plan().algorithms().contains(&algorithm) {
+            return Err(post.bad_call(format!("it does not run as `{}`", algorithm.name())));
         }
-        Err(self.bad_call(&ring.instruction, format!("{found} {what} for {} members", ring.n())))
-    }
-
-    fn check_len(&self, ring: &Ring, what: &str, found: usize, expected: usize) -> Result<(), ExecutorError> {
-        if found == expected {
-            return Ok(());
-        }
-        let (instruction, what) = (Box::new(ring.instruction.as_ref().clone()), what.to_owned());
-        Err(self.fail(ExecutorError::WrongLength { rank: self.rank(), instruction, what, found, expected }))
-    }
-
-    fn bad_call(&self, instruction: &Instruction, reason: String) -> ExecutorError {
-        let instruction = Box::new(instruction.clone());
-        self.fail(ExecutorError::BadCall { rank: self.rank(), instruction, reason })
+        Ok(Arc::clone(post.instruction()))
     }
 }
 
-/// A member's place in the ring that the group forms in its own order.
-struct Ring {
-    instruction: Arc<Instruction>,
-    position: usize,
-}
-
-impl Ring {
-    fn n(&self) -> usize {
-        self.instruction.group.len()
-    }
-
-    /// Position `steps` before this one, `steps <= n`.
-    fn before(&self, steps: usize) -> usize {
-        (self.position + self.n() - steps) % self.n()
-    }
-
-    /// Position `steps` after this one.
-    fn after(&self, steps: usize) -> usize {
-        (self.position + steps) % self.n()
-    }
-
-    fn member_before(&self, steps: usize) -> usize {
-        self.instruction.group[self.before(steps)]
-    }
-
-    fn member_after(&self, steps: usize) -> usize {
-        self.instruction.group[self.after(steps)]
+fn exchange<E: Element>(
+    post: &mut Post<'_, '_, E>,
+    team: &Team,
+    parts: Vec<Vec<E>>,
+) -> Result<Vec<Vec<E>>, ExecutorError> {
+    match post.algorithm() {
+        Algorithm::TwoLevel => hierarchy::all_to_all(post, team, parts),
+        Algorithm::Ring
+        | Algorithm::Tree
+        | Algorithm::Recursive
+        | Algorithm::InSwitch
+        | Algorithm::Direct => ring::exchange(post, team, parts),
     }
 }
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod table_tests;

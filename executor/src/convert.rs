@@ -66,7 +66,7 @@ pub(crate) fn convert<E: Real>(
     steps.iter().try_fold(tensor, |tensor, step| {
         let exchange = Exchange::new(seat, step, subject);
         exchange.expect_shape(&tensor, &exchange.before, "before")?;
-        let tensor = exchange.run(comm, step.kind, tensor)?;
+        let tensor = exchange.run(comm, step, tensor)?;
         exchange.expect_shape(&tensor, &exchange.after, "after")?;
         Ok(tensor)
     })
@@ -110,30 +110,31 @@ impl<'a> Exchange<'a> {
     fn run<E: Real>(
         &self,
         comm: &mut RankComm<'_, E>,
-        kind: StepKind,
+        step: &Step,
         tensor: ArrayD<E>,
     ) -> Result<ArrayD<E>, ExecutorError> {
         let tag = self.subject.tag.clone();
-        match kind {
+        let mut by = comm.by(step.algorithm);
+        match step.kind {
             StepKind::AllReduce => {
-                self.whole(comm.all_reduce(&self.group, tag, elements(tensor), Reduce::Sum)?)
+                self.whole(by.all_reduce(&self.group, tag, elements(tensor), Reduce::Sum)?)
             }
             StepKind::AllReduceMax => {
-                self.whole(comm.all_reduce(&self.group, tag, elements(tensor), Reduce::Max)?)
+                self.whole(by.all_reduce(&self.group, tag, elements(tensor), Reduce::Max)?)
             }
             StepKind::ReduceScatter { .. } => {
                 let parts = self.parts(&tensor);
-                self.whole(comm.reduce_scatter_blocks(&self.group, tag, parts, Reduce::Sum)?)
+                self.whole(by.reduce_scatter_blocks(&self.group, tag, parts, Reduce::Sum)?)
             }
             StepKind::AllGather { .. } => {
                 let lens: Vec<usize> = self.members.iter().map(|(before, _)| before.len()).collect();
-                let blocks = comm.all_gather_blocks(&self.group, tag, elements(tensor), &lens)?;
+                let blocks = by.all_gather_blocks(&self.group, tag, elements(tensor), &lens)?;
                 Ok(self.joined(blocks))
             }
             StepKind::AllToAll { .. } => {
                 let parts = self.parts(&tensor);
                 let lens: Vec<usize> = self.incoming().iter().map(Block::len).collect();
-                let blocks = comm.all_to_all_blocks(&self.group, tag, parts, &lens)?;
+                let blocks = by.all_to_all_blocks(&self.group, tag, parts, &lens)?;
                 Ok(self.joined(blocks))
             }
             StepKind::Slice { .. } => Ok(self.before.cut(&tensor, &self.before.intersection(&self.after))),

@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ir::collective::Algorithm;
+
 use crate::instruction::CollectiveKind;
 
 /// Where a byte belongs. The tier is whatever the function given to `run_ranks` says of the two ranks.
@@ -12,6 +14,8 @@ use crate::instruction::CollectiveKind;
 pub struct Traffic {
     /// Kind of communication.
     pub kind: CollectiveKind,
+    /// How it ran.
+    pub algorithm: Algorithm,
     /// Label of the tag.
     pub label: Arc<str>,
     /// Index of the link tier between sender and receiver.
@@ -79,8 +83,10 @@ mod tests {
 
     #[test]
     fn sums_add_up_along_every_grain() {
-        let traffic =
-            |label: &str, tier| Traffic { kind: CollectiveKind::AllGather, label: label.into(), tier };
+        let traffic = |label: &str, tier| {
+            let (kind, algorithm) = (CollectiveKind::AllGather, Algorithm::Ring);
+            Traffic { kind, algorithm, label: label.into(), tier }
+        };
         let mut counters = Counters::default();
         counters.add(traffic("a", 0), 1);
         counters.add(traffic("a", 1), 10);

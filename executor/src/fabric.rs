@@ -129,19 +129,45 @@ impl<E: Element> RankComm<'_, E> {
         Ok(())
     }
 
-    /// Puts a message into the mailbox of `to` and counts its bytes.
+    /// Position of the link tier between two ranks.
+    pub(crate) fn tier_of(&self, a: usize, b: usize) -> usize {
+        (self.fabric.tier_of)(a, b)
+    }
+
+    /// Puts a message into the mailbox of `to` and counts its bytes on the tier between the two.
     pub(crate) fn post(
         &mut self,
         to: usize,
         instruction: &Arc<Instruction>,
         data: Vec<E>,
     ) -> Result<(), ExecutorError> {
+        self.post_over(self.tier_of(self.rank, to), (to, instruction), data)
+    }
+
+    /// The same on a given tier: what goes to the tier's switch goes to the rank that plays it, be it this one.
+    pub(crate) fn post_over(
+        &mut self,
+        tier: usize,
+        (to, instruction): (usize, &Arc<Instruction>),
+        data: Vec<E>,
+    ) -> Result<(), ExecutorError> {
         let traffic = Traffic {
             kind: instruction.operation.kind(),
+            algorithm: instruction.algorithm,
             label: Arc::clone(instruction.tag.label()),
-            tier: (self.fabric.tier_of)(self.rank, to),
+            tier,
         };
         self.counters.add(traffic, size_of_val(data.as_slice()) as u64);
+        self.deliver(to, instruction, data)
+    }
+
+    /// Puts a message into the mailbox of `to` that no rank sends: what comes out of a switch.
+    pub(crate) fn deliver(
+        &self,
+        to: usize,
+        instruction: &Arc<Instruction>,
+        data: Vec<E>,
+    ) -> Result<(), ExecutorError> {
         self.fabric.post(self.rank, to, Message { instruction: Arc::clone(instruction), data })
     }
 

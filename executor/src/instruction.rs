@@ -6,6 +6,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use ir::collective::Algorithm;
+
 use crate::element::Reduce;
 
 /// Names one communication of the program: the label is its class, the sequence number tells its repetitions apart.
@@ -55,16 +57,28 @@ pub enum CollectiveKind {
     SendReceive,
 }
 
+impl CollectiveKind {
+    /// The same in a plan's words.
+    pub fn of_plan(self) -> ir::collective::CollectiveKind {
+        match self {
+            CollectiveKind::AllGather => ir::collective::CollectiveKind::AllGather,
+            CollectiveKind::ReduceScatter => ir::collective::CollectiveKind::ReduceScatter,
+            CollectiveKind::AllReduce => ir::collective::CollectiveKind::AllReduce,
+            CollectiveKind::AllToAll => ir::collective::CollectiveKind::AllToAll,
+            CollectiveKind::Broadcast => ir::collective::CollectiveKind::Broadcast,
+            CollectiveKind::SendReceive => ir::collective::CollectiveKind::SendRecv,
+        }
+    }
+
+    /// How it runs unless somebody says otherwise; a message says so only then.
+    fn plainest(self) -> Algorithm {
+        self.of_plan().algorithms().first().copied().unwrap_or(Algorithm::Direct)
+    }
+}
+
 impl fmt::Display for CollectiveKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            CollectiveKind::AllGather => "all-gather",
-            CollectiveKind::ReduceScatter => "reduce-scatter",
-            CollectiveKind::AllReduce => "all-reduce",
-            CollectiveKind::AllToAll => "all-to-all",
-            CollectiveKind::Broadcast => "broadcast",
-            CollectiveKind::SendReceive => "send-receive",
-        })
+        f.write_str(self.of_plan().name())
     }
 }
 
@@ -118,6 +132,8 @@ impl fmt::Display for Operation {
 pub struct Instruction {
     /// What is done.
     pub operation: Operation,
+    /// By which messages.
+    pub algorithm: Algorithm,
     /// Its name in the program.
     pub tag: Tag,
     /// The ranks that take part, in group order; sender and receiver of a send-receive.
@@ -128,6 +144,9 @@ pub struct Instruction {
 
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.algorithm != self.operation.kind().plainest() {
+            write!(f, "{} ", self.algorithm.name())?;
+        }
         write!(f, "{} {} over ranks {}", self.operation, self.tag, Listed(&self.group))?;
         if self.lens.is_empty() { Ok(()) } else { write!(f, " of lengths {}", Listed(&self.lens)) }
     }
@@ -159,10 +178,13 @@ mod tests {
     fn an_instruction_reads_as_a_phrase() {
         let instruction = Instruction {
             operation: Operation::AllReduce(Reduce::Sum),
+            algorithm: Algorithm::Ring,
             tag: Tag::new("grad wq", 3),
             group: (0..10).collect(),
             lens: vec![12],
         };
+        let tree = Instruction { algorithm: Algorithm::Tree, ..instruction.clone() };
+        assert!(tree.to_string().starts_with("tree all-reduce (sum) `grad wq` #3"));
         assert_eq!(
             instruction.to_string(),
             "all-reduce (sum) `grad wq` #3 over ranks [0, 1, 2, 3, 4, 5, 6, 7, and 2 more] of lengths [12]"

@@ -84,18 +84,18 @@ pub fn run<E: Real>(execution: &Execution<'_>, tier_of: &TierOf<'_>) -> Result<O
     run_programs::<E>(execution, &programs(execution)?, tier_of)
 }
 
-/// Like [`run`], but routers choose the experts that a reference run chose: in single precision rounding may decide
+/// Like [`run_programs`], but routers choose the experts that a reference run chose: in single precision rounding may decide
 /// between two that are close. What was fixed is in [`Outcome::rerouted`].
 ///
 /// # Errors
 /// As for [`run`], and for a reference of another batch.
 pub fn run_routed<E: Real>(
     execution: &Execution<'_>,
+    programs: &[Program],
     reference: &Outcome,
     tier_of: &TierOf<'_>,
 ) -> Result<Outcome, ExecutorError> {
-    let programs = programs(execution)?;
-    run_prepared::<E>(&Prepared::new(execution, &programs, &reference.routes)?, tier_of)
+    run_prepared::<E>(&Prepared::new(execution, programs, &reference.routes)?, tier_of)
 }
 
 /// Runs an execution with given programs, one per entry of its choices.

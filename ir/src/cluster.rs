@@ -159,6 +159,14 @@ impl Cluster {
         self.groups.iter().map(|group| group.count).sum()
     }
 
+    /// Position of the innermost tier that joins two ranks; the outermost joins all.
+    ///
+    /// Ranks 7 and 8 of nodes of 8 meet on the second tier.
+    pub fn tier_between(&self, a: u64, b: u64) -> usize {
+        let together = |tier: &Tier| a / tier.devices.max(1) == b / tier.devices.max(1);
+        self.tiers.iter().position(together).unwrap_or(self.tiers.len().saturating_sub(1))
+    }
+
     /// The group that holds a rank.
     ///
     /// Returns `None` where `rank` is not in the cluster.

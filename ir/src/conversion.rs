@@ -4,6 +4,7 @@
 //! `steps` finds the sequence: reductions first, then free slices, exchanges, and gathers last, so that every step
 //! moves as little as it can. Equal steps along several axes become one collective over their product.
 
+use crate::collective::{Algorithm, CollectiveKind};
 use crate::mesh::{AxisId, MAX_AXES};
 use crate::sharding::{Placement, Sharding};
 
@@ -43,7 +44,24 @@ pub enum StepKind {
 impl StepKind {
     /// True where bytes cross a link.
     pub fn is_collective(self) -> bool {
-        !matches!(self, Self::Slice { .. } | Self::Zero)
+        self.collective().is_some()
+    }
+
+    /// The collective that it is, if it is one.
+    pub fn collective(self) -> Option<CollectiveKind> {
+        match self {
+            Self::AllReduce | Self::AllReduceMax => Some(CollectiveKind::AllReduce),
+            Self::ReduceScatter { .. } => Some(CollectiveKind::ReduceScatter),
+            Self::AllGather { .. } => Some(CollectiveKind::AllGather),
+            Self::AllToAll { .. } => Some(CollectiveKind::AllToAll),
+            Self::Slice { .. } | Self::Zero => None,
+        }
+    }
+
+    /// How it runs unless a plan says otherwise.
+    pub(crate) fn plainest(self) -> Algorithm {
+        let algorithms = self.collective().map_or(&[][..], CollectiveKind::algorithms);
+        algorithms.first().copied().unwrap_or(Algorithm::Direct)
     }
 
     /// The field's name of the collective.
@@ -70,6 +88,8 @@ pub struct Step {
     pub before: Sharding,
     /// Sharding after the step.
     pub after: Sharding,
+    /// How a collective runs: a plan's rules decide (`Program::run_by`); it changes bytes and time, never the result.
+    pub algorithm: Algorithm,
 }
 
 /// The steps from one sharding of a tensor to another; empty where they are equal.
@@ -85,7 +105,7 @@ pub fn steps(from: Sharding, to: Sharding) -> Option<Vec<Step>> {
         }
         let (kind, axis, placement) = next(current, to)?;
         let after = current.with(axis, placement);
-        list.push(Step { kind, axes: vec![axis], before: current, after });
+        list.push(Step { kind, axes: vec![axis], before: current, after, algorithm: kind.plainest() });
         current = after;
     }
     None

@@ -10,6 +10,7 @@ pub mod graph;
 pub mod signature;
 pub mod mesh;
 pub mod sharding;
+pub mod collective;
 pub mod conversion;
 pub mod strategy;
 pub mod program;

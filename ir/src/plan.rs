@@ -17,6 +17,7 @@ use crate::work::AttentionKernel;
 pub mod prediction;
 pub mod entry;
 mod cluster_check;
+mod rules;
 pub mod check;
 #[cfg(test)]
 pub(crate) mod samples;

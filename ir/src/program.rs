@@ -4,10 +4,12 @@
 //! once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is part of
 //! backward: the same instructions as in forward, emitted where a value is first needed.
 
+use crate::collective::{Algorithm, CommunicationClass, Rule};
 use crate::conversion::Step;
 use crate::graph::{OpId, TensorId};
 use crate::mesh::AxisId;
 use crate::sharding::Sharding;
+use crate::work::Pass;
 
 /// Position of a value in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -175,5 +177,59 @@ impl Program {
     /// A value by id.
     pub fn value(&self, id: ValueId) -> Value {
         self.values[id.0]
+    }
+
+    /// The program with its collectives run as the rules say; the first that covers one decides.
+    pub fn run_by(mut self, rules: &[Rule]) -> Self {
+        self.decide(&mut |class, tensor, step| {
+            let kind = step.kind.collective()?;
+            let rule = rules.iter().find(|rule| rule.covers(class, tensor, (kind, &step.axes)))?;
+            Some(rule.algorithm)
+        });
+        self
+    }
+
+    /// What every collective is for, of which tensor it is, and the step itself.
+    pub fn collectives(&self) -> Vec<(CommunicationClass, TensorId, Step)> {
+        let mut all = Vec::new();
+        self.clone().decide(&mut |class, tensor, step| {
+            all.extend(step.kind.is_collective().then(|| (class, tensor, step.clone())));
+            None
+        });
+        all
+    }
+
+    /// Asks for the algorithm of every step; without an answer it stays.
+    fn decide(&mut self, ask: &mut impl FnMut(CommunicationClass, TensorId, &Step) -> Option<Algorithm>) {
+        let mut put = |class, tensor, steps: &mut [Step]| {
+            for step in steps {
+                step.algorithm = ask(class, tensor, step).unwrap_or(step.algorithm);
+            }
+        };
+        let values = &self.values;
+        for (pass, code) in [(Pass::Forward, &mut self.forward), (Pass::Backward, &mut self.backward)] {
+            for instruction in code {
+                let (class, value, steps) = match instruction {
+                    Instruction::Convert { input, steps, .. } => {
+                        (CommunicationClass::of_conversion(values[input.0].side, pass), *input, steps)
+                    }
+                    Instruction::Parameter { output, gather } => {
+                        (CommunicationClass::ParameterGather, *output, gather)
+                    }
+                    Instruction::Accumulate { gradient, reduce } => {
+                        (CommunicationClass::GradientAccumulate, *gradient, reduce)
+                    }
+                    Instruction::Load { .. }
+                    | Instruction::Forward { .. }
+                    | Instruction::Backward { .. }
+                    | Instruction::Free { .. } => continue,
+                };
+                put(class, values[value.0].tensor, steps);
+            }
+        }
+        for update in &mut self.updates {
+            put(CommunicationClass::GradientReduce, update.tensor, &mut update.reduce);
+            put(CommunicationClass::Update, update.tensor, &mut update.gather);
+        }
     }
 }

@@ -39,6 +39,16 @@ pub struct Shrunk {
     pub plan: Plan,
     /// What was shrunk, one line each: `axis x0: 64 -> 2`.
     pub changes: Vec<String>,
+    /// For every rank of the small plan, the rank of the cluster for which it stands: the links between two ranks are
+    /// those between the two for which they stand.
+    pub stands_for: Vec<u64>,
+}
+
+impl Shrunk {
+    /// A plan that is small enough as it is.
+    pub fn whole(plan: &Plan) -> Self {
+        Self { plan: plan.clone(), changes: Vec::new(), stands_for: stands_for(plan, plan) }
+    }
 }
 
 /// Why a plan cannot be shrunk.
@@ -95,7 +105,27 @@ pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError>
     let reopened = open(&small).map_err(ShrinkError::Broken)?;
     small.roles = reopened.roles(&small);
     let changes = changes(plan, &small, &structure, (&opened, &reopened));
-    Ok(Shrunk { plan: small, changes })
+    let stands_for = stands_for(plan, &small);
+    Ok(Shrunk { plan: small, changes, stands_for })
+}
+
+/// Coordinates are spread evenly over the large axis or stages: the second of two stands at the middle, so that an axis
+/// that leaves the node in the large plan leaves it in the small one.
+fn stands_for(plan: &Plan, small: &Plan) -> Vec<u64> {
+    let spread = |at: u64, few: u64, many: u64| at * (many / few.max(1));
+    let rank = |rank: u64| {
+        let devices = small.mesh.n_devices();
+        let at = small.mesh.coordinates(rank % devices);
+        let device: u64 = small
+            .mesh
+            .axis_ids()
+            .map(|axis| {
+                spread(at[axis.0], small.mesh.size(axis), plan.mesh.size(axis)) * plan.mesh.stride(axis)
+            })
+            .sum();
+        plan.cluster_rank(spread(rank / devices, small.n_stages, plan.n_stages), device)
+    };
+    (0..small.n_devices()).map(rank).collect()
 }
 
 fn small_mesh(mesh: &Mesh) -> Mesh {

@@ -1,6 +1,7 @@
 //! From the winner to the plan document: every figure read off programs, prices and the simulation.
 
 use ir::graph::Model;
+use ir::lower::lower;
 use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::plan::entry::Entry as EntryDocument;
 use ir::plan::prediction::{Breakdown, RunnerUp, SearchReport};
@@ -64,7 +65,18 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         entries: best
             .entries
             .iter()
-            .map(|e| EntryDocument::of(&request.model.layers[e.kind], &best.candidate.shape.mesh, &e.choice))
+            .map(|entry| {
+                let (layer, mesh) = (&request.model.layers[entry.kind], &best.candidate.shape.mesh);
+                let sizes = layer.sizes(best.candidate.micro_batch, request.job.sequence);
+                // An entry has been lowered before, so this cannot fail; without rules the plainest algorithms run.
+                let program = lower(layer, mesh, &sizes, &entry.choice);
+                let rules = program.map(|program| scope.setting.algorithms(layer, (mesh, &sizes), &program));
+                EntryDocument::of(layer, mesh, &entry.choice).with_rules(
+                    layer,
+                    mesh,
+                    &rules.unwrap_or_default(),
+                )
+            })
             .collect(),
         chunks: best
             .chunks

@@ -5,6 +5,7 @@
 //! the simplest; past the end of the list everything is simplest. So a shorter list of smaller numbers is a simpler plan.
 
 use ir::cluster::{Cluster, Precision};
+use ir::collective::Rule;
 use ir::graph::Model;
 use ir::mesh::Mesh;
 use ir::names::{Arrangement, roles};
@@ -89,7 +90,7 @@ impl Case {
         let chunks = chunks(&model, self.n_stages * schedule.n_virtual_stages(), &mut decisions)?;
         let order = (schedule, n_micro_batches);
         let plan = self.document((&model, mesh), order, (drawn, chunks))?;
-        Some(with_token_order(plan, &mut decisions))
+        with_algorithms(with_token_order(plan, &mut decisions), &mut decisions)
     }
 
     /// The schedule among those that have a table here, with micro-batches that suit it.
@@ -160,6 +161,24 @@ fn with_token_order(mut plan: Plan, decisions: &mut Decisions<'_>) -> Plan {
         plan.job.token_order = TokenOrder::ZigZag;
     }
     plan
+}
+
+/// The plan with an algorithm drawn for every purpose, kind and axes of its collectives.
+fn with_algorithms(mut plan: Plan, decisions: &mut Decisions<'_>) -> Option<Plan> {
+    let opened = open(&plan).ok()?;
+    for (entry, open) in plan.entries.iter_mut().zip(&opened.entries) {
+        let mut rules: Vec<Rule> = Vec::new();
+        for (class, _, step) in open.program.collectives() {
+            let Some(kind) = step.kind.collective() else { continue };
+            let options = kind.algorithms();
+            if !rules.iter().any(|rule| (rule.class, rule.kind, &rule.axes) == (class, kind, &step.axes)) {
+                let algorithm = options[decisions.pick(options.len())];
+                rules.push(Rule { class, kind, axes: step.axes, tensor: None, algorithm });
+            }
+        }
+        *entry = entry.clone().with_rules(&opened.model.layers[open.layer], &plan.mesh, &rules);
+    }
+    Some(plan)
 }
 
 /// Every schedule that a case may have.

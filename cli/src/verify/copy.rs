@@ -8,6 +8,7 @@ use ir::plan::check::OpenPlan;
 use ir::plan::{self, EntryRun, Plan};
 use ir::program::Program;
 use ir::schedule::{Action, table};
+use ir::shrink::Shrunk;
 
 use crate::failure::Failure;
 
@@ -35,19 +36,29 @@ pub(crate) struct SmallRun<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) opened: &'a OpenPlan,
     pub(crate) table: Vec<Vec<Action>>,
+    /// What every layer of an entry runs, by entry.
+    pub(crate) programs: Vec<Program>,
+    stands_for: &'a [u64],
     n_stages: u32,
     n_micro_batches: u32,
 }
 
 impl<'a> SmallRun<'a> {
     /// A run of a checked plan.
-    pub(crate) fn new(plan: &'a Plan, opened: &'a OpenPlan) -> Result<Self, Failure> {
+    pub(crate) fn new(small: &'a Shrunk, opened: &'a OpenPlan) -> Result<Self, Failure> {
+        let plan = &small.plan;
         let too_many = |_| Failure::bug("the shrunk plan has too many stages or micro-batches");
         let n_stages = u32::try_from(plan.n_stages).map_err(too_many)?;
         let n_micro_batches = u32::try_from(plan.n_micro_batches).map_err(too_many)?;
         let table = table(plan.schedule, n_stages, n_micro_batches)
             .map_err(|error| Failure::bug(error.to_string()))?;
-        Ok(Self { plan, opened, table, n_stages, n_micro_batches })
+        let programs = opened.entries.iter().map(|entry| entry.program.clone()).collect();
+        Ok(Self { plan, opened, table, programs, stands_for: &small.stands_for, n_stages, n_micro_batches })
+    }
+
+    /// Position of the cluster's link tier between two ranks of the run: that between the ranks they stand for.
+    pub(crate) fn tier_between(&self, a: usize, b: usize) -> usize {
+        self.plan.cluster.tier_between(self.stands_for[a], self.stands_for[b])
     }
 
     /// What is run.

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use cost_model::{BytesByCollective, program_bytes, saved_bytes, step_bytes, stream_bytes};
+use cost_model::{
+    Algorithm, BytesByCollective, CollectiveKind, Links, program_bytes, saved_bytes, step_bytes, stream_bytes,
+};
 use executor::Class;
 use executor::run::Outcome;
 use ir::conversion::steps;
@@ -75,10 +77,12 @@ impl fmt::Display for BytesCheck {
 }
 
 /// What the executor counted.
-pub(crate) fn counted(outcome: &Outcome) -> Counted {
+pub(crate) fn counted(small: &SmallRun<'_>, outcome: &Outcome) -> Counted {
     let mut found = Counted::default();
-    for ((class, kind, _), bytes) in outcome.traffic() {
-        add(&mut found.sent, format!("{class}, {kind}"), bytes);
+    for (traffic, &bytes) in outcome.counters.sent() {
+        let class = Class::of_label(&traffic.label).map_or("unknown", Class::name);
+        let how = (traffic.kind.of_plan(), traffic.algorithm);
+        add(&mut found.sent, sent_name(small, class, how, traffic.tier), bytes);
     }
     for (rank, layers) in outcome.saved.iter().enumerate() {
         for (layer_idx, &bytes) in layers {
@@ -89,6 +93,17 @@ pub(crate) fn counted(outcome: &Outcome) -> Counted {
         add(&mut found.peak_saved, peak_name(rank), bytes);
     }
     found
+}
+
+/// `gradient reduce, all-reduce (two-level) over infiniband`.
+fn sent_name(
+    small: &SmallRun<'_>,
+    class: &str,
+    (kind, algorithm): (CollectiveKind, Algorithm),
+    tier: usize,
+) -> String {
+    let tier = small.plan.cluster.tiers.get(tier).map_or("no link", |tier| tier.name.as_str());
+    format!("{class}, {} ({}) over {tier}", kind.name(), algorithm.name())
 }
 
 fn saved_name(rank: usize, layer_idx: usize) -> String {
@@ -130,20 +145,33 @@ impl Prediction<'_> {
         self.small.plan.chunks.len()
     }
 
+    /// Position of the tier between two devices of stages.
+    fn tier(&self, (stage, device): (u64, u64), (other_stage, other_device): (u64, u64)) -> usize {
+        let n = self.small.plan.mesh.n_devices();
+        self.small.tier_between((stage * n + device) as usize, (other_stage * n + other_device) as usize)
+    }
+
     /// What layers send for themselves.
     fn programs(&self, sent: &mut Bytes) {
         let plan = self.small.plan;
-        for (layer, program, entry) in (0..self.n_chunks()).flat_map(|chunk| self.small.chunk(chunk)) {
-            let sizes = self.small.opened.sizes(plan, entry);
-            let bytes = program_bytes(layer, &plan.mesh, &sizes, program, self.element_bytes);
-            let mut put = |section: &BytesByCollective, times: u64| {
-                for ((class, collective), bytes) in section {
-                    add(sent, format!("{}, {collective}", class.name()), bytes * times);
-                }
-            };
-            put(&bytes.forward, self.micro_batches());
-            put(&bytes.backward, self.micro_batches());
-            put(&bytes.update, u64::from(STEPS));
+        for chunk in 0..self.n_chunks() {
+            let stage = plan.stage_of_chunk(chunk);
+            let tier_of = |a: u64, b: u64| self.tier((stage, a), (stage, b));
+            let links = Links { element_bytes: self.element_bytes, tier_of: &tier_of };
+            for (layer, program, entry) in self.small.chunk(chunk) {
+                let sizes = self.small.opened.sizes(plan, entry);
+                let bytes = program_bytes(layer, &plan.mesh, &sizes, program, &links);
+                let mut put = |section: &BytesByCollective, times: u64| {
+                    for (one, bytes) in section {
+                        let name =
+                            sent_name(self.small, one.class.name(), (one.kind, one.algorithm), one.tier);
+                        add(sent, name, bytes * times);
+                    }
+                };
+                put(&bytes.forward, self.micro_batches());
+                put(&bytes.backward, self.micro_batches());
+                put(&bytes.update, u64::from(STEPS));
+            }
         }
     }
 
@@ -154,9 +182,9 @@ impl Prediction<'_> {
             let (Some((_, left, _)), Some((layer, right, entry))) = (before.last(), after.first()) else {
                 continue;
             };
-            self.border(sent, (left, right), &|tensor| {
-                layer.shape(tensor, &self.small.opened.sizes(self.small.plan, *entry))
-            });
+            let stages = (self.small.plan.stage_of_chunk(chunk - 1), self.small.plan.stage_of_chunk(chunk));
+            let shape = |tensor| layer.shape(tensor, &self.small.opened.sizes(self.small.plan, *entry));
+            self.border(sent, (left, right), stages, &shape);
         }
     }
 
@@ -164,6 +192,7 @@ impl Prediction<'_> {
         &self,
         sent: &mut Bytes,
         (left, right): (&Program, &Program),
+        (before, after): (u64, u64),
         shape: &dyn Fn(TensorId) -> Vec<u64>,
     ) {
         let mesh = &self.small.plan.mesh;
@@ -171,13 +200,29 @@ impl Prediction<'_> {
         let (read, leaves) = (right.value(stream), right.value(gradient).sharding);
         let (given, wanted) = (left.value(left.out).sharding, left.value(left.out_gradient).sharding);
         let shape = shape(read.tensor);
-        if self.small.plan.n_stages > 1 {
-            let hop = |sharding| stream_bytes(mesh, &shape, sharding, self.element_bytes).iter().sum::<u64>();
-            add(sent, pipeline(), (hop(given) + hop(wanted)) * self.micro_batches());
+        if before != after {
+            for sharding in [given, wanted] {
+                let bytes = stream_bytes(mesh, &shape, sharding, self.element_bytes);
+                self.send(sent, Class::Pipeline, (before, after), (&bytes, self.micro_batches()));
+            }
         }
+        let tier_of = |a: u64, b: u64| self.tier((after, a), (after, b));
+        let links = Links { element_bytes: self.element_bytes, tier_of: &tier_of };
         for step in [steps(given, read.sharding), steps(leaves, wanted)].into_iter().flatten().flatten() {
-            let bytes = step_bytes(&step, mesh, &shape, self.element_bytes) * self.micro_batches();
-            add(sent, format!("{}, {}", Class::Pipeline, step.kind.name()), bytes);
+            let Some(kind) = step.kind.collective() else { continue };
+            for (tier, bytes) in step_bytes(&step, mesh, &shape, &links) {
+                let name = sent_name(self.small, Class::Pipeline.name(), (kind, step.algorithm), tier);
+                add(sent, name, bytes * self.micro_batches());
+            }
+        }
+    }
+
+    /// Every device of a stage sends so many bytes to its peer in another, or gets them from there.
+    fn send(&self, sent: &mut Bytes, class: Class, (from, to): (u64, u64), (bytes, times): (&[u64], u64)) {
+        for (device, bytes) in bytes.iter().enumerate() {
+            let tier = self.tier((from, device as u64), (to, device as u64));
+            let how = (CollectiveKind::SendRecv, Algorithm::Direct);
+            add(sent, sent_name(self.small, class.name(), how, tier), bytes * times);
         }
     }
 
@@ -188,8 +233,9 @@ impl Prediction<'_> {
                 continue;
             };
             if owner != copy {
-                let name = format!("{}, {}", Class::Tie, executor::instruction::CollectiveKind::SendReceive);
-                add(sent, name, 2 * self.update_cut(tie.owner) * u64::from(STEPS));
+                let bytes = self.update_cut(tie.owner);
+                self.send(sent, Class::Tie, (copy, owner), (&bytes, u64::from(STEPS)));
+                self.send(sent, Class::Tie, (owner, copy), (&bytes, u64::from(STEPS)));
             }
         }
     }
@@ -202,17 +248,19 @@ impl Prediction<'_> {
         (0..self.n_chunks()).find(has).map(|chunk| self.small.plan.stage_of_chunk(chunk))
     }
 
-    /// Bytes of a parameter in the cut of its update, over all ranks of a stage.
-    fn update_cut(&self, side: ParameterRef) -> u64 {
+    /// Bytes of a parameter in the cut of its update, by device of a stage.
+    fn update_cut(&self, side: ParameterRef) -> Vec<u64> {
         let opened = self.small.opened;
-        let Some(entry) = opened.entries.iter().position(|entry| entry.layer == side.layer) else { return 0 };
+        let Some(entry) = opened.entries.iter().position(|entry| entry.layer == side.layer) else {
+            return Vec::new();
+        };
         let shape = opened.layer(entry).shape(side.tensor, &opened.sizes(self.small.plan, entry));
         let updates = &opened.entries[entry].program.updates;
         let update = updates.iter().find(|update| update.tensor == side.tensor);
-        update.map_or(0, |update| self.cut_elements(update, &shape) * self.element_bytes)
+        update.map_or(Vec::new(), |update| self.cut_bytes(update, &shape))
     }
 
-    fn cut_elements(&self, update: &Update, shape: &[u64]) -> u64 {
+    fn cut_bytes(&self, update: &Update, shape: &[u64]) -> Vec<u64> {
         let mesh = &self.small.plan.mesh;
         let cut = update.storage.optimizer.axes().into_iter();
         let cut = cut.fold(Sharding::REPLICATED, |sharding, axis| sharding.with(axis, Placement::Shard(0)));
@@ -224,9 +272,9 @@ impl Prediction<'_> {
             };
             let flat: u64 = shape.iter().enumerate().map(length).product();
             let range = cut.local_range(mesh, &at, 0, flat);
-            range.end - range.start
+            (range.end - range.start) * self.element_bytes
         };
-        (0..mesh.n_devices()).map(of_rank).sum()
+        (0..mesh.n_devices()).map(of_rank).collect()
     }
 
     /// What ranks keep: per layer for one micro-batch, and at most along the schedule.
@@ -271,8 +319,4 @@ impl Prediction<'_> {
         }
         chunks
     }
-}
-
-fn pipeline() -> String {
-    format!("{}, {}", Class::Pipeline, executor::instruction::CollectiveKind::SendReceive)
 }

@@ -54,7 +54,8 @@ fn check_all_gather<E: Element>(n: usize) {
         n,
         (n - 1) * lens.iter().sum::<usize>(),
         |comm, group| {
-            comm.all_gather_blocks(group, tag("x"), block(comm.rank(), 0, lens[comm.rank()]), &lens)
+            let own = block(comm.rank(), 0, lens[comm.rank()]);
+            comm.by(Algorithm::Ring).all_gather_blocks(group, tag("x"), own, &lens)
         },
         |_| (0..n).map(|rank| block(rank, 0, lens[rank])).collect::<Vec<_>>(),
     );
@@ -67,7 +68,7 @@ fn check_reduce_scatter<E: Element>(n: usize) {
         (n - 1) * lens.iter().sum::<usize>(),
         |comm, group| {
             let parts = (0..n).map(|part| block(comm.rank(), part, lens[part])).collect();
-            comm.reduce_scatter_blocks(group, tag("x"), parts, Reduce::Sum)
+            comm.by(Algorithm::Ring).reduce_scatter_blocks(group, tag("x"), parts, Reduce::Sum)
         },
         |rank| sum_over_ranks(n, rank, lens[rank]),
     );
@@ -78,13 +79,19 @@ fn check_all_reduce<E: Element>(n: usize, len: usize) {
     check_all(
         n,
         2 * (n - 1) * len,
-        |comm, group| comm.all_reduce(group, tag("x"), data(comm.rank()), Reduce::Sum),
+        |comm, group| {
+            let own = data(comm.rank());
+            comm.by(Algorithm::Ring).all_reduce(group, tag("x"), own, Reduce::Sum)
+        },
         |_| sum_over_ranks(n, 0, len),
     );
     check_all(
         n,
         2 * (n - 1) * len,
-        |comm, group| comm.all_reduce(group, tag("x"), data(comm.rank()), Reduce::Max),
+        |comm, group| {
+            let own = data(comm.rank());
+            comm.by(Algorithm::Ring).all_reduce(group, tag("x"), own, Reduce::Max)
+        },
         |_| data(n - 1),
     );
 }
@@ -95,15 +102,24 @@ fn check_all_to_all<E: Element>(n: usize) {
     let blocks =
         |rank: usize| -> Vec<Vec<E>> { (0..n).map(|from| block(from, rank, len(from, rank))).collect() };
     let off_diagonal: usize = (0..n * n).filter(|i| i / n != i % n).map(|i| len(i / n, i % n)).sum();
-    check_all(n, off_diagonal, |comm, group| comm.all_to_all(group, tag("x"), parts(comm.rank())), blocks);
+    check_all(
+        n,
+        off_diagonal,
+        |comm, group| {
+            let own = parts(comm.rank());
+            comm.by(Algorithm::Direct).all_to_all(group, tag("x"), own)
+        },
+        blocks,
+    );
     check_all(
         n,
         2 * off_diagonal,
         |comm, group| {
             let me = comm.rank();
             let lens: Vec<usize> = (0..n).map(|from| len(from, me)).collect();
-            let there = comm.all_to_all_blocks(group, tag("there"), parts(me), &lens)?;
-            comm.all_to_all(group, tag("back"), there)
+            let there =
+                comm.by(Algorithm::Direct).all_to_all_blocks(group, tag("there"), parts(me), &lens)?;
+            comm.by(Algorithm::Direct).all_to_all(group, tag("back"), there)
         },
         parts,
     );
@@ -119,7 +135,7 @@ fn check_broadcast<E: Element>(n: usize, root: usize) {
             } else {
                 Broadcast::Receive { root, len: 3 }
             };
-            comm.broadcast(group, tag("x"), data)
+            comm.by(Algorithm::Ring).broadcast(group, tag("x"), data)
         },
         |_| block::<E>(root, 0, 3),
     );
@@ -180,8 +196,13 @@ fn sums_run_in_ring_order_and_all_members_end_with_the_same_bits() {
     };
     let results = run_ranks::<f64, _, _>(3, &|_, _| 0, |comm| {
         let me = own(comm.rank());
-        let scattered = comm.reduce_scatter_blocks(&group, tag("rs"), vec![vec![me]; 3], Reduce::Sum)?;
-        let reduced = comm.all_reduce(&group, tag("ar"), vec![me; 3], Reduce::Sum)?;
+        let scattered = comm.by(Algorithm::Ring).reduce_scatter_blocks(
+            &group,
+            tag("rs"),
+            vec![vec![me]; 3],
+            Reduce::Sum,
+        )?;
+        let reduced = comm.by(Algorithm::Ring).all_reduce(&group, tag("ar"), vec![me; 3], Reduce::Sum)?;
         Ok((scattered, reduced))
     })
     .unwrap();
@@ -203,8 +224,8 @@ fn rows_then_columns_of_a_grid_sum_over_all_and_count_on_their_own_tiers() {
         let row_group: Vec<usize> = (0..n_columns).map(|c| row * n_columns + c).collect();
         let column_group: Vec<usize> = (0..n_rows).map(|r| r * n_columns + column).collect();
         let own = vec![10_f32.powi(comm.rank() as i32); 6];
-        let of_row = comm.all_reduce(&row_group, tag("row"), own, Reduce::Sum)?;
-        comm.all_reduce(&column_group, tag("column"), of_row, Reduce::Sum)
+        let of_row = comm.by(Algorithm::Ring).all_reduce(&row_group, tag("row"), own, Reduce::Sum)?;
+        comm.by(Algorithm::Ring).all_reduce(&column_group, tag("column"), of_row, Reduce::Sum)
     })
     .unwrap();
     let mut all = Counters::default();
@@ -249,15 +270,15 @@ fn sixty_four_ranks_do_a_long_program_of_overlapping_groups() {
         let across: Vec<usize> = (me % 8..n).step_by(8).collect();
         let mut x = vec![1.0_f64; 16];
         for step in 0..10 {
-            x = comm.all_reduce(&node, Tag::new("node", step), x, Reduce::Sum)?;
-            x = comm.all_reduce(&across, Tag::new("across", step), x, Reduce::Sum)?;
+            x = comm.by(Algorithm::Ring).all_reduce(&node, Tag::new("node", step), x, Reduce::Sum)?;
+            x = comm.by(Algorithm::Ring).all_reduce(&across, Tag::new("across", step), x, Reduce::Sum)?;
             let parts = x.chunks(2).map(<[f64]>::to_vec).collect();
-            x = comm.all_to_all(&node, Tag::new("exchange", step), parts)?.concat();
+            x = comm.by(Algorithm::Direct).all_to_all(&node, Tag::new("exchange", step), parts)?.concat();
             comm.send((me + 1) % n, Tag::new("shift", step), x)?;
             x = comm.recv((me + n - 1) % n, Tag::new("shift", step), 16)?;
             x.iter_mut().for_each(|value| *value /= 64.0);
         }
-        comm.all_reduce(&all, tag("last"), x, Reduce::Max)
+        comm.by(Algorithm::Ring).all_reduce(&all, tag("last"), x, Reduce::Max)
     })
     .unwrap();
     assert!(results.iter().all(|(x, _)| x == &[1.0; 16]));
@@ -280,7 +301,9 @@ fn different_tags_are_a_mismatch() {
         2,
         |comm| {
             let label = if comm.rank() == 0 { "wq" } else { "wk" };
-            comm.all_reduce(&[0, 1], Tag::new(label, 7), vec![1.0; 4], Reduce::Sum).map(drop)
+            comm.by(Algorithm::Ring)
+                .all_reduce(&[0, 1], Tag::new(label, 7), vec![1.0; 4], Reduce::Sum)
+                .map(drop)
         },
         "mismatched collective: rank 0 is in all-reduce (sum) `wq` #7 over ranks [0, 1] of lengths [4], \
          but rank 1 sent it all-reduce (sum) `wk` #7 over ranks [0, 1] of lengths [4]",
@@ -295,9 +318,9 @@ fn different_kinds_are_a_mismatch_that_every_rank_hears_of() {
         |comm| {
             let group = [0, 1, 2, 3];
             let result = if comm.rank() == 2 {
-                comm.all_to_all(&group, tag("x"), vec![vec![1.0]; 4]).map(drop)
+                comm.by(Algorithm::Direct).all_to_all(&group, tag("x"), vec![vec![1.0]; 4]).map(drop)
             } else {
-                comm.all_gather_blocks(&group, tag("x"), vec![1.0], &[1; 4]).map(drop)
+                comm.by(Algorithm::Ring).all_gather_blocks(&group, tag("x"), vec![1.0], &[1; 4]).map(drop)
             };
             heard.lock().unwrap().insert(comm.rank(), result.clone().unwrap_err().to_string());
             result
@@ -316,7 +339,7 @@ fn different_groups_are_a_mismatch() {
         3,
         |comm| {
             let group: &[usize] = if comm.rank() == 0 { &[0, 1] } else { &[0, 1, 2] };
-            comm.all_reduce(group, tag("x"), vec![1.0], Reduce::Sum).map(drop)
+            comm.by(Algorithm::Ring).all_reduce(group, tag("x"), vec![1.0], Reduce::Sum).map(drop)
         },
         "mismatched collective: rank 1 is in all-reduce (sum) `x` #0 over ranks [0, 1, 2] of lengths [1], \
          but rank 0 sent it all-reduce (sum) `x` #0 over ranks [0, 1] of lengths [1]",
@@ -327,7 +350,10 @@ fn different_groups_are_a_mismatch() {
 fn different_lengths_and_different_reductions_are_mismatches() {
     check_fails(
         2,
-        |comm| comm.all_reduce(&[0, 1], tag("x"), vec![1.0; 4 + comm.rank()], Reduce::Sum).map(drop),
+        |comm| {
+            let own = vec![1.0; 4 + comm.rank()];
+            comm.by(Algorithm::Ring).all_reduce(&[0, 1], tag("x"), own, Reduce::Sum).map(drop)
+        },
         "mismatched collective: rank 0 is in all-reduce (sum) `x` #0 over ranks [0, 1] of lengths [4], \
          but rank 1 sent it all-reduce (sum) `x` #0 over ranks [0, 1] of lengths [5]",
     );
@@ -335,7 +361,9 @@ fn different_lengths_and_different_reductions_are_mismatches() {
         2,
         |comm| {
             let reduce = if comm.rank() == 0 { Reduce::Sum } else { Reduce::Max };
-            comm.reduce_scatter_blocks(&[0, 1], tag("x"), vec![vec![1.0], vec![]], reduce).map(drop)
+            comm.by(Algorithm::Ring)
+                .reduce_scatter_blocks(&[0, 1], tag("x"), vec![vec![1.0], vec![]], reduce)
+                .map(drop)
         },
         "mismatched collective: rank 0 is in reduce-scatter (sum) `x` #0 over ranks [0, 1] of lengths [1, 0], \
          but rank 1 sent it reduce-scatter (max) `x` #0 over ranks [0, 1] of lengths [1, 0]",
@@ -346,12 +374,16 @@ fn different_lengths_and_different_reductions_are_mismatches() {
 fn a_length_that_is_not_the_announced_one_is_an_error() {
     check_fails(
         2,
-        |comm| comm.all_gather_blocks(&[0, 1], tag("x"), vec![1.0; 3], &[3, 2]).map(drop),
+        |comm| comm.by(Algorithm::Ring).all_gather_blocks(&[0, 1], tag("x"), vec![1.0; 3], &[3, 2]).map(drop),
         "rank 1 in all-gather `x` #0 over ranks [0, 1] of lengths [3, 2]: its own block has 3 elements, expected 2",
     );
     check_fails(
         2,
-        |comm| comm.all_to_all_blocks(&[0, 1], tag("x"), vec![vec![1.0]; 2], &[1, 2]).map(drop),
+        |comm| {
+            comm.by(Algorithm::Direct)
+                .all_to_all_blocks(&[0, 1], tag("x"), vec![vec![1.0]; 2], &[1, 2])
+                .map(drop)
+        },
         "rank 0 in all-to-all `x` #0 over ranks [0, 1]: the block from rank 1 has 1 elements, expected 2",
     );
     check_fails(
@@ -369,7 +401,7 @@ fn a_length_that_is_not_the_announced_one_is_an_error() {
 fn calls_without_sense_are_errors() {
     let in_group = |group: &'static [usize]| {
         move |comm: &mut RankComm<'_, f64>| {
-            comm.all_to_all(group, tag("x"), vec![vec![]; group.len()]).map(drop)
+            comm.by(Algorithm::Direct).all_to_all(group, tag("x"), vec![vec![]; group.len()]).map(drop)
         }
     };
     check_fails(2, in_group(&[1]), "rank 0 in all-to-all `x` #0 over ranks [1]: it is not in the group");
@@ -386,12 +418,14 @@ fn calls_without_sense_are_errors() {
     );
     check_fails(
         2,
-        |comm| comm.all_gather_blocks(&[0, 1], tag("x"), vec![], &[0]).map(drop),
+        |comm| comm.by(Algorithm::Ring).all_gather_blocks(&[0, 1], tag("x"), vec![], &[0]).map(drop),
         "rank 0 in all-gather `x` #0 over ranks [0, 1] of lengths [0]: 1 lengths for 2 members",
     );
     check_fails(
         2,
-        |comm| comm.reduce_scatter_blocks(&[0, 1], tag("x"), vec![], Reduce::Sum).map(drop),
+        |comm| {
+            comm.by(Algorithm::Ring).reduce_scatter_blocks(&[0, 1], tag("x"), vec![], Reduce::Sum).map(drop)
+        },
         "rank 0 in reduce-scatter (sum) `x` #0 over ranks [0, 1]: 0 parts for 2 members",
     );
     check_fails(
@@ -401,12 +435,20 @@ fn calls_without_sense_are_errors() {
     );
     check_fails(
         2,
-        |comm| comm.broadcast(&[0, 1], tag("x"), Broadcast::Receive { root: 0, len: 0 }).map(drop),
+        |comm| {
+            comm.by(Algorithm::Ring)
+                .broadcast(&[0, 1], tag("x"), Broadcast::Receive { root: 0, len: 0 })
+                .map(drop)
+        },
         "rank 0 in broadcast (from rank 0) `x` #0 over ranks [0, 1] of lengths [0]: the root must send",
     );
     check_fails(
         2,
-        |comm| comm.broadcast(&[0, 1], tag("x"), Broadcast::Receive { root: 2, len: 0 }).map(drop),
+        |comm| {
+            comm.by(Algorithm::Ring)
+                .broadcast(&[0, 1], tag("x"), Broadcast::Receive { root: 2, len: 0 })
+                .map(drop)
+        },
         "rank 0 in broadcast (from rank 2) `x` #0 over ranks [0, 1] of lengths [0]: the root is not in the group",
     );
 }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 
+use ir::collective::Algorithm;
 use proptest::prelude::*;
 
 use super::*;
@@ -65,7 +66,9 @@ fn a_rank_that_leaves_early_is_a_deadlock_led_by_who_waits_for_it() {
         3,
         |comm| match comm.rank() {
             1 => Ok(()),
-            _ => comm.all_reduce(&[0, 1, 2], tag("x"), vec![1.0; 3], Reduce::Sum).map(drop),
+            _ => {
+                comm.by(Algorithm::Ring).all_reduce(&[0, 1, 2], tag("x"), vec![1.0; 3], Reduce::Sum).map(drop)
+            }
         },
         "deadlock: rank 2 waits for rank 1 in all-reduce (sum) `x` #0 over ranks [0, 1, 2] of lengths [3]; \
          rank 0 waits for rank 2 in all-reduce (sum) `x` #0 over ranks [0, 1, 2] of lengths [3]; \
@@ -92,7 +95,7 @@ fn a_collective_against_a_receive_is_a_deadlock_that_shows_both() {
     check_fails(
         2,
         |comm| match comm.rank() {
-            0 => comm.all_reduce(&[0, 1], tag("x"), vec![1.0], Reduce::Sum).map(drop),
+            0 => comm.by(Algorithm::Ring).all_reduce(&[0, 1], tag("x"), vec![1.0], Reduce::Sum).map(drop),
             _ => comm.recv(0, tag("y"), 1).map(drop),
         },
         "deadlock: rank 0 waits for rank 1 in all-reduce (sum) `x` #0 over ranks [0, 1] of lengths [1]; \
@@ -124,11 +127,11 @@ fn a_panic_is_an_error_that_names_the_rank_and_frees_the_others() {
     check_fails(
         3,
         |comm| {
-            comm.all_reduce(&[0, 1, 2], tag("x"), vec![1.0], Reduce::Sum)?;
+            comm.by(Algorithm::Ring).all_reduce(&[0, 1, 2], tag("x"), vec![1.0], Reduce::Sum)?;
             if comm.rank() == 1 {
                 quiet_panic("boom");
             }
-            comm.all_reduce(&[0, 1, 2], tag("y"), vec![1.0], Reduce::Sum).map(drop)
+            comm.by(Algorithm::Ring).all_reduce(&[0, 1, 2], tag("y"), vec![1.0], Reduce::Sum).map(drop)
         },
         "rank 1 panicked after all-reduce (sum) `x` #0 over ranks [0, 1, 2] of lengths [1]: boom",
     );
@@ -146,7 +149,8 @@ fn an_error_of_one_rank_is_heard_by_all_that_wait() {
             if comm.rank() == 2 {
                 return Err(own_error());
             }
-            let result = comm.all_reduce(&[0, 1, 2], tag("x"), vec![1.0], Reduce::Sum).map(drop);
+            let result =
+                comm.by(Algorithm::Ring).all_reduce(&[0, 1, 2], tag("x"), vec![1.0], Reduce::Sum).map(drop);
             heard.lock().unwrap().insert(comm.rank(), result.clone().unwrap_err().to_string());
             result
         },

@@ -338,13 +338,13 @@ fn experts_can_be_fixed_to_those_of_the_reference() {
     let one = reference.execution(&plan);
     let expected = run::<f64>(&one, &|_, _| 0).unwrap();
     let free = run::<f64>(&plan, &|_, _| 0).unwrap();
-    let fixed = run_routed::<f64>(&plan, &expected, &|_, _| 0).unwrap();
+    let fixed = run_routed::<f64>(&plan, &programs(&plan).unwrap(), &expected, &|_, _| 0).unwrap();
     assert_eq!(free, fixed);
     assert!(!expected.routes.is_empty() && free.routes.is_empty());
     let other = run::<f64>(&Execution { seed: 8, ..one.clone() }, &|_, _| 0).unwrap();
-    let forced = run_routed::<f64>(&plan, &other, &|_, _| 0).unwrap();
+    let forced = run_routed::<f64>(&plan, &programs(&plan).unwrap(), &other, &|_, _| 0).unwrap();
     assert!(forced.rerouted.keys().eq(&[1, 2]), "{:?}", forced.rerouted);
-    let same = run_routed::<f64>(&one, &other, &|_, _| 0).unwrap();
+    let same = run_routed::<f64>(&one, &programs(&one).unwrap(), &other, &|_, _| 0).unwrap();
     let comparison = compare(&same, &forced, Precision::F64);
     assert!(comparison.is_equal(), "{:#?}", comparison.failures().take(4).collect::<Vec<_>>());
 }

@@ -279,7 +279,8 @@ fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError>
         let choice = entry.choice(layer, &plan.mesh).map_err(|e| within(&place, e.place, e.what))?;
         let program = lower(layer, &plan.mesh, &sizes, &choice)
             .map_err(|error| PlanError::new(&place, error.to_string()))?;
-        entries.push(OpenEntry { layer: at, choice, program });
+        let rules = entry.rules(layer, &plan.mesh).map_err(|e| within(&place, e.place, e.what))?;
+        entries.push(OpenEntry { layer: at, choice, program: program.run_by(&rules) });
     }
     Ok(entries)
 }

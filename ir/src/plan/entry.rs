@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::collective::{Algorithm, CollectiveKind, CommunicationClass};
 use crate::graph::{Layer, Op, TensorId};
 use crate::lower::{LayerChoice, Recompute};
 use crate::mesh::{AxisId, MAX_AXES, Mesh};
@@ -45,6 +46,9 @@ pub struct Entry {
     pub ops: Vec<OpEntry>,
     /// Every parameter, in the order of the layer.
     pub parameters: Vec<ParameterEntry>,
+    /// By which algorithms its collectives run; what is not listed runs around a ring, exchanges directly.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub collectives: Vec<CollectiveEntry>,
     /// Whether the program was proven equal to the layer; absent where nobody tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proof: Option<Proof>,
@@ -75,6 +79,23 @@ pub struct ParameterEntry {
     pub gradient: Vec<String>,
     /// Cut of the optimizer state.
     pub optimizer: Vec<String>,
+}
+
+/// How collectives of one purpose run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CollectiveEntry {
+    /// What they are for.
+    pub class: CommunicationClass,
+    /// What they do.
+    pub collective: CollectiveKind,
+    /// Axes along which, in mesh order.
+    pub axes: Vec<String>,
+    /// How they run.
+    pub algorithm: Algorithm,
+    /// Of which tensors; of all where parameters and their gradients move in buckets.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tensors: Vec<String>,
 }
 
 /// Whether a program was proven equal to its layer.
@@ -111,6 +132,7 @@ impl Entry {
                 .iter()
                 .map(|(tensor, &storage)| write_storage(&layer.tensors[tensor.0].name, storage, mesh))
                 .collect(),
+            collectives: Vec::new(),
             proof: None,
         }
     }
@@ -243,12 +265,12 @@ pub fn read_sharding(text: &str, mesh: &Mesh, dims: &[&str]) -> Result<Sharding,
     Ok(sharding)
 }
 
-fn write_axes(set: AxisSet, mesh: &Mesh) -> Vec<String> {
+pub(super) fn write_axes(set: AxisSet, mesh: &Mesh) -> Vec<String> {
     set.axes().into_iter().filter_map(|axis| mesh.axes.get(axis.0)).map(|axis| axis.name.clone()).collect()
 }
 
 /// Reads a list of axes, which stand in mesh order: the outer one cuts first.
-fn read_axes(names: &[String], mesh: &Mesh) -> Result<AxisSet, String> {
+pub(super) fn read_axes(names: &[String], mesh: &Mesh) -> Result<AxisSet, String> {
     let mut axes: Vec<AxisId> = Vec::new();
     for name in names {
         let Some(at) = mesh.axes.iter().take(MAX_AXES).position(|axis| axis.name == *name) else {

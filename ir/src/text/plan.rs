@@ -3,6 +3,7 @@
 //! What a plan only reports (names of roles, prediction, search, runners-up, warnings) is not part of the text: reading
 //! derives the roles again and leaves the rest out.
 
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::TextError;
@@ -10,7 +11,7 @@ use super::graph::{self, fields};
 use super::words::{Line, lines, write_fields, write_name};
 use crate::mesh::{Mesh, MeshAxis};
 use crate::names::{Arrangement, Roles, roles};
-use crate::plan::entry::{Entry, OpEntry, ParameterEntry};
+use crate::plan::entry::{CollectiveEntry, Entry, OpEntry, ParameterEntry};
 use crate::plan::{EntryRun, Plan, check};
 use crate::schedule::Schedule;
 
@@ -65,8 +66,8 @@ fn write_entry(text: &mut String, entry: &Entry) {
         let again = if op.recompute { " recompute" } else { "" };
         text.push_str(&format!("  do {} :{axes}{again}\n", write_name(&op.op)));
     }
+    let cut = |axes: &[String]| if axes.is_empty() { "-".into() } else { axes.join(",") };
     for parameter in &entry.parameters {
-        let cut = |axes: &[String]| if axes.is_empty() { "-".into() } else { axes.join(",") };
         text.push_str(&format!(
             "  store {} {} {} {}\n",
             write_name(&parameter.tensor),
@@ -74,6 +75,16 @@ fn write_entry(text: &mut String, entry: &Entry) {
             cut(&parameter.gradient),
             cut(&parameter.optimizer),
         ));
+    }
+    for row in &entry.collectives {
+        let [class, kind, algorithm] = [
+            serde_json::to_value(row.class),
+            serde_json::to_value(row.collective),
+            serde_json::to_value(row.algorithm),
+        ]
+        .map(|value| value.unwrap_or_default().as_str().unwrap_or_default().to_owned());
+        let tensors: String = row.tensors.iter().map(|name| format!(" {}", write_name(name))).collect();
+        text.push_str(&format!("  run {class} {kind} {algorithm} {}{tensors}\n", cut(&row.axes)));
     }
 }
 
@@ -163,6 +174,10 @@ impl Reader {
                 let parameter = parameter_entry(line)?;
                 self.entry(line)?.parameters.push(parameter);
             }
+            "run" => {
+                let row = collective_entry(line)?;
+                self.entry(line)?.collectives.push(row);
+            }
             word => return Err(line.error(format!("a plan has no `{word}`"))),
         }
         Ok(())
@@ -186,7 +201,15 @@ fn entry(line: &Line<'_>) -> Result<Entry, TextError> {
     }
     let (layer, stream) = (line.name(1, "the layer's name")?, line.name(2, "a sharding")?);
     let out = line.name(4, "a sharding")?;
-    Ok(Entry { layer, stream, out, ops: Vec::new(), parameters: Vec::new(), proof: None })
+    Ok(Entry {
+        layer,
+        stream,
+        out,
+        ops: Vec::new(),
+        parameters: Vec::new(),
+        collectives: Vec::new(),
+        proof: None,
+    })
 }
 
 fn op_entry(line: &Line<'_>) -> Result<OpEntry, TextError> {
@@ -214,9 +237,32 @@ fn parameter_entry(line: &Line<'_>) -> Result<ParameterEntry, TextError> {
     })
 }
 
+fn collective_entry(line: &Line<'_>) -> Result<CollectiveEntry, TextError> {
+    let axes = match line.words.get(4) {
+        Some(&"-") => Vec::new(),
+        Some(word) => word.split(',').map(str::to_owned).collect(),
+        None => return Err(line.error("expected `run CLASS COLLECTIVE ALGORITHM AXES [TENSORS]`")),
+    };
+    let tensors = 5..line.words.len();
+    Ok(CollectiveEntry {
+        class: word(line, 1)?,
+        collective: word(line, 2)?,
+        algorithm: word(line, 3)?,
+        axes,
+        tensors: tensors.map(|at| line.name(at, "a tensor's name")).collect::<Result<_, _>>()?,
+    })
+}
+
+/// A word of a closed list, spelt as in the document.
+fn word<T: DeserializeOwned>(line: &Line<'_>, at: usize) -> Result<T, TextError> {
+    let text = line.words.get(at).copied().unwrap_or_default();
+    serde_json::from_value(Value::String(text.into())).map_err(|error| line.error(error.to_string()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collective::{Algorithm, CollectiveKind, CommunicationClass};
     use crate::plan::samples::{Family, Policy, Sample};
 
     /// What of a plan its text holds.
@@ -238,6 +284,22 @@ mod tests {
             assert_eq!(read_plan(&text).as_ref(), Ok(&plan), "{text}");
             assert_eq!(write_plan(&read_plan(&text).unwrap()), text);
         }
+    }
+
+    #[test]
+    fn algorithms_survive() {
+        let mut plan = bare(sample(Family::Dense));
+        let row = |axes: &[&str], tensors: &[&str]| CollectiveEntry {
+            class: CommunicationClass::GradientReduce,
+            collective: CollectiveKind::AllReduce,
+            algorithm: Algorithm::InSwitch,
+            axes: axes.iter().map(|&axis| axis.into()).collect(),
+            tensors: tensors.iter().map(|&name| name.into()).collect(),
+        };
+        plan.entries[1].collectives = vec![row(&["x0", "x1"], &[]), row(&["x1"], &["a b", "c"])];
+        let text = write_plan(&plan);
+        assert!(text.contains("  run gradient-reduce all-reduce in-switch x0,x1\n"), "{text}");
+        assert_eq!(read_plan(&text).unwrap().entries, plan.entries, "{text}");
     }
 
     #[test]

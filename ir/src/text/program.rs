@@ -13,6 +13,7 @@
 
 use super::TextError;
 use super::words::{Line, lines, write_name};
+use crate::collective::Algorithm;
 use crate::conversion::{Step, StepKind};
 use crate::graph::{Layer, OpId, TensorId};
 use crate::mesh::{AxisId, Mesh};
@@ -135,7 +136,12 @@ impl Writer<'_> {
     fn step(&self, step: &Step) -> String {
         let sharding = |sharding| write_sharding(sharding, self.mesh, &NUMBERS);
         let (before, after) = (sharding(step.before), sharding(step.after));
-        format!("[{} {} {before} -> {after}]", kind(step.kind), self.axes(&step.axes))
+        let by = if step.algorithm == step.kind.plainest() {
+            String::new()
+        } else {
+            format!(" by {}", step.algorithm.name())
+        };
+        format!("[{} {} {before} -> {after}{by}]", kind(step.kind), self.axes(&step.axes))
     }
 }
 
@@ -373,13 +379,23 @@ impl<'a> Reader<'a> {
         };
         let (before, after) = rest.split_once(" -> ").ok_or_else(wrong)?;
         let sharding = |text| read_sharding(text, self.mesh, &NUMBERS).map_err(|what| line.error(what));
+        let kind = read_kind(name).ok_or_else(wrong)?;
+        let (after, algorithm) = match after.split_once(" by ") {
+            Some((after, name)) => (after, read_algorithm(kind, name).ok_or_else(wrong)?),
+            None => (after, kind.plainest()),
+        };
         Ok(Step {
-            kind: read_kind(name).ok_or_else(wrong)?,
+            kind,
+            algorithm,
             axes: self.axes(line, axes)?,
             before: sharding(before)?,
             after: sharding(after)?,
         })
     }
+}
+
+fn read_algorithm(kind: StepKind, name: &str) -> Option<Algorithm> {
+    kind.collective()?.algorithms().iter().copied().find(|algorithm| algorithm.name() == name)
 }
 
 fn read_kind(word: &str) -> Option<StepKind> {
@@ -422,6 +438,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn algorithms_survive() {
+        let sample = Sample::new(Family::Dense, &[(2, Policy::TensorSequence)]);
+        let (model, mesh) = (sample.model(), sample.mesh());
+        let layer = &model.layers[1];
+        let mut program = lower(layer, &mesh, &layer.sizes(4, 64), &sample.choice(layer, &mesh)).unwrap();
+        for one in &mut program.forward {
+            if let Instruction::Convert { steps, .. } = one {
+                steps[0].algorithm = Algorithm::TwoLevel;
+            }
+        }
+        let text = write_program(layer, &mesh, &program);
+        assert!(text.contains(" by two-level]"), "{text}");
+        assert_eq!(read_program(layer, &mesh, &text).as_ref(), Ok(&program), "{text}");
     }
 
     #[test]

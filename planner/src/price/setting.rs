@@ -4,8 +4,9 @@ use cost_model::exposure::TensorOverlap;
 use cost_model::memory::{GradientFormat, LossKernel, StateBytes};
 use cost_model::program_memory::{MemoryContext, ProgramMemory, program_memory};
 use cost_model::rates::element_bytes;
-use cost_model::{Constants, PriceContext, ProgramPrice, Rates, price_program};
+use cost_model::{Constants, PriceContext, ProgramPrice, Rates, algorithms, price_program};
 use ir::cluster::{Cluster, Device};
+use ir::collective::Rule;
 use ir::graph::{Layer, Model, Sizes, TensorId};
 use ir::lower::LayerChoice;
 use ir::mesh::Mesh;
@@ -90,16 +91,7 @@ impl<'a> Setting<'a> {
     ) -> Entry {
         let layer = &model.layers[kind];
         let machine = &self.machine;
-        let times = PriceContext {
-            cluster: machine.cluster,
-            device: machine.device,
-            precision: machine.precision,
-            gradients: GRADIENTS,
-            constants: machine.constants,
-            kernels: machine.kernels,
-            tensor_overlap: TensorOverlap::Absent,
-            rank_offset: 0,
-        };
+        let times = self.times();
         let bytes = MemoryContext {
             precision: machine.precision,
             gradients: GRADIENTS,
@@ -113,6 +105,25 @@ impl<'a> Setting<'a> {
             price: price_program(&times, layer, mesh, sizes, program),
             memory: program_memory(&bytes, layer, mesh, sizes, program),
             shared: shared(model, kind, (mesh, sizes), program),
+        }
+    }
+
+    /// The algorithms of a program's collectives: those that its times are of.
+    pub fn algorithms(&self, layer: &Layer, (mesh, sizes): (&Mesh, &Sizes), program: &Program) -> Vec<Rule> {
+        algorithms(&self.times(), layer, mesh, sizes, program)
+    }
+
+    fn times(&self) -> PriceContext<'_> {
+        let machine = &self.machine;
+        PriceContext {
+            cluster: machine.cluster,
+            device: machine.device,
+            precision: machine.precision,
+            gradients: GRADIENTS,
+            constants: machine.constants,
+            kernels: machine.kernels,
+            tensor_overlap: TensorOverlap::Absent,
+            rank_offset: 0,
         }
     }
 
