@@ -41,7 +41,7 @@ pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, 
     let constants = Constants::load();
     match optimize::search(request, &constants, on_progress) {
         Ok(found) => match document::plan(&found) {
-            Some(Ok(plan)) => Ok(plan),
+            Some(Ok(plan)) => as_pinned(request, plan),
             Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),
             None => {
                 Err(NoPlan::Broken { place: "search".into(), what: "it came back without a plan".into() })
@@ -53,6 +53,25 @@ pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, 
         }
         Err(other) => Err(other),
     }
+}
+
+/// The plan, if it has the degrees that were pinned: an axis that nothing in the model can use is not what was asked for.
+fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
+    let (pins, roles) = (&request.pins, &plan.roles);
+    let degrees = [
+        ("tp", pins.tp, roles.tp),
+        ("pp", pins.pp, roles.pp),
+        ("dp", pins.dp, roles.dp),
+        ("cp", pins.cp, roles.cp),
+        ("ep", pins.ep, roles.ep),
+    ];
+    let missed = degrees.iter().find(|(_, pin, found)| pin.is_some_and(|pin| pin != *found));
+    let Some((name, Some(pin), _)) = missed else { return Ok(plan) };
+    let what = format!(
+        "{name}={pin}: the loops of `{}` do not divide so; the nearest plan is {roles}",
+        request.model.name
+    );
+    Err(NoPlan::Impossible { what })
 }
 
 /// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use ir::graph::{DimId, Extent, Layer, Op, Role, Sizes};
-use ir::mesh::Mesh;
+use ir::mesh::{AxisId, Mesh};
 use ir::op::{Linear, OpKind};
 use ir::signature::{Factor, FactorId, Signature, Split, signature};
 use ir::strategy::{AxisUse, Strategy, combinations, is_legal};
@@ -109,7 +109,11 @@ impl<'a> Space<'a> {
         (mesh, views): (&Mesh, &[AxisView]),
         sizes: &Sizes,
     ) -> Vec<Strategy> {
-        let mut list = combinations(mesh, |axis| self.uses(op, sig, views[axis.0], (mesh.size(axis), sizes)));
+        let inside =
+            |axis: &AxisId| matches!(views[axis.0].rule, AxisRule::Inside(_) | AxisRule::InsideAndExperts(_));
+        let together: u64 = mesh.axis_ids().filter(inside).map(|axis| mesh.size(axis)).product();
+        let mut list =
+            combinations(mesh, |axis| self.uses(op, sig, views[axis.0], (mesh.size(axis), together, sizes)));
         list.retain(|strategy| is_legal(sig, *strategy, mesh, sizes));
         list
     }
@@ -127,7 +131,14 @@ impl<'a> Space<'a> {
         })
     }
 
-    fn uses(&self, op: &Op, sig: &Signature, view: AxisView, (size, sizes): (u64, &Sizes)) -> Vec<AxisUse> {
+    /// What an axis of `size` devices may do; `together` are those of all axes that split the inside of products.
+    fn uses(
+        &self,
+        op: &Op,
+        sig: &Signature,
+        view: AxisView,
+        (size, together, sizes): (u64, u64, &Sizes),
+    ) -> Vec<AxisUse> {
         let classes: Vec<(FactorId, Class, bool)> = sig
             .factors
             .iter()
@@ -140,30 +151,51 @@ impl<'a> Space<'a> {
             .collect();
         let has = |wanted: Class| classes.iter().any(|(_, class, divides)| *class == wanted && *divides);
         let routed = has(Class::Experts) && self.on_slots(op);
-        let tokens = if routed { TokensAre::Routed } else { TokensAre::InOrder };
+        let tokens = match (routed, matches!(op.kind, OpKind::Linear | OpKind::Bias)) {
+            (true, true) => TokensAre::Computed,
+            (true, false) => TokensAre::Routed,
+            (false, _) => TokensAre::InOrder,
+        };
         let (allowed, same) = allowed(view, tokens, &has);
         // Where the inside of an operator can be cut, computing all of it everywhere never pays.
         let moves_tokens =
             matches!(op.kind, OpKind::Dispatch | OpKind::Combine | OpKind::Fork | OpKind::Route { .. });
-        let same = same && (moves_tokens || !(has(Class::Inside) || routed));
-        // Of several loops inside a product (KV heads, heads of a group) the first that divides stands for all.
-        let first_inside = classes.iter().find(|(_, class, divides)| *class == Class::Inside && *divides);
-        let stands =
-            |id: FactorId, class: Class| class != Class::Inside || first_inside.is_some_and(|f| f.0 == id);
+        // Unless several axes share loops that are too short for all of them, as KV heads are.
+        let length = |id: FactorId| sizes.dims[sig.factors[id.0 as usize].dim.0];
+        let inside = || classes.iter().filter(|(_, class, _)| *class == Class::Inside);
+        let short = !inside().map(|(id, ..)| length(*id)).product::<u64>().is_multiple_of(together);
+        let same = same && (moves_tokens || short || !(has(Class::Inside) || routed));
+        // Who splits tokens between products does so wherever there are tokens to split; a fork is where they are
+        // gathered once for several products.
+        let shares_tokens =
+            splits_tokens(view.rule) && has(Class::Tokens) && !has(Class::Inside) && !moves_tokens;
+        let same = same && !shares_tokens;
+        // Of several loops inside a product (KV heads, heads of a group) the first that divides stands for all, if it
+        // is long enough for all axes.
+        let first_inside = inside().find(|(_, _, divides)| *divides);
+        let stands = |id: FactorId, class: Class| {
+            let first = |(first, ..): &(FactorId, Class, bool)| {
+                *first == id || !length(*first).is_multiple_of(together)
+            };
+            class != Class::Inside || first_inside.is_some_and(first)
+        };
         let mut uses: Vec<AxisUse> = classes
             .iter()
             .filter(|(id, class, divides)| *divides && allowed.contains(class) && stands(*id, *class))
             .map(|(id, ..)| AxisUse::Factor(*id))
             .collect();
-        if same || uses.is_empty() {
+        let same = same || uses.is_empty();
+        if same {
             uses.push(AxisUse::Same);
             if defers(&op.kind) {
                 uses.push(AxisUse::Defer);
             }
-            // A sum that passes a fork meets a norm, which must finish it; only additions gain by waiting.
-            if op.kind.line().linear == Linear::Yes && matches!(op.kind, OpKind::Add | OpKind::Scale { .. }) {
-                uses.push(AxisUse::Through);
-            }
+        }
+        // A sum that passes a fork meets a norm, which must finish it; only additions gain by waiting.
+        let adds =
+            op.kind.line().linear == Linear::Yes && matches!(op.kind, OpKind::Add | OpKind::Scale { .. });
+        if adds && (same || shares_tokens) {
+            uses.push(AxisUse::Through);
         }
         uses
     }
@@ -184,17 +216,21 @@ enum Class {
     Inside,
 }
 
-/// Whether an operator sees tokens in their sequence or in the slots of experts.
+/// How an operator sees tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TokensAre {
+    /// In their sequence.
     InOrder,
+    /// In the slots of experts, or on the way there or back.
     Routed,
+    /// In the slots of experts, by a product of the experts' parameters.
+    Computed,
 }
 
 /// Classes of loops that an axis may split, and whether it may compute the same instead.
 fn allowed(view: AxisView, tokens: TokensAre, has: &dyn Fn(Class) -> bool) -> (Vec<Class>, bool) {
     use Class::{Experts, Inside, Sequences, Tokens};
-    let routed = tokens == TokensAre::Routed;
+    let routed = tokens != TokensAre::InOrder;
     let between = |between: Between| match between {
         _ if has(Inside) => (vec![Inside], true),
         Between::Tokens | Between::Free => (vec![Tokens], true),
@@ -206,6 +242,11 @@ fn allowed(view: AxisView, tokens: TokensAre, has: &dyn Fn(Class) -> bool) -> (V
             let experts_only = routed && !has(Sequences) && !has(Tokens);
             (vec![Sequences, Tokens, Experts], !(has(Sequences) || has(Tokens) || experts_only))
         }
+        AxisRule::Experts | AxisRule::TokensAndExperts | AxisRule::InsideAndExperts(_)
+            if tokens == TokensAre::Computed =>
+        {
+            (vec![Experts], false)
+        }
         AxisRule::Experts if routed => (vec![Sequences, Experts], false),
         AxisRule::TokensAndExperts if routed => (vec![Tokens, Experts], false),
         AxisRule::InsideAndExperts(_) if routed => (vec![Tokens, Experts], false),
@@ -213,6 +254,11 @@ fn allowed(view: AxisView, tokens: TokensAre, has: &dyn Fn(Class) -> bool) -> (V
         AxisRule::Tokens | AxisRule::TokensAndExperts => (vec![Tokens], false),
         AxisRule::Inside(inner) | AxisRule::InsideAndExperts(inner) => between(inner),
     }
+}
+
+/// Whether an axis that splits products must split tokens between them.
+fn splits_tokens(rule: AxisRule) -> bool {
+    matches!(rule, AxisRule::Inside(Between::Tokens) | AxisRule::InsideAndExperts(Between::Tokens))
 }
 
 fn fixed(layer: &Layer, dim: DimId) -> bool {

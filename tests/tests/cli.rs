@@ -179,6 +179,24 @@ fn an_estimate_as_data_has_every_promised_figure() {
 }
 
 #[test]
+fn degrees_that_are_asked_for_are_those_of_the_plan() {
+    let asked = [
+        ("qwen3-30b-a3b", "--tp 8 --ep 8 --etp 1", (8, 8, 1)),
+        ("mixtral-8x7b", "--tp 2 --ep 4", (2, 4, 2)),
+        ("llama-3-8b", "--tp 8 --sequence-parallel off", (8, 1, 1)),
+    ];
+    for (model, options, (tp, ep, etp)) in asked {
+        let words: Vec<&str> = options.split(' ').collect();
+        let rest = ["--devices", "8", "--global-batch", "8", "--recompute", "full", "--zero", "3", "--json"];
+        let said = planner(&[&["estimate", model, "dgx-h200"], &words[..], &rest].concat());
+        let roles = &json(&said.out)["roles"];
+        let found = ["tp", "ep", "etp"].map(|name| roles[name].as_u64().unwrap());
+        assert_eq!(found, [tp, ep, etp], "{model} {options}: {roles}");
+        assert_eq!(roles["sequence_parallel"], !options.contains("off"), "{roles}");
+    }
+}
+
+#[test]
 fn the_figures_of_a_plan_file_are_shown_again() {
     let path = plan("shown.json");
     let said = planner(&["estimate", "--plan", &path, "--json"]);
@@ -286,6 +304,9 @@ fn arguments_that_are_wrong_are_named() {
         &["optimize", "gpt2", "dgx-h100", "--pin", "dp=8,tp=8"],
         &["estimate", "gpt2", "dgx-h100", "--tp", "3"],
         &["estimate", "gpt2", "dgx-h100", "--tp", "2", "--dp", "2"],
+        &["estimate", "gpt2", "dgx-h100", "--devices", "5", "--tp", "5", "--global-batch", "5"],
+        &["estimate", "gpt2", "dgx-h100", "--cp", "8", "--seq-len", "1020", "--global-batch", "8"],
+        &["estimate", "gpt2", "dgx-h100", "--ep", "4", "--global-batch", "8"],
         &["estimate", "gpt2", "dgx-h100", "--zero", "4"],
         &["estimate", "gpt2", "dgx-h100", "--pp", "2", "--layers-per-stage", "5,5"],
         &["estimate", "gpt2", "dgx-h100", "--micro-batch", "3", "--global-batch", "8"],
