@@ -183,6 +183,12 @@ pub(crate) struct PinArgs {
     /// Whether the stream is cut along the sequence between tensor-parallel products
     #[arg(long, value_enum)]
     pub(crate) sequence_parallel: Option<SwitchArg>,
+    /// How attention sees keys that other devices hold [default: what is fastest]
+    #[arg(long, value_enum)]
+    pub(crate) cp_kind: Option<ContextArg>,
+    /// Which tokens of a cut sequence a device holds [default: zigzag]
+    #[arg(long, value_enum)]
+    pub(crate) token_order: Option<TokenOrderArg>,
     /// Decoder layers of every stage (of every chunk with --vpp), first first, comma-separated
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(0..=65_536))]
     pub(crate) layers_per_stage: Option<Vec<u64>>,
@@ -346,6 +352,27 @@ pub(crate) enum RecomputeArg {
     Selective,
     /// Every layer
     Full,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ContextArg {
+    /// They are gathered
+    Gather,
+    /// Their blocks travel round a ring
+    Ring,
+    /// Sequence and heads are exchanged
+    Ulysses,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum TokenOrderArg {
+    /// One run of neighbours
+    Natural,
+    /// A run from the front and its mirror from the back
+    #[value(name = "zigzag")]
+    ZigZag,
+    /// Every n-th token
+    Striped,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

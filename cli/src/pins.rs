@@ -2,9 +2,10 @@
 
 use clap::Parser;
 use ir::graph::{Extent, Model};
-use planner::request::{Pins, RecomputeKind, ScheduleKind, SequenceParallel};
+use ir::token_order::TokenOrder;
+use planner::request::{ContextKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel};
 
-use crate::args::{PinArgs, RecomputeArg, ScheduleArg, SwitchArg};
+use crate::args::{ContextArg, PinArgs, RecomputeArg, ScheduleArg, SwitchArg, TokenOrderArg};
 use crate::failure::Failure;
 
 /// Reads the values of all `--pin`, by the same rules as the options of `estimate`.
@@ -24,7 +25,7 @@ pub(crate) fn read(texts: &[String]) -> Result<Pins, Failure> {
     let line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
-        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, recompute, zero, sequence-parallel, \
+        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, recompute, zero, sequence-parallel, cp-kind, token-order, \
                     layers-per-stage; `planner estimate --help` says what each takes";
         Failure::argument_with_hint(format!("--pin: {what}"), hint)
     })?;
@@ -76,6 +77,16 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             SwitchArg::On => SequenceParallel::On,
             SwitchArg::Off => SequenceParallel::Off,
         }),
+        cp_kind: args.cp_kind.map(|kind| match kind {
+            ContextArg::Gather => ContextKind::Gather,
+            ContextArg::Ring => ContextKind::Ring,
+            ContextArg::Ulysses => ContextKind::Ulysses,
+        }),
+        token_order: args.token_order.map(|order| match order {
+            TokenOrderArg::Natural => TokenOrder::Natural,
+            TokenOrderArg::ZigZag => TokenOrder::ZigZag,
+            TokenOrderArg::Striped => TokenOrder::Striped,
+        }),
         layers_per_stage: args.layers_per_stage.clone(),
     }
 }
@@ -117,6 +128,8 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         recompute: pins.recompute.or(Some(RecomputeKind::None)),
         zero: pins.zero.or(Some(1)),
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),
+        cp_kind: pins.cp_kind,
+        token_order: pins.token_order,
         layers_per_stage: pins.layers_per_stage.clone(),
     })
 }

@@ -59,6 +59,7 @@ fn request(plan: &Plan, opened: &OpenPlan) -> Request {
         global_batch: plan.job.global_batch,
         precision: plan.job.precision,
         attention: plan.job.attention,
+        token_order: plan.job.token_order,
     };
     Request {
         model: opened.model.clone(),

@@ -34,6 +34,7 @@ impl Question {
             global_batch: args.global_batch.unwrap_or_else(|| Job::default_batch(sequence)),
             precision: args.precision.map_or(defaults.precision, precision),
             attention: args.attention.map_or(defaults.attention, attention),
+            token_order: Job::default_order(sequence, cluster.n_devices()),
         };
         // There is one update rule; the match will ask for more when there are more.
         match args.optimizer {

@@ -22,6 +22,7 @@ pub mod program_memory;
 pub mod program_price;
 mod program_work;
 pub mod rates;
+pub mod ring;
 pub mod section_price;
 pub mod simulate;
 pub mod step_price;

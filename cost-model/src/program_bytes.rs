@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 pub use ir::collective::CommunicationClass;
 use ir::collective::{Algorithm, CollectiveKind};
 use ir::conversion::{Step, StepKind};
-use ir::graph::{Layer, Sizes};
+use ir::graph::{Layer, OpId, Sizes};
 use ir::mesh::Mesh;
-use ir::program::{Instruction, Program, Update, ValueId};
+use ir::program::{Instruction, Program, Side, Update, ValueId};
 use ir::sharding::Sharding;
+use ir::signature::signature;
 use ir::work::Pass;
 
 use crate::collective_loads::{Moved, PerTier, elements_per_tier};
@@ -102,9 +103,33 @@ pub fn saved_bytes(
                 .iter()
                 .product::<u64>()
         };
-        program.saved.iter().map(elements).sum::<u64>() * element_bytes
+        let kept: u64 =
+            layer.op_ids().map(|op| ring_kept((layer, op), mesh, sizes, (program, &coordinates))).sum();
+        (program.saved.iter().map(elements).sum::<u64>() + kept) * element_bytes
     };
     ranks.map(bytes).collect()
+}
+
+/// Elements that attention on a ring keeps besides values: its result, and the log-sum of every query and head.
+fn ring_kept(
+    (layer, op): (&Layer, OpId),
+    mesh: &Mesh,
+    sizes: &Sizes,
+    (program, coordinates): (&Program, &[u64]),
+) -> u64 {
+    let runs = program.forward.iter().find_map(|one| match one {
+        Instruction::Forward { op: other, operands, results } if *other == op => Some((operands, results)),
+        _ => None,
+    });
+    let Some((operands, results)) = runs.filter(|_| program.keeps(op)) else { return 0 };
+    let sig = signature(layer, &layer.ops[op.0]);
+    if sig.ring.is_none() || program.ring_axes(&sig, operands[1]).is_empty() {
+        return 0;
+    }
+    let value = program.value(results[0]);
+    let lengths = block(value.sharding, mesh, coordinates, &layer.shape(value.tensor, sizes));
+    let queries: u64 = lengths[..lengths.len() - 1].iter().product();
+    lengths.iter().product::<u64>() + queries
 }
 
 /// Bytes that each rank of a stage sends when every rank passes its block of the stream on: one hop of a pipeline.
@@ -140,13 +165,51 @@ impl Count<'_> {
                     let sent = |step: &Step| self.flat(step, *value);
                     add(&mut bytes, CommunicationClass::GradientAccumulate, steps, sent);
                 }
-                Instruction::Load { .. }
-                | Instruction::Forward { .. }
-                | Instruction::Backward { .. }
-                | Instruction::Free { .. } => {}
+                Instruction::Forward { op, operands, .. } => {
+                    let operands: Vec<Option<ValueId>> = operands.iter().copied().map(Some).collect();
+                    self.ring(
+                        &mut bytes,
+                        CommunicationClass::of_conversion(Side::Primal, section),
+                        *op,
+                        &operands,
+                    );
+                }
+                Instruction::Backward { op, operands, .. } => {
+                    self.ring(&mut bytes, CommunicationClass::Recompute, *op, operands);
+                    self.ring(&mut bytes, CommunicationClass::Gradient, *op, operands);
+                }
+                Instruction::Load { .. } | Instruction::Free { .. } => {}
             }
         }
         bytes
+    }
+
+    /// Keys and values, or their gradients, once round a ring: every block travels `n - 1` hops.
+    fn ring(
+        &self,
+        bytes: &mut BytesByCollective,
+        class: CommunicationClass,
+        op: OpId,
+        operands: &[Option<ValueId>],
+    ) {
+        let sig = signature(self.layer, &self.layer.ops[op.0]);
+        let Some(&[Some(keys), Some(values)]) = operands.get(1..3) else { return };
+        let axes = self.program.ring_axes(&sig, keys);
+        for rank in (0..self.mesh.n_devices()).filter(|_| !axes.is_empty()) {
+            let group = self.mesh.group(rank, &axes);
+            let next = group.iter().position(|&member| member == rank).map(|at| group[(at + 1) % group.len()]);
+            let tier = (self.links.tier_of)(rank, next.unwrap_or(rank));
+            let (kind, algorithm) = (CollectiveKind::SendRecv, Algorithm::Direct);
+            let block = self.elements(keys, rank) + self.elements(values, rank);
+            let sent = (group.len() as u64 - 1) * block * self.links.element_bytes;
+            *bytes.entry(Sent { class, kind, algorithm, tier }).or_insert(0) += sent;
+        }
+    }
+
+    fn elements(&self, id: ValueId, rank: u64) -> u64 {
+        let value = self.program.value(id);
+        let shape = self.layer.shape(value.tensor, self.sizes);
+        block(value.sharding, self.mesh, &self.mesh.coordinates(rank), &shape).iter().product()
     }
 
     fn updates(&self, updates: &[Update]) -> BytesByCollective {

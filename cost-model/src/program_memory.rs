@@ -173,23 +173,32 @@ impl Account<'_> {
             },
             Work::Gemm { .. } | Work::Stream { .. } => Bytes::ZERO,
         };
-        let work =
-            ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program };
-        work.of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
+        self.work().of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
+    }
+
+    /// Blocks of keys that an instruction has on their way round a ring.
+    fn on_their_way(&self, instruction: &Instruction) -> Bytes {
+        let (op, pass) = match instruction {
+            Instruction::Forward { op, .. } => (*op, Pass::Forward),
+            Instruction::Backward { op, .. } => (*op, Pass::Backward),
+            Instruction::Load { .. }
+            | Instruction::Parameter { .. }
+            | Instruction::Convert { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => return Bytes::ZERO,
+        };
+        let ring = self.work().ring(op, self.context.kernels.element_bytes);
+        ring.map_or(Bytes::ZERO, |(axes, sizes)| {
+            sizes.buffers(pass, axes.iter().map(|&axis| self.mesh.size(axis)).product())
+        })
+    }
+
+    fn work(&self) -> ProgramWork<'_> {
+        ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program }
     }
 
     fn kernels_kept(&self) -> Bytes {
-        self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum()
-    }
-
-    /// Whether backward of an operator uses what its kernel kept in forward.
-    fn keeps(&self, op: OpId) -> bool {
-        let backward = &self.program.backward;
-        let runs =
-            backward.iter().any(|one| matches!(one, Instruction::Backward { op: other, .. } if *other == op));
-        let again =
-            backward.iter().any(|one| matches!(one, Instruction::Forward { op: other, .. } if *other == op));
-        runs && !again
+        self.layer.op_ids().filter(|&op| self.program.keeps(op)).map(|op| self.kernel_bytes(op)).sum()
     }
 
     fn backward_start(&self) -> BTreeSet<ValueId> {
@@ -265,9 +274,10 @@ impl Account<'_> {
         let mut peak = walk.live;
         for (i, instruction) in code.iter().enumerate() {
             walk.step(instruction, &code[i + 1..]);
+            peak = peak.max(walk.live + self.on_their_way(instruction));
             match instruction {
                 // Kept for backward, from forward or from here, or dropped at once.
-                Instruction::Forward { op, .. } if pass == Pass::Backward || self.keeps(*op) => {
+                Instruction::Forward { op, .. } if pass == Pass::Backward || self.program.keeps(*op) => {
                     walk.live += self.kernel_bytes(*op);
                     peak = peak.max(walk.live);
                 }

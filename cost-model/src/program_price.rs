@@ -29,10 +29,12 @@ use crate::overlap::gathered_layer;
 use crate::program_bytes::CommunicationClass;
 use crate::program_work::ProgramWork;
 use crate::rates::{Rates, element_bytes};
+use crate::ring::ring_time;
 use crate::section_price::{Communication, CommunicationPrice, ProgramPrice, SectionPrice, UpdatePrice};
-use crate::step_price::{PriceContext, collective_kind, price_full, price_step};
+use crate::step_price::{PriceContext, collective_kind, group_of, price_full, price_step};
 use crate::stream::stream_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
+use crate::traffic::bytes_sent_per_tier;
 use crate::work_time::work_time;
 
 /// Prices a program.
@@ -71,6 +73,7 @@ impl Pricing<'_> {
     fn section(&self, code: &[Instruction], pass: Pass) -> SectionPrice {
         let mut price = SectionPrice { bytes_per_tier: self.no_bytes(), ..SectionPrice::default() };
         let times: Vec<OpSeconds> = code.iter().map(|one| self.compute(one, pass, &mut price)).collect();
+        code.iter().for_each(|one| self.rings(one, pass, &mut price));
         let neighbours = Neighbours::new(self.layer, code, &times);
         for instruction in code {
             if let Instruction::Convert { input, output, steps } = instruction {
@@ -148,6 +151,41 @@ impl Pricing<'_> {
             }
         }
         seconds
+    }
+
+    /// Prices what attention on a ring adds to attention: blocks merged, and hops that show.
+    fn rings(&self, instruction: &Instruction, section: Pass, price: &mut SectionPrice) {
+        let (op, pass) = match instruction {
+            Instruction::Forward { op, .. } => (*op, Pass::Forward),
+            Instruction::Backward { op, .. } => (*op, Pass::Backward),
+            Instruction::Load { .. }
+            | Instruction::Parameter { .. }
+            | Instruction::Convert { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => return,
+        };
+        let Some((axes, sizes)) = self.work().ring(op, self.context.kernels.element_bytes) else { return };
+        let attention = op_seconds(self.context, &self.work().of(op, pass, &self.context.kernels));
+        let merge = op_seconds(self.context, &[sizes.merge(pass)]);
+        let group = group_of(self.context, self.mesh, &axes);
+        let worlds = (self.context.cluster, self.context.constants);
+        let time = ring_time(sizes, pass, (attention, merge), &group, worlds);
+        match (section, pass) {
+            (Pass::Backward, Pass::Forward) => price.compute.recompute += time.merging,
+            (Pass::Forward | Pass::Backward, _) => price.compute.attention += time.merging,
+        }
+        let class = match (section, pass) {
+            (Pass::Forward, _) => CommunicationClass::Forward,
+            (Pass::Backward, Pass::Forward) => CommunicationClass::Recompute,
+            (Pass::Backward, Pass::Backward) => CommunicationClass::Gradient,
+        };
+        let entry = price.communication.entry((class, CollectiveKind::SendRecv)).or_default();
+        let (count, total, exposed) = (time.n_hops, time.communication, time.exposed);
+        entry.add(CommunicationPrice { count, total, exposed });
+        // A block goes round like the blocks of an all-gather.
+        let all = time.hop * group.n_members() as f64;
+        let tiers = bytes_sent_per_tier(CollectiveKind::AllGather, all, &group, self.context.cluster);
+        add_tiers(&mut price.bytes_per_tier, &tiers);
     }
 
     fn work(&self) -> ProgramWork<'_> {

@@ -1,6 +1,7 @@
 use ir::mesh::AxisId;
 use ir::op_work::KernelChoice;
 use ir::program::AxisSet;
+use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
 
 use super::*;
@@ -25,7 +26,11 @@ fn price_with(lowered: &Lowered, tensor_overlap: TensorOverlap, rank_offset: u64
         precision: ir::cluster::Precision::Bf16,
         gradients: GradientFormat::Full,
         constants: &constants,
-        kernels: KernelChoice { attention: AttentionKernel::Flash, element_bytes: 2.0 },
+        kernels: KernelChoice {
+            attention: AttentionKernel::Flash,
+            token_order: TokenOrder::ZigZag,
+            element_bytes: 2.0,
+        },
         tensor_overlap,
         rank_offset,
     };

@@ -1,12 +1,14 @@
 //! The work of a program's operators on the device with the largest blocks, sizes read off the shardings of its values.
 
 use ir::graph::{Layer, OpId, Sizes};
-use ir::mesh::Mesh;
+use ir::mesh::{AxisId, Mesh};
 use ir::op_work::{KernelChoice, op_work};
 use ir::program::{Instruction, Program, ValueId};
 use ir::sharding::Sharding;
 use ir::signature::{FactorId, Signature, signature};
 use ir::work::{Pass, Work};
+
+use crate::ring::RingSizes;
 
 /// A program and what it is about.
 #[derive(Clone, Copy)]
@@ -20,15 +22,28 @@ pub(crate) struct ProgramWork<'a> {
 impl ProgramWork<'_> {
     /// Work of an operator in one pass. Backward and recomputation run where forward ran.
     pub(crate) fn of(&self, op: OpId, pass: Pass, kernels: &KernelChoice) -> Vec<Work> {
-        let forward = self.program.forward.iter().find_map(|one| {
-            let Instruction::Forward { op: own, operands, results } = one else { return None };
-            (*own == op).then_some((operands, results))
-        });
-        let Some((operands, results)) = forward else { return Vec::new() };
+        let Some((operands, results)) = self.forward(op) else { return Vec::new() };
         let op = &self.layer.ops[op.0];
         let sig = signature(self.layer, op);
         let local = self.local_lengths(&sig, (operands, results));
         op_work((self.layer, op, &sig), &local, self.sizes, pass, kernels)
+    }
+
+    /// Axes round which blocks of an operator's keys travel, and their sizes; nothing where none do.
+    pub(crate) fn ring(&self, op: OpId, element_bytes: f64) -> Option<(Vec<AxisId>, RingSizes)> {
+        let (operands, results) = self.forward(op)?;
+        let sig = signature(self.layer, &self.layer.ops[op.0]);
+        let axes = self.program.ring_axes(&sig, *operands.get(1)?);
+        let n: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
+        let local = self.local_lengths(&sig, (operands, results));
+        (!axes.is_empty()).then(|| (axes, RingSizes::new(&sig, &local, n, element_bytes)))
+    }
+
+    fn forward(&self, op: OpId) -> Option<(&[ValueId], &[ValueId])> {
+        self.program.forward.iter().find_map(|one| {
+            let Instruction::Forward { op: own, operands, results } = one else { return None };
+            (*own == op).then_some((operands.as_slice(), results.as_slice()))
+        })
     }
 
     /// Work of an operator's backward. A product whose operand gets no gradient is left out.
@@ -54,6 +69,10 @@ impl ProgramWork<'_> {
             let result =
                 || results.iter().enumerate().find_map(|(k, v)| Some((sharding(v), sig.result_dim(k, id)?)));
             let whole = self.sizes.dims[factor.dim.0];
+            // Of travelling blocks, all are walked.
+            if sig.ring.is_some_and(|ring| ring.keys == id) {
+                return whole as f64;
+            }
             let local = |(cut, dim): (Sharding, usize)| cut.local_size(self.mesh, dim, whole);
             operand.or_else(result).map_or(whole, local) as f64
         };

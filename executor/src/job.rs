@@ -11,6 +11,7 @@ use ir::program::Storage;
 use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
 use ir::strategy::Strategy;
+use ir::token_order::TokenOrder;
 
 use crate::run::Tensors;
 
@@ -35,8 +36,8 @@ pub struct Execution<'a> {
     pub n_micro_batches: u32,
     /// Tokens of a sequence.
     pub sequence: u64,
-    /// In which order a sequence's tokens are laid out before they are cut.
-    pub token_order: TokenOrder,
+    /// How a sequence's tokens are laid out before they are cut.
+    pub tokens: TokenLayout,
     /// What every pipeline rank runs, in order.
     pub table: Vec<Vec<Action>>,
     /// Of parameters and tokens.
@@ -56,34 +57,18 @@ pub struct Chunk {
     pub layers: Vec<usize>,
 }
 
-/// Order in which the tokens of a sequence are laid out before they are cut.
+/// How the tokens of a sequence are laid out before they are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenOrder {
-    /// As they come.
-    Natural,
-    /// Cut in `2 parts` pieces of which part `i` gets pieces `i` and `2 parts - 1 - i`: under a causal mask all
-    /// parts then have the same work.
-    ZigZag {
-        /// Parts.
-        parts: u64,
-    },
+pub struct TokenLayout {
+    /// Which tokens a part holds.
+    pub order: TokenOrder,
+    /// Parts.
+    pub parts: u64,
 }
 
-impl TokenOrder {
-    /// The position in its sequence of every token, in the order in which they are laid out; `None` where the
-    /// sequence does not cut into pieces.
-    pub fn positions(self, sequence: u64) -> Option<Vec<u64>> {
-        match self {
-            Self::Natural => Some((0..sequence).collect()),
-            Self::ZigZag { parts: 0 } => None,
-            Self::ZigZag { parts } if !sequence.is_multiple_of(2 * parts) => None,
-            Self::ZigZag { parts } => {
-                let piece = sequence / (2 * parts);
-                let rows = |i: u64| i * piece..(i + 1) * piece;
-                Some((0..parts).flat_map(|i| rows(i).chain(rows(2 * parts - 1 - i))).collect())
-            }
-        }
-    }
+impl TokenLayout {
+    /// As tokens come.
+    pub const NATURAL: Self = Self { order: TokenOrder::Natural, parts: 1 };
 }
 
 /// A layer of the model: its place in the order of all layers, embedding and head included.
@@ -164,7 +149,7 @@ impl Reference {
             n_stages: 1,
             chunks: vec![self.chunk.clone()],
             choices: self.choices.clone(),
-            token_order: TokenOrder::Natural,
+            tokens: TokenLayout::NATURAL,
             table: self.table.clone(),
             ..of.clone()
         }
@@ -180,17 +165,5 @@ fn whole_choice(layer: &Layer) -> LayerChoice {
         strategies: vec![Strategy::SAME; layer.ops.len()],
         recompute: vec![Recompute::Keep; layer.ops.len()],
         storage: layer.parameters().map(storage).collect(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zig_zag_gives_every_part_an_early_and_a_late_piece() {
-        let order = TokenOrder::ZigZag { parts: 2 }.positions(8);
-        assert_eq!(order, Some(vec![0, 1, 6, 7, 2, 3, 4, 5]));
-        assert_eq!(TokenOrder::ZigZag { parts: 3 }.positions(8), None);
     }
 }

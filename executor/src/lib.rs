@@ -32,6 +32,8 @@ mod rank;
 
 mod operate;
 
+mod ring;
+
 mod update;
 
 mod assemble;

@@ -56,7 +56,7 @@ impl<'a, E: Real> Rank<'a, E> {
         }
     }
 
-    fn context(&self, at: At<'a>, op: OpId) -> Context<'a> {
+    pub(crate) fn context(&self, at: At<'a>, op: OpId) -> Context<'a> {
         let run = self.run;
         let instance = run.instances[at.layer_idx];
         Context {
@@ -94,7 +94,7 @@ impl<'a, E: Real> Rank<'a, E> {
         }
     }
 
-    fn refused(&self, at: At<'_>, op: OpId, source: KernelError) -> ExecutorError {
+    pub(crate) fn refused(&self, at: At<'_>, op: OpId, source: KernelError) -> ExecutorError {
         let name = &self.run.layer(at.layer_idx).ops[op.0].name;
         ExecutorError::Kernel { place: format!("{}, operator `{name}`", at.place), source }
     }

@@ -82,11 +82,11 @@ impl<'a> Prepared<'a> {
     ) -> Result<Self, ExecutorError> {
         check_counts(execution, programs)?;
         let instances = execution.instances();
-        let positions = execution.token_order.positions(execution.sequence);
+        let positions = execution.tokens.order.positions(execution.sequence, execution.tokens.parts);
         let positions = positions.ok_or_else(|| {
             unfit(format!(
                 "a sequence of {} tokens cannot be laid out {:?}",
-                execution.sequence, execution.token_order
+                execution.sequence, execution.tokens
             ))
         })?;
         let layers = &execution.model.layers;

@@ -11,14 +11,17 @@ use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
 use ndarray::{ArrayD, IxDyn};
 
+use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
 use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::initial::Slot;
 use crate::job::LayerIdx;
+use crate::kernels::ring::Attended;
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
 use crate::prepare::{Border, ParameterKey, Prepared, unfit};
+use crate::ring::RingKey;
 use crate::routing::Routes;
 use crate::update::State;
 
@@ -61,6 +64,8 @@ pub(crate) struct Rank<'a, E> {
     /// Saved values per layer and micro-batch.
     saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
     saved_bytes: u64,
+    /// What attention on rings keeps from forward to backward.
+    pub(crate) attended: BTreeMap<RingKey, Attended<E>>,
     /// Streams between chunks of this rank, by receiving chunk.
     moved: BTreeMap<(u32, Direction, u32), Tensor<E>>,
 }
@@ -91,6 +96,7 @@ impl<'a, E: Real> Rank<'a, E> {
             record: Record::default(),
             saved: BTreeMap::new(),
             saved_bytes: 0,
+            attended: BTreeMap::new(),
             moved: BTreeMap::new(),
         })
     }
@@ -127,7 +133,7 @@ impl<'a, E: Real> Rank<'a, E> {
             self.section(comm, at, &program.forward, &mut env)?;
             stream = Some(self.take(at, &mut env, program.out)?);
             self.expect_exactly(at, &env, &program.saved)?;
-            self.keep((layer_idx, action.micro_batch), env);
+            self.keep((layer_idx, action.micro_batch), seq, env);
         }
         let stream = stream.ok_or_else(|| unfit("a chunk has no layers".into()))?;
         self.send_stream(comm, chunk, action, (seq, stream))
@@ -145,7 +151,7 @@ impl<'a, E: Real> Rank<'a, E> {
             let program = self.run.program(layer_idx);
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
             let mut env = self.saved.remove(&(layer_idx, action.micro_batch)).unwrap_or_default();
-            let bytes = bytes_of(&env);
+            let bytes = bytes_of(&env) + self.attended_bytes(layer_idx, seq);
             env.extend(gradient.take().map(|gradient| (program.out_gradient, Value::Float(gradient))));
             self.section(comm, at, &program.backward, &mut env)?;
             if let Some(id) = program.stream_gradient {
@@ -160,8 +166,8 @@ impl<'a, E: Real> Rank<'a, E> {
         }
     }
 
-    fn keep(&mut self, key: (LayerIdx, u32), env: Environment<E>) {
-        let bytes = bytes_of(&env);
+    fn keep(&mut self, key: (LayerIdx, u32), seq: u64, env: Environment<E>) {
+        let bytes = bytes_of(&env) + self.attended_bytes(key.0, seq);
         self.saved_bytes += bytes;
         let most = self.record.saved.entry(key.0).or_insert(0);
         *most = bytes.max(*most);
@@ -201,17 +207,26 @@ impl<'a, E: Real> Rank<'a, E> {
                 env.insert(*output, Value::Float(tensor.map_err(wrong)?));
             }
             Instruction::Forward { op, operands, results } => {
-                let operands =
-                    operands.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
-                let found = self.run_forward(at, *op, &operands)?;
+                let ids = operands;
+                let operands = ids.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
+                let found = match self.ring(at, *op) {
+                    Some(ring) => self.ring_forward(comm, (at, *op, &ring), ids, &operands)?,
+                    None => self.run_forward(at, *op, &operands)?,
+                };
                 env.extend(results.iter().copied().zip(found));
             }
             Instruction::Backward { op, operands, gradients, results } => {
                 let find = |id: &Option<ValueId>| id.map(|id| self.find(at, env, id)).transpose();
                 let float = |id: &Option<ValueId>| id.map(|id| self.float(at, env, id)).transpose();
-                let operands = operands.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+                let ids = operands;
+                let operands = ids.iter().map(find).collect::<Result<Vec<_>, _>>()?;
                 let gradients = gradients.iter().map(float).collect::<Result<Vec<_>, _>>()?;
-                let found = self.run_backward(at, *op, &operands, &gradients)?;
+                let found = match (self.ring(at, *op), gradients.as_slice()) {
+                    (Some(ring), [Some(gradient)]) => {
+                        self.ring_backward(comm, (at, *op, &ring), ids, (&operands, gradient))?
+                    }
+                    _ => self.run_backward(at, *op, &operands, &gradients)?,
+                };
                 for (id, gradient) in results.iter().zip(found) {
                     match (id, gradient) {
                         (Some(id), Some(gradient)) => env.insert(*id, Value::Float(gradient)),
@@ -253,6 +268,16 @@ impl<'a, E: Real> Rank<'a, E> {
     }
 
     fn load(&self, at: At<'_>, output: ValueId) -> Result<Value<E>, ExecutorError> {
+        self.load_at(at, output, self.seat.device)
+    }
+
+    /// The block of a data tensor that a device of this rank's mesh holds.
+    pub(crate) fn load_at(
+        &self,
+        at: At<'_>,
+        output: ValueId,
+        device: u64,
+    ) -> Result<Value<E>, ExecutorError> {
         let value = self.run.program(at.layer_idx).value(output);
         let layer = self.run.layer(at.layer_idx);
         let Role::Data(data) = layer.tensors[value.tensor.0].role else {
@@ -264,7 +289,7 @@ impl<'a, E: Real> Rank<'a, E> {
         let slot = Slot { tensor: value.tensor, seq: at.place.seq };
         let shape = self.run.shape(at.layer_idx, value.tensor);
         let all = self.seat.block(Sharding::REPLICATED, &shape);
-        let own = self.seat.block(value.sharding, &shape);
+        let own = Block::of(value.sharding, self.seat.mesh, &self.seat.mesh.coordinates(device), &shape);
         Ok(match self.run.batch().data::<E>(layer, at.layer_idx, data, slot) {
             Value::Float(whole) => Value::Float(all.cut(&whole, &own)),
             Value::Index(whole) => Value::Index(all.cut(&whole, &own)),

@@ -80,8 +80,16 @@ pub enum Context {
     Gather,
     /// Sequence and heads are exchanged (Jacobs et al. 2023, arXiv 2309.14509).
     Ulysses,
-    /// Both, on different axes (Fang and Zhao 2024, arXiv 2405.07719).
+    /// Blocks of keys and values travel round a ring (Liu et al. 2023, arXiv 2310.01889).
+    Ring,
+    /// Gathered keys and exchanged heads, on different axes.
     GatherAndUlysses,
+    /// A ring and exchanged heads, on different axes (Fang and Zhao 2024, arXiv 2405.07719).
+    RingAndUlysses,
+    /// A ring, and keys gathered over another axis.
+    RingAndGather,
+    /// All three.
+    RingGatherAndUlysses,
 }
 
 /// Where the states of the parameters are cut (Rajbhandari et al. 2020, arXiv 1910.02054).
@@ -148,11 +156,16 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
     };
     let dp = degree(DenseRole::Data);
     let (gather, ulysses) = (degree(DenseRole::Gather), degree(DenseRole::Ulysses));
-    let context = match (gather > 1, ulysses > 1) {
-        (true, true) => Some(Context::GatherAndUlysses),
-        (true, false) => Some(Context::Gather),
-        (false, true) => Some(Context::Ulysses),
-        (false, false) => None,
+    let ring = degree(DenseRole::Ring);
+    let context = match (ring > 1, gather > 1, ulysses > 1) {
+        (true, true, true) => Some(Context::RingGatherAndUlysses),
+        (true, true, false) => Some(Context::RingAndGather),
+        (true, false, true) => Some(Context::RingAndUlysses),
+        (true, false, false) => Some(Context::Ring),
+        (false, true, true) => Some(Context::GatherAndUlysses),
+        (false, true, false) => Some(Context::Gather),
+        (false, false, true) => Some(Context::Ulysses),
+        (false, false, false) => None,
     };
     let product = |test: &dyn Fn(AxisId) -> bool| {
         mesh.axis_ids().filter(|&axis| test(axis)).map(|axis| mesh.size(axis)).product::<u64>()
@@ -162,7 +175,7 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         dp,
         tp: degree(DenseRole::Tensor),
         sequence_parallel: tensor_axes.clone().any(|(axis, _)| stream_cut(&arrangement.layers, *axis)),
-        cp: gather * ulysses,
+        cp: gather * ring * ulysses,
         context,
         ep: product(&|axis| expert_loop(&arrangement.layers, axis) == Some(Loop::Expert)),
         etp: product(&|axis| expert_loop(&arrangement.layers, axis) == Some(Loop::Weight)),
@@ -196,7 +209,11 @@ impl fmt::Display for Roles {
                 ("tp", _) if self.sequence_parallel => write!(f, " sp")?,
                 ("cp", Some(Context::Gather)) => write!(f, " gather")?,
                 ("cp", Some(Context::Ulysses)) => write!(f, " ulysses")?,
+                ("cp", Some(Context::Ring)) => write!(f, " ring")?,
                 ("cp", Some(Context::GatherAndUlysses)) => write!(f, " gather and ulysses")?,
+                ("cp", Some(Context::RingAndUlysses)) => write!(f, " ring and ulysses")?,
+                ("cp", Some(Context::RingAndGather)) => write!(f, " ring and gather")?,
+                ("cp", Some(Context::RingGatherAndUlysses)) => write!(f, " ring, gather and ulysses")?,
                 _ => {}
             }
             write!(f, ", ")?;
@@ -219,6 +236,7 @@ impl fmt::Display for Roles {
 enum DenseRole {
     Data,
     Gather,
+    Ring,
     Ulysses,
     Tensor,
     Same,
@@ -237,7 +255,7 @@ enum Loop {
 /// The loop that operator `op` cuts along `axis`, if it cuts one.
 fn cut_loop(placed: PlacedLayer, op: OpId, axis: AxisId) -> Option<Loop> {
     let layer = placed.layer;
-    let AxisUse::Factor(factor) = placed.choice.strategies.get(op.0)?.on(axis) else { return None };
+    let factor = placed.choice.strategies.get(op.0)?.on(axis).divides()?;
     let sig = signature(layer, &layer.ops[op.0]);
     let dim = sig.factors.get(factor.0 as usize)?.dim;
     Some(match layer.dims[dim.0].extent {
@@ -328,9 +346,12 @@ fn layer_role(placed: PlacedLayer, axis: AxisId) -> DenseRole {
     let weights_cut = weighty.iter().any(|&op| cut_loop(placed, op, axis) == Some(Loop::Weight));
     let outside = if weighty.is_empty() { dense } else { weighty };
     let most = majority(outside.iter().map(|&op| (cut_loop(placed, op, axis), 1))).flatten();
-    let inside = attention_of(layer).and_then(|op| cut_loop(placed, op, axis));
+    let attention = attention_of(layer);
+    let inside = attention.and_then(|op| cut_loop(placed, op, axis));
+    let is_ring = attention.is_some_and(|op| placed.choice.strategies[op.0].ring_axes().contains(&axis));
     match (inside, most) {
         (Some(Loop::Batch), _) => DenseRole::Data,
+        (Some(Loop::Sequence), _) if is_ring => DenseRole::Ring,
         (Some(Loop::Sequence), _) => DenseRole::Gather,
         // Heads are cut inside; outside, the weights are cut too, or the sequence is.
         (Some(Loop::Weight), Some(Loop::Sequence)) if !weights_cut => DenseRole::Ulysses,

@@ -5,10 +5,11 @@
 //! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
 
 use crate::graph::{Layer, Op, Sizes};
-use crate::mesh::Mesh;
+use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
 use crate::signature::{FactorId, Signature};
 use crate::strategy::Strategy;
+use crate::token_order::TokenOrder;
 use crate::units::Bytes;
 use crate::work::{AttentionKernel, GemmOutput, Pass, Work};
 
@@ -17,14 +18,17 @@ use crate::work::{AttentionKernel, GemmOutput, Pass, Work};
 pub struct KernelChoice {
     /// Implementation of the attention core.
     pub attention: AttentionKernel,
+    /// Which tokens of a cut sequence a device holds.
+    pub token_order: TokenOrder,
     /// Bytes of one activation element.
     pub element_bytes: f64,
 }
 
-/// Expected local length of every factor of an operator under a strategy.
+/// Expected local length of every factor of an operator under a strategy: of travelling blocks, all are walked.
 pub fn local_lengths(sig: &Signature, strategy: Strategy, mesh: &Mesh, sizes: &Sizes) -> Vec<f64> {
     let length = |(i, factor): (usize, &crate::signature::Factor)| {
-        let parts = strategy.parts(mesh, FactorId(i as u8));
+        let own = |axis: &AxisId| strategy.on(*axis).divides() == Some(FactorId(i as u8));
+        let parts = mesh.axis_ids().filter(own).map(|axis| mesh.size(axis)).product();
         sizes.dims[factor.dim.0].div_ceil(parts) as f64
     };
     sig.factors.iter().enumerate().map(length).collect()
@@ -61,7 +65,7 @@ pub fn op_work(
     };
     match &op.kind {
         OpKind::Linear => linear(sig, local, fill, pass),
-        OpKind::Attention { window, .. } => attention(sig, local, *window, pass, kernels.attention),
+        OpKind::Attention { window, .. } => attention(sig, local, *window, pass, kernels),
         //                                    elements            forward  backward   bytes per element
         OpKind::Embed => stream(result(0), 6.0, 6.0),
         OpKind::AddPosition { .. } => stream(result(0), 6.0, 4.0),
@@ -126,16 +130,13 @@ fn attention(
     local: &[f64],
     window: Option<u64>,
     pass: Pass,
-    kernel: AttentionKernel,
+    kernels: &KernelChoice,
 ) -> Vec<Work> {
     let at = |dims: &[FactorId], i: usize| dims.get(i).map_or(1.0, |f| local[f.0 as usize]);
     let (q, k, v) = (&sig.operands[0], &sig.operands[1], &sig.operands[2]);
     let keys = at(k, 1);
-    // Averaged over the ranks of a split sequence every query sees half the keys; zig-zag order makes it so on each.
-    let unmasked = match window {
-        Some(w) if (w as f64) < keys => (w as f64 / keys) * (1.0 - w as f64 / (2.0 * keys)),
-        _ => 0.5,
-    };
+    // The device with most work is waited for.
+    let unmasked = kernels.token_order.unmasked(keys / at(q, 1), keys, window);
     vec![Work::Attention {
         batch_heads: at(q, 0) * at(q, 2) * at(q, 3),
         queries: at(q, 1),
@@ -144,7 +145,7 @@ fn attention(
         dim_v: at(v, 3),
         unmasked,
         pass,
-        kernel,
+        kernel: kernels.attention,
     }]
 }
 
@@ -156,7 +157,12 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
         return 2.0 * filled(layer, op, sizes) * whole.iter().product::<f64>();
     }
     let OpKind::Attention { window, .. } = &op.kind else { return 0.0 };
-    attention(sig, &whole, *window, Pass::Forward, AttentionKernel::Flash)
+    let kernels = KernelChoice {
+        attention: AttentionKernel::Flash,
+        token_order: TokenOrder::Natural,
+        element_bytes: 2.0,
+    };
+    attention(sig, &whole, *window, Pass::Forward, &kernels)
         .iter()
         .map(|work| match work {
             Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {

@@ -12,6 +12,7 @@ use crate::mesh::Mesh;
 use crate::names::Roles;
 use crate::native::ModelDocument;
 use crate::schedule::Schedule;
+use crate::token_order::TokenOrder;
 use crate::work::AttentionKernel;
 
 pub mod prediction;
@@ -112,16 +113,6 @@ pub struct Job {
 pub enum Optimizer {
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101).
     AdamW,
-}
-
-/// Which tokens of a cut sequence a device holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum TokenOrder {
-    /// One run of neighbours.
-    Natural,
-    /// A run from the front and its mirror from the back, so that causal attention is equal work everywhere.
-    ZigZag,
 }
 
 /// From stage and mesh coordinates to ranks of the cluster.

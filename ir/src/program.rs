@@ -10,6 +10,7 @@ use crate::graph::{OpId, TensorId};
 use crate::mesh::AxisId;
 use crate::sharding::Sharding;
 use crate::work::Pass;
+use crate::signature::Signature;
 
 /// Position of a value in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -174,6 +175,20 @@ pub struct Program {
 }
 
 impl Program {
+    /// Axes round which blocks of an operator's keys travel: they cut its second operand along a loop that is whole
+    /// otherwise.
+    pub fn ring_axes(&self, sig: &Signature, keys: ValueId) -> Vec<AxisId> {
+        let dim = sig.ring.and_then(|ring| sig.operand_dim(1, ring.keys));
+        dim.map_or(Vec::new(), |dim| self.value(keys).sharding.axes_of(dim).collect())
+    }
+
+    /// Whether backward takes what forward of an operator kept besides values: it runs and does not run forward again.
+    pub fn keeps(&self, op: OpId) -> bool {
+        let runs = |one: &Instruction| matches!(one, Instruction::Backward { op: other, .. } if *other == op);
+        let again = |one: &Instruction| matches!(one, Instruction::Forward { op: other, .. } if *other == op);
+        self.backward.iter().any(runs) && !self.backward.iter().any(again)
+    }
+
     /// A value by id.
     pub fn value(&self, id: ValueId) -> Value {
         self.values[id.0]

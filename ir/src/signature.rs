@@ -32,6 +32,15 @@ pub enum Split {
     Whole,
 }
 
+/// Two loops of which an axis may cut the first while blocks of the second travel round it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RingLoops {
+    /// The loop that is split.
+    pub queries: FactorId,
+    /// The loop whose blocks travel.
+    pub keys: FactorId,
+}
+
 /// Loops of an operator and the dims they walk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Signature {
@@ -43,6 +52,8 @@ pub struct Signature {
     pub results: Vec<Vec<FactorId>>,
     /// What a loop that a result lacks leaves there.
     pub missing: Missing,
+    /// Set where the operator may meet the rows of one loop block by block.
+    pub ring: Option<RingLoops>,
 }
 
 impl Signature {
@@ -128,7 +139,14 @@ pub fn signature(layer: &Layer, op: &Op) -> Signature {
             factors[id.0 as usize].split = Split::Whole;
         }
     }
-    Signature { factors, operands, results, missing: line.missing }
+    let loop_at = |operand: usize, dim: usize| operands.get(operand).and_then(|dims| dims.get(dim)).copied();
+    let ring = match (line.whole, loop_at(0, 1), loop_at(1, 1)) {
+        (Whole::KeysAndHeadDims, Some(queries), Some(keys)) if queries != keys => {
+            Some(RingLoops { queries, keys })
+        }
+        _ => None,
+    };
+    Signature { factors, operands, results, missing: line.missing, ring }
 }
 
 struct Builder<'a> {

@@ -12,7 +12,7 @@ use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
 use crate::price::setting::Setting;
 use crate::prices::Machine;
-use crate::request::{Pins, RecomputeKind, Request, ScheduleKind};
+use crate::request::{Job, Pins, RecomputeKind, Request, ScheduleKind};
 use crate::shapes::{Shape, divisors};
 
 /// Everything that all candidates share.
@@ -65,7 +65,9 @@ pub enum Dropped {
 impl<'a> Scope<'a> {
     /// Prepares a request. `None` for a cluster without devices or tiers.
     pub fn new(request: &'a Request, constants: &'a Constants) -> Option<Self> {
-        let setting = Setting::new(&request.cluster, request.job, constants)?;
+        let token_order = request.pins.token_order.unwrap_or(request.job.token_order);
+        let job = Job { token_order, ..request.job };
+        let setting = Setting::new(&request.cluster, job, constants)?;
         let mut counts = vec![0; request.model.layers.len()];
         for run in &request.model.sequence {
             counts[run.layer] += run.count;
@@ -106,7 +108,8 @@ impl<'a> Scope<'a> {
             Some(2) => StorageRule::Gradient,
             Some(_) => StorageRule::Parameter,
         };
-        Given { stream: None, tied: BTreeMap::new(), recompute, storage }
+        let context = self.request.pins.cp_kind;
+        Given { stream: None, tied: BTreeMap::new(), recompute, storage, context }
     }
 
     /// What is given where memory is free: then nothing is gained by computing again.

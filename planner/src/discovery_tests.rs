@@ -13,6 +13,7 @@ use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
 use ir::plan::entry::Entry;
 use ir::program::{Instruction, Program};
+use ir::token_order::TokenOrder;
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use ir::work::AttentionKernel;
 
@@ -86,7 +87,11 @@ fn find(layer: Layer, setting: Setting<'_>) -> Found {
         device: &cluster.groups[0].device,
         constants: &constants,
         precision: Precision::Bf16,
-        kernels: KernelChoice { attention: AttentionKernel::Flash, element_bytes: 2.0 },
+        kernels: KernelChoice {
+            attention: AttentionKernel::Flash,
+            token_order: TokenOrder::ZigZag,
+            element_bytes: 2.0,
+        },
     };
     let prices = Prices::new(machine, &mesh, &[]);
     let sizes = layer.sizes(setting.micro_batch, setting.sequence);

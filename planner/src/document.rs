@@ -7,8 +7,9 @@ use ir::plan::entry::Entry as EntryDocument;
 use ir::plan::prediction::{Breakdown, RunnerUp, SearchReport};
 use ir::plan::{
     EntryRun, InputDigests, Job as JobDocument, Optimizer, PLAN_SCHEMA_VERSION, Plan, PlanError, RankMap,
-    TokenOrder,
 };
+use ir::signature::signature;
+use ir::token_order::TokenOrder;
 use ir::units::Seconds;
 
 use crate::arrange::Arranged;
@@ -42,7 +43,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
     let scope = &found.scope;
     let request = scope.request;
     let named = roles_of(&request.model, best);
-    let cuts_sequence = named.cp > 1;
+    let order = scope.setting.job.token_order;
     Plan {
         schema_version: PLAN_SCHEMA_VERSION,
         tool_version: String::new(),
@@ -53,7 +54,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             precision: request.job.precision,
             optimizer: Optimizer::AdamW,
             attention: request.job.attention,
-            token_order: if cuts_sequence { TokenOrder::ZigZag } else { TokenOrder::Natural },
+            token_order: if cuts_queries(&request.model, best) { order } else { TokenOrder::Natural },
         },
         roles: named,
         mesh: best.candidate.shape.mesh.clone(),
@@ -90,6 +91,19 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         cluster: request.cluster.clone(),
         model: ir::native::write(&request.model),
     }
+}
+
+/// Whether some layer cuts the queries of attention, so that the order of tokens matters.
+fn cuts_queries(model: &Model, arranged: &Arranged) -> bool {
+    let of_entry = |entry: &Entry| {
+        let layer = &model.layers[entry.kind];
+        layer.ops.iter().zip(&entry.choice.strategies).any(|(op, strategy)| {
+            let ring = signature(layer, op).ring;
+            let cuts = |axis| ring.is_some_and(|ring| strategy.on(axis).divides() == Some(ring.queries));
+            arranged.candidate.shape.mesh.axis_ids().any(cuts)
+        })
+    };
+    arranged.entries.iter().any(of_entry)
 }
 
 fn roles_of(model: &Model, arranged: &Arranged) -> Roles {

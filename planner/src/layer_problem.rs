@@ -20,6 +20,7 @@ use ir::work::Pass;
 use crate::meeting::{Carries, Clock, Meeting, Port, number};
 use crate::prices::{Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
+use crate::request::ContextKind;
 use crate::space::{Space, is_activation};
 use crate::stream;
 
@@ -34,6 +35,8 @@ pub struct Given {
     pub recompute: RecomputeRule,
     /// Where states may live.
     pub storage: StorageRule,
+    /// How attention may see keys that other devices hold.
+    pub context: Option<ContextKind>,
 }
 
 /// Which storages a parameter may have.
@@ -147,7 +150,7 @@ impl<'a> LayerProblem<'a> {
             gradients: gradient_tensors(layer),
         };
         let mut nodes = Vec::new();
-        let space = Space::new(layer);
+        let space = Space::new(layer, given.context);
         for op in layer.op_ids() {
             nodes.push(builder.node(op, &space, given)?);
         }

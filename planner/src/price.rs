@@ -50,6 +50,7 @@ fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, 
         global_batch: plan.job.global_batch,
         precision: plan.job.precision,
         attention: plan.job.attention,
+        token_order: plan.job.token_order,
     };
     let none = || PlanError { place: "cluster.groups".into(), what: "the cluster has no devices".into() };
     Setting::new(&plan.cluster, job, constants).ok_or_else(none)

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use cost_model::memory::{GradientFormat, StateBytes, update_traffic};
 use cost_model::program_memory::doubles_as_master;
+use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Step, StepKind, steps};
@@ -147,7 +148,27 @@ impl<'a> Prices<'a> {
         let (strategy, sizes, pass) = at;
         let local = local_lengths(sig, strategy, self.mesh, sizes);
         let work = op_work((layer, op, sig), &local, sizes, pass, &self.machine.kernels);
-        work.iter().map(|work| self.work(work)).sum()
+        let seconds = work.iter().map(|work| self.work(work)).sum();
+        seconds + self.ring(sig, strategy, (&local, pass), seconds)
+    }
+
+    /// What a ring adds to attention over all keys.
+    fn ring(
+        &self,
+        sig: &Signature,
+        strategy: Strategy,
+        (local, pass): (&[f64], Pass),
+        attention: f64,
+    ) -> f64 {
+        let axes = strategy.ring_axes();
+        if axes.is_empty() {
+            return 0.0;
+        }
+        let group = self.group(&axes);
+        let sizes = RingSizes::new(sig, local, group.n_members(), self.machine.kernels.element_bytes);
+        let compute = (Seconds(attention), Seconds(self.work(&sizes.merge(pass))));
+        let time = ring_time(sizes, pass, compute, &group, (self.machine.cluster, self.machine.constants));
+        (time.merging + time.exposed).0
     }
 
     fn work(&self, work: &Work) -> f64 {

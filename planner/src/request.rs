@@ -2,6 +2,7 @@
 
 use ir::cluster::{Cluster, Precision};
 use ir::graph::Model;
+use ir::token_order::TokenOrder;
 use ir::units::{Bytes, Seconds};
 use ir::work::AttentionKernel;
 
@@ -16,6 +17,8 @@ pub struct Job {
     pub precision: Precision,
     /// Attention kernel of the engine.
     pub attention: AttentionKernel,
+    /// Which tokens of a cut sequence a device holds.
+    pub token_order: TokenOrder,
 }
 
 /// Tokens of a step that a job gets without a word of the user: what runs of today's large models use.
@@ -39,6 +42,21 @@ impl Job {
             global_batch: Self::default_batch(sequence),
             precision,
             attention: AttentionKernel::Flash,
+            token_order: Self::default_order(sequence, cluster.n_devices()),
+        }
+    }
+
+    /// Zig-zag where a sequence can be cut so over any devices that can cut it, else striped.
+    pub fn default_order(sequence: u64, n_devices: u64) -> TokenOrder {
+        let fits = |parts: &u64| {
+            n_devices.is_multiple_of(*parts)
+                && sequence.is_multiple_of(*parts)
+                && !sequence.is_multiple_of(TokenOrder::ZigZag.pieces(*parts))
+        };
+        if (1..=n_devices.min(sequence)).any(|parts| fits(&parts)) {
+            TokenOrder::Striped
+        } else {
+            TokenOrder::ZigZag
         }
     }
 
@@ -98,8 +116,23 @@ pub struct Pins {
     pub zero: Option<u8>,
     /// Whether tensor parallel axes split tokens between products.
     pub sequence_parallel: Option<SequenceParallel>,
+    /// How attention sees keys that other devices hold.
+    pub cp_kind: Option<ContextKind>,
+    /// Which tokens of a cut sequence a device holds; zig-zag without a word.
+    pub token_order: Option<TokenOrder>,
     /// Decoder layers of every chunk, first chunk first.
     pub layers_per_stage: Option<Vec<u64>>,
+}
+
+/// How attention sees keys that other devices hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextKind {
+    /// They are gathered.
+    Gather,
+    /// Their blocks travel round a ring.
+    Ring,
+    /// Sequence and heads are exchanged.
+    Ulysses,
 }
 
 /// A switch, by name.

@@ -13,8 +13,10 @@ use std::collections::BTreeSet;
 use ir::graph::{DimId, Extent, Layer, Op, Role, Sizes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::{Linear, OpKind};
-use ir::signature::{Factor, FactorId, Signature, Split, signature};
+use ir::signature::{Factor, FactorId, RingLoops, Signature, Split, signature};
 use ir::strategy::{AxisUse, Strategy, combinations, is_legal};
+
+use crate::request::ContextKind;
 
 /// How fast the links along an axis are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +75,13 @@ pub struct Space<'a> {
     whole: BTreeSet<DimId>,
     /// Dims of experts.
     experts: BTreeSet<DimId>,
+    /// How attention may see keys that other devices hold, if it is decided.
+    context: Option<ContextKind>,
 }
 
 impl<'a> Space<'a> {
     /// The space of a layer.
-    pub fn new(layer: &'a Layer) -> Self {
+    pub fn new(layer: &'a Layer, context: Option<ContextKind>) -> Self {
         let mut whole = BTreeSet::new();
         let mut experts = BTreeSet::new();
         // The stream passes whole in its hidden dim.
@@ -98,7 +102,7 @@ impl<'a> Space<'a> {
             let closed = sig.factors.iter().filter(|f| f.split == Split::Whole && fixed(layer, f.dim));
             whole.extend(closed.map(|factor| factor.dim));
         }
-        Self { layer, whole, experts }
+        Self { layer, whole, experts, context }
     }
 
     /// Every strategy of an operator, in a fixed order.
@@ -184,6 +188,9 @@ impl<'a> Space<'a> {
             .filter(|(id, class, divides)| *divides && allowed.contains(class) && stands(*id, *class))
             .map(|(id, ..)| AxisUse::Factor(*id))
             .collect();
+        if let Some(ring) = sig.ring {
+            self.see_keys(&mut uses, ring, first_inside.map(|inside| inside.0));
+        }
         let same = same || uses.is_empty();
         if same {
             uses.push(AxisUse::Same);
@@ -198,6 +205,24 @@ impl<'a> Space<'a> {
             uses.push(AxisUse::Through);
         }
         uses
+    }
+
+    /// Where an axis may split the queries of attention, keys that other devices hold are gathered, or their blocks
+    /// travel, or heads are split instead.
+    fn see_keys(&self, uses: &mut Vec<AxisUse>, ring: RingLoops, heads: Option<FactorId>) {
+        let gather = AxisUse::Factor(ring.queries);
+        let Some(at) = uses.iter().position(|one| *one == gather) else { return };
+        match self.context {
+            None => uses.insert(at + 1, AxisUse::Ring(ring)),
+            Some(ContextKind::Gather) => {}
+            Some(ContextKind::Ring) => uses[at] = AxisUse::Ring(ring),
+            Some(ContextKind::Ulysses) => {
+                uses.remove(at);
+                if let Some(heads) = heads.map(AxisUse::Factor).filter(|heads| !uses.contains(heads)) {
+                    uses.push(heads);
+                }
+            }
+        }
     }
 
     /// Whether an operator works on expert slots.

@@ -10,6 +10,7 @@ use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::cluster::Precision;
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
+use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
 use planner::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use planner::meeting::Clock;
@@ -47,7 +48,11 @@ fn each_problem(model: &str, meshes: &[&[u64]], given: &Given, check: impl Fn(&s
             device: &cluster.groups[0].device,
             constants: &constants,
             precision: Precision::Bf16,
-            kernels: KernelChoice { attention: AttentionKernel::Flash, element_bytes: 2.0 },
+            kernels: KernelChoice {
+                attention: AttentionKernel::Flash,
+                token_order: TokenOrder::ZigZag,
+                element_bytes: 2.0,
+            },
         };
         let prices = Prices::new(machine, &mesh, &[]);
         let clock = Clock { micro_batches: 8.0, in_flight: 2.0 };

@@ -1,11 +1,11 @@
 //! The run of a shrunk plan: what the executor asks for, read off the plan.
 
 use executor::compare::Precision;
-use executor::job::{AdamW, Chunk, Execution, TokenOrder};
+use executor::job::{AdamW, Chunk, Execution, TokenLayout};
 use ir::graph::Layer;
 use ir::lower::LayerChoice;
 use ir::plan::check::OpenPlan;
-use ir::plan::{self, EntryRun, Plan};
+use ir::plan::{EntryRun, Plan};
 use ir::program::Program;
 use ir::schedule::{Action, table};
 use ir::shrink::Shrunk;
@@ -76,19 +76,12 @@ impl<'a> SmallRun<'a> {
             micro_batch: self.plan.micro_batch,
             n_micro_batches: self.n_micro_batches,
             sequence: self.plan.job.sequence,
-            token_order: self.token_order(),
+            tokens: TokenLayout { order: self.plan.job.token_order, parts: self.opened.roles(self.plan).cp },
             table: self.table.clone(),
             seed,
             given: executor::run::Tensors::new(),
             steps: STEPS,
             optimizer: adamw(precision),
-        }
-    }
-
-    fn token_order(&self) -> TokenOrder {
-        match self.plan.job.token_order {
-            plan::TokenOrder::Natural => TokenOrder::Natural,
-            plan::TokenOrder::ZigZag => TokenOrder::ZigZag { parts: self.opened.roles(self.plan).cp },
         }
     }
 

@@ -3,6 +3,7 @@
 //! Query head `(k, r)` reads key-value head `k`. What a query sees follows from positions, which are operands, so
 //! that queries may be any block of the sequence. Backward recomputes the probabilities `P`:
 //! `dV = P' dY`, `dP = dY V'`, `dS = P * (dP - rowsum(P * dP))`, `dQ = dS K`, `dK = dS' Q` (Dao et al. 2022, app. B).
+//! `ring` uses the scores and heads of this file where keys come block by block.
 
 use ndarray::{
     Array2, Array4, Array5, ArrayBase, ArrayView2, ArrayView4, ArrayView5, Axis, Ix2, Ix4, Ix5, RawData,
@@ -42,11 +43,11 @@ impl Scoring {
 }
 
 /// The operands, by their names.
-struct Operands<'a, T> {
+pub(super) struct Operands<'a, T> {
     scoring: Scoring,
-    q: ArrayView5<'a, T>,
-    k: ArrayView4<'a, T>,
-    v: ArrayView4<'a, T>,
+    pub(super) q: ArrayView5<'a, T>,
+    pub(super) k: ArrayView4<'a, T>,
+    pub(super) v: ArrayView4<'a, T>,
     qpos: Vec<i64>,
     kpos: Vec<i64>,
     /// Slope or sink of every head.
@@ -55,22 +56,29 @@ struct Operands<'a, T> {
 
 /// A query head.
 #[derive(Clone, Copy)]
-struct Head {
-    b: usize,
-    k: usize,
-    r: usize,
+pub(super) struct Head {
+    pub(super) b: usize,
+    pub(super) k: usize,
+    pub(super) r: usize,
 }
 
 impl Head {
     /// Its matrix of a tensor `[b s k r d]`.
-    fn of_queries<S: RawData>(self, all: ArrayBase<S, Ix5>) -> ArrayBase<S, Ix2> {
+    pub(super) fn of_queries<S: RawData>(self, all: ArrayBase<S, Ix5>) -> ArrayBase<S, Ix2> {
         all.index_axis_move(Axis(3), self.r).index_axis_move(Axis(2), self.k).index_axis_move(Axis(0), self.b)
     }
 
     /// Its key-value head's matrix of a tensor `[b t k d]`.
-    fn of_keys<S: RawData>(self, all: ArrayBase<S, Ix4>) -> ArrayBase<S, Ix2> {
+    pub(super) fn of_keys<S: RawData>(self, all: ArrayBase<S, Ix4>) -> ArrayBase<S, Ix2> {
         all.index_axis_move(Axis(2), self.k).index_axis_move(Axis(0), self.b)
     }
+}
+
+/// Scores of a head.
+pub(super) struct Scores<T> {
+    pub(super) scores: Array2<T>,
+    /// Derivative of a score by its product; zero where the key is not seen.
+    pub(super) slope: Array2<T>,
 }
 
 /// What backward needs of a head's softmax.
@@ -131,7 +139,7 @@ pub(super) fn backward<T: Real>(
 }
 
 impl<'a, T: Real> Operands<'a, T> {
-    fn of(call: &Call<'a, T>, scoring: Scoring) -> Result<Self, KernelError> {
+    pub(super) fn of(call: &Call<'a, T>, scoring: Scoring) -> Result<Self, KernelError> {
         let unfit = || call.unfit("an operand of its signature has the wrong number of dims");
         let q = call.float(0)?.view().into_dimensionality::<Ix5>().map_err(|_| unfit())?;
         let k = call.float(1)?.view().into_dimensionality::<Ix4>().map_err(|_| unfit())?;
@@ -152,43 +160,64 @@ impl<'a, T: Real> Operands<'a, T> {
         Ok(Self { scoring, q, k, v, qpos, kpos, extra })
     }
 
-    fn result_shape(&self) -> [usize; 5] {
+    pub(super) fn result_shape(&self) -> [usize; 5] {
         let (b, s, k, r, _) = self.q.dim();
         [b, s, k, r, self.v.dim().3]
     }
 
-    fn heads(&self) -> impl Iterator<Item = Head> + use<T> {
+    pub(super) fn heads(&self) -> impl Iterator<Item = Head> + use<T> {
         let (b, _, k, r, _) = self.q.dim();
         (0..b * k * r).map(move |i| Head { b: i / (k * r), k: i / r % k, r: i % r })
     }
 
-    fn query(&self, head: Head) -> ArrayView2<'_, T> {
+    pub(super) fn query(&self, head: Head) -> ArrayView2<'_, T> {
         head.of_queries(self.q.view())
     }
 
-    fn key(&self, head: Head) -> ArrayView2<'_, T> {
+    pub(super) fn key(&self, head: Head) -> ArrayView2<'_, T> {
         head.of_keys(self.k.view())
     }
 
-    fn value(&self, head: Head) -> ArrayView2<'_, T> {
+    pub(super) fn value(&self, head: Head) -> ArrayView2<'_, T> {
         head.of_keys(self.v.view())
     }
 
     fn softmax(&self, head: Head) -> Softmax<T> {
-        let mut p = matmul(self.query(head), self.key(head).t());
-        let mut slope = Array2::zeros(p.dim());
-        for ((i, j), score) in p.indexed_iter_mut() {
+        let Scores { scores: mut p, slope } = self.scores(head);
+        let sink = self.sink(head);
+        let sink = p.outer_iter_mut().map(|mut row| soften(row.iter_mut(), sink)).collect();
+        Softmax { p, slope, sink }
+    }
+
+    /// The logit that joins the softmax of a head and is dropped.
+    pub(super) fn sink(&self, head: Head) -> T {
+        match (self.scoring.bias, &self.extra) {
+            (AttentionBias::Sinks, Some(sinks)) => sinks[[head.k, head.r]],
+            (AttentionBias::None | AttentionBias::Slopes | AttentionBias::Sinks, _) => T::neg_infinity(),
+        }
+    }
+
+    pub(super) fn has_sinks(&self) -> bool {
+        self.scoring.bias == AttentionBias::Sinks
+    }
+
+    /// Whether some query sees some key.
+    pub(super) fn sees_anything(&self) -> bool {
+        let sees = |&query: &i64| self.kpos.iter().any(|&key| self.scoring.behind(query, key).is_some());
+        self.qpos.iter().any(sees)
+    }
+
+    /// Queries by keys; what is not seen is minus infinity.
+    pub(super) fn scores(&self, head: Head) -> Scores<T> {
+        let mut scores = matmul(self.query(head), self.key(head).t());
+        let mut slope = Array2::zeros(scores.dim());
+        for ((i, j), score) in scores.indexed_iter_mut() {
             match self.scoring.behind(self.qpos[i], self.kpos[j]) {
                 Some(behind) => (*score, slope[[i, j]]) = self.score(head, *score, behind),
                 None => *score = T::neg_infinity(),
             }
         }
-        let sink = match (self.scoring.bias, &self.extra) {
-            (AttentionBias::Sinks, Some(sinks)) => sinks[[head.k, head.r]],
-            (AttentionBias::None | AttentionBias::Slopes | AttentionBias::Sinks, _) => T::neg_infinity(),
-        };
-        let sink = p.outer_iter_mut().map(|mut row| soften(row.iter_mut(), sink)).collect();
-        Softmax { p, slope, sink }
+        Scores { scores, slope }
     }
 
     /// The score and its derivative by the product.

@@ -19,6 +19,7 @@ mod linear;
 mod loss;
 mod moe;
 mod norm;
+pub(crate) mod ring;
 mod rope;
 mod router;
 mod structure;
@@ -33,7 +34,7 @@ use ir::mesh::Mesh;
 use ir::op::OpKind;
 use ir::sharding::{Placement, Sharding};
 use ir::signature::{FactorId, Signature};
-use ir::strategy::{AxisUse, Strategy};
+use ir::strategy::Strategy;
 
 use call::Call;
 pub use error::KernelError;
@@ -61,7 +62,7 @@ pub fn blocks(
     coordinates: &[u64],
 ) -> Vec<Range<u64>> {
     let rows = |(i, factor): (usize, &ir::signature::Factor)| {
-        let own = |axis: &ir::mesh::AxisId| strategy.on(*axis) == AxisUse::Factor(FactorId(i as u8));
+        let own = |axis: &ir::mesh::AxisId| strategy.on(*axis).cuts(FactorId(i as u8));
         let cut = mesh
             .axis_ids()
             .filter(own)

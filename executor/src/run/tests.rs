@@ -10,16 +10,21 @@ use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::strategy::{AxisUse, placements};
+use ir::token_order::TokenOrder;
 
 use super::*;
 use crate::compare::{Precision, compare};
-use crate::job::{Reference, TokenOrder};
+use crate::job::{Reference, TokenLayout};
 use model::{decoder, execution, experts, mlp, model, plain, tied};
 
 mod drawn;
 mod model;
 
 const ONE_STAGE: (Schedule, u32, u32) = (Schedule::GPipe, 1, 2);
+
+fn zig_zag(parts: u64) -> TokenLayout {
+    TokenLayout { order: TokenOrder::ZigZag, parts }
+}
 
 /// Runs an execution and its reference, and wants the same numbers.
 #[track_caller]
@@ -51,6 +56,10 @@ fn along(layer: &ir::graph::Layer, axes: &[&[&str]], stream: &[Placement]) -> La
             let usable = |name: &&&str| {
                 sig.factor(name).filter(|f| sig.factors[f.0 as usize].split != ir::signature::Split::Whole)
             };
+            if let (Some(ring), Some(&"ring")) = (sig.ring, names.first()) {
+                strategy.0[axis] = AxisUse::Ring(ring);
+                continue;
+            }
             if let Some(factor) = names.iter().find_map(|name| usable(&name)) {
                 strategy.0[axis] = AxisUse::Factor(factor);
             }
@@ -151,12 +160,38 @@ fn experts_apart_and_tokens_exchanged() {
 }
 
 #[test]
-fn queries_cut_in_zig_zag_order() {
+fn queries_cut_in_every_order() {
     let (mut model, mesh) = (model(decoder(), 2), Mesh::of_sizes(&[2]).unwrap());
     model.layers[0] = model::embedding_with_positions();
     let choices = choices(&model, &[&["s"]], &[Placement::Shard(1)]);
     let execution = execution(&model, &mesh, choices, ONE_STAGE);
-    check(&Execution { token_order: TokenOrder::ZigZag { parts: 2 }, ..execution });
+    for order in [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped] {
+        check(&Execution { tokens: TokenLayout { order, parts: 2 }, ..execution.clone() });
+    }
+}
+
+/// Attention of every kind on one ring and on two, in every order of tokens, kept or computed again.
+#[test]
+fn keys_travel_round_a_ring() {
+    for kind in model::ATTENTIONS {
+        for (sizes, again) in [(&[4_u64] as &[u64], false), (&[4], true), (&[2, 2], false)] {
+            let (model, mesh) = (model(model::attending(kind), 2), Mesh::of_sizes(sizes).unwrap());
+            let axes = vec![&["ring", "s"] as &[&str]; sizes.len()];
+            let mut choices = choices(&model, &axes, &vec![Placement::Shard(1); sizes.len()]);
+            if again {
+                choices.iter_mut().for_each(|choice| choice.recompute.fill(Recompute::Again));
+            }
+            for tokens in
+                [TokenLayout::NATURAL, zig_zag(4), TokenLayout { order: TokenOrder::Striped, parts: 4 }]
+            {
+                let execution = execution(&model, &mesh, choices.clone(), ONE_STAGE);
+                let outcome = check(&Execution { tokens, ..execution });
+                let hop = |class| outcome.traffic().get(&(class, CollectiveKind::SendReceive, 0)).copied();
+                assert!(hop(Class::Forward).is_some() && hop(Class::Recompute) >= hop(Class::Gradient));
+                assert!(!outcome.traffic().contains_key(&(Class::Forward, CollectiveKind::AllGather, 0)));
+            }
+        }
+    }
 }
 
 #[test]
@@ -322,7 +357,7 @@ fn counts_that_do_not_fit_are_errors() {
     let fails = |execution: Execution<'_>| run::<f64>(&execution, &|_, _| 0).unwrap_err().to_string();
     insta::assert_snapshot!(fails(Execution { n_stages: 2, ..good.clone() }), @"1 chunks and a table of 1 rows do not fit 2 stages");
     insta::assert_snapshot!(fails(Execution { chunks: vec![crate::job::Chunk { layers: vec![0, 2] }], ..good.clone() }), @"the chunks do not hold the model's layers in order");
-    insta::assert_snapshot!(fails(Execution { token_order: TokenOrder::ZigZag { parts: 3 }, ..good.clone() }), @"a sequence of 8 tokens cannot be laid out ZigZag { parts: 3 }");
+    insta::assert_snapshot!(fails(Execution { tokens: zig_zag(3), ..good.clone() }), @"a sequence of 8 tokens cannot be laid out TokenLayout { order: ZigZag, parts: 3 }");
     insta::assert_snapshot!(fails(Execution { table: vec![Vec::new()], ..good }), @"rank 0: forward of micro-batch 0 on virtual stage 0 is missing");
 }
 
@@ -333,7 +368,7 @@ fn experts_can_be_fixed_to_those_of_the_reference() {
     let (model, mesh) = (model(experts(AttentionBias::None), 2), Mesh::of_sizes(&[2]).unwrap());
     let choices = choices(&model, &[&["s"]], &[Placement::Shard(1)]);
     let plan = execution(&model, &mesh, choices, ONE_STAGE);
-    let plan = Execution { token_order: TokenOrder::ZigZag { parts: 2 }, ..plan };
+    let plan = Execution { tokens: zig_zag(2), ..plan };
     let reference = Reference::of(&plan);
     let one = reference.execution(&plan);
     let expected = run::<f64>(&one, &|_, _| 0).unwrap();

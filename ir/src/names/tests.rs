@@ -75,6 +75,13 @@ fn sequence_outside_and_heads_inside_attention_is_ulysses() {
 }
 
 #[test]
+fn keys_that_travel_are_ring_attention() {
+    assert!(named(&dense(&[(4, Policy::Ring)])).starts_with("cp 4 ring, "));
+    let both = named(&dense(&[(2, Policy::Ring), (4, Policy::Ulysses)]));
+    assert!(both.starts_with("cp 8 ring and ulysses, "), "{both}");
+}
+
+#[test]
 fn an_axis_on_the_experts_is_expert_parallel_and_data_parallel_outside() {
     let name = named(&Sample::new(Family::Experts, &[(2, Policy::Data), (8, Policy::Expert)]));
     assert_eq!(name, "dp 16, ep 8, ZeRO-0, recompute none, micro-batch 1 x 2");

@@ -87,6 +87,7 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
     let entries = open_entries(plan, &model)?;
     let open = OpenPlan { model, entries };
     check_chunks(plan, &open)?;
+    check_token_order(plan, &open)?;
     check_ties(plan, &open)?;
     check_prediction(plan)?;
     Ok(open)
@@ -190,6 +191,16 @@ fn check_batch(plan: &Plan) -> Result<(), PlanError> {
         return fail("n_micro_batches", what);
     }
     Ok(())
+}
+
+fn check_token_order(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
+    let cp = open.roles(plan).cp;
+    let pieces = plan.job.token_order.pieces(cp);
+    if cp == 1 || plan.job.sequence.is_multiple_of(pieces) {
+        return Ok(());
+    }
+    let what = format!("{} tokens do not cut into {pieces} pieces", plan.job.sequence);
+    fail("job.token_order", what)
 }
 
 fn check_schedule(plan: &Plan) -> Result<(), PlanError> {

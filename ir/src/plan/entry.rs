@@ -1,7 +1,7 @@
 //! One layer kind with one choice, in names, and the way there and back.
 //!
 //! Text forms: a sharding is `b@x0 s@x1,x2 sum@x3`, or `replicated`; what an operator does with an axis is the name of
-//! the loop it cuts, `-` for computing the same, `defer` or `through`. [`Entry::of`] and [`Entry::choice`] are inverse.
+//! the loop it cuts, `-` for computing the same, `ring`, `defer` or `through`. [`Entry::of`] and [`Entry::choice`] are inverse.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +29,8 @@ const MAX: &str = "max";
 const SAME: &str = "-";
 /// Text of an operator that leaves the arriving gradient an unfinished sum.
 const DEFER: &str = "defer";
+/// Text of an operator that cuts queries and lets blocks of keys travel.
+const RING: &str = "ring";
 /// Text of an operator that lets an unfinished sum through.
 const THROUGH: &str = "through";
 
@@ -60,7 +62,7 @@ pub struct Entry {
 pub struct OpEntry {
     /// Name of the operator.
     pub op: String,
-    /// One word per mesh axis: the loop it cuts, `-`, `defer` or `through`.
+    /// One word per mesh axis: the loop it cuts, `-`, `ring`, `defer` or `through`.
     pub axes: Vec<String>,
     /// Its results are computed again in backward instead of kept.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -301,6 +303,7 @@ fn write_strategy(sig: &Signature, strategy: Strategy, mesh: &Mesh) -> Vec<Strin
         AxisUse::Factor(factor) => {
             sig.factors.get(factor.0 as usize).map_or(SAME, |factor| factor.name.as_str())
         }
+        AxisUse::Ring(_) => RING,
         AxisUse::Same => SAME,
         AxisUse::Defer => DEFER,
         AxisUse::Through => THROUGH,
@@ -325,6 +328,10 @@ fn read_strategy(
         let axis_use = match (word.as_str(), sig.factor(word)) {
             (SAME, _) => AxisUse::Same,
             (DEFER, _) => AxisUse::Defer,
+            (RING, _) => match sig.ring {
+                Some(ring) => AxisUse::Ring(ring),
+                None => return fail(format!("`{}` meets no keys one by one: there is no ring", op.name)),
+            },
             (THROUGH, _) if op.kind.line().linear == Linear::Yes => AxisUse::Through,
             (THROUGH, _) => {
                 return fail(format!("`{}` is not linear: no unfinished sum passes through", op.name));
@@ -333,7 +340,7 @@ fn read_strategy(
             (_, None) => {
                 let loops: Vec<&str> = sig.factors.iter().map(|factor| factor.name.as_str()).collect();
                 return fail(format!(
-                    "`{}` has no loop `{word}`: expected one of `{}`, `-`, `defer`, `through`",
+                    "`{}` has no loop `{word}`: expected one of `{}`, `-`, `ring`, `defer`, `through`",
                     op.name,
                     loops.join("`, `")
                 ));
@@ -351,4 +358,4 @@ fn read_strategy(
 }
 
 /// Words that no dim may be called, for they mean something else here.
-pub(crate) const RESERVED: [&str; 6] = [REPLICATED, SUM, MAX, SAME, DEFER, THROUGH];
+pub(crate) const RESERVED: [&str; 7] = [REPLICATED, SUM, MAX, SAME, RING, DEFER, THROUGH];

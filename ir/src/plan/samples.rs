@@ -12,14 +12,13 @@ use crate::mesh::Mesh;
 use crate::native;
 use crate::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 use crate::plan::entry::Entry;
-use crate::plan::{
-    EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, TokenOrder, check,
-};
+use crate::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, check};
 use crate::program::{AxisSet, Storage};
 use crate::schedule::Schedule;
 use crate::sharding::{Placement, Sharding};
 use crate::signature::{Split, signature};
 use crate::strategy::{AxisUse, Strategy, placements};
+use crate::token_order::TokenOrder;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use crate::work::AttentionKernel;
 
@@ -41,6 +40,8 @@ pub(crate) enum Policy {
     Tensor,
     TensorSequence,
     Gather,
+    /// The sequence of everything; in attention keys travel round a ring.
+    Ring,
     Ulysses,
     /// The batch outside, the experts inside.
     Expert,
@@ -212,7 +213,9 @@ impl Sample {
                 _ if *size == 1 => Placement::Replicate,
                 Policy::Data | Policy::Expert => Placement::Shard(0),
                 Policy::Tensor => Placement::Replicate,
-                Policy::TensorSequence | Policy::Gather | Policy::Ulysses => Placement::Shard(1),
+                Policy::TensorSequence | Policy::Gather | Policy::Ring | Policy::Ulysses => {
+                    Placement::Shard(1)
+                }
             };
         }
         stream
@@ -230,7 +233,7 @@ impl Sample {
                 Policy::Data => &["b"],
                 Policy::Tensor => &["k", "f", "v"],
                 Policy::TensorSequence => &["k", "f", "v", "s"],
-                Policy::Gather => &["s"],
+                Policy::Gather | Policy::Ring => &["s"],
                 Policy::Ulysses if matches!(op.kind, OpKind::Attention { .. }) => &["k"],
                 Policy::Ulysses => &["s"],
                 Policy::Expert if is_expert => &["e"],
@@ -238,7 +241,10 @@ impl Sample {
             };
             let found = wanted.iter().filter_map(|name| sig.factor(name));
             let mut open = found.filter(|factor| sig.factors[factor.0 as usize].split != Split::Whole);
-            strategy.0[axis] = open.next().map_or(AxisUse::Same, AxisUse::Factor);
+            strategy.0[axis] = match sig.ring {
+                Some(ring) if *policy == Policy::Ring && *size > 1 => AxisUse::Ring(ring),
+                _ => open.next().map_or(AxisUse::Same, AxisUse::Factor),
+            };
         }
         strategy
     }

@@ -7,7 +7,6 @@ use crate::graph::{DimId, Extent, Layer, Model, Op, TensorId};
 use crate::mesh::{AxisId, Mesh};
 use crate::plan::check::OpenPlan;
 use crate::signature::{FactorId, signature};
-use crate::strategy::AxisUse;
 
 /// Position of a class of dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -169,8 +168,9 @@ pub(super) fn cuts(open: &OpenPlan, classes: &Classes, large: &Mesh, small: &Mes
         let layer = &open.model.layers[entry.layer];
         for (op, strategy) in layer.ops.iter().zip(&entry.choice.strategies) {
             for (i, factor) in signature(layer, op).factors.iter().enumerate() {
-                let own = AxisUse::Factor(FactorId(i as u8));
-                let axes: Vec<AxisId> = large.axis_ids().filter(|&axis| strategy.on(axis) == own).collect();
+                let own = FactorId(i as u8);
+                let axes: Vec<AxisId> =
+                    large.axis_ids().filter(|&axis| strategy.on(axis).cuts(own)).collect();
                 note(classes.class(entry.layer, factor.dim), Cut::of(&axes, large, small));
             }
         }

@@ -166,7 +166,14 @@ fn outline(program: &Program) -> Vec<String> {
 }
 
 fn policy(family: Family) -> impl Strategy<Value = Policy> {
-    let mut all = vec![Policy::Data, Policy::Tensor, Policy::TensorSequence, Policy::Gather, Policy::Ulysses];
+    let mut all = vec![
+        Policy::Data,
+        Policy::Tensor,
+        Policy::TensorSequence,
+        Policy::Gather,
+        Policy::Ring,
+        Policy::Ulysses,
+    ];
     if family != Family::Dense {
         all.push(Policy::Expert);
     }

@@ -62,7 +62,11 @@ impl<'a> Setting<'a> {
         let own = constants.context_bytes.0
             + constants.workspace_bytes.0
             + N_COMMUNICATORS * constants.communicator_bytes.0;
-        let kernels = KernelChoice { attention: job.attention, element_bytes: element_bytes(precision).0 };
+        let kernels = KernelChoice {
+            attention: job.attention,
+            token_order: job.token_order,
+            element_bytes: element_bytes(precision).0,
+        };
         Some(Self {
             machine: Machine { cluster, device, constants, precision, kernels },
             job,

@@ -11,6 +11,7 @@ use ir::conversion::Step;
 use ir::graph::{Layer, Op, OpId, TensorId};
 use ir::mesh::AxisId;
 use ir::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use ir::signature::signature;
 
 use super::reference::{Reference, pullback};
 use super::steps::{Layout, convert, flat_slices, sliced, summed, unfinished};
@@ -112,6 +113,31 @@ pub(super) fn first_astray(graph: &mut Graph<'_>, claims: &Claims, reference: &R
     astray.map(|(name, _, _)| name.clone())
 }
 
+/// Attention on a ring is taken to be attention over gathered keys, whose gradients are reduced to their owners: what
+/// the executor's tests hold its kernels to.
+struct Ring {
+    axes: Vec<AxisId>,
+    /// Per operand, the dim whose blocks travel.
+    dims: Vec<Option<usize>>,
+}
+
+impl Ring {
+    fn gathered(&self, graph: &mut Graph<'_>, operands: Vec<Id>) -> Vec<Id> {
+        operands.into_iter().enumerate().map(|(i, id)| self.gathered_one(graph, i, id)).collect()
+    }
+
+    fn gathered_one(&self, graph: &mut Graph<'_>, operand: usize, id: Id) -> Id {
+        let Some(Some(dim)) = self.dims.get(operand) else { return id };
+        self.axes.iter().rev().fold(id, |x, &axis| graph.add(Term::AllGather(axis, *dim as u8, [x])))
+    }
+
+    /// The gradient of an operand whose blocks travel, each block with its owner.
+    fn scattered(&self, graph: &mut Graph<'_>, operand: usize, id: Id) -> Id {
+        let Some(Some(dim)) = self.dims.get(operand) else { return id };
+        self.axes.iter().fold(id, |x, &axis| graph.add(Term::ReduceScatter(axis, *dim as u8, [x])))
+    }
+}
+
 /// The program as far as it has been followed.
 struct Run<'a> {
     layer: &'a Layer,
@@ -182,8 +208,12 @@ impl Run<'_> {
                 let read = |run: &Self, ids: &[Option<ValueId>]| {
                     ids.iter().map(|id| id.map(|id| run.get(id)).transpose()).collect::<Result<Vec<_>, _>>()
                 };
+                let ring = self.ring(*op, operands.get(1).copied().flatten())?;
                 let (operands, gradients) = (read(self, operands)?, read(self, gradients)?);
-                self.backward(graph, *op, (&operands, &gradients), results)
+                let operands = operands.into_iter().enumerate();
+                let operands: Vec<Option<Id>> =
+                    operands.map(|(i, id)| id.map(|id| ring.gathered_one(graph, i, id))).collect();
+                self.backward(graph, *op, (&operands, &gradients), (results, &ring))
             }
             Instruction::Convert { input, output, steps } => {
                 let before = self.get(*input)?;
@@ -245,6 +275,15 @@ impl Run<'_> {
         self.set(graph, id, block)
     }
 
+    /// The ring of an operator, from how its keys are cut.
+    fn ring(&self, op: OpId, keys: Option<ValueId>) -> Result<Ring, String> {
+        let sig = signature(self.layer, self.op(op)?);
+        let axes = keys.map_or(Vec::new(), |keys| self.program.ring_axes(&sig, keys));
+        let travels =
+            |dims: &Vec<_>| dims.iter().position(|factor| sig.ring.map(|ring| ring.keys) == Some(*factor));
+        Ok(Ring { axes, dims: sig.operands.iter().map(travels).collect() })
+    }
+
     fn op(&self, op: OpId) -> Result<&Op, String> {
         self.layer.ops.get(op.0).ok_or_else(|| "an instruction names an operator that does not exist".into())
     }
@@ -260,7 +299,9 @@ impl Run<'_> {
         if operands.len() != self.op(op)?.operands.len() || results.len() != tensors.len() {
             return Err(format!("operator `{}` runs with too few tensors", self.op(op)?.name));
         }
+        let ring = self.ring(op, operands.get(1).copied())?;
         let operands: Vec<Id> = operands.iter().map(|&id| self.get(id)).collect::<Result<_, _>>()?;
+        let operands = ring.gathered(graph, operands);
         for (result, (&id, tensor)) in results.iter().zip(tensors).enumerate() {
             let value = self.program.value(id);
             if (value.tensor, value.side) != (tensor, Side::Primal) {
@@ -279,7 +320,7 @@ impl Run<'_> {
         graph: &mut Graph<'_>,
         op: OpId,
         (operands, gradients): (&[Option<Id>], &[Option<Id>]),
-        results: &[Option<ValueId>],
+        (results, ring): (&[Option<ValueId>], &Ring),
     ) -> Result<(), String> {
         let tensors = self.op(op)?.operands.clone();
         let fits = operands.len() == tensors.len()
@@ -300,6 +341,7 @@ impl Run<'_> {
                 ));
             }
             let mut term = graph.add(pullback(op, operand, operands, gradients));
+            term = ring.scattered(graph, operand, term);
             let sig = &graph.analysis.signatures[op.0];
             let side = |ids: &[Option<Id>], walks: &[Vec<ir::signature::FactorId>]| {
                 ids.iter()

@@ -14,7 +14,7 @@ use ir::schedule::{Schedule, table};
 use ir::sharding::Sharding;
 use ir::strategy::Strategy;
 
-use crate::job::{AdamW, Chunk, Execution, TokenOrder};
+use crate::job::{AdamW, Chunk, Execution, TokenLayout};
 
 pub(super) const MICRO_BATCH: u64 = 8;
 pub(super) const SEQUENCE: u64 = 8;
@@ -133,6 +133,40 @@ pub(super) fn mlp() -> Layer {
 
 fn attention_kind(bias: AttentionBias) -> OpKind {
     OpKind::Attention { scale: None, window: Some(5), softcap: Some(20.0), bias }
+}
+
+/// Attention as models vary it: bias, window and cap.
+pub(super) const ATTENTIONS: [(AttentionBias, Option<u64>, Option<f64>); 5] = [
+    (AttentionBias::None, None, None),
+    (AttentionBias::None, Some(3), None),
+    (AttentionBias::None, Some(5), Some(2.0)),
+    (AttentionBias::Slopes, None, None),
+    (AttentionBias::Sinks, Some(6), None),
+];
+
+/// Attention alone: grouped queries, and values of another length than keys, as latent attention has them.
+pub(super) fn attending((bias, window, softcap): (AttentionBias, Option<u64>, Option<f64>)) -> Layer {
+    let extra = match bias {
+        AttentionBias::None => "",
+        AttentionBias::Slopes => "@slopes[k r]",
+        AttentionBias::Sinks => "*sinks[k r]",
+    };
+    let attention =
+        format!("q[b s k r d] kk[b s k d] vv[b s k f] @positions[s] @keys[s] {extra} -> o[b s k r f]");
+    layer(
+        "attending",
+        &[
+            (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b s h] +norm[h] -> n[b s h]"),
+            (OpKind::Fork, "n[b s h] -> n1[b s h] n2[b s h] n3[b s h]"),
+            (OpKind::Linear, "n1[b s h] *wq[h k r d] -> q[b s k r d]"),
+            (OpKind::Linear, "n2[b s h] *wk[h k d] -> kk[b s k d]"),
+            (OpKind::Linear, "n3[b s h] *wv[h k f] -> vv[b s k f]"),
+            (OpKind::Attention { scale: Some(1.5), window, softcap, bias }, &attention),
+            (OpKind::Linear, "o[b s k r f] *wo[k r f h] -> oo[b s h]"),
+            (OpKind::Add, "oo[b s h] x2[b s h] -> out[b s h]"),
+        ],
+    )
 }
 
 /// Grouped queries, rotary positions, a gated feed-forward.
@@ -299,7 +333,7 @@ pub(super) fn execution<'a>(
         micro_batch: MICRO_BATCH,
         n_micro_batches,
         sequence: SEQUENCE,
-        token_order: TokenOrder::Natural,
+        tokens: TokenLayout::NATURAL,
         table: table(schedule, n_stages, n_micro_batches).unwrap(),
         seed: 7,
         given: crate::run::Tensors::new(),

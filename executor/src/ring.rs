@@ -1,0 +1,200 @@
+//! Attention on a ring of ranks: blocks of keys and values travel, queries stay (Liu et al. 2023, arXiv 2310.01889).
+//!
+//! ```text
+//! forward   rank r attends block r, then r - 1, .., r + 1 (mod n), as each arrives from rank r - 1:   n - 1 hops
+//! backward  the same once more; the gradients of a block start at the first rank that does not own it and travel
+//!           along until the owner adds its own term:                                                  n - 1 hops each
+//! ```
+//! Where a program computes attention again in backward, nothing is kept; else the result and its log-sums are. Both are
+//! counted as kept.
+
+use ir::graph::OpId;
+use ir::program::ValueId;
+use ndarray::{ArrayD, IxDyn};
+
+use crate::convert::elements;
+use crate::error::ExecutorError;
+use crate::fabric::RankComm;
+use crate::instruction::Tag;
+use crate::job::LayerIdx;
+use crate::kernels::ring::{Attended, Turn, attend, block_backward};
+use crate::kernels::{Real, Tensor, Value};
+use crate::label::{Class, Phase};
+use crate::prepare::unfit;
+use crate::rank::{At, Rank};
+
+/// A ring operator at work: layer, operator, and micro-batch counted from the first step.
+pub(crate) type RingKey = (LayerIdx, OpId, u64);
+
+/// A rank's place among those that exchange blocks of keys.
+pub(crate) struct Ring {
+    /// Ranks of the run.
+    group: Vec<usize>,
+    /// Their devices in the mesh.
+    devices: Vec<u64>,
+    position: usize,
+}
+
+impl Ring {
+    fn n(&self) -> usize {
+        self.group.len()
+    }
+
+    fn before(&self, steps: usize) -> usize {
+        (self.position + self.n() - steps) % self.n()
+    }
+
+    /// Passes a tensor on to the next rank and takes what comes from the one before.
+    fn hop<E: Real>(
+        &self,
+        comm: &mut RankComm<'_, E>,
+        tag: Tag,
+        tensor: Tensor<E>,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let (shape, len) = (tensor.shape().to_vec(), tensor.len());
+        comm.send(self.group[(self.position + 1) % self.n()], tag.clone(), elements(tensor))?;
+        let data = comm.recv(self.group[self.before(1)], tag, len)?;
+        ArrayD::from_shape_vec(IxDyn(&shape), data).map_err(|_| unfit("a block changed its shape".into()))
+    }
+}
+
+/// Keys, values and their positions: operands 1, 2 and 4 of attention.
+struct Block<E> {
+    keys: Value<E>,
+    values: Value<E>,
+    positions: Value<E>,
+}
+
+impl<'a, E: Real> Rank<'a, E> {
+    /// The ring of an operator, if it is on one.
+    pub(crate) fn ring(&self, at: At<'a>, op: OpId) -> Option<Ring> {
+        let (_, choice) = &self.run.execution.choices[self.run.instances[at.layer_idx].choice];
+        let axes = choice.strategies[op.0].ring_axes();
+        if axes.is_empty() {
+            return None;
+        }
+        let devices = self.seat.mesh.group(self.seat.device, &axes);
+        let first = u64::from(self.seat.stage) * self.seat.mesh.n_devices();
+        Some(Ring {
+            group: devices.iter().map(|device| (first + device) as usize).collect(),
+            position: devices.iter().position(|&device| device == self.seat.device)?,
+            devices,
+        })
+    }
+
+    /// Attends all blocks of keys, the own one first.
+    pub(crate) fn ring_forward(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        (at, op, ring): (At<'a>, OpId, &Ring),
+        ids: &[ValueId],
+        operands: &[&Value<E>],
+    ) -> Result<Vec<Value<E>>, ExecutorError> {
+        let context = self.context(at, op);
+        let class = if at.place.phase == Phase::Forward { Class::Forward } else { Class::Recompute };
+        let refused = |this: &Self, source| this.refused(at, op, source);
+        let mut block = own_block(operands)?;
+        let mut all = attend(&context, operands, Turn::First).map_err(|source| refused(self, source))?;
+        for step in 1..ring.n() {
+            block = self.next_block(comm, (at, ring, class), ids, (block, step))?;
+            let operands = with_block(operands, &block);
+            let one = attend(&context, &operands, Turn::Later).map_err(|source| refused(self, source))?;
+            all.merge(&one);
+        }
+        let result = all.y.clone().into_dyn();
+        if at.place.phase != Phase::Forward || self.run.program(at.layer_idx).keeps(op) {
+            self.attended.insert((at.layer_idx, op, at.place.seq), all);
+        }
+        Ok(vec![Value::Float(result)])
+    }
+
+    /// Gradients of queries, keys and values (and sinks), those of keys and values at home and finished.
+    pub(crate) fn ring_backward(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        (at, op, ring): (At<'a>, OpId, &Ring),
+        ids: &[Option<ValueId>],
+        (operands, gradient): (&[Option<&Value<E>>], &Tensor<E>),
+    ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
+        let missing = || unfit(format!("{}: attention on a ring lacks what forward kept", at.place));
+        let all = self.attended.remove(&(at.layer_idx, op, at.place.seq)).ok_or_else(missing)?;
+        let operands = operands.iter().copied().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
+        let ids = ids.iter().copied().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
+        let context = self.context(at, op);
+        let refused = |source| self.refused(at, op, source);
+        let mut block = own_block(&operands)?;
+        let own = block_backward(&context, &operands, (&all, gradient), Turn::First).map_err(refused)?;
+        let (mut dq, mut travelling) = (own.dq, None::<(Tensor<E>, Tensor<E>)>);
+        for step in 1..ring.n() {
+            block = self.next_block(comm, (at, ring, Class::Recompute), &ids, (block, step))?;
+            let operands = with_block(&operands, &block);
+            let one = block_backward(&context, &operands, (&all, gradient), Turn::Later).map_err(refused)?;
+            dq += &one.dq;
+            let sums = match travelling.take() {
+                Some((dk, dv)) => (dk + &one.dk, dv + &one.dv),
+                None => (one.dk, one.dv),
+            };
+            let (k, v) = (self.gradient_tag(at, ids[1]), self.gradient_tag(at, ids[2]));
+            travelling = Some((ring.hop(comm, k, sums.0)?, ring.hop(comm, v, sums.1)?));
+        }
+        let (dk, dv) = match travelling {
+            Some((dk, dv)) => (dk + &own.dk, dv + &own.dv),
+            None => (own.dk, own.dv),
+        };
+        let mut gradients = vec![Some(dq), Some(dk), Some(dv), None, None];
+        gradients.extend(own.d_sinks.map(Some));
+        gradients.resize(operands.len(), None);
+        Ok(gradients)
+    }
+
+    /// Passes a block of keys on; what arrives is the block of the rank `step` places before.
+    fn next_block(
+        &self,
+        comm: &mut RankComm<'_, E>,
+        (at, ring, class): (At<'a>, &Ring, Class),
+        ids: &[ValueId],
+        (block, step): (Block<E>, usize),
+    ) -> Result<Block<E>, ExecutorError> {
+        let tag = |id: ValueId| {
+            let value = self.run.program(at.layer_idx).value(id);
+            at.place.tag(class, self.run.tensor_name(at.layer_idx, value.tensor))
+        };
+        let numbers = |value: Value<E>| {
+            value.into_float().ok_or_else(|| unfit("keys and values are not numbers".into()))
+        };
+        Ok(Block {
+            keys: Value::Float(ring.hop(comm, tag(ids[1]), numbers(block.keys)?)?),
+            values: Value::Float(ring.hop(comm, tag(ids[2]), numbers(block.values)?)?),
+            // Positions are known to all.
+            positions: self.load_at(at, ids[4], ring.devices[ring.before(step)])?,
+        })
+    }
+
+    fn gradient_tag(&self, at: At<'_>, id: ValueId) -> Tag {
+        let value = self.run.program(at.layer_idx).value(id);
+        at.place.tag(Class::Gradient, self.run.tensor_name(at.layer_idx, value.tensor))
+    }
+
+    /// Bytes that rings of a layer keep for one micro-batch.
+    pub(crate) fn attended_bytes(&self, layer_idx: LayerIdx, seq: u64) -> u64 {
+        let own = |((layer, _, micro_batch), _): &(&RingKey, &Attended<E>)| {
+            *layer == layer_idx && *micro_batch == seq
+        };
+        self.attended.iter().filter(own).map(|(_, attended)| attended.bytes()).sum()
+    }
+}
+
+fn own_block<E: Real>(operands: &[&Value<E>]) -> Result<Block<E>, ExecutorError> {
+    match operands {
+        [_, keys, values, _, positions, ..] => {
+            Ok(Block { keys: (*keys).clone(), values: (*values).clone(), positions: (*positions).clone() })
+        }
+        _ => Err(unfit("attention has fewer than five operands".into())),
+    }
+}
+
+fn with_block<'v, E>(operands: &[&'v Value<E>], block: &'v Block<E>) -> Vec<&'v Value<E>> {
+    let mut list = operands.to_vec();
+    (list[1], list[2], list[4]) = (&block.keys, &block.values, &block.positions);
+    list
+}
