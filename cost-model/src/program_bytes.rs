@@ -117,9 +117,9 @@ fn ring_kept(
     sizes: &Sizes,
     (program, coordinates): (&Program, &[u64]),
 ) -> u64 {
-    let runs = program.forward.iter().find_map(|one| match one {
-        Instruction::Forward { op: other, operands, results } if *other == op => Some((operands, results)),
-        _ => None,
+    let runs = program.forward.iter().find_map(|one| {
+        let Instruction::Forward { op: own, operands, results } = one else { return None };
+        (*own == op).then_some((operands, results))
     });
     let Some((operands, results)) = runs.filter(|_| program.keeps(op)) else { return 0 };
     let sig = signature(layer, &layer.ops[op.0]);
@@ -197,7 +197,8 @@ impl Count<'_> {
         let axes = self.program.ring_axes(&sig, keys);
         for rank in (0..self.mesh.n_devices()).filter(|_| !axes.is_empty()) {
             let group = self.mesh.group(rank, &axes);
-            let next = group.iter().position(|&member| member == rank).map(|at| group[(at + 1) % group.len()]);
+            let next =
+                group.iter().position(|&member| member == rank).map(|at| group[(at + 1) % group.len()]);
             let tier = (self.links.tier_of)(rank, next.unwrap_or(rank));
             let (kind, algorithm) = (CollectiveKind::SendRecv, Algorithm::Direct);
             let block = self.elements(keys, rank) + self.elements(values, rank);

@@ -9,8 +9,8 @@ use crate::conversion::Step;
 use crate::graph::{OpId, TensorId};
 use crate::mesh::AxisId;
 use crate::sharding::Sharding;
-use crate::work::Pass;
 use crate::signature::Signature;
+use crate::work::Pass;
 
 /// Position of a value in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -19,7 +19,7 @@ use ir::program::{AxisSet, Storage};
 use ir::sharding::Sharding;
 use ir::signature::Signature;
 use ir::strategy::Strategy;
-use ir::units::Bytes;
+use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
 use crate::space::{AxisRule, AxisView, Reach};

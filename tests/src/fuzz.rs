@@ -12,8 +12,9 @@ use ir::names::{Arrangement, roles};
 use ir::native;
 use ir::plan::check::open;
 use ir::plan::entry::Entry;
-use ir::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, TokenOrder};
+use ir::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap};
 use ir::schedule::{Schedule, table};
+use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
 use proptest::prelude::*;
 
@@ -154,11 +155,14 @@ impl Case {
     }
 }
 
-/// The plan with zig-zag order, where its sequence cuts into such pieces and so it was decided.
+/// The plan in another order of tokens, where its sequence cuts into such pieces and so it was decided.
 fn with_token_order(mut plan: Plan, decisions: &mut Decisions<'_>) -> Plan {
-    let zigzag = plan.roles.cp > 1 && plan.job.sequence.is_multiple_of(2 * plan.roles.cp);
-    if zigzag && decisions.pick(2) == 1 {
-        plan.job.token_order = TokenOrder::ZigZag;
+    let cp = plan.roles.cp;
+    let fits = |order: &TokenOrder| plan.job.sequence.is_multiple_of(order.pieces(cp));
+    let orders = [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped];
+    let orders: Vec<TokenOrder> = orders.into_iter().filter(fits).collect();
+    if cp > 1 && orders.len() > 1 {
+        plan.job.token_order = orders[decisions.pick(orders.len())];
     }
     plan
 }
@@ -253,6 +257,8 @@ mod tests {
             ("cut optimizer", cut(|p| !p.optimizer.is_empty() && p.gradient.is_empty())),
             ("stream cut along hidden", stream.contains("h@")),
             ("stream cut along sequence", stream.contains("s@")),
+            ("ring", words("ring")),
+            ("striped", plan.job.token_order == TokenOrder::Striped),
             ("zig-zag", plan.job.token_order == TokenOrder::ZigZag),
             ("tie", !plan.model.ties.is_empty()),
             ("uneven vocabulary", plan.roles.vocabulary_parallel > 1),
@@ -298,6 +304,8 @@ mod tests {
             "cut optimizer",
             "stream cut along hidden",
             "stream cut along sequence",
+            "ring",
+            "striped",
             "zig-zag",
             "tie",
             "uneven vocabulary",

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use executor::job::{AdamW, Execution, Reference, TokenOrder};
+use executor::job::{AdamW, Execution, Reference, TokenLayout};
 use executor::run::{Outcome, Tensors, run};
 use frontends::{read_model, shipped_model};
 use ir::graph::{Layer, Model, TensorId};
@@ -40,7 +40,7 @@ fn outcome(model: &Model, given: Tensors) -> Outcome {
         micro_batch: 2,
         n_micro_batches: 2,
         sequence: 8,
-        token_order: TokenOrder::Natural,
+        tokens: TokenLayout::NATURAL,
         table: Vec::new(),
         seed: 11,
         given,

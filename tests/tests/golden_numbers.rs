@@ -6,7 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
-use executor::job::{AdamW, Execution, Reference, TokenOrder};
+use executor::job::{AdamW, Execution, Reference, TokenLayout};
 use executor::run::{Outcome, Tensors, run};
 use frontends::read_model;
 use ir::graph::Model;
@@ -80,7 +80,7 @@ fn outcome(model: &Model, golden: &Value) -> Outcome {
         micro_batch: count("micro_batch"),
         n_micro_batches: count("n_micro_batches") as u32,
         sequence: count("sequence"),
-        token_order: TokenOrder::Natural,
+        tokens: TokenLayout::NATURAL,
         table: Vec::new(),
         seed: count("seed"),
         given: weights(model),

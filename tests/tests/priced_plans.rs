@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use executor::job::{AdamW, Chunk, Execution, TokenOrder};
+use executor::job::{AdamW, Chunk, Execution, TokenLayout};
 use executor::run::run;
 use ir::cluster::Cluster;
 use ir::plan::check::open;
@@ -60,7 +60,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
         n_micro_batches,
         sequence: plan.job.sequence,
         given: executor::run::Tensors::new(),
-        token_order: TokenOrder::Natural,
+        tokens: TokenLayout::NATURAL,
         table: table(plan.schedule, n_stages, n_micro_batches).unwrap(),
         seed: 1,
         steps: STEPS,

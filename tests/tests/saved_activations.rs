@@ -29,6 +29,7 @@ use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shippe
 use ir::cluster::Precision;
 use ir::op_work::KernelChoice;
 use ir::plan::check::open;
+use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
 use planner::request::{Job, Pins, Progress, RecomputeKind, Request, SequenceParallel, Solver};
 
@@ -72,7 +73,13 @@ fn saved(model: &str, attention: AttentionKernel, cut: Cut, recompute: Recompute
     let model = read_model(model, shipped_model(model).unwrap().text).unwrap();
     let cluster = read_cluster("dgx-h200", shipped_cluster("dgx-h200").unwrap().text).unwrap();
     let cluster = rescale(&cluster, Size::Devices(4)).unwrap();
-    let job = Job { sequence: S as u64, global_batch: 8, precision: Precision::Bf16, attention };
+    let job = Job {
+        sequence: S as u64,
+        global_batch: 8,
+        precision: Precision::Bf16,
+        attention,
+        token_order: TokenOrder::ZigZag,
+    };
     let request = Request { model, cluster, job, pins: pins(cut, recompute), solver: Solver::Structured };
     let plan = planner::optimize(&request, &|_: Progress| ()).unwrap_or_else(|error| panic!("{error}"));
     let opened = open(&plan).unwrap();
@@ -81,7 +88,7 @@ fn saved(model: &str, attention: AttentionKernel, cut: Cut, recompute: Recompute
         precision: Precision::Bf16,
         gradients: GradientFormat::Full,
         loss: LossKernel::Unfused,
-        kernels: KernelChoice { attention, element_bytes: 2.0 },
+        kernels: KernelChoice { attention, token_order: TokenOrder::ZigZag, element_bytes: 2.0 },
         constants: &constants,
     };
     let decoder =

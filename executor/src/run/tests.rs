@@ -18,6 +18,7 @@ use crate::job::{Reference, TokenLayout};
 use model::{decoder, execution, experts, mlp, model, plain, tied};
 
 mod drawn;
+mod grids;
 mod model;
 
 const ONE_STAGE: (Schedule, u32, u32) = (Schedule::GPipe, 1, 2);

@@ -77,7 +77,7 @@ impl Builder {
 }
 
 /// A layer; its stream is the tensor `x`, if it has one, and the last result leaves it.
-fn layer(name: &str, lines: &[(OpKind, &str)]) -> Layer {
+pub(super) fn layer(name: &str, lines: &[(OpKind, &str)]) -> Layer {
     let empty = Layer {
         name: name.into(),
         dims: Vec::new(),
