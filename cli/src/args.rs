@@ -87,8 +87,9 @@ pub(crate) struct OptimizeArgs {
     planner estimate gpt3-175b dgx-a100-80 --nodes 128 --tp 8 --pp 16 --global-batch 1536 --seq-len 2048\n  \
     planner estimate llama-3-8b dgx-h100 --zero 3 --micro-batch 2 --json\n  \
     planner estimate --plan plan.json\n\n\
-    Without a word, degrees are 1, --dp takes the remaining devices, the schedule is 1f1b (interleaved with --vpp),\n\
-    nothing is recomputed, ZeRO is 1, and sequence parallelism is on where --tp is above 1.")]
+    Without a word, degrees are 1, --dp takes the remaining devices, the schedule is 1f1b\n\
+    (interleaved with --vpp), nothing is recomputed, ZeRO is 1, and sequence parallelism is on\n\
+    where --tp is above 1.")]
 pub(crate) struct EstimateArgs {
     /// File or name of a model
     #[arg(required_unless_present = "plan")]
@@ -212,9 +213,10 @@ pub(crate) struct ThreadArgs {
 #[command(after_help = "Examples:\n  \
     planner verify plan.json\n  \
     planner verify plan.json --precision f64 --ranks 128\n\n\
-    The plan is shrunk (its structure, schedule and storage kept), every rank of the copy is run on threads of this\n\
-    machine for two steps, and its loss, gradients and parameters are compared with one device. So are the bytes that\n\
-    it sends and keeps with what the planner predicts for the copy. Exit code 4: something differs.")]
+    The plan is shrunk; its structure, schedule and storage are kept. Every rank of the copy runs\n\
+    on threads of this machine for two steps. Its loss, gradients and parameters are compared with\n\
+    one device, the bytes that it sends and keeps with what the planner predicts for the copy.\n\
+    Exit code 4: something differs.")]
 pub(crate) struct VerifyArgs {
     /// The plan
     pub(crate) plan: String,

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use ir::mesh::AxisId;
+use ir::names::axes::axis_names;
 use ir::native::{LayerDocument, Length};
 use ir::plan::Plan;
+use ir::plan::check::OpenPlan;
 use ir::plan::entry::Entry;
 use ir::plan::prediction::{Prediction, RunnerUp};
 use serde::Serialize;
@@ -28,6 +30,7 @@ struct Explanation<'a> {
     bottleneck: Option<Bottleneck>,
     time: Vec<Share>,
     memory: Vec<Share>,
+    names: Vec<AxisNames>,
     axes: Vec<AxisUseSummary>,
     recomputed: Vec<Recomputed>,
     runners_up: &'a [RunnerUp],
@@ -53,6 +56,16 @@ struct Share {
     share: f64,
 }
 
+/// What the literature calls what an axis does.
+#[derive(Serialize)]
+struct AxisNames {
+    axis: String,
+    devices: u64,
+    link: String,
+    /// Name and source.
+    names: Vec<(&'static str, &'static str)>,
+}
+
 /// What the operators of one layer kind do along one axis.
 #[derive(Serialize)]
 struct AxisUseSummary {
@@ -71,18 +84,22 @@ struct AxisUseSummary {
 #[derive(Serialize)]
 struct Recomputed {
     layer: String,
+    /// Layers in which they are, of so many of the kind.
+    n_layers: u64,
+    of_layers: u64,
     operators: Vec<String>,
 }
 
 /// Explains a plan.
 pub(crate) fn run(args: &ExplainArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let (plan, _) = priced::plan(&args.plan, terminal)?;
-    let text = if args.json.json { json(&explanation(&plan))? } else { describe(&plan) };
+    let (plan, opened) = priced::plan(&args.plan, terminal)?;
+    let names = names(&plan, &opened);
+    let text = if args.json.json { json(&explanation(&plan, names))? } else { describe(&plan, &names) };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
 
-fn explanation(plan: &Plan) -> Explanation<'_> {
+fn explanation(plan: &Plan, names: Vec<AxisNames>) -> Explanation<'_> {
     let predicted = plan.predicted.as_ref();
     Explanation {
         model: &plan.model.name,
@@ -91,12 +108,25 @@ fn explanation(plan: &Plan) -> Explanation<'_> {
         bottleneck: predicted.and_then(bottleneck),
         time: predicted.map(time_shares).unwrap_or_default(),
         memory: predicted.map(memory_shares).unwrap_or_default(),
+        names,
         axes: axes(plan),
         recomputed: recomputed(plan),
         runners_up: &plan.runners_up,
         proof: plan.search.as_ref().map(|search| search.proof.as_str()),
         warnings: &plan.warnings,
     }
+}
+
+/// The literature's names of every axis of more than one device.
+fn names(plan: &Plan, opened: &OpenPlan) -> Vec<AxisNames> {
+    let arrangement = opened.arrangement(plan);
+    let of = |axis: AxisId| AxisNames {
+        axis: plan.mesh.axes[axis.0].name.clone(),
+        devices: plan.mesh.size(axis),
+        link: link(plan, axis),
+        names: axis_names(&arrangement, axis).iter().map(|named| (named.name, named.source)).collect(),
+    };
+    plan.mesh.axis_ids().filter(|&axis| plan.mesh.size(axis) > 1).map(of).collect()
 }
 
 fn bottleneck(predicted: &Prediction) -> Option<Bottleneck> {
@@ -189,24 +219,33 @@ fn stored(entry: &Entry, axis: &str) -> [usize; 3] {
 }
 
 fn recomputed(plan: &Plan) -> Vec<Recomputed> {
+    let counts = plan.entry_counts();
+    let placed = || plan.entries.iter().zip(&counts);
     let mut list: Vec<Recomputed> = Vec::new();
-    for entry in &plan.entries {
+    for (entry, &n_layers) in placed() {
         let operators: Vec<String> =
             entry.ops.iter().filter(|op| op.recompute).map(|op| op.op.clone()).collect();
-        let known = list.iter().any(|other| other.layer == entry.layer && other.operators == operators);
-        if !operators.is_empty() && !known {
-            list.push(Recomputed { layer: entry.layer.clone(), operators });
+        let known = list.iter_mut().find(|other| other.layer == entry.layer && other.operators == operators);
+        match known {
+            Some(known) => known.n_layers += n_layers,
+            None if operators.is_empty() => {}
+            None => {
+                let of_layers =
+                    placed().filter(|(other, _)| other.layer == entry.layer).map(|(_, n)| n).sum();
+                list.push(Recomputed { layer: entry.layer.clone(), n_layers, of_layers, operators });
+            }
         }
     }
     list
 }
 
-fn describe(plan: &Plan) -> String {
+fn describe(plan: &Plan, names: &[AxisNames]) -> String {
     let mut parts = vec![report::question(plan, &[])];
     if let Some(predicted) = &plan.predicted {
         parts.push(verdict(plan, predicted));
     }
     parts.push(report::arrangement(plan));
+    parts.push(names_table(names));
     parts.push(axes_table(plan));
     parts.push(recompute_lines(plan));
     if let Some(predicted) = &plan.predicted {
@@ -239,15 +278,46 @@ fn verdict(plan: &Plan, predicted: &Prediction) -> String {
         text.push_str(&format!("Stage {} sets the pace. ", found.slowest_stage));
     }
     text.push_str(&format!(
-        "Memory is fullest on stage {}: {} of what a device has.\n",
+        "Memory is fullest on stage {}: {} of what a device has",
         found.fullest_stage,
         figures::percent(found.fullest_share)
     ));
+    if let Some(largest) = memory_shares(predicted).first() {
+        text.push_str(&format!(", {} of it {}", figures::percent(largest.share), largest.part));
+    }
+    text.push_str(".\n");
+    if found.fullest_share > 1.0 {
+        text.push_str("It does not fit.\n");
+    }
     text
 }
 
 fn is_work(part: &str) -> bool {
     part == "forward" || part == "backward"
+}
+
+fn names_table(names: &[AxisNames]) -> String {
+    let columns = [
+        ("axis", Side::Left),
+        ("devices", Side::Right),
+        ("link", Side::Left),
+        ("in the literature", Side::Left),
+        ("described by", Side::Left),
+    ];
+    let mut rows = Vec::new();
+    for axis in names {
+        for (i, (name, source)) in axis.names.iter().enumerate() {
+            let once = |text: &str| if i == 0 { text.to_owned() } else { String::new() };
+            rows.push(vec![
+                once(&axis.axis),
+                once(&axis.devices.to_string()),
+                once(&axis.link),
+                (*name).to_owned(),
+                (*source).to_owned(),
+            ]);
+        }
+    }
+    if rows.is_empty() { String::new() } else { table(&columns, &rows) }
 }
 
 fn axes_table(plan: &Plan) -> String {
@@ -304,7 +374,13 @@ fn loop_name(layer: Option<&LayerDocument>, word: &str) -> String {
 
 fn recompute_lines(plan: &Plan) -> String {
     let line = |one: &Recomputed| {
-        format!("computed again in backward of `{}`: {}\n", one.layer, one.operators.join(" "))
+        format!(
+            "computed again in backward of {} of {} `{}`: {}\n",
+            one.n_layers,
+            one.of_layers,
+            one.layer,
+            one.operators.join(" ")
+        )
     };
     recomputed(plan).iter().map(line).collect()
 }

@@ -116,11 +116,26 @@ pub(crate) fn arrangement(plan: &Plan) -> String {
     let micro_batches = figures::counted(plan.n_micro_batches, "micro-batch").replace("batchs", "batches");
     let proofs = plan.entries.iter().map(|entry| (entry.layer.as_str(), entry.proof.as_ref()));
     list(&[
-        ("roles", degrees(&plan.roles)),
+        ("roles", degrees(&plan.roles) + &recomputed_layers(plan)),
         ("mesh", format!("{}, each of {on}", figures::counted(plan.n_stages, "stage"))),
         ("schedule", format!("{}, {micro_batches} of {} sequences", plan.schedule, plan.micro_batch)),
         ("proof", proof_words(proofs)),
     ])
+}
+
+/// ` in 13 of 32 layers`, where not all layers compute something again; embedding and head apart.
+fn recomputed_layers(plan: &Plan) -> String {
+    let ends: Vec<&String> = [plan.model.sequence.first(), plan.model.sequence.last()]
+        .into_iter()
+        .flatten()
+        .map(|run| &run.layer)
+        .collect();
+    let counts = plan.entry_counts();
+    let inner = || plan.entries.iter().zip(&counts).filter(|(entry, _)| !ends.contains(&&entry.layer));
+    let all: u64 = inner().map(|(_, n)| n).sum();
+    let again: u64 =
+        inner().filter(|(entry, _)| entry.ops.iter().any(|op| op.recompute)).map(|(_, n)| n).sum();
+    if again == 0 || again == all { String::new() } else { format!(" in {again} of {all} layers") }
 }
 
 /// Every degree, also those of one.

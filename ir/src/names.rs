@@ -20,6 +20,7 @@ use crate::schedule::Schedule;
 use crate::signature::signature;
 use crate::strategy::{AxisUse, placements};
 
+pub mod axes;
 #[cfg(test)]
 mod tests;
 

@@ -106,8 +106,13 @@ impl OpenPlan {
 
     /// The plan in the literature's words.
     pub fn roles(&self, plan: &Plan) -> Roles {
+        roles(&self.arrangement(plan))
+    }
+
+    /// The plan as names are read off it.
+    pub fn arrangement<'a>(&'a self, plan: &'a Plan) -> Arrangement<'a> {
         let placed = self.entries.iter().zip(plan.entry_counts());
-        roles(&Arrangement {
+        Arrangement {
             mesh: &plan.mesh,
             layers: placed
                 .map(|(entry, count)| PlacedLayer {
@@ -120,7 +125,7 @@ impl OpenPlan {
             schedule: plan.schedule,
             micro_batch: plan.micro_batch,
             n_micro_batches: plan.n_micro_batches,
-        })
+        }
     }
 }
 
