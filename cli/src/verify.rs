@@ -75,6 +75,9 @@ struct RunVerdict {
     bytes: Vec<BytesCheck>,
     saved: Vec<BytesCheck>,
     peak_saved: Vec<BytesCheck>,
+    /// Size of each rank's arena, planned and used, and the most bytes that live in it at once.
+    arena: Vec<BytesCheck>,
+    live: Vec<BytesCheck>,
     losses: Vec<f64>,
     /// How often the experts of a token were fixed to those that one device chose, its own choice being another.
     n_experts_fixed: u64,
@@ -253,6 +256,10 @@ impl RunVerdict {
             bytes: BytesCheck::all(&should.sent, &is.sent),
             saved: BytesCheck::all(&should.saved, &is.saved),
             peak_saved: BytesCheck::all(&should.peak_saved, &is.peak_saved),
+            arena: BytesCheck::of_ranks("arena", outcome, |memory| (memory.planned_peak, memory.high_water)),
+            live: BytesCheck::of_ranks("most live at once", outcome, |memory| {
+                (memory.lower_bound, memory.most_live)
+            }),
             losses: outcome.losses.clone(),
             n_experts_fixed: outcome.rerouted.values().sum(),
         }
@@ -263,7 +270,7 @@ impl RunVerdict {
     }
 
     fn checks(&self) -> impl Iterator<Item = &BytesCheck> {
-        self.bytes.iter().chain(&self.saved).chain(&self.peak_saved)
+        self.bytes.iter().chain(&self.saved).chain(&self.peak_saved).chain(&self.arena).chain(&self.live)
     }
 }
 
@@ -362,6 +369,8 @@ fn bytes(run: &RunVerdict) -> String {
     let mut rows: Vec<Vec<String>> = run.bytes.iter().map(row).collect();
     rows.push(row(&BytesCheck::sum("saved activations, all ranks", &run.saved)));
     rows.push(row(&BytesCheck::sum("most saved at once, all ranks", &run.peak_saved)));
+    rows.push(row(&BytesCheck::sum("most live at once, all ranks", &run.live)));
+    rows.push(row(&BytesCheck::sum("arenas of all ranks", &run.arena)));
     format!("in {}:\n{}", run.precision, table(&columns, &rows))
 }
 
@@ -401,6 +410,8 @@ mod tests {
             bytes,
             saved: Vec::new(),
             peak_saved: Vec::new(),
+            arena: Vec::new(),
+            live: Vec::new(),
             losses: Vec::new(),
             n_experts_fixed: 0,
         }

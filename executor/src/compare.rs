@@ -167,6 +167,7 @@ mod tests {
             counters: Counters::default(),
             saved: Vec::new(),
             peak_saved: Vec::new(),
+            memory: Vec::new(),
             routes: crate::routing::Routes::default(),
             rerouted: std::collections::BTreeMap::new(),
         }

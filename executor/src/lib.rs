@@ -28,6 +28,10 @@ mod routing;
 
 mod prepare;
 
+pub mod arena;
+
+mod memory;
+
 mod rank;
 
 mod operate;
@@ -43,5 +47,7 @@ pub mod run;
 pub mod compare;
 
 pub use label::Class;
+
+pub use memory::RankMemory;
 
 pub use routing::Routes;

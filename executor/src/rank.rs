@@ -20,6 +20,7 @@ use crate::job::LayerIdx;
 use crate::kernels::ring::Attended;
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
+use crate::memory::{Held, MemoryPlan, RankMemory, Watch};
 use crate::prepare::{Border, ParameterKey, Prepared, unfit};
 use crate::ring::RingKey;
 use crate::routing::Routes;
@@ -41,6 +42,8 @@ pub(crate) struct Record {
     pub(crate) saved: BTreeMap<LayerIdx, u64>,
     /// Most bytes kept at one time.
     pub(crate) peak_saved: u64,
+    /// Bytes of its arena.
+    pub(crate) memory: RankMemory,
     /// Experts chosen, if this rank saw all tokens.
     pub(crate) routes: Routes,
     /// Per layer, expert choices that were fixed against the rank's own.
@@ -61,6 +64,8 @@ pub(crate) struct Rank<'a, E> {
     /// States of its parameters.
     pub(crate) states: BTreeMap<ParameterKey, State<E>>,
     pub(crate) record: Record,
+    /// Its memory against the plan of it.
+    pub(crate) watch: Watch<'a>,
     /// Saved values per layer and micro-batch.
     saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
     saved_bytes: u64,
@@ -78,15 +83,21 @@ pub(crate) struct At<'a> {
 }
 
 impl<'a, E: Real> Rank<'a, E> {
-    pub(crate) fn new(run: &'a Prepared<'a>, rank: usize) -> Result<Self, ExecutorError> {
+    pub(crate) fn new(
+        run: &'a Prepared<'a>,
+        rank: usize,
+        memory: Option<&'a MemoryPlan>,
+    ) -> Result<Self, ExecutorError> {
         let seat = Seat::new(run.execution.mesh, rank);
-        let mut states = BTreeMap::new();
+        let (mut states, mut watch) = (BTreeMap::new(), Watch::new(memory));
         for layer_idx in run.layers_on(seat.stage) {
             for update in &run.program(layer_idx).updates {
                 let key = (layer_idx, update.tensor);
                 let whole =
                     run.initial.get(&key).ok_or_else(|| unfit("an update is of no parameter".into()))?;
-                states.insert(key, State::new(&seat, update, whole));
+                let state = State::new(&seat, update, whole);
+                watch.make(Held::State(key), state.bytes())?;
+                states.insert(key, state);
             }
         }
         Ok(Self {
@@ -94,6 +105,7 @@ impl<'a, E: Real> Rank<'a, E> {
             seat,
             states,
             record: Record::default(),
+            watch,
             saved: BTreeMap::new(),
             saved_bytes: 0,
             attended: BTreeMap::new(),
@@ -116,7 +128,9 @@ impl<'a, E: Real> Rank<'a, E> {
                 }
             }
             self.update(comm, u64::from(step))?;
+            self.watch.end_step();
         }
+        self.record.memory = self.watch.report();
         Ok(self.record)
     }
 
@@ -132,6 +146,7 @@ impl<'a, E: Real> Rank<'a, E> {
             }
             self.section(comm, at, &program.forward, &mut env)?;
             stream = Some(self.take(at, &mut env, program.out)?);
+            self.watch_values(at, &env)?;
             self.expect_exactly(at, &env, &program.saved)?;
             self.keep((layer_idx, action.micro_batch), seq, env);
         }
@@ -157,6 +172,7 @@ impl<'a, E: Real> Rank<'a, E> {
             if let Some(id) = program.stream_gradient {
                 gradient = Some(self.take(at, &mut env, id)?);
             }
+            self.watch_values(at, &env)?;
             self.expect_exactly(at, &env, &[])?;
             self.saved_bytes -= bytes;
         }
@@ -182,7 +198,19 @@ impl<'a, E: Real> Rank<'a, E> {
         code: &'a [Instruction],
         env: &mut Environment<E>,
     ) -> Result<(), ExecutorError> {
-        code.iter().try_for_each(|instruction| self.instruction(comm, at, instruction, env))
+        self.watch_values(at, env)?;
+        for instruction in code {
+            self.instruction(comm, at, instruction, env)?;
+            self.watch_values(at, env)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the watch what is there now. Micro-batches count on from step to step.
+    fn watch_values(&mut self, at: At<'_>, env: &Environment<E>) -> Result<(), ExecutorError> {
+        let micro_batch = (at.place.seq % u64::from(self.run.execution.n_micro_batches)) as u32;
+        let held = env.iter().map(|(&id, value)| (id, value_bytes(value)));
+        self.watch.values((at.layer_idx, micro_batch), held)
     }
 
     fn instruction(
@@ -464,9 +492,13 @@ pub(crate) fn flattened<E: Real>(tensor: Tensor<E>) -> Tensor<E> {
 }
 
 fn bytes_of<E>(env: &Environment<E>) -> u64 {
-    let bytes = |value: &Value<E>| match value {
+    env.values().map(value_bytes).sum()
+}
+
+fn value_bytes<E>(value: &Value<E>) -> u64 {
+    let bytes = match value {
         Value::Float(tensor) => tensor.len() * size_of::<E>(),
         Value::Index(index) => index.len() * size_of::<i64>(),
     };
-    env.values().map(|value| bytes(value) as u64).sum()
+    bytes as u64
 }

@@ -16,6 +16,7 @@ use crate::instruction::CollectiveKind;
 use crate::job::{Execution, LayerIdx};
 use crate::kernels::Real;
 use crate::label::Class;
+use crate::memory::{self, MemoryPlan, RankMemory};
 use crate::prepare::{ParameterKey, Prepared};
 use crate::rank::{Rank, Record};
 use crate::routing::Routes;
@@ -42,6 +43,8 @@ pub struct Outcome {
     pub saved: Vec<BTreeMap<LayerIdx, u64>>,
     /// Per rank, the most bytes so kept at one time.
     pub peak_saved: Vec<u64>,
+    /// Per rank, its arena, planned and as it was used; empty where only numbers were wanted.
+    pub memory: Vec<RankMemory>,
     /// Experts chosen by every router: noted by a run on one device, for [`run_routed`].
     pub routes: Routes,
     /// Per layer, how often a router's choice was fixed against its own, over all ranks, micro-batches and steps.
@@ -81,7 +84,8 @@ pub fn programs(execution: &Execution<'_>) -> Result<Vec<Program>, ExecutorError
 /// Parts that do not fit together, whatever goes wrong while ranks run, and ranks that end with different numbers for
 /// the same element.
 pub fn run<E: Real>(execution: &Execution<'_>, tier_of: &TierOf<'_>) -> Result<Outcome, ExecutorError> {
-    run_programs::<E>(execution, &programs(execution)?, tier_of)
+    let (programs, routes) = (programs(execution)?, Routes::default());
+    run_prepared::<E>(&Prepared::new(execution, &programs, &routes)?, &[], tier_of)
 }
 
 /// Like [`run_programs`], but routers choose the experts that a reference run chose: in single precision rounding may decide
@@ -95,10 +99,10 @@ pub fn run_routed<E: Real>(
     reference: &Outcome,
     tier_of: &TierOf<'_>,
 ) -> Result<Outcome, ExecutorError> {
-    run_prepared::<E>(&Prepared::new(execution, programs, &reference.routes)?, tier_of)
+    run_in_arenas::<E>(&Prepared::new(execution, programs, &reference.routes)?, tier_of)
 }
 
-/// Runs an execution with given programs, one per entry of its choices.
+/// Runs an execution with given programs, one per entry of its choices, each rank in an arena that was planned before.
 ///
 /// # Errors
 /// As for [`run`].
@@ -107,13 +111,23 @@ pub fn run_programs<E: Real>(
     programs: &[Program],
     tier_of: &TierOf<'_>,
 ) -> Result<Outcome, ExecutorError> {
-    run_prepared::<E>(&Prepared::new(execution, programs, &Routes::default())?, tier_of)
+    run_in_arenas::<E>(&Prepared::new(execution, programs, &Routes::default())?, tier_of)
 }
 
-fn run_prepared<E: Real>(prepared: &Prepared<'_>, tier_of: &TierOf<'_>) -> Result<Outcome, ExecutorError> {
+/// Plans the memory of every rank and holds the run to it.
+fn run_in_arenas<E: Real>(prepared: &Prepared<'_>, tier_of: &TierOf<'_>) -> Result<Outcome, ExecutorError> {
+    run_prepared::<E>(prepared, &memory::plans(prepared, size_of::<E>() as u64), tier_of)
+}
+
+fn run_prepared<E: Real>(
+    prepared: &Prepared<'_>,
+    plans: &[MemoryPlan],
+    tier_of: &TierOf<'_>,
+) -> Result<Outcome, ExecutorError> {
     let execution = prepared.execution;
     let n_ranks = execution.n_ranks() as usize;
-    let body = |comm: &mut RankComm<'_, E>| Rank::new(prepared, comm.rank())?.run(comm);
+    let body =
+        |comm: &mut RankComm<'_, E>| Rank::new(prepared, comm.rank(), plans.get(comm.rank()))?.run(comm);
     let (records, counts): (Vec<Record>, Vec<Counters>) =
         run_ranks::<E, Record, _>(n_ranks, tier_of, body)?.into_iter().unzip();
     let mut counters = Counters::default();
@@ -126,6 +140,7 @@ fn run_prepared<E: Real>(prepared: &Prepared<'_>, tier_of: &TierOf<'_>) -> Resul
         counters,
         saved: records.iter().map(|record| record.saved.clone()).collect(),
         peak_saved: records.iter().map(|record| record.peak_saved).collect(),
+        memory: records.iter().map(|record| record.memory).filter(|_| !plans.is_empty()).collect(),
         routes: records.first().map(|record| record.routes.clone()).unwrap_or_default(),
         rerouted: rerouted(&records),
     })

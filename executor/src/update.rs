@@ -19,6 +19,7 @@ use crate::instruction::Tag;
 use crate::kernels::optimizer::{Moments, adamw_step};
 use crate::kernels::{Real, Tensor};
 use crate::label::{Class, Phase};
+use crate::memory::Held;
 use crate::prepare::{ParameterKey, TiedPair, unfit};
 use crate::rank::{Rank, flattened};
 
@@ -61,6 +62,12 @@ impl<E: Real> State<E> {
         }
     }
 
+    /// Bytes of all of it, moments included from the beginning.
+    pub(crate) fn bytes(&self) -> u64 {
+        let elements = self.stored.len() + 3 * self.master.len() + self.accumulator.len();
+        (elements * size_of::<E>()) as u64
+    }
+
     pub(crate) fn accumulate(&mut self, term: Vec<E>) -> Result<(), ExecutorError> {
         if term.len() != self.accumulator.len() {
             let (found, expected) = (term.len(), self.accumulator.len());
@@ -94,7 +101,9 @@ impl<E: Real> Rank<'_, E> {
         let keys: Vec<ParameterKey> = self.states.keys().copied().collect();
         let mut gradients = BTreeMap::new();
         for &key in &keys {
-            gradients.insert(key, self.finish_gradient(comm, key, step)?);
+            let gradient = self.finish_gradient(comm, key, step)?;
+            self.watch.make(Held::Gradient(key), size_of_val(gradient.as_slice()) as u64)?;
+            gradients.insert(key, gradient);
         }
         self.join_ties(comm, &mut gradients, step)?;
         for (&key, gradient) in &gradients {

@@ -9,8 +9,8 @@ use std::fmt;
 use cost_model::{
     Algorithm, BytesByCollective, CollectiveKind, Links, program_bytes, saved_bytes, step_bytes, stream_bytes,
 };
-use executor::Class;
 use executor::run::Outcome;
+use executor::{Class, RankMemory};
 use ir::conversion::steps;
 use ir::graph::{ParameterRef, TensorId};
 use ir::program::{Program, Update};
@@ -55,6 +55,19 @@ impl BytesCheck {
             counted: of(counted, name),
         };
         names.into_iter().map(check).collect()
+    }
+
+    /// What was planned of every rank's memory, and what its run used.
+    pub(crate) fn of_ranks(
+        what: &str,
+        outcome: &Outcome,
+        of: impl Fn(&RankMemory) -> (u64, u64),
+    ) -> Vec<Self> {
+        let check = |(rank, memory): (usize, &RankMemory)| {
+            let (predicted, counted) = of(memory);
+            Self { what: format!("{what} of rank {rank}"), predicted, counted }
+        };
+        outcome.memory.iter().enumerate().map(check).collect()
     }
 
     /// The sum of many; different where any of them is, so that errors cannot cancel.

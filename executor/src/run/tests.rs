@@ -32,7 +32,13 @@ fn zig_zag(parts: u64) -> TokenLayout {
 fn check(execution: &Execution<'_>) -> Outcome {
     let reference = Reference::of(execution);
     let expected = run::<f64>(&reference.execution(execution), &|_, _| 0).unwrap();
-    let found = run::<f64>(execution, &|_, _| 0).unwrap_or_else(|error| panic!("{error}"));
+    let programs = programs(execution).unwrap();
+    let found =
+        run_programs::<f64>(execution, &programs, &|_, _| 0).unwrap_or_else(|error| panic!("{error}"));
+    for memory in &found.memory {
+        assert_eq!((memory.high_water, memory.most_live), (memory.planned_peak, memory.lower_bound));
+        assert!(memory.lower_bound > 0 && memory.planned_peak >= memory.lower_bound);
+    }
     let comparison = compare(&expected, &found, Precision::F64);
     assert!(comparison.is_equal(), "{:#?}", comparison.failures().take(4).collect::<Vec<_>>());
     found
@@ -373,7 +379,7 @@ fn experts_can_be_fixed_to_those_of_the_reference() {
     let reference = Reference::of(&plan);
     let one = reference.execution(&plan);
     let expected = run::<f64>(&one, &|_, _| 0).unwrap();
-    let free = run::<f64>(&plan, &|_, _| 0).unwrap();
+    let free = run_programs::<f64>(&plan, &programs(&plan).unwrap(), &|_, _| 0).unwrap();
     let fixed = run_routed::<f64>(&plan, &programs(&plan).unwrap(), &expected, &|_, _| 0).unwrap();
     assert_eq!(free, fixed);
     assert!(!expected.routes.is_empty() && free.routes.is_empty());

@@ -1,0 +1,280 @@
+//! The memory of a rank: which buffers its step has and when, and whether the run keeps to it.
+//!
+//! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
+//! is a buffer of its own from the instruction that makes it to the one that frees it, saved values up to backward.
+//! States of parameters live all the time, finished gradients during the update. Run, every buffer is registered at its
+//! planned offset as it appears, with the bytes it really has. What messages hold on their way is not counted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ir::graph::Role;
+use ir::program::{Instruction, ValueId};
+use ir::schedule::Section;
+
+use crate::arena::{Arena, Buffer, Placed, place};
+use crate::convert::Seat;
+use crate::error::ExecutorError;
+use crate::job::LayerIdx;
+use crate::prepare::{ParameterKey, Prepared, unfit};
+use crate::update::flat_cut;
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Held {
+    /// The states of a parameter: stored, to be updated, both moments, accumulator.
+    State(ParameterKey),
+    /// A value of a layer and micro-batch.
+    Value(LayerIdx, u32, ValueId),
+    /// A finished gradient.
+    Gradient(ParameterKey),
+}
+
+/// Bytes of a rank's arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankMemory {
+    /// Size of the arena as planned.
+    pub planned_peak: u64,
+    /// Most bytes that live at once as planned: no arena is smaller.
+    pub lower_bound: u64,
+    /// Highest byte that the run used.
+    pub high_water: u64,
+    /// Most bytes that the run held at once.
+    pub most_live: u64,
+}
+
+/// The buffers of a rank's step, placed.
+#[derive(Debug)]
+pub(crate) struct MemoryPlan {
+    buffers: Vec<Buffer>,
+    /// In the order in which they appear, by what they hold; a value that appears twice in a step is listed twice.
+    of: BTreeMap<Held, Vec<usize>>,
+    placed: Arc<Placed>,
+}
+
+/// The plans of all ranks of a run; ranks with equal buffers share the work.
+pub(crate) fn plans(run: &Prepared<'_>, element_bytes: u64) -> Vec<MemoryPlan> {
+    let mut known: BTreeMap<Vec<Buffer>, Arc<Placed>> = BTreeMap::new();
+    let one = |rank: usize| {
+        let Walk { buffers, of, .. } = Walk::of_rank(run, rank, element_bytes);
+        let placed = known.entry(buffers.clone()).or_insert_with_key(|buffers| Arc::new(place(buffers)));
+        MemoryPlan { buffers, of, placed: Arc::clone(placed) }
+    };
+    (0..run.execution.n_ranks() as usize).map(one).collect()
+}
+
+/// Walks one step of a rank, a moment per instruction.
+struct Walk<'a> {
+    run: &'a Prepared<'a>,
+    seat: Seat<'a>,
+    element_bytes: u64,
+    moment: usize,
+    buffers: Vec<Buffer>,
+    of: BTreeMap<Held, Vec<usize>>,
+    live: BTreeMap<Held, usize>,
+}
+
+impl<'a> Walk<'a> {
+    fn of_rank(run: &'a Prepared<'a>, rank: usize, element_bytes: u64) -> Self {
+        let seat = Seat::new(run.execution.mesh, rank);
+        let stage = seat.stage;
+        let (buffers, of, live) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        let mut walk = Self { run, seat, element_bytes, moment: 0, buffers, of, live };
+        let parameters: Vec<ParameterKey> = walk.parameters(stage);
+        for &key in &parameters {
+            walk.make(Held::State(key), walk.state_bytes(key));
+        }
+        for action in &run.execution.table[stage as usize] {
+            let layers = run.layers_of(action.chunk(run.execution.n_stages));
+            match action.section {
+                Section::Forward => {
+                    layers.into_iter().for_each(|layer| walk.forward(layer, action.micro_batch))
+                }
+                Section::Backward => {
+                    layers.into_iter().rev().for_each(|layer| walk.backward(layer, action.micro_batch));
+                }
+            }
+        }
+        for &key in &parameters {
+            walk.make(Held::Gradient(key), walk.cut_bytes(key));
+        }
+        walk.moment += 1;
+        walk.live.keys().copied().collect::<Vec<_>>().into_iter().for_each(|held| walk.drop(held));
+        walk
+    }
+
+    fn parameters(&self, stage: u32) -> Vec<ParameterKey> {
+        let of_layer = |layer_idx: LayerIdx| {
+            self.run.program(layer_idx).updates.iter().map(move |update| (layer_idx, update.tensor))
+        };
+        self.run.layers_on(stage).into_iter().flat_map(of_layer).collect()
+    }
+
+    fn forward(&mut self, layer_idx: LayerIdx, micro_batch: u32) {
+        let program = self.run.program(layer_idx);
+        let held = |value: ValueId| Held::Value(layer_idx, micro_batch, value);
+        program.stream.iter().for_each(|&value| self.make(held(value), self.value_bytes(layer_idx, value)));
+        self.section((layer_idx, micro_batch), &program.forward);
+        self.drop(held(program.out));
+    }
+
+    fn backward(&mut self, layer_idx: LayerIdx, micro_batch: u32) {
+        let program = self.run.program(layer_idx);
+        let held = |value: ValueId| Held::Value(layer_idx, micro_batch, value);
+        self.make(held(program.out_gradient), self.value_bytes(layer_idx, program.out_gradient));
+        self.section((layer_idx, micro_batch), &program.backward);
+        program.stream_gradient.iter().for_each(|&value| self.drop(held(value)));
+    }
+
+    fn section(&mut self, (layer_idx, micro_batch): (LayerIdx, u32), code: &[Instruction]) {
+        for instruction in code {
+            self.moment += 1;
+            for value in made(instruction) {
+                let bytes = self.value_bytes(layer_idx, value);
+                self.make(Held::Value(layer_idx, micro_batch, value), bytes);
+            }
+            if let Instruction::Free { value } = instruction {
+                self.drop(Held::Value(layer_idx, micro_batch, *value));
+            }
+        }
+        self.moment += 1;
+    }
+
+    fn make(&mut self, held: Held, bytes: u64) {
+        let at = self.buffers.len();
+        if self.live.insert(held, at).is_none() {
+            self.buffers.push(Buffer { bytes, from: self.moment, to: usize::MAX });
+            self.of.entry(held).or_default().push(at);
+        }
+    }
+
+    fn drop(&mut self, held: Held) {
+        if let Some(at) = self.live.remove(&held) {
+            self.buffers[at].to = self.moment;
+        }
+    }
+
+    fn value_bytes(&self, layer_idx: LayerIdx, value: ValueId) -> u64 {
+        let value = self.run.program(layer_idx).value(value);
+        let block = self.seat.block(value.sharding, &self.run.shape(layer_idx, value.tensor));
+        let width = match self.run.layer(layer_idx).tensors[value.tensor.0].role {
+            Role::Data(_) => size_of::<i64>() as u64,
+            Role::Activation | Role::Parameter(_) => self.element_bytes,
+        };
+        block.len() as u64 * width
+    }
+
+    /// Elements of the flattened local block.
+    fn flat(&self, (layer_idx, tensor): ParameterKey) -> u64 {
+        let shape = self.run.shape(layer_idx, tensor);
+        let update = self.run.program(layer_idx).updates.iter().find(|update| update.tensor == tensor);
+        update.map_or(0, |update| self.seat.block(update.used, &shape).len() as u64)
+    }
+
+    fn cut_bytes(&self, key: ParameterKey) -> u64 {
+        let Ok(update) = self.run.update(key) else { return 0 };
+        flat_cut(&self.seat, self.flat(key), update.storage.optimizer).len() as u64 * self.element_bytes
+    }
+
+    fn state_bytes(&self, key: ParameterKey) -> u64 {
+        let Ok(update) = self.run.update(key) else { return 0 };
+        let cut = |axes| flat_cut(&self.seat, self.flat(key), axes).len() as u64;
+        let updated = cut(update.storage.optimizer);
+        (cut(update.storage.parameter) + cut(update.storage.gradient) + 3 * updated) * self.element_bytes
+    }
+}
+
+/// Values that an instruction makes.
+fn made(instruction: &Instruction) -> Vec<ValueId> {
+    match instruction {
+        Instruction::Load { output }
+        | Instruction::Parameter { output, .. }
+        | Instruction::Convert { output, .. } => vec![*output],
+        Instruction::Forward { results, .. } => results.clone(),
+        Instruction::Backward { results, .. } => results.iter().flatten().copied().collect(),
+        Instruction::Accumulate { .. } | Instruction::Free { .. } => Vec::new(),
+    }
+}
+
+/// A rank's memory as it runs. Without a plan nothing is watched.
+#[derive(Debug, Default)]
+pub(crate) struct Watch<'a> {
+    plan: Option<&'a MemoryPlan>,
+    arena: Arena,
+    /// Where and how large what is held now is.
+    now: BTreeMap<Held, (u64, u64)>,
+    /// How often each buffer has appeared in this step.
+    seen: BTreeMap<Held, usize>,
+}
+
+impl<'a> Watch<'a> {
+    pub(crate) fn new(plan: Option<&'a MemoryPlan>) -> Self {
+        Self { plan, ..Self::default() }
+    }
+
+    /// What the rank holds of a layer and micro-batch now, with its bytes; what it held before and lacks now is gone.
+    pub(crate) fn values(
+        &mut self,
+        (layer_idx, micro_batch): (LayerIdx, u32),
+        held: impl Iterator<Item = (ValueId, u64)>,
+    ) -> Result<(), ExecutorError> {
+        if self.plan.is_none() {
+            return Ok(());
+        }
+        let held: BTreeMap<Held, u64> =
+            held.map(|(value, bytes)| (Held::Value(layer_idx, micro_batch, value), bytes)).collect();
+        let first = Held::Value(layer_idx, micro_batch, ValueId(0));
+        let last = Held::Value(layer_idx, micro_batch, ValueId(usize::MAX));
+        let gone: BTreeSet<Held> = self
+            .now
+            .range(first..=last)
+            .map(|(held, _)| *held)
+            .filter(|one| !held.contains_key(one))
+            .collect();
+        gone.into_iter().for_each(|held| self.drop(held));
+        held.into_iter().try_for_each(|(held, bytes)| self.make(held, bytes))
+    }
+
+    /// A buffer that appears, with the bytes it has.
+    pub(crate) fn make(&mut self, held: Held, bytes: u64) -> Result<(), ExecutorError> {
+        let Some(plan) = self.plan.filter(|_| !self.now.contains_key(&held)) else { return Ok(()) };
+        let nth = self.seen.entry(held).or_insert(0);
+        let at = plan.of.get(&held).and_then(|list| list.get(*nth));
+        *nth += 1;
+        let at = *at.ok_or_else(|| unfit(format!("{held:?} is held but was not planned")))?;
+        let planned = plan.buffers[at].bytes;
+        if planned != bytes {
+            return Err(unfit(format!("{held:?} has {bytes} B, planned were {planned} B")));
+        }
+        let offset = plan.placed.offsets[at];
+        let taken = |byte| unfit(format!("{held:?} at {offset}: byte {byte} of the arena is not free"));
+        self.arena.claim(offset, bytes).map_err(taken)?;
+        self.now.insert(held, (offset, bytes));
+        Ok(())
+    }
+
+    /// A buffer that is gone.
+    pub(crate) fn drop(&mut self, held: Held) {
+        if let Some((offset, bytes)) = self.now.remove(&held) {
+            self.arena.release(offset, bytes);
+        }
+    }
+
+    /// The next step begins: only states are left.
+    pub(crate) fn end_step(&mut self) {
+        let over: Vec<Held> =
+            self.now.keys().copied().filter(|held| !matches!(held, Held::State(_))).collect();
+        over.into_iter().for_each(|held| self.drop(held));
+        self.seen.retain(|held, _| matches!(held, Held::State(_)));
+    }
+
+    pub(crate) fn report(&self) -> RankMemory {
+        let placed = self.plan.map(|plan| plan.placed.as_ref());
+        RankMemory {
+            planned_peak: placed.map_or(0, |placed| placed.peak),
+            lower_bound: placed.map_or(0, |placed| placed.lower_bound),
+            high_water: self.arena.high_water,
+            most_live: self.arena.most_live,
+        }
+    }
+}
