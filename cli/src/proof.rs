@@ -4,6 +4,7 @@ use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::entry::Proof;
 use planner::prove;
+use planner::rewrite::is_form_of;
 use rayon::prelude::*;
 
 use crate::failure::Failure;
@@ -24,11 +25,22 @@ pub(crate) fn outcomes(plan: &Plan, opened: &OpenPlan) -> Vec<Proof> {
     let one = |at: usize| {
         let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
         match prove::prove(layer, &plan.mesh, &sizes, &opened.entries[at].program) {
-            prove::Proof::Proven { .. } => Proof::Proven,
+            prove::Proof::Proven { .. } => form_proof(opened, at),
             prove::Proof::NotProven { reason } => Proof::Open { reason },
         }
     };
     (0..opened.entries.len()).into_par_iter().map(one).collect()
+}
+
+/// Whether the layer of an entry, where it stands for another, is proven equal to that one: found by the rules that
+/// fuse, from the original alone.
+fn form_proof(opened: &OpenPlan, at: usize) -> Proof {
+    match opened.originals.get(&opened.entries[at].layer) {
+        Some(original) if !is_form_of(opened.layer(at), original) => Proof::Open {
+            reason: "its program equals the fused layer, which no rule derives from the original".into(),
+        },
+        Some(_) | None => Proof::Proven,
+    }
 }
 
 /// `all 4 programs are proven equal to their layers`, or which are not.

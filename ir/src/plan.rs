@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::{Cluster, Precision};
 use crate::mesh::Mesh;
 use crate::names::Roles;
-use crate::native::ModelDocument;
+use crate::native::{LayerDocument, ModelDocument};
 use crate::schedule::Schedule;
 use crate::token_order::TokenOrder;
 use crate::work::AttentionKernel;
@@ -73,10 +73,25 @@ pub struct Plan {
     /// What the reader should know before trusting it.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// Layers of `model` that stand for layers of the model that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forms: Vec<LayerForm>,
     /// The machines.
     pub cluster: Cluster,
-    /// The model, in the variants that were chosen.
+    /// The model, in the forms that were chosen.
     pub model: ModelDocument,
+}
+
+/// A layer that computes the same as one of the model that was asked for, with some parameters side by side in one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LayerForm {
+    /// Name of the layer in the plan's model.
+    pub layer: String,
+    /// Its parameters that hold several of the original's, by name: `q+k+v`.
+    pub fused: Vec<String>,
+    /// The layer as it was asked for.
+    pub original: LayerDocument,
 }
 
 /// Digests of the inputs a plan was made from.

@@ -99,6 +99,7 @@ pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError>
         search: None,
         runners_up: Vec::new(),
         warnings: Vec::new(),
+        forms: Vec::new(),
         ..plan.clone()
     };
     check_plan(&small).map_err(ShrinkError::Broken)?;

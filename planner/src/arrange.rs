@@ -95,10 +95,7 @@ impl Scope<'_> {
         let cuts = match &self.pins().layers_per_stage {
             // The user counts decoder layers; embedding and head stand at the ends.
             Some(counts) if counts.len() == in_flight.len() => {
-                let mut counts: Vec<usize> = counts.iter().map(|&n| n as usize).collect();
-                *counts.first_mut()? += 1;
-                *counts.last_mut()? += 1;
-                levels.as_given(&counts, &in_flight, capacity)?
+                levels.as_given(&with_ends(counts), &in_flight, capacity)?
             }
             Some(_) => return None,
             None => levels.partition(&in_flight, capacity)?,
@@ -126,13 +123,20 @@ impl Scope<'_> {
         schedule: Schedule,
         (entries, chunks): (Vec<Entry>, Vec<Vec<(usize, u64)>>),
     ) -> Option<Arranged> {
-        let staged = staged(self.model(), candidate, schedule, &entries, &chunks);
+        let staged = staged(&self.wide, candidate, schedule, &entries, &chunks);
         let step = step(&self.setting, &staged).ok()?;
         let peak =
             |stage: usize| stage_memory(&self.setting, &staged, stage, step.in_flight[stage]).total().0;
         let fits = (0..step.in_flight.len()).all(|stage| peak(stage) <= self.setting.memory);
         fits.then(|| Arranged { candidate: candidate.clone(), schedule, entries, chunks, step })
     }
+}
+
+/// Layers per chunk, embedding and head included, of the decoder layers that the user counts.
+pub(crate) fn with_ends(counts: &[u64]) -> Vec<usize> {
+    let last = counts.len().saturating_sub(1);
+    let ends = |at: usize| usize::from(at == 0) + usize::from(at == last);
+    counts.iter().enumerate().map(|(at, &n)| n as usize + ends(at)).collect()
 }
 
 /// The runs of equal entries of a chunk.

@@ -1,64 +1,84 @@
 //! How fast a candidate could be: the fastest choice of each layer kind, whatever memory it takes.
 
+use ir::lower::LayerChoice;
 use ir::sharding::Sharding;
 use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::too_large;
+use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
-use crate::prices::Prices;
 
 /// What is known of a candidate before it is worked out.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    /// It is not faster than this.
+    /// It is not faster than this, whatever the forms of its layers.
     pub time: Seconds,
     /// Time of the layers alone, were every stage busy all the time.
     pub work: f64,
+    /// At most so much of the step is saved by fused forms of layers.
+    pub saving: Seconds,
     /// Bytes that the fastest choices take on a device, reserve apart, over what there is.
     pub crowding: f64,
     /// Sharding of the stream in the kind of layer that takes most of the time.
     pub stream: Sharding,
     /// What memory is worth there.
     pub seconds_per_byte: f64,
+    /// Per kind, its fastest choice in its original form, whatever the stream of the others.
+    pub fastest: Vec<LayerChoice>,
 }
 
 impl Scope<'_> {
     /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
     pub fn bound(&self, candidate: &Candidate) -> Option<Bound> {
-        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
-        let sizes = self.sizes(candidate);
-        let clock = Self::clock(candidate);
-        let layers = &self.model().layers;
-        let (mut total, mut bytes) = (0.0, 0.0);
+        let bench = self.bench(candidate);
+        let given = self.given_fastest();
+        let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
         let mut main: Option<(f64, Sharding, f64)> = None;
-        for (kind, layer) in layers.iter().enumerate() {
-            let problem = LayerProblem::new(layer, &sizes[kind], &prices, clock, &self.given_fastest())?;
-            let (time, unit, choices) = self.chooser(&problem).fastest(&problem.problem)?;
-            let weight = time * self.counts[kind] as f64;
-            total += weight;
-            bytes += problem.problem.total(&choices)?.memory * self.counts[kind] as f64;
+        let mut choices_made = Vec::with_capacity(self.forms.len());
+        for (kind, forms) in self.forms.iter().enumerate() {
+            let layer = &forms[0].layer;
+            let asked = self.asked(&bench, kind, &given, Forms::All);
+            let (_, problem) = asked.first().filter(|(form, _)| *form == 0)?;
+            let (time, unit, choices) = self.chooser(problem).fastest(&problem.problem)?;
+            let count = self.counts[kind] as f64;
+            total += time * count;
+            bytes += problem.problem.total(&choices)?.memory * count;
             let passes_stream = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
+            let choice = problem.choice(&choices);
             // The kind that takes most of the time decides in which sharding the stream passes everywhere.
-            if passes_stream && main.is_none_or(|(most, ..)| weight > most) {
-                main = Some((weight, problem.choice(&choices).stream, unit));
+            if passes_stream && main.is_none_or(|(most, ..)| time * count > most) {
+                main = Some((time * count, choice.stream, unit));
             }
+            choices_made.push(choice);
+            let of_form = |(_, form): &(usize, LayerProblem<'_>)| Some(self.chooser(form).cheapest(0.0)?.0);
+            let least = asked[1..].iter().filter_map(of_form).fold(time, f64::min);
+            saved += (time - least) * count;
         }
         let (_, stream, seconds_per_byte) = main?;
         let p = candidate.n_stages as f64;
-        let work = total / p;
-        let time = self.with_bubble(candidate, work)?;
-        Some(Bound { time, work, crowding: bytes / p / self.capacity, stream, seconds_per_byte })
+        let work = (total - saved) / p;
+        let (time, before) = (self.with_bubble(candidate, work)?, self.with_bubble(candidate, total / p)?);
+        let crowding = bytes / p / self.capacity;
+        let saving = before - time;
+        Some(Bound { time, work, saving, crowding, stream, seconds_per_byte, fastest: choices_made })
     }
 
     /// What to say where the solver that is asked for cannot take the problem of some layer of a candidate.
     pub(crate) fn too_large(&self, candidate: &Candidate) -> Option<String> {
-        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
-        let (sizes, clock, given) = (self.sizes(candidate), Self::clock(candidate), self.given());
-        self.model().layers.iter().zip(&sizes).find_map(|(layer, sizes)| {
-            let problem = LayerProblem::new(layer, sizes, &prices, clock, &given)?;
-            too_large(self.request.solver, &problem, (&layer.name, &candidate.shape.mesh))
+        let (bench, given) = (self.bench(candidate), self.given());
+        (0..self.forms.len()).find_map(|kind| {
+            let asked = self.asked(&bench, kind, &given, Forms::All);
+            asked.iter().find_map(|(form, problem)| {
+                let layer = &self.forms[kind][*form].layer;
+                too_large(self.request.solver, problem, (&layer.name, &candidate.shape.mesh))
+            })
         })
+    }
+
+    /// Sharding of the stream beside a layer with a choice: as it leaves where nothing enters.
+    pub(crate) fn passes(&self, kind: usize, choice: &LayerChoice) -> Sharding {
+        if self.forms[kind][0].layer.stream_in.is_some() { choice.stream } else { choice.out }
     }
 
     /// Least time of a step whose layers take `work` on every stage: fill and drain of the most virtual stages.

@@ -5,14 +5,16 @@
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
-use ir::graph::{Model, Sizes};
+use ir::graph::Model;
 
 use crate::chooser::{Chooser, Troubles};
+use crate::forms::{first_of, forms_of, wide};
 use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
 use crate::price::setting::Setting;
 use crate::prices::Machine;
 use crate::request::{Job, Pins, RecomputeKind, Request, ScheduleKind};
+use crate::rewrite::Variant;
 use crate::shapes::{Shape, divisors};
 
 /// Everything that all candidates share.
@@ -31,6 +33,10 @@ pub struct Scope<'a> {
     pub counts: Vec<u64>,
     /// What kept a solver from an answer.
     pub troubles: Troubles,
+    /// Forms of each kind, the original first.
+    pub forms: Vec<Vec<Variant>>,
+    /// The model with a layer kind for every form: all forms of the first kind, then of the next.
+    pub wide: Model,
 }
 
 /// A mesh, a number of stages, a micro-batch.
@@ -73,7 +79,19 @@ impl<'a> Scope<'a> {
             counts[run.layer] += run.count;
         }
         let (machine, capacity) = (setting.machine.clone(), setting.capacity);
-        Some(Self { request, constants, setting, machine, capacity, counts, troubles: Troubles::default() })
+        let forms = forms_of(&request.model);
+        let wide = wide(&request.model, &forms);
+        Some(Self {
+            request,
+            constants,
+            setting,
+            machine,
+            capacity,
+            counts,
+            troubles: Troubles::default(),
+            forms,
+            wide,
+        })
     }
 
     /// The choice problem of a layer in the hands of the solver that is asked for.
@@ -89,9 +107,9 @@ impl<'a> Scope<'a> {
         &self.request.pins
     }
 
-    pub(crate) fn sizes(&self, candidate: &Candidate) -> Vec<Sizes> {
-        let sizes = |layer: &ir::graph::Layer| layer.sizes(candidate.micro_batch, self.request.job.sequence);
-        self.model().layers.iter().map(sizes).collect()
+    /// Layer kind of the wide model for a form of a kind.
+    pub(crate) fn wide_kind(&self, kind: usize, form: usize) -> usize {
+        first_of(&self.forms, kind) + form
     }
 
     pub(crate) fn given(&self) -> Given {

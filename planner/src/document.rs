@@ -1,6 +1,5 @@
 //! From the winner to the plan document: every figure read off programs, prices and the simulation.
 
-use ir::graph::Model;
 use ir::lower::lower;
 use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::plan::entry::Entry as EntryDocument;
@@ -14,11 +13,15 @@ use ir::units::Seconds;
 
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
+use crate::chosen::chosen;
 use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price;
 use crate::price::setting::Entry;
 use crate::request::Request;
+
+/// How many runners-up a plan names.
+const N_RUNNERS_UP: usize = 5;
 
 /// Writes the plan of the fastest arrangement, priced as any plan is. Digests and the tool's version are the caller's to
 /// fill.
@@ -42,7 +45,8 @@ pub fn plan(found: &Found<'_>) -> Option<Result<Plan, PlanError>> {
 fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
     let scope = &found.scope;
     let request = scope.request;
-    let named = roles_of(&request.model, best);
+    let chosen = chosen(scope, best);
+    let named = roles_of(scope, best);
     let order = scope.setting.job.token_order;
     Plan {
         schema_version: PLAN_SCHEMA_VERSION,
@@ -54,7 +58,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             precision: request.job.precision,
             optimizer: Optimizer::AdamW,
             attention: request.job.attention,
-            token_order: if cuts_queries(&request.model, best) { order } else { TokenOrder::Natural },
+            token_order: if cuts_queries(scope, best) { order } else { TokenOrder::Natural },
         },
         roles: named,
         mesh: best.candidate.shape.mesh.clone(),
@@ -66,8 +70,9 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         entries: best
             .entries
             .iter()
-            .map(|entry| {
-                let (layer, mesh) = (&request.model.layers[entry.kind], &best.candidate.shape.mesh);
+            .zip(&chosen.kinds)
+            .map(|(entry, &kind)| {
+                let (layer, mesh) = (&chosen.model.layers[kind], &best.candidate.shape.mesh);
                 let sizes = layer.sizes(best.candidate.micro_batch, request.job.sequence);
                 // An entry has been lowered before, so this cannot fail; without rules the plainest algorithms run.
                 let program = lower(layer, mesh, &sizes, &entry.choice);
@@ -86,17 +91,18 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             .collect(),
         predicted: None,
         search: Some(report(&found.tally, best.step_time())),
-        runners_up: found.ranking[1..].iter().map(|other| runner_up(scope, best, other)).collect(),
+        runners_up: runners_up(scope, &found.ranking),
         warnings: warnings(request, scope),
+        forms: chosen.forms,
         cluster: request.cluster.clone(),
-        model: ir::native::write(&request.model),
+        model: ir::native::write(&chosen.model),
     }
 }
 
 /// Whether some layer cuts the queries of attention, so that the order of tokens matters.
-fn cuts_queries(model: &Model, arranged: &Arranged) -> bool {
+fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
     let of_entry = |entry: &Entry| {
-        let layer = &model.layers[entry.kind];
+        let layer = &scope.wide.layers[entry.kind];
         layer.ops.iter().zip(&entry.choice.strategies).any(|(op, strategy)| {
             let ring = signature(layer, op).ring;
             let cuts = |axis| ring.is_some_and(|ring| strategy.on(axis).divides() == Some(ring.queries));
@@ -106,7 +112,7 @@ fn cuts_queries(model: &Model, arranged: &Arranged) -> bool {
     arranged.entries.iter().any(of_entry)
 }
 
-fn roles_of(model: &Model, arranged: &Arranged) -> Roles {
+fn roles_of(scope: &Scope<'_>, arranged: &Arranged) -> Roles {
     let mut counts = vec![0; arranged.entries.len()];
     for &(entry, count) in arranged.chunks.iter().flatten() {
         counts[entry] += count;
@@ -118,7 +124,7 @@ fn roles_of(model: &Model, arranged: &Arranged) -> Roles {
         .zip(counts)
         .map(|(entry, count)| {
             let (kind, count) = placed((entry, count));
-            PlacedLayer { layer: &model.layers[kind], choice: &entry.choice, count }
+            PlacedLayer { layer: &scope.wide.layers[kind], choice: &entry.choice, count }
         })
         .collect();
     roles(&Arrangement {
@@ -133,13 +139,20 @@ fn roles_of(model: &Model, arranged: &Arranged) -> Roles {
 
 fn report(tally: &Tally, best: Seconds) -> SearchReport {
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
+    let forms = match tally.n_forms_open {
+        0 => String::new(),
+        n => format!(
+            "; {n} were not asked again for fused forms of their layers, which could make them the fastest"
+        ),
+    };
+    let given = "taken for given: small micro-batches are no faster than the largest on their mesh";
     let proof = match tally.open_bound {
-        None => {
-            "every candidate of the space was worked out, or has a bound above the plan's time".to_string()
-        }
+        None => format!(
+            "every candidate of the space was worked out, or has a bound above the plan's time ({given}){forms}"
+        ),
         Some(_) => format!(
             "{} candidates were left open when the limit on work was reached; none of them can be faster than {:.3} of \
-             the plan's time",
+             the plan's time ({given}){forms}",
             tally.n_open,
             bound / best
         ),
@@ -156,8 +169,24 @@ fn report(tally: &Tally, best: Seconds) -> SearchReport {
     }
 }
 
+/// The fastest of every other plan in the literature's words: what differs from a better one in its mesh alone is the
+/// same plan to a reader.
+fn runners_up(scope: &Scope<'_>, ranking: &[Arranged]) -> Vec<RunnerUp> {
+    let Some(best) = ranking.first() else { return Vec::new() };
+    let mut known = vec![roles_of(scope, best)];
+    let mut list = Vec::new();
+    for other in &ranking[1..] {
+        let roles = roles_of(scope, other);
+        if list.len() < N_RUNNERS_UP && !known.contains(&roles) {
+            known.push(roles);
+            list.push(runner_up(scope, best, other));
+        }
+    }
+    list
+}
+
 fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
-    let model = &scope.request.model;
+    let model = &scope.wide;
     let parts = |one: &Arranged| breakdown(&one.staged(model), &one.step);
     let (mine, its) = (parts(best), parts(other));
     let communication = |b: &Breakdown| b.exposed_communication_s.values().copied().sum::<Seconds>();
@@ -185,7 +214,7 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
         }
         _ => format!("{slower:.1} % slower"),
     };
-    RunnerUp { roles: roles_of(&scope.request.model, other), step_time_s: other.step_time(), reason }
+    RunnerUp { roles: roles_of(scope, other), step_time_s: other.step_time(), reason }
 }
 
 fn warnings(request: &Request, scope: &Scope<'_>) -> Vec<String> {

@@ -1,39 +1,43 @@
 //! How fast a candidate is: choices at rising prices of memory until every number of virtual stages has an arrangement
 //! that fits.
 
+use std::collections::BTreeMap;
+
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::Chooser;
-use crate::layer_problem::LayerProblem;
+use crate::forms::Forms;
+use crate::layer_problem::Given;
 use crate::menu::MEMORY_PRICES;
-use crate::prices::Prices;
-use crate::shelf::Shelf;
+use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 impl Scope<'_> {
     /// Works a candidate out for every number of virtual stages; the fastest that fits.
     ///
     /// # Errors
     /// Why none does.
-    pub fn evaluate(&self, candidate: &Candidate, bound: &Bound) -> Result<Arranged, Dropped> {
-        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
-        let sizes = self.sizes(candidate);
-        let mut shelf = Shelf::default();
+    pub fn evaluate(&self, candidate: &Candidate, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
+        let bench = self.bench(candidate);
+        let mut shelf = Shelf::new(self.forms.len());
+        let base = Given { stream: Some(bound.stream), ..self.given_fastest() };
+        let tied = self.tied_uses(&bench, &base).ok_or(Dropped::NoStrategy)?;
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
-        let fastest = self.problems((candidate, bound), &prices, &sizes, &self.given_fastest());
-        let fastest = fastest.ok_or(Dropped::NoStrategy)?;
-        let ready = self.choosers(&fastest);
-        self.extend(&mut shelf, (&fastest, &ready), (&prices, &sizes), 0.0).ok_or(Dropped::NoStrategy)?;
+        self.fastest_level(&mut shelf, (&bench, bound), (&base, &tied), forms).ok_or(Dropped::NoStrategy)?;
         if let (Some(found), true) = self.best_of(candidate, &shelf) {
             return Ok(found);
         }
-        let free =
-            self.problems((candidate, bound), &prices, &sizes, &self.given()).ok_or(Dropped::NoStrategy)?;
-        let ready = self.choosers(&free);
+        let base = Given { stream: Some(bound.stream), ..self.given() };
+        let asked: Vec<Asked<'_>> = (0..self.forms.len())
+            .map(|kind| self.asked(&bench, kind, &with_tied(&base, &tied, kind), forms))
+            .collect();
+        let ready: Vec<Vec<Chooser<'_>>> = asked.iter().map(|asked| self.choosers(asked)).collect();
         let mut best = None;
         for multiple in &MEMORY_PRICES[1..] {
             let price = multiple * bound.seconds_per_byte;
-            self.extend(&mut shelf, (&free, &ready), (&prices, &sizes), price).ok_or(Dropped::NoStrategy)?;
+            for (kind, (asked, ready)) in asked.iter().zip(&ready).enumerate() {
+                self.add(&mut shelf, &bench, (kind, asked, ready), price).ok_or(Dropped::NoStrategy)?;
+            }
             let (found, all_fit) = self.best_of(candidate, &shelf);
             best = found;
             if all_fit {
@@ -41,6 +45,46 @@ impl Scope<'_> {
             }
         }
         best.ok_or_else(|| self.overflow(candidate, &self.levels(&shelf)))
+    }
+
+    /// The first level: the fastest choices, those of the bound where it made them under the same conditions.
+    fn fastest_level(
+        &self,
+        shelf: &mut Shelf,
+        (bench, bound): (&Bench<'_>, &Bound),
+        (base, tied): (&Given, &BTreeMap<usize, TiedUses>),
+        forms: Forms,
+    ) -> Option<()> {
+        for kind in 0..self.forms.len() {
+            let one_form = forms == Forms::Original || self.forms[kind].len() == 1;
+            let known = bound.fastest.get(kind).filter(|choice| {
+                one_form && !tied.contains_key(&kind) && self.passes(kind, choice) == bound.stream
+            });
+            match known {
+                Some(choice) => self.put(shelf, bench, (kind, 0), choice.clone())?,
+                None => {
+                    let asked = self.asked(bench, kind, &with_tied(base, tied, kind), forms);
+                    self.add(shelf, bench, (kind, &asked, &self.choosers(&asked)), 0.0)?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Adds the best choice over all forms at a price of memory; ties to the earlier form.
+    fn add(
+        &self,
+        shelf: &mut Shelf,
+        bench: &Bench<'_>,
+        (kind, asked, ready): (usize, &Asked<'_>, &[Chooser<'_>]),
+        price: f64,
+    ) -> Option<()> {
+        let solved = asked.iter().zip(ready).filter_map(|((form, problem), ready)| {
+            let (objective, choices) = ready.cheapest(price)?;
+            Some((objective, *form, problem, choices))
+        });
+        let (_, form, problem, choices) = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))?;
+        self.put(shelf, bench, (kind, form), problem.choice(&choices))
     }
 
     /// The fastest arrangement of what is on the shelf, and whether every number of virtual stages had one.
@@ -60,7 +104,11 @@ impl Scope<'_> {
         (best, all)
     }
 
-    fn choosers<'s>(&'s self, problems: &'s [LayerProblem<'_>]) -> Vec<Chooser<'s>> {
-        problems.iter().map(|one| self.chooser(one)).collect()
+    fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Vec<Chooser<'s>> {
+        asked.iter().map(|(_, problem)| self.chooser(problem)).collect()
     }
+}
+
+fn with_tied(base: &Given, tied: &BTreeMap<usize, TiedUses>, kind: usize) -> Given {
+    Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() }
 }

@@ -19,6 +19,7 @@ pub mod menu;
 pub mod shapes;
 pub mod partition;
 pub mod price;
+pub mod forms;
 pub mod candidate;
 pub mod bound;
 pub mod shelf;
@@ -26,6 +27,8 @@ pub mod arrange;
 pub mod overflow;
 pub mod evaluate;
 pub mod optimize;
+pub mod relax;
+pub mod chosen;
 pub mod document;
 
 use arrange::Arranged;
@@ -48,7 +51,7 @@ pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, 
             }
         },
         Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
-            let relaxations = optimize::relaxations(request, &constants);
+            let relaxations = relax::relaxations(request, &constants);
             Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
         }
         Err(other) => Err(other),
@@ -77,7 +80,7 @@ fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
 /// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.
 pub fn relaxations(request: &Request) -> Vec<Relaxation> {
     let constants = Constants::load();
-    let mut list = optimize::relaxations(request, &constants);
+    let mut list = relax::relaxations(request, &constants);
     if let Ok(found) = optimize::search(request, &constants, &|_| ()) {
         let fastest = found.ranking.first();
         let another = |one: &Arranged| Relaxation {

@@ -3,7 +3,9 @@
 //! ```text
 //! for every number of stages, mesh and micro-batch:   bound(c)       -> bounds(), in parallel
 //! the most promising first, while bound(c) < best:    evaluate(c)    -> work_out(), in parallel batches
+//! those that fused layers could make the best:        evaluate(c)    -> choose_forms(), in parallel batches
 //! ```
+//! Layers are worked out as they were read first. Bounds are those of all forms; what a form saves there is taken for what it saves at all, so that the candidates behind the best by more than that need not be asked again.
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
 //! it are the same with any number of threads.
 
@@ -14,7 +16,8 @@ use rayon::prelude::*;
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
-use crate::request::{NoPlan, OnProgress, Progress, Relaxation, Request, Solver};
+use crate::forms::Forms;
+use crate::request::{NoPlan, OnProgress, Progress, Request, Solver};
 use crate::shapes::{Facts, divisors, shapes};
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
@@ -28,8 +31,8 @@ const BOUND_SLACK: f64 = 0.97;
 /// each other; the plan then says how far its bound is instead of proving the last per cent.
 const MAX_WORKED_OUT: u64 = 96;
 
-/// How many runners-up a plan names.
-const N_RUNNERS_UP: usize = 5;
+/// Candidates that are worked out again with all forms of their layers, at most.
+const MAX_FORMS_CHOSEN: u64 = 16;
 
 /// How the search went.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,6 +47,10 @@ pub struct Tally {
     pub n_unfit: u64,
     /// Candidates worked out to a simulated time.
     pub n_simulated: u64,
+    /// Of these, candidates worked out again with every form of their layers.
+    pub n_forms_chosen: u64,
+    /// Candidates that forms could still make the best when the limit was reached.
+    pub n_forms_open: u64,
     /// Candidates left when the limit was reached.
     pub n_open: u64,
     /// Least bound among them.
@@ -58,6 +65,12 @@ pub struct Found<'a> {
     pub ranking: Vec<Arranged>,
     /// How the search went.
     pub tally: Tally,
+}
+
+/// A candidate that was worked out, and its bound.
+struct Worked {
+    arranged: Arranged,
+    bound: Bound,
 }
 
 /// Finds the fastest arrangement.
@@ -83,13 +96,15 @@ pub fn search<'a>(
     let mut bounded = bounds(&scope, &candidates, on_progress);
     tally.n_illegal = (candidates.len() - bounded.len()) as u64;
     bounded.sort_by(|a, b| promise(&a.0).total_cmp(&promise(&b.0)).then(a.1.cmp(&b.1)));
-    let (ranking, closest) = work_out(&scope, &candidates, &bounded, &mut tally, on_progress);
+    let (mut worked, closest) = work_out(&scope, &candidates, &bounded, &mut tally, on_progress);
+    choose_forms(&scope, &mut worked, &mut tally);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
     }
-    if ranking.is_empty() {
+    if worked.is_empty() {
         return Err(nothing_fits(&scope, request, closest));
     }
+    let ranking = worked.into_iter().map(|one| one.arranged).collect();
     Ok(Found { scope, ranking, tally })
 }
 
@@ -141,7 +156,7 @@ fn bounds(scope: &Scope<'_>, candidates: &[Candidate], on_progress: OnProgress<'
             let Some(bound) = bound else { continue };
             list.extend(group.iter().filter_map(|&at| {
                 let time = scope.with_bubble(&candidates[at], bound.work)?;
-                Some((Bound { time, ..bound }, at))
+                Some((Bound { time, ..bound.clone() }, at))
             }));
         }
         on_progress(Progress { done: list.len() as u64, total: candidates.len() as u64, best: None });
@@ -163,30 +178,31 @@ fn work_out(
     bounded: &[(Bound, usize)],
     tally: &mut Tally,
     on_progress: OnProgress<'_>,
-) -> (Vec<Arranged>, Option<Dropped>) {
-    let mut ranking: Vec<Arranged> = Vec::new();
+) -> (Vec<Worked>, Option<Dropped>) {
+    let mut ranking: Vec<Worked> = Vec::new();
     let mut closest: Option<Dropped> = None;
     let mut open: Vec<&(Bound, usize)> = bounded.iter().collect();
     while !open.is_empty() && (tally.n_simulated < MAX_WORKED_OUT || ranking.is_empty()) {
-        let limit = ranking.first().map_or(f64::INFINITY, |found| found.step_time().0);
+        let limit = ranking.first().map_or(f64::INFINITY, |found| found.arranged.step_time().0);
         let before = open.len();
         open.retain(|(bound, _)| bound.time.0 * BOUND_SLACK < limit);
         tally.n_bounded += (before - open.len()) as u64;
         let batch: Vec<&(Bound, usize)> = open.drain(..open.len().min(BATCH)).collect();
-        let found: Vec<Option<Result<Arranged, Dropped>>> = batch
+        let found: Vec<Option<Result<Worked, Dropped>>> = batch
             .par_iter()
             .map(|(_, at)| {
-                let own = scope.bound(&candidates[*at])?;
-                (own.time.0 * BOUND_SLACK < limit).then(|| scope.evaluate(&candidates[*at], &own))
+                let bound = scope.bound(&candidates[*at])?;
+                (bound.time.0 * BOUND_SLACK < limit).then(|| {
+                    let arranged = scope.evaluate(&candidates[*at], &bound, Forms::Original)?;
+                    Ok(Worked { arranged, bound })
+                })
             })
             .collect();
         for result in found {
             match result {
-                Some(Ok(arranged)) => {
+                Some(Ok(worked)) => {
                     tally.n_simulated += 1;
-                    let at = ranking.partition_point(|known| known.step_time() <= arranged.step_time());
-                    ranking.insert(at, arranged);
-                    ranking.truncate(1 + N_RUNNERS_UP);
+                    insert(&mut ranking, worked);
                 }
                 Some(Err(dropped)) => {
                     tally.n_unfit += 1;
@@ -196,13 +212,54 @@ fn work_out(
             }
         }
         let done = (bounded.len() - open.len()) as u64;
-        let best = ranking.first().map(|found| found.step_time());
+        let best = ranking.first().map(|found| found.arranged.step_time());
         on_progress(Progress { done, total: bounded.len() as u64, best });
     }
     let least = open.iter().map(|(bound, _)| bound.time.0 * BOUND_SLACK).min_by(f64::total_cmp);
     tally.n_open = open.len() as u64;
     tally.open_bound = least.map(Seconds);
     (ranking, closest)
+}
+
+/// Keeps the fastest first; equals in the order in which they came.
+fn insert(ranking: &mut Vec<Worked>, one: Worked) {
+    let time = one.arranged.step_time();
+    let at = ranking.partition_point(|known| known.arranged.step_time() <= time);
+    ranking.insert(at, one);
+}
+
+/// Lets the candidates that fused layers could make the best choose among all forms of their layers.
+fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally) {
+    let mut open: Vec<Worked> = std::mem::take(worked);
+    let best = |a: &[Worked], b: &[Worked]| {
+        a.iter().chain(b).map(|one| one.arranged.step_time().0).fold(f64::INFINITY, f64::min)
+    };
+    while !open.is_empty() {
+        let limit = best(&open, worked);
+        let (could, could_not): (Vec<Worked>, Vec<Worked>) = open.into_iter().partition(|one| {
+            one.bound.saving.0 > 0.0 && (one.arranged.step_time() - one.bound.saving).0 < limit
+        });
+        could_not.into_iter().for_each(|one| insert(worked, one));
+        open = could;
+        if tally.n_forms_chosen >= MAX_FORMS_CHOSEN {
+            tally.n_forms_open = open.len() as u64;
+            open.drain(..).for_each(|one| insert(worked, one));
+        }
+        let batch: Vec<Worked> = open.drain(..open.len().min(BATCH)).collect();
+        tally.n_forms_chosen += batch.len() as u64;
+        let found: Vec<Result<Arranged, Dropped>> = batch
+            .par_iter()
+            .map(|one| scope.evaluate(&one.arranged.candidate, &one.bound, Forms::All))
+            .collect();
+        for (mut one, found) in batch.into_iter().zip(found) {
+            if let Ok(arranged) = found
+                && arranged.step_time() < one.arranged.step_time()
+            {
+                one.arranged = arranged;
+            }
+            insert(worked, one);
+        }
+    }
 }
 
 /// Of two that overflow, the one that needs less; ties to the first.
@@ -277,57 +334,4 @@ fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) 
             ),
         },
     }
-}
-
-/// Changes that would make a plan fit, each with the step time it then has; best first.
-///
-/// Tried: more devices, more memory per device, shorter sequences, and no pins.
-pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> {
-    let quiet = |_: Progress| ();
-    let mut list = Vec::new();
-    let mut attempt = |change: String, relaxed: Request| -> bool {
-        let found =
-            search(&relaxed, constants, &quiet).ok().and_then(|f| f.ranking.first().map(|r| r.step_time()));
-        if let Some(step_time) = found {
-            list.push(Relaxation { change, step_time });
-        }
-        found.is_some()
-    };
-    for factor in [2_u64, 4, 8, 16, 32] {
-        let mut relaxed = request.clone();
-        for group in &mut relaxed.cluster.groups {
-            group.count *= factor;
-        }
-        if let Some(outer) = relaxed.cluster.tiers.last_mut() {
-            outer.devices *= factor;
-        }
-        if attempt(format!("{factor} times the devices ({})", relaxed.cluster.n_devices()), relaxed) {
-            break;
-        }
-    }
-    for factor in [1.5, 2.0, 4.0, 8.0, 16.0] {
-        let mut relaxed = request.clone();
-        for group in &mut relaxed.cluster.groups {
-            group.device.memory_bytes = group.device.memory_bytes * factor;
-        }
-        if attempt(format!("devices with {factor} times the memory"), relaxed) {
-            break;
-        }
-    }
-    for factor in [2, 4, 8] {
-        let mut relaxed = request.clone();
-        relaxed.job.sequence /= factor;
-        if relaxed.job.sequence > 0
-            && attempt(format!("sequences of {} tokens", relaxed.job.sequence), relaxed)
-        {
-            break;
-        }
-    }
-    if request.pins != crate::request::Pins::default() {
-        let mut relaxed = request.clone();
-        relaxed.pins = crate::request::Pins::default();
-        attempt("no pinned choices".into(), relaxed);
-    }
-    list.sort_by(|a, b| a.step_time.0.total_cmp(&b.step_time.0));
-    list
 }

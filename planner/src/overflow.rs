@@ -1,5 +1,6 @@
 //! What a candidate that does not fit would need at least, and for what.
 
+use crate::arrange::with_ends;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::partition::{LayerCost, Levels};
 
@@ -13,9 +14,13 @@ impl Scope<'_> {
     pub(crate) fn overflow(&self, candidate: &Candidate, levels: &Levels) -> Dropped {
         let last = levels.costs.len() - 1;
         let smallest = Levels::new(vec![levels.costs[last].clone()], levels.kinds.clone());
-        let schedule = self.schedule(1);
-        let in_flight = Self::in_flight(candidate, schedule);
-        let Some(cuts) = smallest.partition(&in_flight, f64::INFINITY) else { return Dropped::NoStrategy };
+        let Some(v) = self.virtual_stages(candidate).into_iter().min() else { return Dropped::NoStrategy };
+        let in_flight = Self::in_flight(candidate, self.schedule(v));
+        let cuts = match &self.pins().layers_per_stage {
+            Some(counts) => smallest.as_given(&with_ends(counts), &in_flight, f64::INFINITY),
+            None => smallest.partition(&in_flight, f64::INFINITY),
+        };
+        let Some(cuts) = cuts else { return Dropped::NoStrategy };
         let worst =
             cuts.iter().enumerate().max_by(|a, b| a.1.memory.total_cmp(&b.1.memory).then(b.0.cmp(&a.0)));
         let Some((stage, cut)) = worst else { return Dropped::NoStrategy };
@@ -31,6 +36,8 @@ impl Scope<'_> {
         } else {
             "working tensors of one layer"
         };
-        Dropped::Memory { stage, term, needed: cut.memory }
+        // Each of a stage's chunks may take its share of the device.
+        let needed = cut.memory * f64::from(v);
+        Dropped::Memory { stage: stage % candidate.n_stages as usize, term, needed }
     }
 }

@@ -15,6 +15,8 @@ pub struct LayerCost {
     pub saved: f64,
     /// Bytes needed while it runs.
     pub working: f64,
+    /// Bytes of the logits, which a stage has once, beside whatever runs.
+    pub logits: f64,
 }
 
 /// Costs of every kind at every level: a level is a price of memory, from fastest to smallest.
@@ -68,11 +70,12 @@ impl Levels {
 
     fn memory(&self, from: usize, to: usize, level: usize, in_flight: f64) -> f64 {
         let present = |kind: &usize| self.count(from, to, *kind) > 0.0;
-        let working = (0..self.costs[level].len())
-            .filter(present)
-            .map(|kind| self.costs[level][kind].working)
-            .fold(0.0, f64::max);
-        self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved) + working
+        let most = |of: &dyn Fn(&LayerCost) -> f64| {
+            let kinds = (0..self.costs[level].len()).filter(present);
+            kinds.map(|kind| of(&self.costs[level][kind])).fold(0.0, f64::max)
+        };
+        let once = most(&|cost| cost.working) + most(&|cost| cost.logits);
+        self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved) + once
     }
 
     /// The kind with most layers in a range; ties to the first.
@@ -98,7 +101,10 @@ impl Levels {
         let kind = self.main_kind(from, to);
         let each = |level: usize| self.costs[level][kind].state + in_flight * self.costs[level][kind].saved;
         let gain = each(faster) - each(level);
-        let working = (self.costs[level][kind].working - self.costs[faster][kind].working).max(0.0);
+        let more = |of: &dyn Fn(&LayerCost) -> f64| {
+            (of(&self.costs[level][kind]) - of(&self.costs[faster][kind])).max(0.0)
+        };
+        let working = more(&|cost| cost.working) + more(&|cost| cost.logits);
         let over = self.memory(from, to, faster, in_flight) + working - capacity;
         let needed = (over / gain).ceil();
         if gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind) {
@@ -184,8 +190,9 @@ mod tests {
     use super::*;
 
     fn levels(times: &[f64], sequence: &[usize]) -> Levels {
-        let cost = |time: &f64| LayerCost { time: *time, state: 1.0, saved: 1.0, working: 0.0 };
-        let small = |time: &f64| LayerCost { time: *time * 1.5, state: 1.0, saved: 0.1, working: 0.0 };
+        let cost = |time: &f64| LayerCost { time: *time, state: 1.0, saved: 1.0, working: 0.0, logits: 0.0 };
+        let small =
+            |time: &f64| LayerCost { time: *time * 1.5, state: 1.0, saved: 0.1, working: 0.0, logits: 0.0 };
         Levels::new(
             vec![times.iter().map(cost).collect(), times.iter().map(small).collect()],
             sequence.to_vec(),
@@ -206,6 +213,14 @@ mod tests {
         let chunk = levels.chunk(0, 8, 2.0, 20.0).unwrap();
         assert_eq!((chunk.level, chunk.smaller), (0, 3));
         assert!(chunk.memory <= 20.0);
+    }
+
+    #[test]
+    fn logits_stay_beside_the_largest_working_set() {
+        let cost = |working, logits| LayerCost { time: 1.0, state: 0.0, saved: 0.0, working, logits };
+        let levels = Levels::new(vec![vec![cost(5.0, 0.0), cost(1.0, 3.0)]], vec![0, 1]);
+        assert_eq!(levels.chunk(0, 2, 1.0, 8.0).map(|chunk| chunk.memory), Some(8.0));
+        assert_eq!(levels.chunk(0, 2, 1.0, 7.0), None);
     }
 
     #[test]

@@ -1,28 +1,27 @@
 //! The choices tried so far for every layer kind of a candidate, each lowered and priced from its program.
 //!
-//! A level is a price of memory: at each the choice problem of every kind is solved once more. What an entry costs is
-//! read off its program, not off the problem.
+//! A level is a price of memory: at each the choice problem of every form of a kind is solved once more, and the best
+//! of them is taken. What an entry costs is read off its program, not off the problem.
 
 use std::collections::BTreeMap;
 
 use ir::graph::{Sizes, TensorId};
-use ir::lower::{lower, whole_axes};
+use ir::lower::{LayerChoice, lower, whole_axes};
 use ir::program::{AxisSet, Storage};
 use ir::sharding::Sharding;
 
-use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
-use crate::chooser::Chooser;
+use crate::forms::Forms;
 use crate::layer_problem::{Given, LayerProblem, StorageRule};
 use crate::partition::{LayerCost, Levels};
 use crate::price::setting::Entry;
 use crate::prices::Prices;
+use crate::rewrite::Variant;
 
 /// Use and storage that tied parameters of a layer kind must have.
-type TiedUses = BTreeMap<TensorId, (Sharding, Storage)>;
+pub(crate) type TiedUses = BTreeMap<TensorId, (Sharding, Storage)>;
 
 /// The choices tried so far for every layer kind, with their figures.
-#[derive(Default)]
 pub(crate) struct Shelf {
     /// Per kind, distinct choices.
     pub(crate) entries: Vec<Vec<Entry>>,
@@ -30,35 +29,73 @@ pub(crate) struct Shelf {
     pub(crate) levels: Vec<Vec<usize>>,
 }
 
+/// A candidate with its prices and the lengths of every form of every layer kind.
+pub(crate) struct Bench<'s> {
+    pub(crate) candidate: &'s Candidate,
+    pub(crate) prices: Prices<'s>,
+    pub(crate) sizes: Vec<Vec<Sizes>>,
+}
+
+/// The forms of a layer kind that are asked, each with its choice problem.
+pub(crate) type Asked<'s> = Vec<(usize, LayerProblem<'s>)>;
+
+impl Shelf {
+    pub(crate) fn new(n_kinds: usize) -> Self {
+        Self { entries: vec![Vec::new(); n_kinds], levels: vec![Vec::new(); n_kinds] }
+    }
+}
+
 impl<'a> Scope<'a> {
-    /// Adds the choices at the next price of memory to the shelf, and their figures.
-    pub(crate) fn extend(
+    pub(crate) fn bench<'s>(&'s self, candidate: &'s Candidate) -> Bench<'s> {
+        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
+        let sizes = |form: &Variant| form.layer.sizes(candidate.micro_batch, self.request.job.sequence);
+        let sizes = self.forms.iter().map(|forms| forms.iter().map(sizes).collect()).collect();
+        Bench { candidate, prices, sizes }
+    }
+
+    /// The choice problems of the forms of a layer kind; forms without a legal strategy are left out.
+    pub(crate) fn asked<'s>(
+        &'s self,
+        bench: &Bench<'s>,
+        kind: usize,
+        given: &Given,
+        forms: Forms,
+    ) -> Asked<'s> {
+        let n = match forms {
+            Forms::Original => 1,
+            Forms::All => self.forms[kind].len(),
+        };
+        let clock = Self::clock(bench.candidate);
+        (0..n)
+            .filter_map(|form| {
+                let layer = &self.forms[kind][form].layer;
+                let sizes = &bench.sizes[kind][form];
+                Some((form, LayerProblem::new(layer, sizes, &bench.prices, clock, given)?))
+            })
+            .collect()
+    }
+
+    /// Puts a choice on the shelf as the next level of its kind.
+    pub(crate) fn put(
         &self,
         shelf: &mut Shelf,
-        (problems, ready): (&[LayerProblem<'_>], &[Chooser<'_>]),
-        (prices, sizes): (&Prices<'_>, &[Sizes]),
-        price: f64,
+        bench: &Bench<'_>,
+        (kind, form): (usize, usize),
+        choice: LayerChoice,
     ) -> Option<()> {
-        for (kind, (problem, ready)) in problems.iter().zip(ready).enumerate() {
-            if shelf.entries.len() <= kind {
-                shelf.entries.push(Vec::new());
-                shelf.levels.push(Vec::new());
+        let wide = self.wide_kind(kind, form);
+        let known = shelf.entries[kind].iter().position(|entry| entry.kind == wide && entry.choice == choice);
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let (mesh, sizes) = (bench.prices.mesh(), &bench.sizes[kind][form]);
+                let program = lower(&self.wide.layers[wide], mesh, sizes, &choice).ok()?;
+                let entry = self.setting.entry(&self.wide, (wide, choice), (mesh, sizes), &program);
+                shelf.entries[kind].push(entry);
+                shelf.entries[kind].len() - 1
             }
-            let (_, choices) = ready.cheapest(price)?;
-            let choice = problem.choice(&choices);
-            let known = shelf.entries[kind].iter().position(|entry| entry.choice == choice);
-            let at = match known {
-                Some(at) => at,
-                None => {
-                    let layer = &self.model().layers[kind];
-                    let program = lower(layer, prices.mesh(), &sizes[kind], &choice).ok()?;
-                    let at = (prices.mesh(), &sizes[kind]);
-                    shelf.entries[kind].push(self.setting.entry(self.model(), (kind, choice), at, &program));
-                    shelf.entries[kind].len() - 1
-                }
-            };
-            shelf.levels[kind].push(at);
-        }
+        };
+        shelf.levels[kind].push(at);
         Some(())
     }
 
@@ -68,7 +105,8 @@ impl<'a> Scope<'a> {
             time: (entry.price.forward.seconds() + entry.price.backward.seconds()).0,
             state: entry.memory.states().0,
             saved: entry.memory.saved_total().0 * slack,
-            working: (entry.memory.working() + entry.memory.logits).0 * slack,
+            working: entry.memory.working().0 * slack,
+            logits: entry.memory.logits.0 * slack,
         };
         let depth = shelf.levels.first().map_or(0, Vec::len);
         let at = |level: usize| {
@@ -77,45 +115,19 @@ impl<'a> Scope<'a> {
         Levels::new((0..depth).map(at).collect(), self.model().kinds_in_order())
     }
 
-    /// The choice problem of every layer kind, the stream passing in the sharding of the bound.
-    pub(crate) fn problems(
-        &self,
-        (candidate, bound): (&Candidate, &Bound),
-        prices: &Prices<'_>,
-        sizes: &[Sizes],
-        given: &Given,
-    ) -> Option<Vec<LayerProblem<'a>>> {
-        let clock = Self::clock(candidate);
-        let layers = &self.model().layers;
-        let problem =
-            |kind: usize, given: &Given| LayerProblem::new(&layers[kind], &sizes[kind], prices, clock, given);
-        let base = Given { stream: Some(bound.stream), ..given.clone() };
-        let tied = self.tied_uses(prices, &base, &problem)?;
-        (0..layers.len())
-            .map(|kind| {
-                problem(kind, &Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() })
-            })
-            .collect()
-    }
-
     /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree.
     ///
     /// The use is that of the copy's fastest choice; the states beside the parameter are cut as far as they can be,
     /// unless the user says otherwise.
-    fn tied_uses<'p>(
-        &self,
-        prices: &Prices<'_>,
-        base: &Given,
-        problem: &dyn Fn(usize, &Given) -> Option<LayerProblem<'p>>,
-    ) -> Option<BTreeMap<usize, TiedUses>> {
+    pub(crate) fn tied_uses(&self, bench: &Bench<'_>, base: &Given) -> Option<BTreeMap<usize, TiedUses>> {
         let mut uses: BTreeMap<usize, TiedUses> = BTreeMap::new();
         for tie in &self.model().ties {
-            let built = problem(tie.copy.layer, base)?;
+            let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Original).into_iter().next()?;
             let choice = built.choice(&self.chooser(&built).fastest(&built.problem)?.2);
             let used = built.used(&choice, tie.copy.tensor)?;
             let storage = match base.storage {
                 StorageRule::Free => {
-                    let cut = whole_axes(prices.mesh(), used);
+                    let cut = whole_axes(bench.prices.mesh(), used);
                     Storage { parameter: AxisSet::EMPTY, gradient: cut, optimizer: cut }
                 }
                 StorageRule::Whole

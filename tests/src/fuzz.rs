@@ -147,6 +147,7 @@ impl Case {
             search: None,
             runners_up: Vec::new(),
             warnings: Vec::new(),
+            forms: Vec::new(),
             cluster: cluster()?,
             model: native::write(model),
         };

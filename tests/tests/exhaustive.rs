@@ -5,6 +5,7 @@
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use planner::candidate::{Candidate, Scope, micro_batches};
+use planner::forms::Forms;
 use planner::request::{Job, Pins, Progress, Request, Solver};
 use planner::shapes::{Facts, divisors, shapes};
 
@@ -45,7 +46,7 @@ fn assert_search_is_exhaustive(request: &Request) {
     let mut n_worked_out = 0;
     for candidate in candidates(request) {
         let Some(bound) = scope.bound(&candidate) else { continue };
-        let Ok(arranged) = scope.evaluate(&candidate, &bound) else { continue };
+        let Ok(arranged) = scope.evaluate(&candidate, &bound, Forms::All) else { continue };
         let (bound, time) = (bound.time.0, arranged.step_time().0);
         assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");
         best = best.min(time);

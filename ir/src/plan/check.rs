@@ -9,7 +9,7 @@
 //! - the schedule has a table;
 //! - parameters that are one are used and stored in one way.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes};
 use crate::lower::{LayerChoice, lower};
@@ -48,6 +48,8 @@ pub struct OpenPlan {
     pub model: Model,
     /// The plan's entries, in its order.
     pub entries: Vec<OpenEntry>,
+    /// Layer kinds that stand for another form, which is held here.
+    pub originals: BTreeMap<usize, Layer>,
 }
 
 /// An entry with its names resolved.
@@ -85,7 +87,8 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
     check_limits(&plan.model)?;
     let model = native::read(&plan.model).map_err(|broken| within("model", broken.place, broken.what))?;
     let entries = open_entries(plan, &model)?;
-    let open = OpenPlan { model, entries };
+    let originals = open_forms(plan, &model)?;
+    let open = OpenPlan { model, entries, originals };
     check_chunks(plan, &open)?;
     check_token_order(plan, &open)?;
     check_ties(plan, &open)?;
@@ -299,6 +302,24 @@ fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError>
         entries.push(OpenEntry { layer: at, choice, program: program.run_by(&rules) });
     }
     Ok(entries)
+}
+
+/// The layers that were asked for, in the place of those that stand for them: each must fit there.
+fn open_forms(plan: &Plan, model: &Model) -> Result<BTreeMap<usize, Layer>, PlanError> {
+    let mut originals = BTreeMap::new();
+    for (i, form) in plan.forms.iter().enumerate() {
+        let place = format!("forms[{i}]");
+        let Some(at) = model.layers.iter().position(|layer| layer.name == form.layer) else {
+            return fail(format!("{place}.layer"), format!("no layer is named `{}`", form.layer));
+        };
+        layer_elements(&form.original).map_err(|what| PlanError::new(format!("{place}.original"), what))?;
+        let mut document = plan.model.clone();
+        document.layers[at] = LayerDocument { name: form.layer.clone(), ..form.original.clone() };
+        let read = native::read(&document);
+        let read = read.map_err(|broken| within(&format!("{place}.original"), broken.place, broken.what))?;
+        originals.extend(read.layers.into_iter().nth(at).map(|layer| (at, layer)));
+    }
+    Ok(originals)
 }
 
 fn check_elements(layer: &Layer, sizes: &Sizes) -> Result<(), String> {

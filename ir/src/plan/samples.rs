@@ -154,6 +154,7 @@ impl Sample {
             search: None,
             runners_up: Vec::new(),
             warnings: Vec::new(),
+            forms: Vec::new(),
             cluster: cluster(mesh.n_devices() * self.n_stages),
             model: native::write(&model),
         };

@@ -1,6 +1,6 @@
 //! A plan as text: everything that fixes its run, the choices a line per operator and parameter.
 //!
-//! What a plan only reports (names of roles, prediction, search, runners-up, warnings) is not part of the text: reading
+//! What a plan only reports (names of roles, prediction, search, runners-up, warnings, originals of fused layers) is not part of the text: reading
 //! derives the roles again and leaves the rest out.
 
 use serde::de::DeserializeOwned;
@@ -16,7 +16,7 @@ use crate::plan::{EntryRun, Plan, check};
 use crate::schedule::Schedule;
 
 /// Fields of the document that have lines of their own, or that are left out.
-const PLACED: [&str; 12] = [
+const PLACED: [&str; 13] = [
     "job",
     "roles",
     "mesh",
@@ -26,6 +26,7 @@ const PLACED: [&str; 12] = [
     "search",
     "runners_up",
     "warnings",
+    "forms",
     "cluster",
     "model",
     "inputs",
@@ -267,7 +268,14 @@ mod tests {
 
     /// What of a plan its text holds.
     fn bare(plan: Plan) -> Plan {
-        Plan { predicted: None, search: None, runners_up: Vec::new(), warnings: Vec::new(), ..plan }
+        Plan {
+            predicted: None,
+            search: None,
+            runners_up: Vec::new(),
+            warnings: Vec::new(),
+            forms: Vec::new(),
+            ..plan
+        }
     }
 
     fn sample(family: Family) -> Plan {

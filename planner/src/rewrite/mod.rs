@@ -80,6 +80,12 @@ pub fn variants(layer: &Layer) -> Vec<Variant> {
     list
 }
 
+/// Whether a layer is one of the forms of another, whatever its name: both are then in one class of the e-graph.
+pub fn is_form_of(layer: &Layer, original: &Layer) -> bool {
+    let renamed = |variant: Variant| Layer { name: layer.name.clone(), ..variant.layer };
+    variants(original).into_iter().any(|variant| renamed(variant) == *layer)
+}
+
 /// Adds the fused form of a group: each product is a part of the fused product, each biased product a part of the
 /// biased one.
 fn fuse(graph: &mut Forms, classes: &Classes, layer: &Layer, (index, group): (usize, &Group)) {

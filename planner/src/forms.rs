@@ -1,0 +1,50 @@
+//! Equal forms of the layer kinds, among which the search chooses.
+//!
+//! A fused product reads its operand once, starts fewer kernels, adds no gradients of copies and converts one result
+//! instead of several; but its parts can only be cut where all of them can.
+
+use ir::graph::{Layer, Model, ParameterRef, Segment, Tie};
+
+use crate::rewrite::{Variant, variants};
+
+/// Which forms of a layer are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forms {
+    /// The layer as it was read.
+    Original,
+    /// All.
+    All,
+}
+
+/// The forms of every layer kind, the original first. A kind with a parameter that is tied to another layer's has no
+/// other, since both sides must hold it in one way.
+pub fn forms_of(model: &Model) -> Vec<Vec<Variant>> {
+    let is_tied = |kind: usize| {
+        model.ties.iter().any(|tie| [tie.owner, tie.copy].iter().any(|side| side.layer == kind))
+    };
+    let of_kind = |(kind, layer): (usize, &Layer)| {
+        let mut list = variants(layer);
+        if is_tied(kind) {
+            list.truncate(1);
+        }
+        list
+    };
+    model.layers.iter().enumerate().map(of_kind).collect()
+}
+
+/// First layer kind of the wide model for a kind.
+pub(crate) fn first_of(forms: &[Vec<Variant>], kind: usize) -> usize {
+    forms[..kind].iter().map(Vec::len).sum()
+}
+
+/// The model with a layer kind for every form; its layers are in their original forms.
+pub(crate) fn wide(model: &Model, forms: &[Vec<Variant>]) -> Model {
+    let side = |side: ParameterRef| ParameterRef { layer: first_of(forms, side.layer), ..side };
+    let run = |run: &Segment| Segment { layer: first_of(forms, run.layer), ..*run };
+    Model {
+        layers: forms.iter().flatten().map(|form| form.layer.clone()).collect(),
+        sequence: model.sequence.iter().map(run).collect(),
+        ties: model.ties.iter().map(|tie| Tie { owner: side(tie.owner), copy: side(tie.copy) }).collect(),
+        ..model.clone()
+    }
+}

@@ -1,0 +1,137 @@
+//! Where nothing fits: changes of the request that would make a plan fit, each with the step time it then has.
+//!
+//! Every family of changes is tried from the least to the largest, and the first that fits is told. Each trial is a
+//! search of its own, so the price is that of the best plan after the change.
+
+use cost_model::Constants;
+use ir::cluster::Precision;
+
+use crate::optimize::search;
+use crate::request::{Pins, Progress, Relaxation, Request};
+
+/// Bytes of a GiB.
+const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
+
+/// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
+/// thousand.
+const DOUBLINGS: u32 = 10;
+
+/// Memory per device, as multiples of what there is: up to the step from 16 to 1024 GiB.
+const MEMORY: [f64; 8] = [1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+
+/// A change in words, and the request after it.
+type Change = (String, Request);
+
+/// Changes that would make a plan fit; the fastest first.
+pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> {
+    let families = [
+        more_devices(request),
+        more_memory(request),
+        shorter_sequences(request),
+        smaller_batches(request),
+        lower_precision(request),
+        one_pin_less(request, PINS.len()),
+    ];
+    let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin));
+    let first_that_fits = |family: Vec<Change>| {
+        family.into_iter().find_map(|(change, relaxed)| {
+            let found = search(&relaxed, constants, &|_: Progress| ()).ok()?;
+            Some(Relaxation { change, step_time: found.ranking.first()?.step_time() })
+        })
+    };
+    let mut list: Vec<Relaxation> =
+        families.into_iter().chain(single_pins).filter_map(first_that_fits).collect();
+    list.sort_by(|a, b| a.step_time.0.total_cmp(&b.step_time.0));
+    list
+}
+
+fn more_devices(request: &Request) -> Vec<Change> {
+    let times = |doublings: u32| {
+        let factor = 1_u64 << doublings;
+        let mut relaxed = request.clone();
+        for group in &mut relaxed.cluster.groups {
+            group.count *= factor;
+        }
+        if let Some(outer) = relaxed.cluster.tiers.last_mut() {
+            outer.devices *= factor;
+        }
+        (format!("{factor} times the devices ({})", relaxed.cluster.n_devices()), relaxed)
+    };
+    (1..=DOUBLINGS).map(times).collect()
+}
+
+fn more_memory(request: &Request) -> Vec<Change> {
+    let times = |factor: f64| {
+        let mut relaxed = request.clone();
+        let mut least = f64::INFINITY;
+        for group in &mut relaxed.cluster.groups {
+            group.device.memory_bytes = group.device.memory_bytes * factor;
+            least = least.min(group.device.memory_bytes.0 / GIB);
+        }
+        (format!("devices with {factor} times the memory ({least:.0} GiB)"), relaxed)
+    };
+    MEMORY.into_iter().map(times).collect()
+}
+
+fn shorter_sequences(request: &Request) -> Vec<Change> {
+    let halved = |halvings: u32| {
+        let mut relaxed = request.clone();
+        relaxed.job.sequence >>= halvings;
+        (format!("sequences of {} tokens", relaxed.job.sequence), relaxed)
+    };
+    (1..=DOUBLINGS).map(halved).filter(|(_, relaxed)| relaxed.job.sequence > 0).collect()
+}
+
+fn smaller_batches(request: &Request) -> Vec<Change> {
+    let halved = |halvings: u32| {
+        let mut relaxed = request.clone();
+        relaxed.job.global_batch >>= halvings;
+        (format!("a global batch of {} sequences", relaxed.job.global_batch), relaxed)
+    };
+    (1..=DOUBLINGS).map(halved).filter(|(_, relaxed)| relaxed.job.global_batch > 0).collect()
+}
+
+fn lower_precision(request: &Request) -> Vec<Change> {
+    if request.job.precision != Precision::Fp32 {
+        return Vec::new();
+    }
+    let mut relaxed = request.clone();
+    relaxed.job.precision = Precision::Bf16;
+    vec![("parameters and activations in bf16".into(), relaxed)]
+}
+
+/// A pin by its name, and how it is taken back.
+type Pin = (&'static str, fn(&mut Pins));
+
+/// All pins.
+const PINS: [Pin; 13] = [
+    ("tp", |pins| pins.tp = None),
+    ("pp", |pins| pins.pp = None),
+    ("dp", |pins| pins.dp = None),
+    ("cp", |pins| pins.cp = None),
+    ("ep", |pins| pins.ep = None),
+    ("etp", |pins| pins.etp = None),
+    ("vpp", |pins| pins.vpp = None),
+    ("micro-batch", |pins| pins.micro_batch = None),
+    ("schedule", |pins| pins.schedule = None),
+    ("recompute", |pins| pins.recompute = None),
+    ("zero", |pins| pins.zero = None),
+    ("sequence-parallel", |pins| pins.sequence_parallel = None),
+    ("layers-per-stage", |pins| pins.layers_per_stage = None),
+];
+
+/// The request without one of its pins; past the last, without any.
+fn one_pin_less(request: &Request, pin: usize) -> Vec<Change> {
+    let mut relaxed = request.clone();
+    let change = match PINS.get(pin) {
+        Some((name, take_back)) => {
+            take_back(&mut relaxed.pins);
+            format!("no pinned {name}")
+        }
+        None => {
+            relaxed.pins = Pins::default();
+            "no pinned choices".into()
+        }
+    };
+    if relaxed == *request { Vec::new() } else { vec![(change, relaxed)] }
+}
