@@ -128,6 +128,9 @@ pub(crate) struct JobArgs {
     /// Kernel of the attention core [default: flash]
     #[arg(long, value_enum)]
     pub(crate) attention: Option<AttentionArg>,
+    /// Slots of an expert per token that it expects; tokens beyond are dropped [default: nothing is dropped]
+    #[arg(long, value_name = "FACTOR")]
+    pub(crate) capacity_factor: Option<f64>,
     /// Update rule [default: adamw]
     #[arg(long, value_enum)]
     pub(crate) optimizer: Option<OptimizerArg>,
@@ -387,7 +390,12 @@ pub(crate) enum SwitchArg {
 pub(crate) enum ElementArg {
     F64,
     F32,
+    /// Single, rounded to bf16 between operators and ranks
+    Bf16,
+    /// f64 and f32
     Both,
+    /// f64, f32 and bf16
+    All,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

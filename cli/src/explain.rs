@@ -358,7 +358,7 @@ fn storage_words(axis: &AxisUseSummary) -> String {
 fn loop_name(layer: Option<&LayerDocument>, word: &str) -> String {
     match word {
         "-" => return "none".into(),
-        "defer" | "through" => return word.into(),
+        "defer" | "through" | "ring" => return word.into(),
         _ => {}
     }
     let length =
@@ -366,7 +366,7 @@ fn loop_name(layer: Option<&LayerDocument>, word: &str) -> String {
     match length {
         Some(Length::MicroBatch) => format!("{word} (batch)"),
         Some(Length::Sequence) => format!("{word} (sequence)"),
-        Some(Length::Slots(_)) => format!("{word} (slots of an expert)"),
+        Some(Length::Slots(_) | Length::Capacity { .. }) => format!("{word} (slots of an expert)"),
         Some(Length::Fixed(n) | Length::Uneven(n)) => format!("{word} ({n})"),
         None => word.into(),
     }

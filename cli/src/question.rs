@@ -1,5 +1,6 @@
 //! The question that the arguments ask: model, cluster and job, with the defaults that were filled in.
 
+use frontends::capacity::limit_experts;
 use frontends::{Size, rescale};
 use ir::cluster::{Cluster, Precision};
 use ir::plan::{InputDigests, Plan};
@@ -24,7 +25,17 @@ pub(crate) struct Question {
 impl Question {
     /// Reads the files and fills in defaults; nothing is pinned.
     pub(crate) fn read(model: &str, cluster: &str, args: &JobArgs) -> Result<Self, Failure> {
-        let model = input::model(model)?;
+        let mut model = input::model(model)?;
+        if let Some(factor) = args.capacity_factor
+            && !limit_experts(&mut model.value, factor)
+        {
+            let what =
+                format!("--capacity-factor: {factor} is no factor, or the model has no routed experts");
+            return Err(Failure::argument_with_hint(
+                what,
+                "give a mixture of experts a factor above 0, such as 1.25",
+            ));
+        }
         let described = input::cluster(cluster)?;
         let cluster = resized(described.value, &args.size)?;
         let defaults = Job::defaults(&model.value, &cluster);

@@ -81,6 +81,16 @@ struct RunVerdict {
     losses: Vec<f64>,
     /// How often the experts of a token were fixed to those that one device chose, its own choice being another.
     n_experts_fixed: u64,
+    /// Choices of experts by one device, and how many of them found no slot; nothing where nothing can be dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropped: Option<Dropped>,
+}
+
+/// Choices of experts that found no slot, in all steps.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Dropped {
+    dropped: u64,
+    chosen: u64,
 }
 
 #[derive(Serialize)]
@@ -156,11 +166,18 @@ fn verdict(
 ) -> Result<Verdict, Failure> {
     let run = SmallRun::new(small, opened)?;
     let mut runs = Vec::new();
-    if precision != ElementArg::F32 {
-        runs.push(held::<f64>(&run, Precision::F64)?);
-    }
-    if precision != ElementArg::F64 {
-        runs.push(held::<f32>(&run, Precision::F32)?);
+    let precisions: &[Precision] = match precision {
+        ElementArg::F64 => &[Precision::F64],
+        ElementArg::F32 => &[Precision::F32],
+        ElementArg::Bf16 => &[Precision::Bf16],
+        ElementArg::Both => &[Precision::F64, Precision::F32],
+        ElementArg::All => &[Precision::F64, Precision::F32, Precision::Bf16],
+    };
+    for &precision in precisions {
+        runs.push(match precision {
+            Precision::F64 => held::<f64>(&run, precision)?,
+            Precision::F32 | Precision::Bf16 => held::<f32>(&run, precision)?,
+        });
     }
     Ok(Verdict {
         verified: runs.iter().all(RunVerdict::holds),
@@ -178,19 +195,27 @@ fn verdict(
 fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdict, Failure> {
     let (seed, expected) = match precision {
         Precision::F64 => (SEED, alone::<E>(small, (precision, SEED))?),
-        Precision::F32 => sound_seed::<E>(small)?,
+        Precision::F32 | Precision::Bf16 => sound_seed::<E>(small, precision)?,
     };
     let execution = small.execution(precision, seed);
     let tier = |a: usize, b: usize| small.tier_between(a, b);
     // In single precision rounding may decide between two experts; then both runs shall take the same.
     let found: Outcome = match precision {
         Precision::F64 => run_programs::<E>(&execution, &small.programs, &tier),
-        Precision::F32 => run_routed::<E>(&execution, &small.programs, &expected, &tier),
+        Precision::F32 | Precision::Bf16 => run_routed::<E>(&execution, &small.programs, &expected, &tier),
     }
     .map_err(|error| Failure::NotVerified(format!("the plan: {error}")))?;
     let comparison = compare(&expected, &found, precision);
-    let should = predicted(small, size_of::<E>() as u64);
-    Ok(RunVerdict::of((&comparison, precision, seed), &found, (&should, &counted(small, &found))))
+    let should = predicted(small, execution.edges.element_bytes::<E>());
+    let verdict = RunVerdict::of((&comparison, precision, seed), &found, (&should, &counted(small, &found)));
+    Ok(RunVerdict { dropped: dropped(&expected), ..verdict })
+}
+
+/// What one device dropped: the same for every plan.
+fn dropped(expected: &Outcome) -> Option<Dropped> {
+    let sum = |of: fn(&(u64, u64)) -> u64| expected.dropped.values().map(of).sum();
+    let all = Dropped { dropped: sum(|pair| pair.0), chosen: sum(|pair| pair.1) };
+    (!expected.dropped.is_empty()).then_some(all)
 }
 
 /// The run of one device.
@@ -200,16 +225,16 @@ fn alone<E: Real>(small: &SmallRun<'_>, (precision, seed): (Precision, u64)) -> 
         .map_err(|error| Failure::NotVerified(format!("one device: {error}")))
 }
 
-/// The first seed with which one device alone gives nearly the same numbers in single as in double precision, and its
+/// The first seed with which one device alone gives nearly the same numbers as in double precision, and its
 /// run in single; where none does, the nearest.
 ///
 /// A model of a few elements may be so ill-conditioned that rounding alone exceeds the tolerance, however it is split.
-fn sound_seed<E: Real>(small: &SmallRun<'_>) -> Result<(u64, Outcome), Failure> {
+fn sound_seed<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<(u64, Outcome), Failure> {
     let mut nearest: Option<(f64, u64, Outcome)> = None;
     for seed in SEED..SEED + SEEDS {
         let double = alone::<f64>(small, (Precision::F32, seed))?;
-        let single = alone::<E>(small, (Precision::F32, seed))?;
-        let worst = compare(&double, &single, Precision::F32).worst.first().map_or(0.0, |worst| worst.excess);
+        let single = alone::<E>(small, (precision, seed))?;
+        let worst = compare(&double, &single, precision).worst.first().map_or(0.0, |worst| worst.excess);
         if nearest.as_ref().is_none_or(|(known, _, _)| worst < *known) {
             nearest = Some((worst, seed, single));
         }
@@ -233,6 +258,7 @@ impl RunVerdict {
             precision: match precision {
                 Precision::F32 => "f32",
                 Precision::F64 => "f64",
+                Precision::Bf16 => "bf16",
             },
             seed,
             tolerance: precision.tolerance(),
@@ -262,6 +288,7 @@ impl RunVerdict {
             }),
             losses: outcome.losses.clone(),
             n_experts_fixed: outcome.rerouted.values().sum(),
+            dropped: None,
         }
     }
 
@@ -351,7 +378,11 @@ fn numbers(runs: &[RunVerdict]) -> String {
         let times = figures::counted(run.n_experts_fixed, "choice");
         format!("in {}: {times} of experts, too close to call, taken from the one device\n", run.precision)
     };
-    table(&columns, &rows) + &fixed.map(note).collect::<String>()
+    let drops = runs.iter().filter_map(|run| run.dropped.map(|dropped| (run.precision, dropped)));
+    let lost = |(precision, Dropped { dropped, chosen }): (&str, Dropped)| {
+        format!("in {precision}: {dropped} of {chosen} choices of experts dropped for want of a slot\n")
+    };
+    table(&columns, &rows) + &fixed.map(note).collect::<String>() + &drops.map(lost).collect::<String>()
 }
 
 fn bytes(run: &RunVerdict) -> String {
@@ -414,6 +445,7 @@ mod tests {
             live: Vec::new(),
             losses: Vec::new(),
             n_experts_fixed: 0,
+            dropped: None,
         }
     }
 

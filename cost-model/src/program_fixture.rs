@@ -141,7 +141,7 @@ pub(crate) fn moe(shape: Shape, experts: u64) -> Layer {
         ("s", Extent::Sequence),
         ("h", Extent::Fixed(shape.h)),
         ("e", Extent::Fixed(experts)),
-        ("c", Extent::Slots { filled: 0.25 }),
+        ("c", Extent::Slots { filled: 0.25, capacity: None }),
         ("f", Extent::Fixed(shape.f)),
     ];
     let mut build = Builder::new("moe", &dims);

@@ -3,7 +3,9 @@
 //! ```text
 //! max |a - b| <= tolerance * max(max |b| of the tensor, 1e-3 * the largest gradient)
 //! ```
-//! where `b` is the reference. In f64 the loss, every gradient and every updated parameter within 1e-9; in f32 the loss
+//! where `b` is the reference. In bf16 every operator rounds, and roundings of either sign add in squares: the tolerance is
+//! `2^-7` times the square root of the operators that a value has passed, forward to the loss and, for
+//! a gradient, back to its layer. In f64 the loss, every gradient and every updated parameter within 1e-9; in f32 the loss
 //! and every gradient within 1e-4, for AdamW amplifies the rounding of tiny gradients.
 
 use ndarray::ArrayD;
@@ -13,6 +15,10 @@ use crate::run::{Outcome, Tensors};
 /// Share of the largest gradient below which a tensor's own size no longer matters.
 const FLOOR: f64 = 1e-3;
 
+/// Rounding of one operator in bf16: each of two runs rounds its values forward and its gradients back by up to half of
+/// a unit in the last place, `2^-8`.
+const BF16: f64 = 4.0 * 0.5 / 256.0;
+
 /// In which numbers the runs were made, and so what is compared and how far it may differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
@@ -20,6 +26,8 @@ pub enum Precision {
     F32,
     /// Double.
     F64,
+    /// Single, rounded to bf16 between operators and ranks.
+    Bf16,
 }
 
 impl Precision {
@@ -28,6 +36,7 @@ impl Precision {
         match self {
             Self::F32 => 1e-4,
             Self::F64 => 1e-9,
+            Self::Bf16 => BF16,
         }
     }
 }
@@ -84,7 +93,8 @@ impl Comparison {
 /// Compares a run with its reference.
 pub fn compare(reference: &Outcome, outcome: &Outcome, precision: Precision) -> Comparison {
     let mut judge = Judge {
-        tolerance: precision.tolerance(),
+        precision,
+        n_ops: &reference.n_ops,
         floor: FLOOR * largest(reference.gradients.iter().flat_map(Tensors::values)),
         found: Comparison { worst: Vec::new(), unmatched: Vec::new() },
     };
@@ -92,7 +102,7 @@ pub fn compare(reference: &Outcome, outcome: &Outcome, precision: Precision) -> 
     judge.tensors(Quantity::Gradient, &reference.gradients, &outcome.gradients);
     match precision {
         Precision::F64 => judge.tensors(Quantity::Parameter, &reference.parameters, &outcome.parameters),
-        Precision::F32 => {}
+        Precision::F32 | Precision::Bf16 => {}
     }
     // Stable: equal excesses stay in the order of steps, layers and names.
     judge.found.worst.sort_by(|a, b| b.excess.total_cmp(&a.excess));
@@ -103,13 +113,25 @@ fn largest<'a>(tensors: impl Iterator<Item = &'a ArrayD<f64>>) -> f64 {
     tensors.flatten().fold(0.0, |most, value| value.abs().max(most))
 }
 
-struct Judge {
-    tolerance: f64,
+struct Judge<'a> {
+    precision: Precision,
+    n_ops: &'a [usize],
     floor: f64,
     found: Comparison,
 }
 
-impl Judge {
+impl Judge<'_> {
+    /// How far a value of a layer may differ.
+    fn tolerance(&self, quantity: Quantity, layer_idx: usize) -> f64 {
+        let of = |layers: &[usize]| layers.iter().sum::<usize>();
+        let back =
+            if quantity == Quantity::Loss { 0 } else { of(self.n_ops.get(layer_idx..).unwrap_or(&[])) };
+        match self.precision {
+            Precision::F32 | Precision::F64 => self.precision.tolerance(),
+            Precision::Bf16 => self.precision.tolerance() * ((of(self.n_ops) + back).max(1) as f64).sqrt(),
+        }
+    }
+
     fn losses(&mut self, reference: &[f64], found: &[f64]) {
         if reference.len() != found.len() {
             self.found.unmatched.push(format!("{} losses, expected {}", found.len(), reference.len()));
@@ -144,7 +166,7 @@ impl Judge {
         }
         let apart = |(a, b): (&f64, &f64)| if (a - b).is_nan() { f64::INFINITY } else { (a - b).abs() };
         let difference = a.iter().zip(b).map(apart).fold(0.0, f64::max);
-        let allowed = self.tolerance * largest(std::iter::once(b)).max(self.floor);
+        let allowed = self.tolerance(quantity, layer_idx) * largest(std::iter::once(b)).max(self.floor);
         let excess = if difference == 0.0 { 0.0 } else { difference / allowed };
         let tensor = name.to_owned();
         self.found.worst.push(Compared { quantity, step, layer_idx, tensor, difference, excess });
@@ -165,10 +187,12 @@ mod tests {
             gradients: vec![tensors(large, small)],
             parameters: vec![tensors(parameter, 1.0)],
             counters: Counters::default(),
+            n_ops: vec![1, 1],
             saved: Vec::new(),
             peak_saved: Vec::new(),
             memory: Vec::new(),
             routes: crate::routing::Routes::default(),
+            dropped: std::collections::BTreeMap::new(),
             rerouted: std::collections::BTreeMap::new(),
         }
     }

@@ -66,7 +66,11 @@ pub(crate) fn convert<E: Real>(
     steps.iter().try_fold(tensor, |tensor, step| {
         let exchange = Exchange::new(seat, step, subject);
         exchange.expect_shape(&tensor, &exchange.before, "before")?;
-        let tensor = exchange.run(comm, step, tensor)?;
+        let mut tensor = exchange.run(comm, step, tensor)?;
+        if step.kind.is_collective() {
+            // What a rank summed itself is as coarse as what the others got of it.
+            comm.edges().round_all(&mut tensor);
+        }
         exchange.expect_shape(&tensor, &exchange.after, "after")?;
         Ok(tensor)
     })

@@ -4,11 +4,59 @@ use std::fmt;
 
 use ndarray::NdFloat;
 
-/// An executed number type. One element moves `size_of::<Self>()` bytes, whatever the plan's own precision.
-pub trait Element: NdFloat {}
+/// An executed number type. One element moves `size_of::<Self>()` bytes, or two where numbers are rounded to bf16,
+/// whatever the plan's own precision.
+pub trait Element: NdFloat {
+    /// The nearest number with the 8 significant bits of bf16; of two as near, the one whose last bit is zero.
+    fn to_bf16(self) -> Self;
+}
 
-impl Element for f32 {}
-impl Element for f64 {}
+impl Element for f32 {
+    fn to_bf16(self) -> Self {
+        if self.is_nan() {
+            return self;
+        }
+        // Half of the last kept bit, less one where that bit is zero already: ties go to even.
+        let bits = self.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+        Self::from_bits(rounded & 0xffff_0000)
+    }
+}
+
+impl Element for f64 {
+    fn to_bf16(self) -> Self {
+        Self::from((self as f32).to_bf16())
+    }
+}
+
+/// How numbers are rounded where they leave an operator or a rank. Inside operators and in accumulators, master
+/// weights and optimizer states they are not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edges {
+    /// They are not.
+    #[default]
+    Exact,
+    /// To bf16, in two bytes.
+    Bf16,
+}
+
+impl Edges {
+    /// Bytes of an element that is kept or sent.
+    pub fn element_bytes<E>(self) -> u64 {
+        match self {
+            Self::Exact => size_of::<E>() as u64,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// Numbers as they leave.
+    pub(crate) fn round_all<'a, E: Element>(self, values: impl IntoIterator<Item = &'a mut E>) {
+        match self {
+            Self::Exact => {}
+            Self::Bf16 => values.into_iter().for_each(|value| *value = value.to_bf16()),
+        }
+    }
+}
 
 /// How the contributions of several ranks become one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,6 +90,26 @@ impl fmt::Display for Reduce {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Eight significant bits: neighbours of one are 2^-7 above and 2^-8 below.
+    #[test]
+    fn numbers_round_to_the_nearest_and_ties_to_even() {
+        let ulp = 2.0_f32.powi(-7);
+        let pairs = [
+            (1.0, 1.0),
+            (1.0 + 0.4 * ulp, 1.0),
+            (1.0 + 0.5 * ulp, 1.0),
+            (1.0 + 0.6 * ulp, 1.0 + ulp),
+            (1.0 + 1.5 * ulp, 1.0 + 2.0 * ulp),
+            (-1.0 - 1.5 * ulp, -1.0 - 2.0 * ulp),
+            (f32::INFINITY, f32::INFINITY),
+            (f32::MAX, f32::INFINITY),
+        ];
+        for (value, rounded) in pairs {
+            assert_eq!(value.to_bf16(), rounded, "{value}");
+        }
+        assert!(f32::NAN.to_bf16().is_nan());
+    }
 
     #[test]
     fn a_nan_survives_the_maximum_from_either_side() {

@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::counters::{Counters, Traffic};
-use crate::element::Element;
+use crate::element::{Edges, Element};
 use crate::error::{ExecutorError, Waiting};
 use crate::instruction::{Instruction, Operation, Tag};
 
@@ -65,7 +65,7 @@ where
     E: Element,
     F: Fn(&mut RankComm<'_, E>) -> Result<T, ExecutorError>,
 {
-    let mut comm = RankComm { fabric, rank, counters: Counters::default() };
+    let mut comm = RankComm { fabric, rank, counters: Counters::default(), edges: Edges::Exact };
     let returned = catch_unwind(AssertUnwindSafe(|| body(&mut comm)));
     let mut state = fabric.lock();
     let last = || state.last[rank].as_deref().cloned().map(Box::new);
@@ -103,9 +103,20 @@ pub struct RankComm<'a, E: Element> {
     fabric: &'a Fabric<'a, E>,
     rank: usize,
     counters: Counters,
+    edges: Edges,
 }
 
 impl<E: Element> RankComm<'_, E> {
+    /// Rounds what this rank sends from now on.
+    pub(crate) fn round_to(&mut self, edges: Edges) {
+        self.edges = edges;
+    }
+
+    /// How what is sent is rounded.
+    pub(crate) fn edges(&self) -> Edges {
+        self.edges
+    }
+
     /// This rank.
     pub fn rank(&self) -> usize {
         self.rank
@@ -157,7 +168,9 @@ impl<E: Element> RankComm<'_, E> {
             label: Arc::clone(instruction.tag.label()),
             tier,
         };
-        self.counters.add(traffic, size_of_val(data.as_slice()) as u64);
+        self.counters.add(traffic, data.len() as u64 * self.edges.element_bytes::<E>());
+        let mut data = data;
+        self.edges.round_all(&mut data);
         self.deliver(to, instruction, data)
     }
 

@@ -115,6 +115,30 @@ pub(crate) struct Batch<'a> {
     pub(crate) vocabulary: u64,
     /// Sequences of a micro-batch.
     pub(crate) micro_batch: u64,
+    /// Which labels the loss counts.
+    pub(crate) counting: Counting,
+}
+
+/// Label of a token that the loss leaves out, as in PyTorch's cross-entropy.
+const IGNORED: i64 = -100;
+
+/// Which tokens the loss counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counting {
+    /// All.
+    All,
+    /// Not those of a prompt at the start of every sequence, of another length in each, and not the last, which has no
+    /// next token: so micro-batches count differently.
+    Answers,
+}
+
+impl Counting {
+    /// How a model counts: by its labels, if its loss reads them.
+    pub(crate) fn of(model: &Model) -> Self {
+        let mut losses =
+            model.layers.iter().flat_map(|layer| &layer.ops).filter(|op| op.kind == OpKind::SumLoss);
+        if losses.any(|op| op.operands.len() > 1) { Self::Answers } else { Self::All }
+    }
 }
 
 impl Batch<'_> {
@@ -126,9 +150,7 @@ impl Batch<'_> {
         let dims: Vec<&Dim> = layer.tensors[tensor.0].dims.iter().map(|dim| &layer.dims[dim.0]).collect();
         match data {
             Data::Tokens => Value::Index(self.by_place(&shape, &dims, |row, at| self.token(seq, row, at))),
-            Data::Labels => {
-                Value::Index(self.by_place(&shape, &dims, |row, at| self.token(seq, row, at + 1)))
-            }
+            Data::Labels => Value::Index(self.by_place(&shape, &dims, |row, at| self.label(seq, row, at))),
             Data::Positions => Value::Index(self.by_place(&shape, &dims, |_, at| at as i64)),
             Data::AlibiSlopes => {
                 let heads = shape.iter().product();
@@ -140,6 +162,25 @@ impl Batch<'_> {
                 Value::Float(noise.mapv(E::from_f64))
             }
         }
+    }
+
+    /// Tokens of a micro-batch that the loss counts.
+    pub(crate) fn n_counted(&self, seq: u64) -> u64 {
+        let places = |row| self.positions.iter().map(move |&at| (row, at));
+        let all = (0..self.micro_batch).flat_map(places);
+        all.filter(|&(row, at)| self.label(seq, row, at) != IGNORED).count() as u64
+    }
+
+    /// The next token, where it counts.
+    fn label(&self, seq: u64, row: u64, position: u64) -> i64 {
+        let length = self.positions.len() as u64;
+        let random = Random::new(self.seed, seq * self.micro_batch + row, "prompt");
+        let prompt = random.bits(0) % length.div_ceil(2).max(1);
+        let left_out = position < prompt || (length > 1 && position + 1 == length);
+        if self.counting == Counting::Answers && left_out {
+            return IGNORED;
+        }
+        self.token(seq, row, position + 1)
     }
 
     fn token(&self, seq: u64, row: u64, position: u64) -> i64 {
@@ -208,8 +249,29 @@ mod tests {
     }
 
     #[test]
+    fn micro_batches_count_different_numbers_of_tokens() {
+        let positions: Vec<u64> = (0..16).collect();
+        let batch = Batch {
+            seed: 1,
+            positions: &positions,
+            vocabulary: 50,
+            micro_batch: 2,
+            counting: Counting::Answers,
+        };
+        let counted: Vec<u64> = (0..4).map(|seq| batch.n_counted(seq)).collect();
+        assert!(counted.iter().all(|&n| (2..=30).contains(&n)), "{counted:?}");
+        assert!(counted.iter().any(|&n| n != counted[0]), "{counted:?}");
+    }
+
+    #[test]
     fn labels_are_the_tokens_that_follow() {
-        let batch = Batch { seed: 1, positions: &[0, 3, 1, 2], vocabulary: 50, micro_batch: 2 };
+        let batch = Batch {
+            seed: 1,
+            positions: &[0, 3, 1, 2],
+            vocabulary: 50,
+            micro_batch: 2,
+            counting: Counting::All,
+        };
         let dims = [
             Dim { name: "b".into(), extent: Extent::MicroBatch },
             Dim { name: "s".into(), extent: Extent::Sequence },

@@ -13,6 +13,8 @@ use ir::sharding::Sharding;
 use ir::strategy::Strategy;
 use ir::token_order::TokenOrder;
 
+use crate::element::Edges;
+
 use crate::run::Tensors;
 
 pub use crate::kernels::optimizer::AdamW;
@@ -48,6 +50,8 @@ pub struct Execution<'a> {
     pub steps: u32,
     /// Settings of the update.
     pub optimizer: AdamW,
+    /// How numbers are rounded where they leave an operator or a rank.
+    pub edges: Edges,
 }
 
 /// Consecutive layers that run as one action.
@@ -89,11 +93,6 @@ impl Execution<'_> {
     /// Ranks of the run.
     pub fn n_ranks(&self) -> u64 {
         u64::from(self.n_stages) * self.mesh.n_devices()
-    }
-
-    /// Tokens of a step, over all micro-batches.
-    pub fn n_tokens(&self) -> u64 {
-        self.micro_batch * u64::from(self.n_micro_batches) * self.sequence
     }
 
     /// All layers in the model's order.

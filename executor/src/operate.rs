@@ -1,10 +1,12 @@
 //! Operators on one rank: the kernel that runs, with the rows that are this rank's own, and routers whose choice is fixed.
 
 use ir::graph::OpId;
+use ir::op::OpKind;
 use ndarray::{ArrayD, Slice};
 
 use crate::error::ExecutorError;
 use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
+use crate::label::Phase;
 use crate::prepare::unfit;
 use crate::rank::{At, Rank};
 use crate::routing;
@@ -17,6 +19,7 @@ impl<'a, E: Real> Rank<'a, E> {
         operands: &[&Value<E>],
     ) -> Result<Vec<Value<E>>, ExecutorError> {
         let context = self.context(at, op);
+        self.note_drops(at, op, operands)?;
         if !routing::is_router(context.kind) {
             return kernels::forward(&context, operands).map_err(|source| self.refused(at, op, source));
         }
@@ -85,11 +88,27 @@ impl<'a, E: Real> Rank<'a, E> {
         Ok(Some(own.to_owned()))
     }
 
+    /// A rank that has all tokens counts those that experts have no slot for.
+    fn note_drops(&mut self, at: At<'a>, op: OpId, operands: &[&Value<E>]) -> Result<(), ExecutorError> {
+        let context = self.context(at, op);
+        let limited = *context.kind == OpKind::Dispatch && operands.len() > 2;
+        if limited && self.is_alone() && at.place.phase == Phase::Forward {
+            let dropped = kernels::dropped(&context, operands);
+            let (dropped, chosen) = dropped.map_err(|source| self.refused(at, op, source))?;
+            let sums = self.record.dropped.entry(at.layer_idx).or_insert((0, 0));
+            *sums = (sums.0 + dropped, sums.1 + chosen);
+        }
+        Ok(())
+    }
+
+    fn is_alone(&self) -> bool {
+        self.run.execution.mesh.n_devices() == 1 && self.run.execution.n_stages == 1
+    }
+
     /// A rank that has all tokens of a micro-batch in their order notes what it chose.
     fn note_choice(&mut self, at: At<'a>, op: OpId, results: &[Value<E>]) {
-        let alone = self.run.execution.mesh.n_devices() == 1 && self.run.execution.n_stages == 1;
         let natural = self.run.positions().is_sorted();
-        if let (true, Some(Value::Float(weights))) = (alone && natural, results.first()) {
+        if let (true, Some(Value::Float(weights))) = (self.is_alone() && natural, results.first()) {
             self.record.routes.note((at.layer_idx, op, at.place.seq), weights);
         }
     }

@@ -14,7 +14,7 @@ use ir::strategy::Strategy;
 use ndarray::ArrayD;
 
 use crate::error::ExecutorError;
-use crate::initial::{self, Batch};
+use crate::initial::{self, Batch, Counting};
 use crate::job::{Execution, Instance, LayerIdx};
 use crate::kernels;
 use crate::label::{Phase, Place};
@@ -49,6 +49,9 @@ pub(crate) struct Prepared<'a> {
     pub(crate) initial: BTreeMap<ParameterKey, ArrayD<f64>>,
     positions: Vec<u64>,
     vocabulary: u64,
+    counting: Counting,
+    /// Per step, the tokens that the loss counts.
+    n_counted: Vec<u64>,
 }
 
 /// The stream from one chunk to the next.
@@ -102,9 +105,15 @@ impl<'a> Prepared<'a> {
             ties: Vec::new(),
             initial: BTreeMap::new(),
             positions,
+            counting: Counting::of(execution.model),
+            n_counted: Vec::new(),
             vocabulary: initial::vocabulary(execution.model)
                 .ok_or_else(|| unfit("the model has no vocabulary to draw tokens from".into()))?,
         };
+        let n = u64::from(execution.n_micro_batches);
+        prepared.n_counted = (0..u64::from(execution.steps))
+            .map(|step| (0..n).map(|m| prepared.batch().n_counted(step * n + m)).sum())
+            .collect();
         prepared.rows = (0..execution.mesh.n_devices()).map(|device| prepared.find_rows(device)).collect();
         prepared.borders = prepared.find_borders()?;
         prepared.ties = prepared.find_ties()?;
@@ -163,7 +172,14 @@ impl<'a> Prepared<'a> {
 
     pub(crate) fn batch(&self) -> Batch<'_> {
         let Execution { seed, micro_batch, .. } = *self.execution;
-        Batch { seed, positions: &self.positions, vocabulary: self.vocabulary, micro_batch }
+        let (positions, vocabulary) = (self.positions.as_slice(), self.vocabulary);
+        Batch { seed, positions, vocabulary, micro_batch, counting: self.counting }
+    }
+
+    /// Tokens of a step, over all micro-batches, that the loss counts: one for each rank to divide by, so that a
+    /// micro-batch with fewer of them weighs less.
+    pub(crate) fn n_counted(&self, step: u64) -> u64 {
+        self.n_counted.get(step as usize).copied().unwrap_or_default()
     }
 
     /// Position in its sequence of every token, as they are laid out.

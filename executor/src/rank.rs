@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use ir::graph::Role;
+use ir::graph::{OpId, Role};
+use ir::op::OpKind;
 use ir::program::{Instruction, Side, ValueId};
 use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
@@ -13,6 +14,7 @@ use ndarray::{ArrayD, IxDyn};
 
 use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
+use crate::element::Edges;
 use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::initial::Slot;
@@ -44,6 +46,8 @@ pub(crate) struct Record {
     pub(crate) peak_saved: u64,
     /// Bytes of its arena.
     pub(crate) memory: RankMemory,
+    /// Per layer, choices of experts that found no slot, and all choices, if this rank saw all tokens.
+    pub(crate) dropped: BTreeMap<LayerIdx, (u64, u64)>,
     /// Experts chosen, if this rank saw all tokens.
     pub(crate) routes: Routes,
     /// Per layer, expert choices that were fixed against the rank's own.
@@ -115,6 +119,7 @@ impl<'a, E: Real> Rank<'a, E> {
 
     /// Runs every step.
     pub(crate) fn run(mut self, comm: &mut RankComm<'_, E>) -> Result<Record, ExecutorError> {
+        comm.round_to(self.edges());
         let row = &self.run.execution.table[self.seat.stage as usize];
         for step in 0..self.run.execution.steps {
             let has_loss = self.seat.stage + 1 == self.run.execution.n_stages;
@@ -166,7 +171,7 @@ impl<'a, E: Real> Rank<'a, E> {
             let program = self.run.program(layer_idx);
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
             let mut env = self.saved.remove(&(layer_idx, action.micro_batch)).unwrap_or_default();
-            let bytes = bytes_of(&env) + self.attended_bytes(layer_idx, seq);
+            let bytes = self.bytes_of(&env) + self.attended_bytes(layer_idx, seq);
             env.extend(gradient.take().map(|gradient| (program.out_gradient, Value::Float(gradient))));
             self.section(comm, at, &program.backward, &mut env)?;
             if let Some(id) = program.stream_gradient {
@@ -183,7 +188,7 @@ impl<'a, E: Real> Rank<'a, E> {
     }
 
     fn keep(&mut self, key: (LayerIdx, u32), seq: u64, env: Environment<E>) {
-        let bytes = bytes_of(&env) + self.attended_bytes(key.0, seq);
+        let bytes = self.bytes_of(&env) + self.attended_bytes(key.0, seq);
         self.saved_bytes += bytes;
         let most = self.record.saved.entry(key.0).or_insert(0);
         *most = bytes.max(*most);
@@ -232,15 +237,18 @@ impl<'a, E: Real> Rank<'a, E> {
                 let shape = self.local_shape(at, *output);
                 let tensor = flat.into_shape_with_order(IxDyn(&shape));
                 let wrong = |_| self.bad_value(at, *output, format!("has another shape than {shape:?}"));
-                env.insert(*output, Value::Float(tensor.map_err(wrong)?));
+                let mut tensor = tensor.map_err(wrong)?;
+                self.edges().round_all(&mut tensor);
+                env.insert(*output, Value::Float(tensor));
             }
             Instruction::Forward { op, operands, results } => {
                 let ids = operands;
                 let operands = ids.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
-                let found = match self.ring(at, *op) {
+                let mut found = match self.ring(at, *op) {
                     Some(ring) => self.ring_forward(comm, (at, *op, &ring), ids, &operands)?,
                     None => self.run_forward(at, *op, &operands)?,
                 };
+                self.round_results(at, *op, &mut found);
                 env.extend(results.iter().copied().zip(found));
             }
             Instruction::Backward { op, operands, gradients, results } => {
@@ -257,7 +265,10 @@ impl<'a, E: Real> Rank<'a, E> {
                 };
                 for (id, gradient) in results.iter().zip(found) {
                     match (id, gradient) {
-                        (Some(id), Some(gradient)) => env.insert(*id, Value::Float(gradient)),
+                        (Some(id), Some(mut gradient)) => {
+                            self.round_gradient(at, *id, &mut gradient);
+                            env.insert(*id, Value::Float(gradient))
+                        }
                         (Some(id), None) => return Err(self.bad_value(at, *id, "gets no gradient".into())),
                         (None, _) => None,
                     };
@@ -293,6 +304,39 @@ impl<'a, E: Real> Rank<'a, E> {
             }
         }
         Ok(())
+    }
+
+    fn bytes_of(&self, env: &Environment<E>) -> u64 {
+        let bytes = |value: &Value<E>| match value {
+            Value::Float(tensor) => tensor.len() as u64 * self.edges().element_bytes::<E>(),
+            Value::Index(index) => (index.len() * size_of::<i64>()) as u64,
+        };
+        env.values().map(bytes).sum()
+    }
+
+    /// How numbers of this run are rounded.
+    pub(crate) fn edges(&self) -> Edges {
+        self.run.execution.edges
+    }
+
+    /// Rounds what leaves an operator; the loss of a token and what it is made of stay in single precision.
+    fn round_results(&self, at: At<'_>, op: OpId, results: &mut [Value<E>]) {
+        use OpKind::{CrossEntropy, Pick, RowMax, SumExp, SumLoss};
+        let kind = &self.run.layer(at.layer_idx).ops[op.0].kind;
+        let of_loss = matches!(kind, RowMax | SumExp | Pick | CrossEntropy | SumLoss);
+        for value in results.iter_mut().filter(|_| !of_loss) {
+            if let Value::Float(tensor) = value {
+                self.edges().round_all(tensor);
+            }
+        }
+    }
+
+    /// Rounds a gradient that goes to another operator; that of a parameter goes to its accumulator as it is.
+    fn round_gradient(&self, at: At<'_>, id: ValueId, gradient: &mut Tensor<E>) {
+        let tensor = self.run.program(at.layer_idx).value(id).tensor;
+        if !self.run.layer(at.layer_idx).is_parameter(tensor) {
+            self.edges().round_all(gradient);
+        }
     }
 
     fn load(&self, at: At<'_>, output: ValueId) -> Result<Value<E>, ExecutorError> {
@@ -413,7 +457,8 @@ impl<'a, E: Real> Rank<'a, E> {
         seq: u64,
     ) -> Result<Tensor<E>, ExecutorError> {
         let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
-            let share = (self.run.execution.n_tokens() as f64).recip();
+            let step = seq / u64::from(self.run.execution.n_micro_batches);
+            let share = (self.run.n_counted(step) as f64).recip();
             return Ok(ArrayD::from_elem(IxDyn(&[]), E::from_f64(share)));
         };
         let from = (chunk + 1) % self.run.execution.n_stages;
@@ -491,10 +536,7 @@ pub(crate) fn flattened<E: Real>(tensor: Tensor<E>) -> Tensor<E> {
     ndarray::Array1::from(elements(tensor)).into_dyn()
 }
 
-fn bytes_of<E>(env: &Environment<E>) -> u64 {
-    env.values().map(value_bytes).sum()
-}
-
+/// Bytes that a value takes on this machine, rounded or not.
 fn value_bytes<E>(value: &Value<E>) -> u64 {
     let bytes = match value {
         Value::Float(tensor) => tensor.len() * size_of::<E>(),

@@ -180,7 +180,8 @@ impl<'a, E: Real> Rank<'a, E> {
         let own = |((layer, _, micro_batch), _): &(&RingKey, &Attended<E>)| {
             *layer == layer_idx && *micro_batch == seq
         };
-        self.attended.iter().filter(own).map(|(_, attended)| attended.bytes()).sum()
+        let elements: u64 = self.attended.iter().filter(own).map(|(_, attended)| attended.n_elements()).sum();
+        elements * self.edges().element_bytes::<E>()
     }
 }
 

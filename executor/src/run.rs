@@ -30,7 +30,7 @@ pub type Tensors = BTreeMap<ParameterName, ArrayD<f64>>;
 /// What a run gave.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Per step, the mean loss over all tokens.
+    /// Per step, the mean loss over all tokens that count.
     pub losses: Vec<f64>,
     /// Per step, the gradient of every parameter, whole and summed over ranks, micro-batches and tied copies, which
     /// have none of their own.
@@ -39,6 +39,8 @@ pub struct Outcome {
     pub parameters: Vec<Tensors>,
     /// Bytes sent by all ranks, by label, kind and link tier.
     pub counters: Counters,
+    /// Operators of every layer.
+    pub n_ops: Vec<usize>,
     /// Per rank and layer, bytes kept from forward to backward of one micro-batch.
     pub saved: Vec<BTreeMap<LayerIdx, u64>>,
     /// Per rank, the most bytes so kept at one time.
@@ -47,6 +49,8 @@ pub struct Outcome {
     pub memory: Vec<RankMemory>,
     /// Experts chosen by every router: noted by a run on one device, for [`run_routed`].
     pub routes: Routes,
+    /// Per layer, choices of experts that found no slot, and all choices: noted by a run on one device.
+    pub dropped: BTreeMap<LayerIdx, (u64, u64)>,
     /// Per layer, how often a router's choice was fixed against its own, over all ranks, micro-batches and steps.
     pub rerouted: BTreeMap<LayerIdx, u64>,
 }
@@ -138,10 +142,12 @@ fn run_prepared<E: Real>(
         gradients: joined.tensors(|record| &record.gradients, Of::Gradients)?,
         parameters: joined.tensors(|record| &record.parameters, Of::Parameters)?,
         counters,
+        n_ops: (0..prepared.instances.len()).map(|layer_idx| prepared.layer(layer_idx).ops.len()).collect(),
         saved: records.iter().map(|record| record.saved.clone()).collect(),
         peak_saved: records.iter().map(|record| record.peak_saved).collect(),
         memory: records.iter().map(|record| record.memory).filter(|_| !plans.is_empty()).collect(),
         routes: records.first().map(|record| record.routes.clone()).unwrap_or_default(),
+        dropped: records.first().map(|record| record.dropped.clone()).unwrap_or_default(),
         rerouted: rerouted(&records),
     })
 }
@@ -188,7 +194,8 @@ impl Joined<'_> {
                 });
             }
         }
-        Ok(losses.iter().map(|total| total / execution.n_tokens() as f64).collect())
+        let mean = |(step, total): (usize, &f64)| total / self.prepared.n_counted(step as u64) as f64;
+        Ok(losses.iter().enumerate().map(mean).collect())
     }
 
     fn tensors(

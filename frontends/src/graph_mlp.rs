@@ -25,7 +25,7 @@ pub(crate) fn mlp_dims(mlp: &MlpArch) -> Vec<(&'static str, Extent)> {
             let filled = mlp.top_k as f64 / mlp.experts as f64;
             let mut dims = vec![
                 ("e", Extent::Fixed(mlp.experts)),
-                ("c", Extent::Slots { filled }),
+                ("c", Extent::Slots { filled, capacity: None }),
                 ("f", Extent::Fixed(mlp.inner)),
             ];
             dims.extend(mlp.shared.as_ref().map(|shared| ("u", Extent::Fixed(shared.inner))));

@@ -141,6 +141,6 @@ fn head(arch: &Arch) -> Layer {
     let sum = b.op("sum_exp", OpKind::SumExp, &[z, max], TOKENS);
     let picked = b.op("pick", OpKind::Pick, &[z, labels], TOKENS);
     let per_token = b.op("cross_entropy", OpKind::CrossEntropy, &[sum, max, picked], TOKENS);
-    let loss = b.op("loss", OpKind::SumLoss, &[per_token], "");
+    let loss = b.op("loss", OpKind::SumLoss, &[per_token, labels], "");
     b.finish(loss)
 }

@@ -20,6 +20,7 @@ mod graph_model;
 mod native_roles;
 mod native;
 mod model;
+pub mod capacity;
 
 #[cfg(test)]
 mod bad_input_tests;

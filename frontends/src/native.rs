@@ -235,7 +235,7 @@ fn is_learned(role: TensorRole) -> bool {
 fn is_fixed(length: &Length) -> bool {
     match length {
         Length::Fixed(_) | Length::Uneven(_) => true,
-        Length::MicroBatch | Length::Sequence | Length::Slots(_) => false,
+        Length::MicroBatch | Length::Sequence | Length::Slots(_) | Length::Capacity { .. } => false,
     }
 }
 
@@ -243,7 +243,7 @@ fn is_fixed(length: &Length) -> bool {
 fn fixed(length: &Length) -> u64 {
     match length {
         Length::Fixed(n) | Length::Uneven(n) => *n,
-        Length::MicroBatch | Length::Sequence | Length::Slots(_) => 1,
+        Length::MicroBatch | Length::Sequence | Length::Slots(_) | Length::Capacity { .. } => 1,
     }
 }
 

@@ -104,7 +104,8 @@ fn wanted_roles(kind: &OpKind) -> &'static [(usize, TensorRole, &'static str)] {
             &[(3, POSITIONS.0, POSITIONS.1), (4, POSITIONS.0, POSITIONS.1)]
         }
         OpKind::Route { .. } => &[(1, TensorRole::RouterBias, "router_bias")],
-        OpKind::Pick => &[(1, TensorRole::Labels, "labels")],
+        OpKind::Pick | OpKind::SumLoss => &[(1, TensorRole::Labels, "labels")],
+        OpKind::Dispatch | OpKind::Combine => &[(2, POSITIONS.0, POSITIONS.1)],
         OpKind::Linear
         | OpKind::Bias
         | OpKind::RmsNorm { .. }
@@ -118,11 +119,8 @@ fn wanted_roles(kind: &OpKind) -> &'static [(usize, TensorRole, &'static str)] {
         | OpKind::Fork
         | OpKind::Split { .. }
         | OpKind::AppendShared
-        | OpKind::Dispatch
-        | OpKind::Combine
         | OpKind::RowMax
         | OpKind::SumExp
-        | OpKind::CrossEntropy
-        | OpKind::SumLoss => &[],
+        | OpKind::CrossEntropy => &[],
     }
 }

@@ -32,12 +32,22 @@ pub enum Extent {
     MicroBatch,
     /// Tokens of one sequence.
     Sequence,
-    /// Slots of one expert for the tokens of one sequence. Without dropping a slot exists for every token, and
+    /// Slots of one expert for the tokens of one sequence. Without a capacity a slot exists for every token, and
     /// `filled` of them (on average `top_k / experts`) hold one; only those cost time and memory on a real engine.
     Slots {
-        /// Expected fraction of slots in use.
+        /// Expected fraction of a sequence's tokens that an expert is given.
         filled: f64,
+        /// Slots are this many times what is expected; tokens beyond are dropped, later positions first. All slots
+        /// then cost time and memory, filled or not (Fedus et al. 2022, arXiv 2101.03961, section 2.2).
+        capacity: Option<f64>,
     },
+}
+
+impl Extent {
+    /// Whether it counts slots of which every token of a sequence has one.
+    pub fn is_one_slot_per_token(self) -> bool {
+        matches!(self, Self::Slots { capacity: None, .. })
+    }
 }
 
 /// A named dim.
@@ -178,17 +188,29 @@ pub struct Sizes {
     pub filled: Vec<f64>,
 }
 
+/// Slots of an expert with a capacity: `factor` times what it expects, at most one per token.
+///
+/// 2 of 8 experts and a factor of 1.25: 4096 tokens expect 1024 and have 1280 slots.
+fn slots(filled: f64, factor: f64, sequence: u64) -> u64 {
+    ((factor * filled * sequence as f64).ceil() as u64).max(1).min(sequence)
+}
+
 impl Layer {
     /// Lengths of the dims for a micro-batch of `micro_batch` sequences of `sequence` tokens.
     pub fn sizes(&self, micro_batch: u64, sequence: u64) -> Sizes {
         let length = |dim: &Dim| match dim.extent {
             Extent::Fixed(n) | Extent::Uneven(n) => n,
             Extent::MicroBatch => micro_batch,
-            Extent::Sequence | Extent::Slots { .. } => sequence,
+            Extent::Sequence | Extent::Slots { capacity: None, .. } => sequence,
+            Extent::Slots { filled, capacity: Some(factor) } => slots(filled, factor, sequence),
         };
         let filled = |dim: &Dim| match dim.extent {
-            Extent::Slots { filled } => filled,
-            Extent::Fixed(_) | Extent::Uneven(_) | Extent::MicroBatch | Extent::Sequence => 1.0,
+            Extent::Slots { filled, capacity: None } => filled,
+            Extent::Fixed(_)
+            | Extent::Uneven(_)
+            | Extent::MicroBatch
+            | Extent::Sequence
+            | Extent::Slots { capacity: Some(_), .. } => 1.0,
         };
         Sizes { dims: self.dims.iter().map(length).collect(), filled: self.dims.iter().map(filled).collect() }
     }

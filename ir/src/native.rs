@@ -97,6 +97,13 @@ pub enum Length {
     Sequence,
     /// One slot per token of a sequence for one expert, of which this fraction holds a token.
     Slots(f64),
+    /// Slots of one expert for the tokens of a sequence, fewer than tokens: those beyond are dropped.
+    Capacity {
+        /// Fraction of the tokens that the expert expects.
+        expected: f64,
+        /// Slots per expected token.
+        factor: f64,
+    },
 }
 
 /// A tensor.
@@ -231,6 +238,14 @@ fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentEr
             "the filled fraction of slots must be in (0, 1]",
         ));
     }
+    let no_capacity = |dim: &DimDocument| {
+        let Length::Capacity { expected, factor } = dim.length else { return false };
+        !(expected > 0.0 && expected <= 1.0 && factor > 0.0 && factor.is_finite())
+    };
+    if let Some(i) = document.dims.iter().position(no_capacity) {
+        let what = "a capacity needs an expected fraction in (0, 1] and a factor above 0";
+        return Err(error(format!("{place}.dims[{i}].length"), what));
+    }
     let mut tensors = Vec::new();
     for (i, tensor) in document.tensors.iter().enumerate() {
         let dim = |name: &str| {
@@ -265,7 +280,8 @@ fn extent(length: &Length) -> Extent {
         Length::Uneven(n) => Extent::Uneven(n),
         Length::MicroBatch => Extent::MicroBatch,
         Length::Sequence => Extent::Sequence,
-        Length::Slots(filled) => Extent::Slots { filled },
+        Length::Slots(filled) => Extent::Slots { filled, capacity: None },
+        Length::Capacity { expected, factor } => Extent::Slots { filled: expected, capacity: Some(factor) },
     }
 }
 
@@ -345,7 +361,8 @@ fn write_extent(extent: Extent) -> Length {
         Extent::Uneven(n) => Length::Uneven(n),
         Extent::MicroBatch => Length::MicroBatch,
         Extent::Sequence => Length::Sequence,
-        Extent::Slots { filled } => Length::Slots(filled),
+        Extent::Slots { filled, capacity: None } => Length::Slots(filled),
+        Extent::Slots { filled, capacity: Some(factor) } => Length::Capacity { expected: filled, factor },
     }
 }
 

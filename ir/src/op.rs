@@ -152,9 +152,11 @@ pub enum OpKind {
         /// How a group is ranked.
         group_score: GroupScore,
     },
-    /// `x[b s h] weight[b s e] -> y[b e c h]`: every routed token in the slot of its position; other slots are zero.
+    /// `x[b s h] weight[b s e] (position[s])? -> y[b e c h]`: every routed token in the slot of its position; other
+    /// slots are zero. With positions an expert takes tokens in their order until its slots are full, and drops the
+    /// rest.
     Dispatch,
-    /// `z[b e c h] weight[b s e] -> y[b s h]`: weighted sum over the experts of a token.
+    /// `z[b e c h] weight[b s e] (position[s])? -> y[b s h]`: weighted sum over the experts that have a token.
     Combine,
     /// `z[b s v] -> m[b s]`: maximum; no gradient.
     RowMax,
@@ -164,7 +166,7 @@ pub enum OpKind {
     Pick,
     /// `e m t -> l[b s]`: `log e + m - t`; no gradient to `m`, whose two uses cancel.
     CrossEntropy,
-    /// `l[b s] -> loss[]`: sum over the tokens.
+    /// `l[b s] (labels[b s])? -> loss[]`: sum over the tokens, with labels over those whose label is not negative.
     SumLoss,
 }
 
@@ -318,13 +320,13 @@ impl OpKind {
             Self::Split { .. }       => line("split",         W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
             Self::AppendShared       => line("append-shared", W::Tails,           M::Whole, &[],        G::All,           L::No,  Exact),
             Self::Route { .. }       => line("route",         W::Last,            M::Whole, &[0, 1],    G::First(1),      L::No,  Sum),
-            Self::Dispatch           => line("dispatch",      W::None,            M::Whole, &[1],       G::First(1),      L::No,  Exact),
-            Self::Combine            => line("combine",       W::None,            M::Sum,   &[0, 1],    G::All,           L::No,  Sum),
+            Self::Dispatch           => line("dispatch",      W::None,            M::Whole, &[1, 2],    G::First(1),      L::No,  Exact),
+            Self::Combine            => line("combine",       W::None,            M::Sum,   &[0, 1, 2], G::All,           L::No,  Sum),
             Self::RowMax             => line("row-max",       W::None,            M::Max,   &[],        G::None,          L::No,  Exact),
             Self::SumExp             => line("sum-exp",       W::None,            M::Sum,   &[0, 1],    G::First(1),      L::No,  Sum),
             Self::Pick               => line("pick",          W::None,            M::Sum,   &[1],       G::First(1),      L::No,  Exact),
             Self::CrossEntropy       => line("cross-entropy", W::None,            M::Whole, &[0],       G::FirstAndThird, L::No,  Exact),
-            Self::SumLoss            => line("sum-loss",      W::None,            M::Sum,   &[],        G::All,           L::No,  Sum),
+            Self::SumLoss            => line("sum-loss",      W::None,            M::Sum,   &[1],       G::All,           L::No,  Sum),
         }
     }
 

@@ -139,6 +139,10 @@ pub fn signature(layer: &Layer, op: &Op) -> Signature {
             factors[id.0 as usize].split = Split::Whole;
         }
     }
+    if matches!(op.kind, OpKind::Dispatch | OpKind::Combine) && op.operands.len() > 2 {
+        let sequences = factors.iter_mut().filter(|f| layer.dims[f.dim.0].extent == Extent::Sequence);
+        sequences.for_each(|factor| factor.split = Split::Whole);
+    }
     let loop_at = |operand: usize, dim: usize| operands.get(operand).and_then(|dims| dims.get(dim)).copied();
     let ring = match (line.whole, loop_at(0, 1), loop_at(1, 1)) {
         (Whole::KeysAndHeadDims, Some(queries), Some(keys)) if queries != keys => {
@@ -167,7 +171,7 @@ impl Builder<'_> {
         match (self.kind, operand) {
             (OpKind::Attention { .. }, Some(1 | 2)) if at == 1 => "t".into(),
             (OpKind::Attention { .. }, Some(4)) => "t".into(),
-            (OpKind::Dispatch | OpKind::Combine, _) if matches!(own.extent, Extent::Slots { .. }) => {
+            (OpKind::Dispatch | OpKind::Combine, _) if own.extent.is_one_slot_per_token() => {
                 let sequence = self.layer.dims.iter().find(|d| d.extent == Extent::Sequence);
                 sequence.map_or_else(|| own.name.clone(), |dim| dim.name.clone())
             }
@@ -181,6 +185,8 @@ impl Builder<'_> {
         }
         let split = match self.layer.dims[dim.0].extent {
             Extent::Uneven(_) => Split::Uneven,
+            // Which token has which slot is known only with all tokens of the sequence.
+            Extent::Slots { capacity: Some(_), .. } => Split::Whole,
             Extent::Fixed(_) | Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => Split::Even,
         };
         self.factors.push(Factor { name, dim, split });
@@ -212,11 +218,10 @@ pub fn check_operands(layer: &Layer, op: &Op) -> Result<(), String> {
 fn arity(kind: &OpKind) -> (Vec<usize>, Vec<usize>) {
     let many: Vec<usize> = (1..=64).collect();
     match kind {
-        OpKind::Act { .. }
-        | OpKind::Scale { .. }
-        | OpKind::Softcap { .. }
-        | OpKind::RowMax
-        | OpKind::SumLoss => (vec![1], vec![1]),
+        OpKind::Act { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } | OpKind::RowMax => {
+            (vec![1], vec![1])
+        }
+        OpKind::SumLoss => (vec![1, 2], vec![1]),
         OpKind::Fork => (vec![1], many),
         OpKind::Split { sizes } => (vec![1], vec![sizes.len()]),
         OpKind::Embed
@@ -228,10 +233,9 @@ fn arity(kind: &OpKind) -> (Vec<usize>, Vec<usize>) {
         | OpKind::Gate
         | OpKind::Add
         | OpKind::AppendShared
-        | OpKind::Dispatch
-        | OpKind::Combine
         | OpKind::SumExp
         | OpKind::Pick => (vec![2], vec![1]),
+        OpKind::Dispatch | OpKind::Combine => (vec![2, 3], vec![1]),
         OpKind::AddPosition { .. } | OpKind::LayerNorm { .. } | OpKind::CrossEntropy => (vec![3], vec![1]),
         OpKind::Route { .. } => (vec![1, 2], vec![1]),
         OpKind::Attention { bias, .. } => match bias {
@@ -287,19 +291,37 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
             let experts = result.last().map_or(0, |d| fixed(layer, *d));
             operand(0) == result && *top_k >= 1 && *top_k <= experts && *groups >= 1 && experts % groups == 0
         }
-        OpKind::Dispatch => operand(0).len() == 3 && operand(1).len() == 3 && result.len() == 4,
-        OpKind::Combine => operand(0).len() == 4 && operand(1).len() == 3 && result.len() == 3,
+        OpKind::Dispatch => {
+            operand(0).len() == 3
+                && operand(1).len() == 3
+                && result.len() == 4
+                && orders_slots(layer, op, result[2])
+        }
+        OpKind::Combine => {
+            operand(0).len() == 4
+                && operand(1).len() == 3
+                && result.len() == 3
+                && orders_slots(layer, op, operand(0)[2])
+        }
         OpKind::RowMax => operand(0)[..operand(0).len().saturating_sub(1)] == *result,
         OpKind::SumExp => operand(0).len() == 3 && operand(1) == result,
         OpKind::Pick => operand(0).len() == 3 && operand(1) == result,
         OpKind::CrossEntropy => (0..3).all(|i| operand(i) == result),
-        OpKind::SumLoss => result.is_empty(),
+        OpKind::SumLoss => result.is_empty() && op.operands.get(1).is_none_or(|&l| dims(l) == operand(0)),
     };
     if ok {
         Ok(())
     } else {
         Err(format!("the dims of its tensors do not fit: {}", signature(layer, op).display(layer, op)))
     }
+}
+
+/// Positions say in which order tokens take slots, where there are fewer slots than tokens, and only there.
+fn orders_slots(layer: &Layer, op: &Op, slots: DimId) -> bool {
+    let limited = matches!(layer.dims[slots.0].extent, Extent::Slots { capacity: Some(_), .. });
+    let positions = op.operands.get(2).map(|tensor| layer.tensors[tensor.0].dims.as_slice());
+    let sequence = |dims: &[DimId]| matches!(dims, [dim] if layer.dims[dim.0].extent == Extent::Sequence);
+    positions.map_or(!limited, |dims| limited && sequence(dims))
 }
 
 /// Each part has the operand's dims, but for the cut one a dim of its own length, or none where that is one.

@@ -82,7 +82,7 @@ pub(crate) fn mlp_only(width: Width) -> Layer {
 pub(crate) fn experts(width: Width, experts: u64, top_k: u64) -> Layer {
     let mut b = start("moe", width);
     b.fixed("e", experts);
-    b.dim("c", Extent::Slots { filled: top_k as f64 / experts as f64 });
+    b.dim("c", Extent::Slots { filled: top_k as f64 / experts as f64, capacity: None });
     let x = b.stream();
     let n = norm(&mut b, "norm", x);
     let w_router = b.parameter("w_router", "h e", Init::Normal);

@@ -1,6 +1,7 @@
 //! The run of a shrunk plan: what the executor asks for, read off the plan.
 
 use executor::compare::Precision;
+use executor::element::Edges;
 use executor::job::{AdamW, Chunk, Execution, TokenLayout};
 use ir::graph::Layer;
 use ir::lower::LayerChoice;
@@ -26,7 +27,7 @@ pub(crate) const SEED: u64 = 7;
 fn adamw(precision: Precision) -> AdamW {
     let (lr, eps) = match precision {
         Precision::F64 => (1e-2, 1e-3),
-        Precision::F32 => (1e-3, 1e-1),
+        Precision::F32 | Precision::Bf16 => (1e-3, 1e-1),
     };
     AdamW { lr, eps, beta1: 0.9, beta2: 0.95, weight_decay: 0.1 }
 }
@@ -82,6 +83,10 @@ impl<'a> SmallRun<'a> {
             given: executor::run::Tensors::new(),
             steps: STEPS,
             optimizer: adamw(precision),
+            edges: match precision {
+                Precision::F64 | Precision::F32 => Edges::Exact,
+                Precision::Bf16 => Edges::Bf16,
+            },
         }
     }
 

@@ -77,14 +77,29 @@ pub(super) fn cross_entropy_backward<T: Real>(call: &Call<'_, T>, g: &Tensor<T>)
 }
 
 pub(super) fn sum_loss<T: Real>(call: &Call<'_, T>) -> Result<Tensor<T>, KernelError> {
-    call.tensor(&[], vec![sum(flat(call.float(0)?).iter().copied())])
+    let losses = flat(call.float(0)?);
+    let counted = counted(call, losses.len())?;
+    let terms = losses.iter().zip(counted).filter(|(_, counted)| *counted).map(|(&loss, _)| loss);
+    call.tensor(&[], vec![sum(terms)])
+}
+
+/// Whether each token counts: all do, or those with a label.
+fn counted<T: Real>(call: &Call<'_, T>, n: usize) -> Result<Vec<bool>, KernelError> {
+    if !call.takes(1) {
+        return Ok(vec![true; n]);
+    }
+    call.same_shape(call.operand_shape(1)?, call.operand_shape(0)?)?;
+    Ok(flat(call.index(1)?).iter().map(|&label| label >= 0).collect())
 }
 
 pub(super) fn sum_loss_backward<T: Real>(call: &Call<'_, T>, g: &Tensor<T>) -> Gradients<T> {
     let [g] = *flat(g) else {
         return Err(call.unfit("the loss is one number"));
     };
-    Ok(vec![Some(Tensor::from_elem(call.operand_shape(0)?, g))])
+    let shape = call.operand_shape(0)?;
+    let counted = counted(call, shape.iter().product())?;
+    let gradient = counted.into_iter().map(|counted| if counted { g } else { T::zero() }).collect();
+    Ok(vec![Some(call.tensor(shape, gradient)?)])
 }
 
 /// How many rows of scores there are, one per element of operand 1, and how long they are.

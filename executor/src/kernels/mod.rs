@@ -115,6 +115,15 @@ pub fn forward<T: Real>(ctx: &Context<'_>, operands: &[&Value<T>]) -> Result<Vec
     call.finish_results(results)
 }
 
+/// Choices of experts that a dispatch finds no slot for, and all choices.
+///
+/// # Errors
+/// As for [`forward`].
+pub(crate) fn dropped<T: Real>(ctx: &Context<'_>, operands: &[&Value<T>]) -> Result<(u64, u64), KernelError> {
+    let given: Vec<Option<&Value<T>>> = operands.iter().map(|&value| Some(value)).collect();
+    moe::dropped(&Call::new(ctx, &given)?)
+}
+
 /// Gradients of an operator's operands, from those of its results.
 ///
 /// Of the operands only those that the operator's line saves are read; the others may be `None`. A result that nobody

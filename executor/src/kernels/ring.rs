@@ -44,9 +44,9 @@ pub(crate) struct BlockGradients<T> {
 }
 
 impl<T: Real> Attended<T> {
-    /// Bytes that are kept.
-    pub(crate) fn bytes(&self) -> u64 {
-        ((self.y.len() + self.log_sum.len()) * size_of::<T>()) as u64
+    /// Elements that are kept.
+    pub(crate) fn n_elements(&self) -> u64 {
+        (self.y.len() + self.log_sum.len()) as u64
     }
 
     /// Adds what another block of keys gave.

@@ -14,6 +14,7 @@ use ir::token_order::TokenOrder;
 
 use super::*;
 use crate::compare::{Precision, compare};
+use crate::element::Edges;
 use crate::job::{Reference, TokenLayout};
 use model::{decoder, execution, experts, mlp, model, plain, tied};
 
@@ -318,6 +319,26 @@ fn two_runs_give_the_same_bits() {
     let tier = |a: usize, b: usize| usize::from(a / 2 != b / 2);
     let both = [(); 2].map(|()| run::<f32>(&execution, &tier).unwrap());
     assert_eq!(both[0], both[1]);
+}
+
+/// Two bytes an element, and no more rounding than one device has.
+#[test]
+fn bf16_agrees_within_its_rounding_and_sends_half_the_bytes() {
+    let (model, mesh, choices) = hybrid(Placement::Shard(1));
+    let exact = Execution {
+        optimizer: model::GENTLE,
+        ..execution(&model, &mesh, choices, (Schedule::OneFOneB, 2, 4))
+    };
+    let rounded = Execution { edges: Edges::Bf16, ..exact.clone() };
+    let reference = Reference::of(&rounded);
+    let expected = run::<f32>(&reference.execution(&rounded), &|_, _| 0).unwrap();
+    let found = run::<f32>(&rounded, &|_, _| 0).unwrap();
+    let comparison = compare(&expected, &found, Precision::Bf16);
+    assert!(comparison.is_equal(), "{:#?}", comparison.failures().take(4).collect::<Vec<_>>());
+    let single = run::<f32>(&exact, &|_, _| 0).unwrap();
+    assert!(!compare(&single, &found, Precision::F32).is_equal());
+    assert_eq!(2 * found.counters.total(), single.counters.total());
+    assert_eq!(2 * found.peak_saved[0], single.peak_saved[0]);
 }
 
 #[test]

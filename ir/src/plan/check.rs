@@ -261,7 +261,9 @@ fn layer_elements(layer: &LayerDocument) -> Result<f64, String> {
     }
     let length = |name: &str| match layer.dims.iter().find(|dim| dim.name == name).map(|dim| &dim.length) {
         Some(Length::Fixed(n) | Length::Uneven(n)) => *n as f64,
-        Some(Length::MicroBatch | Length::Sequence | Length::Slots(_)) | None => 1.0,
+        Some(Length::MicroBatch | Length::Sequence | Length::Slots(_) | Length::Capacity { .. }) | None => {
+            1.0
+        }
     };
     let mut total = 0.0;
     for tensor in &layer.tensors {

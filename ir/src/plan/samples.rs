@@ -343,7 +343,7 @@ fn mlp(b: &mut LayerBuilder, x: TensorId, inner: &str) -> TensorId {
 /// 32 experts, 4 to a token, in `groups` groups of which the best half is chosen from.
 fn experts(b: &mut LayerBuilder, x: TensorId, groups: u64) -> TensorId {
     b.fixed("e", 32);
-    b.dim("c", Extent::Slots { filled: 0.125 });
+    b.dim("c", Extent::Slots { filled: 0.125, capacity: None });
     b.fixed("f", 256);
     let logits = linear(b, "router", x, ["h e", "b s e"]);
     let bias = b.tensor("correction", "e", Role::Data(Data::RouterBias));

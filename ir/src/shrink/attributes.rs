@@ -19,7 +19,9 @@ pub(super) fn adapt(plan: &Plan, open: &OpenPlan, sizes: &SmallSizes) -> Model {
             small.dims[d].extent = match dim.extent {
                 Extent::Fixed(_) => Extent::Fixed(length),
                 Extent::Uneven(_) => Extent::Uneven(length),
-                Extent::Slots { filled } => Extent::Slots { filled: filled_share(layer, filled, l, sizes) },
+                Extent::Slots { filled, capacity } => {
+                    Extent::Slots { filled: filled_share(layer, filled, l, sizes), capacity }
+                }
                 Extent::MicroBatch | Extent::Sequence => dim.extent,
             };
         }

@@ -57,7 +57,7 @@ fn experts_keep_their_router_and_fill_their_slots() {
     let OpKind::Route { top_k, groups, top_groups, .. } = route.kind else { panic!("not a router") };
     assert_eq!((top_k, groups, top_groups, length(moe, "e")), (2, 2, 1, 4));
     let slots = moe.dims.iter().find(|dim| dim.name == "c").unwrap();
-    assert_eq!(slots.extent, Extent::Slots { filled: 0.5 });
+    assert_eq!(slots.extent, Extent::Slots { filled: 0.5, capacity: None });
     assert_eq!(small.plan.roles.ep, 2);
 }
 

@@ -90,6 +90,14 @@ impl Case {
             let shape = shape(tensor);
             let mut floats = || noise.tensor(&shape);
             match name {
+                // Every third token is not counted.
+                "labels" if length("v") == 0 => {
+                    let mut i = 0;
+                    Value::Index(Index::from_shape_simple_fn(IxDyn(&shape), || {
+                        i += 1;
+                        if i % 3 == 0 { -100 } else { 1 }
+                    }))
+                }
                 "ids" | "labels" => {
                     let v = length("v") as usize;
                     Value::Index(Index::from_shape_simple_fn(IxDyn(&shape), || noise.below(v) as i64))
@@ -178,7 +186,8 @@ impl Parser {
         let extent = match name {
             "b" => Extent::MicroBatch,
             "s" => Extent::Sequence,
-            "c" => Extent::Slots { filled: 0.5 },
+            "c" => Extent::Slots { filled: 0.5, capacity: None },
+            "slots" => Extent::Slots { filled: 0.5, capacity: Some(1.0) },
             "v" => Extent::Uneven(length),
             _ => Extent::Fixed(length),
         };
@@ -317,6 +326,8 @@ fn routers() -> List {
         (grouped(RouterScore::Softmax, GroupScore::Max), "z[b:2 s:3 e:6] -> y[b s e]"),
         (K::Dispatch, "x[b:2 s:3 h:4] routes[b s e:5] -> y[b e c:3 h]"),
         (K::Combine, "z[b:2 e:5 c:3 h:4] routes[b s:3 e] -> y[b s h]"),
+        (K::Dispatch, "x[b:2 s:6 h:4] routes[b s e:5] position[s] -> y[b e slots:2 h]"),
+        (K::Combine, "z[b:2 e:5 slots:2 h:4] weights[b s:6 e] position[s] -> y[b s h]"),
     ]
 }
 
@@ -327,6 +338,7 @@ fn losses() -> List {
         (K::Pick, "z[b:2 s:3 v:7] labels[b s] -> t[b s]"),
         (K::CrossEntropy, "e[b:2 s:3] m[b s] t[b s] -> l[b s]"),
         (K::SumLoss, "l[b:2 s:3] -> loss[]"),
+        (K::SumLoss, "l[b:2 s:4] labels[b s] -> loss[]"),
     ]
 }
 

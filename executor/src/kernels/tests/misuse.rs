@@ -70,8 +70,10 @@ fn a_saved_operand_that_backward_was_not_given_is_named() {
         let blocks = case.whole();
         let gradients: Vec<_> = case.gradients.iter().map(Some).collect();
         let found = backward(&case.context(&blocks), &vec![None; case.operands.len()], &gradients);
+        // A line names operands that some forms of the operator lack.
         let saves = case.kind().line().saves;
-        assert_eq!(found.is_err(), !saves.is_empty(), "{}", case.name);
+        let has = saves.iter().any(|&operand| operand < case.operands.len());
+        assert_eq!(found.is_err(), has, "{}", case.name);
         if let Err(error) = found {
             assert!(
                 matches!(error, KernelError::Missing { operand, .. } if saves.contains(&operand)),

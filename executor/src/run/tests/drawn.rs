@@ -130,4 +130,9 @@ proptest! {
     ) {
         run_drawn(&model(experts(bias), 2), &drawn);
     }
+
+    #[test]
+    fn every_drawn_plan_of_experts_with_a_capacity_is_right(drawn in drawn()) {
+        run_drawn(&model(model::limited_experts(), 2), &drawn);
+    }
 }

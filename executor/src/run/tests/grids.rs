@@ -8,7 +8,7 @@
 use super::*;
 use ir::graph::Layer;
 use ir::op::{Activation, OpKind};
-use model::{MICRO_BATCH, SEQUENCE, layer};
+use model::{MICRO_BATCH, SEQUENCE, layer, limited_experts};
 
 const M: u64 = MICRO_BATCH * SEQUENCE;
 const H: u64 = 8;
@@ -199,6 +199,30 @@ fn experts_fold_over_the_dense_mesh() {
     store(&model, &mesh, &mut choices, |all| Storage { optimizer: all, ..Storage::default() });
     let outcome = check(&execution(&model, &mesh, choices, ONE_STAGE));
     assert!(outcome.traffic().contains_key(&(Class::Forward, CollectiveKind::AllToAll, 0)));
+}
+
+/// Experts with fewer slots than tokens want: who is dropped does not depend on the plan, whatever the order of tokens.
+#[test]
+fn tokens_beyond_the_capacity_of_an_expert_are_dropped() {
+    let mesh = Mesh::of_sizes(&[2, 2]).unwrap();
+    let model = model(limited_experts(), 2);
+    let layer = &model.layers[1];
+    let inside = |op: &ir::graph::Op| ["u", "a", "d"].contains(&layer.tensors[op.results[0].0].name.as_str());
+    for (first, stream) in [("b", ROWS), ("s", Placement::Shard(1))] {
+        let mut choices = choices(&model, &[&[first], &["b"]], &[stream, ROWS]);
+        for (op, strategy) in layer.ops.iter().zip(&mut choices[1].strategies).filter(|(op, _)| inside(op)) {
+            strategy.0[1] = AxisUse::Factor(signature(layer, op).factor("e").unwrap());
+        }
+        for order in [TokenOrder::Natural, TokenOrder::Striped] {
+            let execution = execution(&model, &mesh, choices.clone(), ONE_STAGE);
+            let execution = Execution { tokens: TokenLayout { order, parts: 2 }, ..execution };
+            check(&execution);
+            let alone = Reference::of(&execution);
+            let alone = run::<f64>(&alone.execution(&execution), &|_, _| 0).unwrap();
+            let (dropped, chosen) = alone.dropped[&1];
+            assert!(dropped > 0 && dropped < chosen / 2, "{dropped} of {chosen}");
+        }
+    }
 }
 
 /// Four experts over two of four devices: two copies of each, whose gradients are summed.

@@ -14,6 +14,7 @@ use ir::schedule::{Schedule, table};
 use ir::sharding::Sharding;
 use ir::strategy::Strategy;
 
+use crate::element::Edges;
 use crate::job::{AdamW, Chunk, Execution, TokenLayout};
 
 pub(super) const MICRO_BATCH: u64 = 8;
@@ -34,7 +35,7 @@ impl Builder {
             "b" => Extent::MicroBatch,
             "s" | "t" => Extent::Sequence,
             "v" => Extent::Uneven(VOCABULARY),
-            "c" => Extent::Slots { filled: 0.5 },
+            "c" => Extent::Slots { filled: 0.5, capacity: None },
             "p" => Extent::Fixed(SEQUENCE + 2),
             "h" | "h2" | "f" => Extent::Fixed(8),
             "g" => Extent::Fixed(16),
@@ -257,6 +258,24 @@ pub(super) fn experts(bias: AttentionBias) -> Layer {
     )
 }
 
+/// The same experts with slots for three quarters of what they expect.
+pub(super) fn limited_experts() -> Layer {
+    let mut layer = experts(AttentionBias::None);
+    let find = |layer: &Layer, name: &str| layer.tensors.iter().position(|t| t.name == name).map(TensorId);
+    let positions = find(&layer, "positions").unwrap();
+    for dim in &mut layer.dims {
+        if let Extent::Slots { capacity, .. } = &mut dim.extent {
+            *capacity = Some(0.75);
+        }
+    }
+    for op in &mut layer.ops {
+        if matches!(op.kind, OpKind::Dispatch | OpKind::Combine) {
+            op.operands.push(positions);
+        }
+    }
+    layer
+}
+
 pub(super) fn head() -> Layer {
     layer(
         "head",
@@ -270,7 +289,7 @@ pub(super) fn head() -> Layer {
             (OpKind::SumExp, "y2[b s v] m1[b s] -> e[b s]"),
             (OpKind::Pick, "y3[b s v] @labels[b s] -> t[b s]"),
             (OpKind::CrossEntropy, "e[b s] m2[b s] t[b s] -> l[b s]"),
-            (OpKind::SumLoss, "l[b s] -> loss[]"),
+            (OpKind::SumLoss, "l[b s] labels[b s] -> loss[]"),
         ],
     )
 }
@@ -311,6 +330,9 @@ pub(super) fn plain(layer: &Layer) -> LayerChoice {
     }
 }
 
+/// Steps so small that their own rounding is the larger.
+pub(super) const GENTLE: AdamW = AdamW { lr: 1e-3, eps: 1e-1, ..ADAMW };
+
 pub(super) const ADAMW: AdamW = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-3, weight_decay: 0.1 };
 
 /// One choice per kind, layers spread evenly over the schedule's chunks.
@@ -339,5 +361,6 @@ pub(super) fn execution<'a>(
         given: crate::run::Tensors::new(),
         steps: 2,
         optimizer: ADAMW,
+        edges: Edges::Exact,
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn dense() -> Layer {
 /// As in Mixtral and DeepSeek: routed experts and a gated shared one.
 pub(crate) fn experts() -> Layer {
     let mut b = start("experts");
-    b.dim("c", Extent::Slots { filled: 0.25 });
+    b.dim("c", Extent::Slots { filled: 0.25, capacity: None });
     let x = b.stream();
     let n = rms_norm(&mut b, "norm", x);
     let logits = linear(&mut b, "router", n, "h e", "b s e");
