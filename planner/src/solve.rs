@@ -4,20 +4,22 @@
 //!   (`narrow`); then nodes leave one by one, and what a node can save or cost its neighbours becomes a table over
 //!   their ports (`bucket`). Exact for any graph, fast where few neighbours meet.
 //! - `relax`: searches the price at which a plan just fits; that plan, and a bound no plan can beat (`capacity`).
-//! - `solve`: the fastest plan that fits. The same elimination with every pair of time and memory that is worth having
-//!   in place of the one least cost (`labels`).
+//! - `solve`: the fastest plan that fits. Where the two differ, the choices of a node are split (`branch`) until the same
+//!   elimination with every pair of time and memory that is worth having in place of the one least cost (`labels`)
+//!   closes what is left.
 
-use std::collections::BTreeMap;
-
+use crate::meeting::number;
 use crate::problem::{Cost, Edge, Node, Problem, Solution};
 
+mod branch;
 mod bucket;
 mod capacity;
 mod labels;
 mod narrow;
 mod weighed;
 
-pub use capacity::{relax, solve};
+pub use branch::solve;
+pub use capacity::relax;
 use narrow::{Aim, Moved};
 use weighed::{Pairs, Weighed};
 
@@ -60,31 +62,20 @@ pub struct Prepared<'a> {
 impl<'a> Prepared<'a> {
     /// Sorts the choices.
     pub fn new(problem: &'a Problem) -> Self {
-        let mut members = Vec::new();
-        for (node, own) in problem.nodes.iter().enumerate() {
-            let seen: Vec<(&Vec<u32>, u64)> = problem
-                .edges
-                .iter()
-                .flat_map(|edge| {
-                    let n_from = (edge.table.len() / edge.n_to_ports) as u64;
-                    let from = (edge.from == node).then_some((&edge.from_port, n_from));
-                    let to = (edge.to == node).then_some((&edge.to_port, edge.n_to_ports as u64));
-                    from.into_iter().chain(to)
-                })
-                .collect();
-            let mut index: BTreeMap<u128, usize> = BTreeMap::new();
-            let mut classes: Vec<Vec<usize>> = Vec::new();
-            for choice in 0..own.choices.len() {
-                let key =
-                    seen.iter().fold(0, |key, (ports, n)| key * u128::from(*n) + u128::from(ports[choice]));
-                let class = *index.entry(key).or_insert_with(|| {
-                    classes.push(Vec::new());
-                    classes.len() - 1
-                });
-                classes[class].push(choice);
-            }
-            members.push(classes);
+        let all: Vec<Vec<usize>> =
+            problem.nodes.iter().map(|node| (0..node.choices.len()).collect()).collect();
+        Self::of(problem, &all)
+    }
+
+    /// Sorts some of the choices of every node; the others are as if they were not.
+    fn of(problem: &'a Problem, open: &[Vec<usize>]) -> Self {
+        let mut seen: Vec<Vec<&[u32]>> = vec![Vec::new(); problem.nodes.len()];
+        for edge in &problem.edges {
+            seen[edge.from].push(&edge.from_port);
+            seen[edge.to].push(&edge.to_port);
         }
+        let members: Vec<Vec<Vec<usize>>> =
+            open.iter().zip(&seen).map(|(open, seen)| classes(open, seen)).collect();
         let side = |node: usize, ports: &[u32], members: &[Vec<Vec<usize>>]| -> Vec<u32> {
             members[node].iter().map(|class| ports[class[0]]).collect()
         };
@@ -94,6 +85,16 @@ impl<'a> Prepared<'a> {
             .map(|edge| (side(edge.from, &edge.from_port, &members), side(edge.to, &edge.to_port, &members)))
             .collect();
         Self { problem, members, ports }
+    }
+
+    /// The choices that are sorted.
+    fn open(&self) -> Vec<Vec<usize>> {
+        let sorted = |classes: &Vec<Vec<usize>>| {
+            let mut list = classes.concat();
+            list.sort_unstable();
+            list
+        };
+        self.members.iter().map(sorted).collect()
     }
 
     /// Least `time + price * memory`, and the choices that reach it. `None` where every combination is forbidden.
@@ -129,6 +130,7 @@ impl<'a> Prepared<'a> {
             choices: classes.iter().map(|list| list.iter().map(|(_, choice)| *choice).collect()).collect(),
             tables: self.tables(weights, self.ports.clone()),
         }
+        .without_idle_ports()
     }
 
     /// The problem at a price of memory with every choice that no other of its class beats in time and memory.
@@ -151,7 +153,7 @@ impl<'a> Prepared<'a> {
             list.iter().map(|&choice| weights.of(node.choices[choice])).collect()
         };
         let costs = self.problem.nodes.iter().zip(&choices).map(cost).collect();
-        Weighed { costs, choices, tables: self.tables(weights, ports) }
+        Weighed { costs, choices, tables: self.tables(weights, ports) }.without_idle_ports()
     }
 
     fn tables(&self, weights: Weights, ports: Vec<(Vec<u32>, Vec<u32>)>) -> Vec<Pairs> {
@@ -167,6 +169,24 @@ impl<'a> Prepared<'a> {
         };
         self.problem.edges.iter().zip(ports).map(table).collect()
     }
+}
+
+/// Choices with the same port on every edge, class by class.
+///
+/// A class is split by one edge after the other: the ports of all edges at once could be more than any number holds.
+fn classes(open: &[usize], seen: &[&[u32]]) -> Vec<Vec<usize>> {
+    let mut class_of: Vec<u32> = vec![0; open.len()];
+    for ports in seen {
+        let split: Vec<(u32, u32)> =
+            class_of.iter().zip(open).map(|(&class, &choice)| (class, ports[choice])).collect();
+        class_of = number(&split).0;
+    }
+    let mut classes: Vec<Vec<usize>> = Vec::new();
+    for (&choice, &class) in open.iter().zip(&class_of) {
+        classes.resize(classes.len().max(class as usize + 1), Vec::new());
+        classes[class as usize].push(choice);
+    }
+    classes
 }
 
 /// Of a list, what nothing else in it beats or equals in both time and memory, the fastest first.

@@ -2,8 +2,14 @@
 
 use proptest::prelude::*;
 
-use crate::problem::{Cost, Edge, Node, Problem, brute};
+use crate::problem::{Cost, Edge, Node, Problem, Solution, brute};
+use crate::solve::Prepared;
 use crate::{ilp, solve};
+
+/// The integer program's answer; that it gives up is a failure of the test, not an answer.
+fn program(problem: &Problem, capacity: f64) -> Result<Option<Solution>, TestCaseError> {
+    ilp::solve(problem, capacity).map_err(|error| TestCaseError::fail(error.to_string()))
+}
 
 fn cost() -> impl Strategy<Value = Cost> {
     (0_u32..100, 0_u32..20)
@@ -46,8 +52,35 @@ proptest! {
             prop_assert_eq!(problem.total(&found.solution.choices), Some(found.solution.cost));
             prop_assert_eq!(found.bound, found.solution.cost.time);
         }
-        let program = ilp::solve(&problem, capacity);
+        let program = program(&problem, capacity)?;
         prop_assert_eq!(expected.map(|s| s.cost.time), program.map(|s| s.cost.time));
+    }
+
+    #[test]
+    fn parts_give_what_the_whole_gives(problem in problem(), capacity in 0_u32..120) {
+        let capacity = f64::from(capacity);
+        let expected = brute(&problem, capacity);
+        // So few labels that nothing but splitting leads to the end.
+        let found = Prepared::new(&problem).fastest_of_parts(capacity, (2, usize::MAX));
+        prop_assert_eq!(expected.map(|s| s.cost.time), found.as_ref().map(|c| c.solution.cost.time));
+        if let Some(found) = found {
+            prop_assert_eq!(found.bound, found.solution.cost.time);
+        }
+    }
+
+    #[test]
+    fn a_search_that_is_cut_short_has_a_plan_and_a_bound(
+        problem in problem(), capacity in 0_u32..120, labels in 0_usize..30
+    ) {
+        let capacity = f64::from(capacity);
+        let expected = brute(&problem, capacity);
+        let found = Prepared::new(&problem).fastest_of_parts(capacity, (2, labels));
+        prop_assert_eq!(expected.is_some(), found.is_some());
+        if let (Some(expected), Some(found)) = (expected, found) {
+            prop_assert!(found.solution.cost.memory <= capacity);
+            prop_assert!(found.bound <= expected.cost.time + 1e-9);
+            prop_assert!(expected.cost.time <= found.solution.cost.time);
+        }
     }
 
     #[test]
@@ -71,4 +104,32 @@ proptest! {
             }
         }
     }
+}
+
+/// A node whose value 24 others read, each through one of 256 ports: 2^192 combinations of ports.
+#[test]
+fn a_node_with_very_many_edges_keeps_its_choices_apart() {
+    let second = Cost { time: 1.0, memory: 0.0 };
+    let free = Cost::default();
+    let mut nodes = vec![Node { choices: vec![free, free] }];
+    let mut edges = Vec::new();
+    for to in 1..=24 {
+        nodes.push(Node { choices: vec![free] });
+        // The two choices differ only on the first edge, where the first of them costs a second.
+        let from_port = if to == 1 { vec![0, 255] } else { vec![255, 255] };
+        let table = (0..256).map(|port| Some(if port == 0 { second } else { free })).collect();
+        edges.push(Edge { from: 0, to, from_port, to_port: vec![0], n_to_ports: 1, table });
+    }
+    let problem = Problem { nodes, edges };
+    let (time, choices) = solve::eliminate(&problem, 0.0).unwrap();
+    assert_eq!((time, choices[0]), (0.0, 1));
+}
+
+/// Giving up is no proof that nothing fits, and that nothing fits is no failure.
+#[test]
+fn the_program_says_of_a_problem_without_a_plan_that_there_is_none() {
+    let gigabyte = Cost { time: 1.0, memory: 1e9 };
+    let problem = Problem { nodes: vec![Node { choices: vec![gigabyte] }; 2], edges: Vec::new() };
+    assert_eq!(ilp::solve(&problem, 1.9e9), Ok(None));
+    assert_eq!(ilp::solve(&problem, 2e9).unwrap().unwrap().cost, Cost { time: 2.0, memory: 2e9 });
 }

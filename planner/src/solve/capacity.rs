@@ -1,14 +1,12 @@
-//! The fastest plan whose memory fits.
+//! A plan that fits and a bound on all that do, from one price of memory.
 //!
 //! ```text
 //! L(price) = min over plans of time + price * (memory - capacity)  <=  time of every plan that fits   (Everett 1963)
 //! ```
 //! `L` is concave in the price; each plan is a line above it. Where the line of a plan that does not fit crosses that
 //! of one that does is the next price to try; when no plan lies below the crossing, it is the best bound there is
-//! (Handler and Zang 1980). The gap between the bound and the best plan found is closed by `labels`.
+//! (Handler and Zang 1980). The gap between the bound and the best plan found is closed by `branch`.
 
-use super::labels::{self, Labelled};
-use super::narrow::{Aim, Moved};
 use super::{Certified, Prepared, Weights};
 use crate::problem::{Problem, Solution};
 
@@ -16,15 +14,16 @@ use crate::problem::{Problem, Solution};
 const MAX_PRICES: usize = 60;
 
 /// Times closer than this part of each other are the same.
-const TOLERANCE: f64 = 1e-12;
+pub(super) const TOLERANCE: f64 = 1e-12;
 
-/// Part of the best cost by which a plan that is sought may seem to exceed it, for rounding.
-const ROUNDING: f64 = 1e-9;
-
-/// A plan that fits, a bound on all that do, and the price of memory that gave it.
-struct Relaxed {
-    certified: Certified,
-    price: f64,
+/// A plan that fits, a bound on all that do, and how they were found.
+pub(super) struct Relaxed {
+    /// The plan and the bound.
+    pub(super) certified: Certified,
+    /// The price of memory that gave the bound.
+    pub(super) price: f64,
+    /// The cheapest plans at that price between which the capacity lies: one that does not fit and one that does.
+    pub(super) ends: [Vec<usize>; 2],
 }
 
 /// A plan that fits and a bound on all that do. `None` where no plan fits.
@@ -32,47 +31,8 @@ pub fn relax(problem: &Problem, capacity: f64) -> Option<Certified> {
     Prepared::new(problem).relax(capacity).map(|relaxed| relaxed.certified)
 }
 
-/// The fastest plan that fits, with a bound that equals its time unless the labels were too many. `None` where no plan
-/// fits.
-pub fn solve(problem: &Problem, capacity: f64) -> Option<Certified> {
-    Prepared::new(problem).fastest_within(capacity)
-}
-
 impl Prepared<'_> {
-    /// The fastest plan whose memory is at most `capacity`, with a bound that equals its time unless the labels were
-    /// too many. `None` where no plan fits.
-    pub fn fastest_within(&self, capacity: f64) -> Option<Certified> {
-        let Relaxed { certified, price } = self.relax(capacity)?;
-        let Certified { mut solution, bound } = certified;
-        if solution.cost.time - bound <= TOLERANCE * solution.cost.time.abs() {
-            let bound = solution.cost.time;
-            return Some(Certified { solution, bound });
-        }
-        let weights = Weights::priced(price);
-        let best = solution.cost.time + price * capacity;
-        let limit = best + ROUNDING * best.abs();
-        let Some(moved) = Moved::new(self.weighed_apart(weights)).narrow(Aim::Below(limit)) else {
-            let bound = solution.cost.time;
-            return Some(Certified { solution, bound });
-        };
-        match labels::fastest(self.problem, &moved, (capacity, limit)) {
-            Labelled::TooMany => Some(Certified { solution, bound }),
-            Labelled::Nothing => {
-                let bound = solution.cost.time;
-                Some(Certified { solution, bound })
-            }
-            Labelled::Fastest(choices) => {
-                let cost = self.problem.total(&choices)?;
-                if cost.memory <= capacity && cost.time < solution.cost.time {
-                    solution = Solution { choices, cost };
-                }
-                let bound = solution.cost.time;
-                Some(Certified { solution, bound })
-            }
-        }
-    }
-
-    fn relax(&self, capacity: f64) -> Option<Relaxed> {
+    pub(super) fn relax(&self, capacity: f64) -> Option<Relaxed> {
         let solution = |weights: Weights| -> Option<(f64, Solution)> {
             let (value, choices) = self.least(weights)?;
             let cost = self.problem.total(&choices)?;
@@ -80,7 +40,8 @@ impl Prepared<'_> {
         };
         let (mut bound, mut over) = solution(Weights::priced(0.0))?;
         if over.cost.memory <= capacity {
-            return Some(Relaxed { certified: Certified { solution: over, bound }, price: 0.0 });
+            let ends = [over.choices.clone(), over.choices.clone()];
+            return Some(Relaxed { certified: Certified { solution: over, bound }, price: 0.0, ends });
         }
         let (_, mut under) = solution(Weights { time: 0.0, memory: 1.0 })?;
         if under.cost.memory > capacity {
@@ -112,6 +73,7 @@ impl Prepared<'_> {
                 over = next;
             }
         }
-        Some(Relaxed { certified: Certified { solution: best, bound }, price: best_price })
+        let ends = [over.choices, under.choices];
+        Some(Relaxed { certified: Certified { solution: best, bound }, price: best_price, ends })
     }
 }

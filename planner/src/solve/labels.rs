@@ -10,16 +10,13 @@ use super::front;
 use super::narrow::Moved;
 use crate::problem::{Cost, Problem};
 
-/// Labels made before the search settles for a certified gap; work, not time. Layers need a few thousand.
-const MAX_LABELS: usize = 20_000_000;
-
 /// How the search for the fastest plan ended.
 pub(super) enum Labelled {
     /// The choices of the fastest plan that fits within the limit.
     Fastest(Vec<usize>),
     /// No plan fits within the limit.
     Nothing,
-    /// There were more than [`MAX_LABELS`].
+    /// There were more labels than were allowed.
     TooMany,
 }
 
@@ -48,35 +45,51 @@ struct Search<'a> {
     moved: &'a Moved,
     /// No excess above this.
     slack: f64,
-    capacity: f64,
     made: Vec<Made>,
+    /// No more labels than these.
+    most: usize,
 }
 
-/// The fastest plan within `capacity` that costs no more than `limit` at the price of `moved`.
-pub(super) fn fastest(problem: &Problem, moved: &Moved, (capacity, limit): (f64, f64)) -> Labelled {
+/// The fastest plan within `capacity` that costs no more than `limit` at the price of `moved`, and the number of labels
+/// made: about `most` at most.
+pub(super) fn fastest(
+    problem: &Problem,
+    moved: &Moved,
+    (capacity, limit): (f64, f64),
+    most: usize,
+) -> (Labelled, usize) {
     let slack = limit - moved.bound();
-    let mut search = Search { problem, moved, slack, capacity, made: vec![Made::Pair] };
-    let weighed = &moved.weighed;
-    let mut tables: Vec<Table<Vec<Label>>> = (0..weighed.tables.len()).map(|t| search.table(t)).collect();
-    let mut left: Vec<usize> = (0..weighed.costs.len()).collect();
-    while let Some(node) = next_node(&left, &tables) {
-        left.retain(|&other| other != node);
-        let (touching, rest): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| table.sees(node));
-        tables = rest;
-        let Some(table) = search.absorb(node, &touching) else { return Labelled::TooMany };
-        tables.push(table);
-    }
-    let nothing = vec![Label { cost: Cost::default(), excess: 0.0, made: 0 }];
-    let all = tables.iter().try_fold(nothing, |all, table| search.product(&all, &table.values[0]));
-    let Some(all) = all else { return Labelled::TooMany };
-    let fits = all.iter().filter(|label| label.cost.memory <= search.capacity);
-    match fits.min_by(|a, b| a.cost.time.total_cmp(&b.cost.time)) {
-        Some(label) => Labelled::Fastest(search.choices(label.made)),
-        None => Labelled::Nothing,
-    }
+    let mut search = Search { problem, moved, slack, made: vec![Made::Pair], most };
+    let labelled = match search.all() {
+        None => Labelled::TooMany,
+        Some(all) => {
+            let fits = all.iter().filter(|label| label.cost.memory <= capacity);
+            match fits.min_by(|a, b| a.cost.time.total_cmp(&b.cost.time)) {
+                Some(label) => Labelled::Fastest(search.choices(label.made)),
+                None => Labelled::Nothing,
+            }
+        }
+    };
+    (labelled, search.made.len())
 }
 
 impl Search<'_> {
+    /// The labels of all nodes. `None` where there are too many.
+    fn all(&mut self) -> Option<Vec<Label>> {
+        let weighed = &self.moved.weighed;
+        let mut tables: Vec<Table<Vec<Label>>> = (0..weighed.tables.len()).map(|t| self.table(t)).collect();
+        let mut left: Vec<usize> = (0..weighed.costs.len()).collect();
+        while let Some(node) = next_node(&left, &tables) {
+            left.retain(|&other| other != node);
+            let (touching, rest): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| table.sees(node));
+            tables = rest;
+            let table = self.absorb(node, &touching)?;
+            tables.push(table);
+        }
+        let nothing = vec![Label { cost: Cost::default(), excess: 0.0, made: 0 }];
+        tables.iter().try_fold(nothing, |all, table| self.product(&all, &table.values[0]))
+    }
+
     /// The pairs of an edge, each a label.
     fn table(&self, t: usize) -> Table<Vec<Label>> {
         let pairs = &self.moved.weighed.tables[t];
@@ -156,7 +169,7 @@ impl Search<'_> {
                     list.push(Label { cost: a.cost.plus(b.cost), excess, made });
                 }
             }
-            if self.made.len() > MAX_LABELS {
+            if self.made.len() > self.most {
                 return None;
             }
         }

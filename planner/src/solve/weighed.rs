@@ -35,6 +35,16 @@ impl Weighed {
         own + self.tables.iter().map(pair).sum::<f64>()
     }
 
+    /// The problem without the ports that no class has.
+    pub(super) fn without_idle_ports(self) -> Self {
+        let all = self.costs.iter().map(|costs| (0..costs.len()).collect()).collect();
+        let kept = Kept::new(&self, all);
+        let n_ports =
+            |table: &Pairs, ports: &[Vec<usize>; 2]| [ports[0].len(), ports[1].len()] == table.n_ports;
+        let none_idle = self.tables.iter().zip(&kept.ports).all(|(table, ports)| n_ports(table, ports));
+        if none_idle { self } else { self.keep(&kept) }
+    }
+
     /// The problem with only some classes left, and of every edge only the ports that they have.
     pub(super) fn keep(&self, kept: &Kept) -> Self {
         let table = |(table, ports): (&Pairs, &[Vec<usize>; 2])| {
