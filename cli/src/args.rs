@@ -38,6 +38,8 @@ pub(crate) enum Command {
     Estimate(EstimateArgs),
     /// Run a small copy of a plan with real numbers and compare it with one device
     Verify(VerifyArgs),
+    /// Check that a plan's schedule can run, and say what every stage does and holds
+    Check(CheckArgs),
     /// Say where the time and the memory of a plan go, and why it won
     Explain(ExplainArgs),
     /// Print a plan, or the program of one of its layers, in a form for eyes and diffs
@@ -237,6 +239,40 @@ pub(crate) struct VerifyArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner check plan.json\n  \
+    planner check --table my-table.txt --placement v\n\n\
+    A table is a line for each stage with its actions in order, such as `F0 F1 B0 B1`: F forward, B backward, I and W its\n\
+    two parts (to the input, to the weights), then the micro-batch, then `.1` for virtual stage 1. Every dependency must be\n\
+    met, every action listed once, and no stage may wait for ever. Bubbles of a bare table are for F = I = W, B = I + W.")]
+pub(crate) struct CheckArgs {
+    /// The plan
+    #[arg(required_unless_present = "table")]
+    pub(crate) plan: Option<String>,
+    /// Check this table instead of a plan's
+    #[arg(long, value_name = "FILE", conflicts_with = "plan")]
+    pub(crate) table: Option<String>,
+    /// Which stage holds which chunk, of a table
+    #[arg(long, value_enum, default_value = "looped", requires = "table")]
+    pub(crate) placement: PlacementArg,
+    /// Print what every stage runs, in order
+    #[arg(long)]
+    pub(crate) rows: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum PlacementArg {
+    /// Virtual stage i of stage r is chunk i p + r
+    Looped,
+    /// Every other loop runs back
+    V,
+    /// Two copies of every chunk, in opposite directions
+    Bidirectional,
+}
+
+#[derive(Debug, Args)]
 #[command(after_help = "Example:\n  planner explain plan.json")]
 pub(crate) struct ExplainArgs {
     /// The plan
@@ -345,8 +381,32 @@ pub(crate) enum ScheduleArg {
     /// One forward, one backward
     #[value(name = "1f1b")]
     OneFOneB,
+    /// 1F1B with twice the warm-up, to hide transfers
+    #[value(name = "eager-1f1b")]
+    Eager,
+    /// 1F1B with as much warm-up as fits
+    Dapple,
     /// 1F1B over virtual stages
     Interleaved,
+    /// All micro-batches through each virtual stage in turn
+    BreadthFirst,
+    /// Backward in two parts, in the memory of 1F1B
+    ZbH1,
+    /// Backward in two parts, in twice that memory
+    ZbH2,
+    /// Backward in two parts, two chunks per stage in a V
+    ZbV,
+    /// The V in half the memory of 1F1B
+    VHalf,
+    /// The V in a third of it
+    VMin,
+    /// Waves back and forth; --vpp is twice their number
+    Hanayo,
+    /// A V whose chunks run forward and backward side by side
+    #[value(name = "dualpipe-v")]
+    DualPipeV,
+    /// Two pipelines in opposite directions, two copies of every parameter
+    Chimera,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

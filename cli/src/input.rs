@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::failure::Failure;
 
 /// Largest plan that is read: the plan of a large model has well below a megabyte.
-const MAX_PLAN_BYTES: usize = 64 << 20;
+pub(crate) const MAX_PLAN_BYTES: usize = 64 << 20;
 
 /// What to do without a plan.
 const WRITE_ONE: &str =
@@ -191,7 +191,7 @@ fn edits(from: &str, to: &str) -> usize {
 }
 
 /// Reads a text file up to a limit, whatever it says of its own length.
-fn read_file(path: &Path, shown: &str, limit: usize) -> Result<String, InputError> {
+pub(crate) fn read_file(path: &Path, shown: &str, limit: usize) -> Result<String, InputError> {
     #[expect(clippy::disallowed_methods, reason = "the command line is where files are read")]
     let file = fs::File::open(path);
     let cannot =

@@ -20,6 +20,7 @@ mod priced;
 mod optimize;
 mod estimate;
 mod verify;
+mod check;
 mod explain;
 mod show;
 mod models;

@@ -65,7 +65,18 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
         schedule: args.schedule.map(|schedule| match schedule {
             ScheduleArg::GPipe => ScheduleKind::GPipe,
             ScheduleArg::OneFOneB => ScheduleKind::OneFOneB,
+            ScheduleArg::Eager => ScheduleKind::Eager,
+            ScheduleArg::Dapple => ScheduleKind::Dapple,
             ScheduleArg::Interleaved => ScheduleKind::Interleaved,
+            ScheduleArg::BreadthFirst => ScheduleKind::BreadthFirst,
+            ScheduleArg::ZbH1 => ScheduleKind::ZbH1,
+            ScheduleArg::ZbH2 => ScheduleKind::ZbH2,
+            ScheduleArg::ZbV => ScheduleKind::ZbV,
+            ScheduleArg::VHalf => ScheduleKind::VHalf,
+            ScheduleArg::VMin => ScheduleKind::VMin,
+            ScheduleArg::Hanayo => ScheduleKind::Hanayo,
+            ScheduleArg::DualPipeV => ScheduleKind::DualPipeV,
+            ScheduleArg::Chimera => ScheduleKind::Chimera,
         }),
         recompute: args.recompute.map(|recompute| match recompute {
             RecomputeArg::None => RecomputeKind::None,
@@ -94,7 +105,7 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
 /// Everything decided, as someone expects who names a plan: what is not said is 1, off, or follows from the rest.
 pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pins, Failure> {
     let (tp, pp, cp) = (pins.tp.unwrap_or(1), pins.pp.unwrap_or(1), pins.cp.unwrap_or(1));
-    let vpp = pins.vpp.unwrap_or(1);
+    let vpp = pins.vpp.unwrap_or(pins.schedule.map_or(1, ScheduleKind::default_virtual_stages));
     let others = u128::from(tp) * u128::from(pp) * u128::from(cp);
     let all = u128::from(n_devices);
     let used = others.saturating_mul(u128::from(pins.dp.unwrap_or(1)));

@@ -3,6 +3,8 @@
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::entry::Proof;
+use ir::schedule::Section;
+use ir::split::split_backward;
 use planner::prove;
 use planner::rewrite::is_form_of;
 use rayon::prelude::*;
@@ -22,9 +24,20 @@ pub(crate) fn proven(mut plan: Plan) -> Result<Plan, Failure> {
 
 /// The outcome for every entry, in order.
 pub(crate) fn outcomes(plan: &Plan, opened: &OpenPlan) -> Vec<Proof> {
+    let splits = splits_backward(plan);
     let one = |at: usize| {
         let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
-        match prove::prove(layer, &plan.mesh, &sizes, &opened.entries[at].program) {
+        let program = &opened.entries[at].program;
+        let whole = prove::prove(layer, &plan.mesh, &sizes, program);
+        let proof = match whole {
+            // What is proven of the whole must hold of the parts as well.
+            prove::Proof::Proven { .. } if splits => {
+                let split = split_backward(layer, program);
+                prove::prove_split((layer, &plan.mesh, &sizes), program, &split)
+            }
+            other @ (prove::Proof::Proven { .. } | prove::Proof::NotProven { .. }) => other,
+        };
+        match proof {
             prove::Proof::Proven { .. } => form_proof(opened, at),
             prove::Proof::NotProven { reason } => Proof::Open { reason },
         }
@@ -41,6 +54,12 @@ fn form_proof(opened: &OpenPlan, at: usize) -> Proof {
         },
         Some(_) | None => Proof::Proven,
     }
+}
+
+/// Whether a plan's table runs backward in two parts.
+fn splits_backward(plan: &Plan) -> bool {
+    let rows = plan.actions().unwrap_or_default();
+    rows.iter().flatten().any(|action| action.section == Section::BackwardWeight)
 }
 
 /// `all 4 programs are proven equal to their layers`, or which are not.

@@ -40,16 +40,16 @@ pub use gemm::GemmShape;
 pub use group::{Group, GroupAxis};
 pub use memory::MemoryBreakdown;
 pub use program_bytes::{
-    BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, program_bytes,
-    saved_bytes, step_bytes, stream_bytes,
+    BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, kept_bytes,
+    program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
 };
-pub use program_memory::{MemoryContext, ProgramMemory, program_memory};
-pub use program_price::price_program;
+pub use program_memory::{MemoryContext, ProgramMemory, carried_bytes, program_memory};
+pub use program_price::{price_program, price_split};
 pub use rates::Rates;
 pub use section_price::{
-    Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, UpdatePrice,
+    Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, SplitPrice, UpdatePrice,
 };
-pub use simulate::{PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
+pub use simulate::{BackwardParts, PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
 pub use step_price::{PriceContext, StepPrice, collective_kind, price_step};
 pub use tensor_bytes::{ActivationKind, activation_kind};
 pub use traffic::{bytes_sent, bytes_sent_per_tier};

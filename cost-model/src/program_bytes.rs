@@ -14,6 +14,7 @@ use ir::mesh::Mesh;
 use ir::program::{Instruction, Program, Side, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::signature::signature;
+use ir::split::SplitBackward;
 use ir::work::Pass;
 
 use crate::collective_loads::{Moved, PerTier, elements_per_tier};
@@ -87,12 +88,38 @@ pub fn program_bytes(
     }
 }
 
+/// Bytes that all ranks of the mesh send in the two parts of a backward, per micro-batch.
+pub fn split_bytes(
+    (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
+    program: &Program,
+    split: &SplitBackward,
+    links: &Links<'_>,
+) -> [BytesByCollective; 2] {
+    let count = Count { layer, mesh, sizes, program, links };
+    [&split.input, &split.weight].map(|code| count.section(code, Pass::Backward))
+}
+
 /// Bytes of the values that each rank keeps from forward to backward, by rank.
 pub fn saved_bytes(
     layer: &Layer,
     mesh: &Mesh,
     sizes: &Sizes,
     program: &Program,
+    element_bytes: u64,
+) -> Vec<u64> {
+    let values = kept_bytes((layer, mesh, sizes), program, &program.saved, element_bytes);
+    let rings = |rank: u64| -> u64 {
+        let at = mesh.coordinates(rank);
+        layer.op_ids().map(|op| ring_kept((layer, op), mesh, sizes, (program, &at))).sum()
+    };
+    (0..).zip(values).map(|(rank, bytes)| bytes + rings(rank) * element_bytes).collect()
+}
+
+/// Bytes of some values of a program, by rank.
+pub fn kept_bytes(
+    (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
+    program: &Program,
+    values: &[ValueId],
     element_bytes: u64,
 ) -> Vec<u64> {
     let ranks = (0..mesh.n_devices()).map(|rank| mesh.coordinates(rank));
@@ -103,9 +130,7 @@ pub fn saved_bytes(
                 .iter()
                 .product::<u64>()
         };
-        let kept: u64 =
-            layer.op_ids().map(|op| ring_kept((layer, op), mesh, sizes, (program, &coordinates))).sum();
-        (program.saved.iter().map(elements).sum::<u64>() + kept) * element_bytes
+        values.iter().map(elements).sum::<u64>() * element_bytes
     };
     ranks.map(bytes).collect()
 }

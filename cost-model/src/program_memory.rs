@@ -18,6 +18,7 @@ use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
 use ir::program::{AxisSet, Instruction, Program, Side, Storage, Value, ValueId};
+use ir::split::SplitBackward;
 use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
 
@@ -103,6 +104,31 @@ pub fn program_memory(
     };
     account.states(&mut memory);
     memory
+}
+
+/// Bytes carried from the first part of a backward to the second, per micro-batch: what the products of weight gradients
+/// read. Scores of the loss are among them, in the job's precision.
+pub fn carried_bytes(
+    (context, layer, mesh, sizes): (&MemoryContext<'_>, &Layer, &Mesh, &Sizes),
+    program: &Program,
+    split: &SplitBackward,
+) -> Bytes {
+    let storages = program.updates.iter().map(|update| (update.tensor, update.storage)).collect();
+    let account = Account { context, layer, mesh, sizes, program, storages };
+    let bytes = |id: &ValueId| {
+        let value = program.value(*id);
+        match activation_kind(layer, value.tensor) {
+            ActivationKind::Logits => element_bytes(context.precision) * account.elements(value),
+            ActivationKind::Stream
+            | ActivationKind::Norm
+            | ActivationKind::Linear
+            | ActivationKind::Attention
+            | ActivationKind::Activation
+            | ActivationKind::Experts
+            | ActivationKind::Loss => account.bytes(value),
+        }
+    };
+    split.carried.iter().map(bytes).sum()
 }
 
 /// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered

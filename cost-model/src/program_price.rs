@@ -19,6 +19,7 @@ use ir::graph::{Layer, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
 use ir::program::{Instruction, Program, Side, Storage, Update, ValueId};
 use ir::sharding::Sharding;
+use ir::split::SplitBackward;
 use ir::units::{Bytes, Seconds};
 use ir::work::{GemmOutput, Pass, Work};
 
@@ -30,7 +31,9 @@ use crate::program_bytes::CommunicationClass;
 use crate::program_work::ProgramWork;
 use crate::rates::{Rates, element_bytes};
 use crate::ring::ring_time;
-use crate::section_price::{Communication, CommunicationPrice, ProgramPrice, SectionPrice, UpdatePrice};
+use crate::section_price::{
+    Communication, CommunicationPrice, ProgramPrice, SectionPrice, SplitPrice, UpdatePrice,
+};
 use crate::step_price::{PriceContext, collective_kind, group_of, price_full, price_step};
 use crate::stream::stream_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
@@ -50,6 +53,19 @@ pub fn price_program(
         forward: pricing.section(&program.forward, Pass::Forward),
         backward: pricing.section(&program.backward, Pass::Backward),
         update: pricing.update(),
+    }
+}
+
+/// Prices the two parts of a program's backward.
+pub fn price_split(
+    (context, layer, mesh, sizes): (&PriceContext<'_>, &Layer, &Mesh, &Sizes),
+    program: &Program,
+    split: &SplitBackward,
+) -> SplitPrice {
+    let pricing = Pricing { context, layer, mesh, sizes, program };
+    SplitPrice {
+        input: pricing.section(&split.input, Pass::Backward),
+        weight: pricing.section(&split.weight, Pass::Backward),
     }
 }
 

@@ -108,3 +108,12 @@ pub struct ProgramPrice {
     /// Update, per step.
     pub update: UpdatePrice,
 }
+
+/// Price of a backward in two parts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SplitPrice {
+    /// As far as the stage before waits for it, per micro-batch.
+    pub input: SectionPrice,
+    /// The rest, per micro-batch.
+    pub weight: SectionPrice,
+}

@@ -9,7 +9,7 @@
 //! (arXiv 2104.04473 section 2.2), exactly.
 
 use ir::schedule::{
-    Action, RankTimeline, ScheduleError, Section, Span, TableShape, Timeline, dependency_order,
+    Action, Placement, RankTimeline, ScheduleError, Section, Span, TableShape, Timeline, dependency_order,
 };
 use ir::units::Seconds;
 use thiserror::Error;
@@ -23,17 +23,30 @@ pub enum Transfers {
     Overlapped,
 }
 
-/// Times of a pipeline's parts for one micro-batch. Chunk `c` runs on rank `c % n_stages`.
+/// Times of a pipeline's parts for one micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineTimes {
+    /// Which rank holds which chunk.
+    pub placement: Placement,
     /// Forward, per chunk.
     pub forward: Vec<Seconds>,
     /// Full backward, per chunk, recomputation included.
     pub backward: Vec<Seconds>,
+    /// The two parts of backward, per chunk; nothing for schedules that do not split it.
+    pub parts: Option<BackwardParts>,
     /// Transfer between chunk `c` and `c + 1`, either way; one less than chunks.
     pub boundary: Vec<Seconds>,
     /// Whether transfers are exposed.
     pub transfers: Transfers,
+}
+
+/// Times of the two parts of backward for one micro-batch, per chunk.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackwardParts {
+    /// As far as the chunk before waits for it.
+    pub input: Vec<Seconds>,
+    /// The rest.
+    pub weight: Vec<Seconds>,
 }
 
 /// Why a table cannot be simulated.
@@ -44,12 +57,14 @@ pub enum SimulateError {
     Table(#[from] ScheduleError),
     /// The times do not fit the table.
     #[error(
-        "{n_stages} ranks need times for a multiple of {n_stages} chunks and a transfer between neighbours, found \
-         {forward} forward, {backward} backward and {boundary} transfers"
+        "{n_stages} ranks need times for {n_chunks} chunks and a transfer between neighbours, found {forward} forward, \
+         {backward} backward and {boundary} transfers"
     )]
     Lengths {
         /// Pipeline ranks of the table.
         n_stages: usize,
+        /// Chunks of the table.
+        n_chunks: usize,
         /// Forward times.
         forward: usize,
         /// Backward times.
@@ -57,43 +72,61 @@ pub enum SimulateError {
         /// Transfer times.
         boundary: usize,
     },
+    /// The table splits backward, and the times do not.
+    #[error("the table splits backward, but its two parts have no times for every chunk")]
+    NoParts,
 }
 
 impl PipelineTimes {
     fn shape(&self, table: &[Vec<Action>]) -> Result<TableShape, SimulateError> {
-        let (n_stages, n_chunks) = (table.len(), self.forward.len());
-        let fits = n_stages > 0
-            && n_chunks > 0
-            && n_chunks.is_multiple_of(n_stages)
+        let n_stages = table.len();
+        let n_chunks = self.placement.n_chunks(n_stages as u32) as usize;
+        let fits = n_chunks > 0
+            && self.forward.len() == n_chunks
             && self.backward.len() == n_chunks
             && self.boundary.len() == n_chunks - 1;
         if !fits {
-            let (backward, boundary) = (self.backward.len(), self.boundary.len());
-            return Err(SimulateError::Lengths { n_stages, forward: n_chunks, backward, boundary });
+            let (forward, backward, boundary) =
+                (self.forward.len(), self.backward.len(), self.boundary.len());
+            return Err(SimulateError::Lengths { n_stages, n_chunks, forward, backward, boundary });
         }
-        let n_virtual_stages = n_chunks / n_stages;
-        let n_micro_batches = table[0].len() / (2 * n_virtual_stages);
-        Ok(TableShape {
-            n_stages: n_stages as u32,
-            n_virtual_stages: n_virtual_stages as u32,
-            n_micro_batches: n_micro_batches as u32,
-        })
+        let parts = |parts: &BackwardParts| parts.input.len() == n_chunks && parts.weight.len() == n_chunks;
+        let is_part = |action: &Action| match action.section {
+            Section::Forward | Section::Backward => false,
+            Section::BackwardInput | Section::BackwardWeight => true,
+        };
+        if !self.parts.as_ref().is_some_and(parts) && table.iter().flatten().any(is_part) {
+            return Err(SimulateError::NoParts);
+        }
+        let n_micro_batches = table.iter().flatten().map(|action| action.micro_batch + 1).max().unwrap_or(0);
+        Ok(TableShape { n_stages: n_stages as u32, placement: self.placement, n_micro_batches })
     }
 
     fn compute(&self, section: Section, chunk: usize) -> Seconds {
+        let part = |of: fn(&BackwardParts) -> &Vec<Seconds>| {
+            self.parts.as_ref().map_or(self.backward[chunk], |parts| of(parts)[chunk])
+        };
         match section {
             Section::Forward => self.forward[chunk],
             Section::Backward => self.backward[chunk],
+            Section::BackwardInput => part(|parts| &parts.input),
+            Section::BackwardWeight => part(|parts| &parts.weight),
         }
     }
 
-    /// Transfer of an action's result to the chunk that needs it; zero at both ends of the model.
-    fn send(&self, section: Section, chunk: usize) -> Seconds {
+    /// Transfer of an action's result to the chunk that needs it; zero at both ends of the model and where the next chunk
+    /// is on the same rank.
+    fn send(&self, section: Section, chunk: usize, n_stages: u32) -> Seconds {
         let boundary = match section {
             Section::Forward => Some(chunk),
-            Section::Backward => chunk.checked_sub(1),
+            Section::Backward | Section::BackwardInput => chunk.checked_sub(1),
+            Section::BackwardWeight => None,
         };
-        boundary.and_then(|at| self.boundary.get(at)).copied().unwrap_or(Seconds::ZERO)
+        let sent = boundary.filter(|&at| {
+            let rank = |chunk: usize| self.placement.seat(n_stages, chunk as u32, 0).rank;
+            rank(at) != rank(at + 1)
+        });
+        sent.and_then(|at| self.boundary.get(at)).copied().unwrap_or(Seconds::ZERO)
     }
 
     fn exposed(&self, send: Seconds) -> Seconds {
@@ -112,14 +145,23 @@ pub fn simulate(table: &[Vec<Action>], times: &PipelineTimes) -> Result<Timeline
     let mut ranks: Vec<RankTimeline> = table.iter().map(|row| empty_rank(row.len())).collect();
     let makespan_s = walk(table, shape, times, |span, sending| {
         let rank = &mut ranks[span.action.rank as usize];
-        rank.busy_s += times.compute(span.action.section, span.action.chunk(shape.n_stages) as usize);
+        rank.busy_s += times.compute(span.action.section, shape.chunk(span.action) as usize);
         rank.sending_s += sending;
         rank.spans.push(span);
     })?;
     for rank in &mut ranks {
         rank.bubble_s = (makespan_s - rank.busy_s - rank.sending_s).max(Seconds::ZERO);
     }
-    Ok(Timeline { makespan_s, ranks })
+    let period_s = ranks.iter().map(extent).fold(Seconds::ZERO, Seconds::max);
+    Ok(Timeline { makespan_s, period_s, ranks })
+}
+
+/// From the start of a rank's first action to the end of its last, and of its last transfer where that is exposed.
+fn extent(rank: &RankTimeline) -> Seconds {
+    match (rank.spans.first(), rank.spans.last()) {
+        (Some(first), Some(last)) => last.end_s - first.start_s,
+        _ => Seconds::ZERO,
+    }
 }
 
 /// The makespan alone, for comparing many candidates.
@@ -144,18 +186,18 @@ fn walk(
     mut visit: impl FnMut(Span, Seconds),
 ) -> Result<Seconds, SimulateError> {
     let order = dependency_order(table, shape)?;
-    let mut arrival = vec![Seconds::ZERO; order.len()];
+    let mut arrival = vec![Seconds::ZERO; shape.n_events()];
     let mut free = vec![Seconds::ZERO; table.len()];
     let mut makespan = Seconds::ZERO;
     for action in order {
-        let chunk = action.chunk(shape.n_stages) as usize;
-        let ready = shape.needs(action).map_or(Seconds::ZERO, |needed| arrival[shape.index(needed)]);
+        let chunk = shape.chunk(action) as usize;
+        let ready = shape.needs(action).map_or(Seconds::ZERO, |needed| arrival[needed]);
         let start_s = free[action.rank as usize].max(ready);
         let end_s = start_s + times.compute(action.section, chunk);
-        let send = times.send(action.section, chunk);
+        let send = times.send(action.section, chunk, shape.n_stages);
         let sending = times.exposed(send);
         // The last chunk's forward goes to its own backward: `send` is zero there.
-        arrival[shape.index(action)] = end_s + send;
+        arrival[shape.yields(action)] = end_s + send;
         free[action.rank as usize] = end_s + sending;
         makespan = makespan.max(end_s);
         visit(Span { action, start_s, end_s }, sending);
@@ -163,50 +205,66 @@ fn walk(
     Ok(makespan)
 }
 
-/// A time below which no table of this shape can end, whatever its order. Takes time in proportion to the chunks.
+/// A time below which no table of this placement can end, whatever its order. Takes time in proportion to the chunks.
 ///
-/// For each rank `r`: the first micro-batch must come through the chunks before `r`; then the rank has `m` times its
-/// chunks' work (and its own exposed transfers, but for the last); then the last backward must go back to chunk 0:
-/// `sum_{c<r} (F + t) + m sum_{c on r} (F + B + sends) + sum_{c<r} (B + t)`. No shorter than one micro-batch alone.
-/// Equal to the makespan of GPipe, 1F1B and the interleaved schedule where chunks are equal and transfers free.
+/// For each rank: the first micro-batch must come through the chunks before its first one, `c`; then the rank has its
+/// chunks' work (and its own exposed transfers, but for the last); then the last gradient must go back to chunk 0:
+/// `sum_{i<c} (F + t) + m sum_{i on rank} (F + B + sends) + sum_{i<c} (B + t)`. No shorter than one micro-batch alone.
+/// Equal to the makespan of GPipe, 1F1B and the interleaved schedule where chunks are equal and transfers free. Where
+/// backward is split, weights may come after the last gradient, so the way back does not count.
 ///
 /// Lowered by one part in 10^9, far more than rounding can add. Zero where the times do not fit the ranks.
-pub fn lower_bound(n_stages: usize, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
+pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
     const ROUNDING: f64 = 1e-9;
-    let n_chunks = times.forward.len();
-    if n_stages == 0 || n_chunks < n_stages || times.backward.len() != n_chunks {
+    let n_chunks = times.placement.n_chunks(n_stages) as usize;
+    if n_chunks == 0 || times.forward.len() != n_chunks || times.backward.len() != n_chunks {
         return Seconds::ZERO;
     }
-    let mut way_in = Seconds::ZERO;
-    let mut way_out = Seconds::ZERO;
+    let gradient = if times.parts.is_some() { Section::BackwardInput } else { Section::Backward };
+    let send = |section, chunk| times.send(section, chunk, n_stages);
     let mut bound = Seconds::ZERO;
     for rank in 0..n_stages {
-        let work = rank_work(rank, n_stages, f64::from(n_micro_batches), times);
-        // The rank's last send is part of the way out.
-        let last_send = times.exposed(times.send(Section::Backward, rank));
+        let chunks = times.placement.chunks_of(n_stages, rank);
+        let first = chunks.iter().copied().min().unwrap_or(0) as usize;
+        let way_in: Seconds = (0..first).map(|c| times.forward[c] + send(Section::Forward, c)).sum();
+        let way_out: Seconds = (0..first).map(|c| times.backward[c] + send(Section::Backward, c + 1)).sum();
+        let work = rank_work(&chunks, n_stages, n_micro_batches, times);
+        let (last_send, way_out) = match times.parts {
+            // The rank's last send is part of the way out.
+            None => (times.exposed(send(Section::Backward, first)), way_out),
+            Some(_) => (
+                times.exposed(send(Section::Forward, 0)).max(times.exposed(send(gradient, first))),
+                Seconds::ZERO,
+            ),
+        };
         bound = bound.max(way_in + work - last_send + way_out);
-        way_in += times.forward[rank] + times.send(Section::Forward, rank);
-        way_out += times.backward[rank] + times.send(Section::Backward, rank + 1);
     }
     let alone: Seconds = (0..n_chunks)
         .map(|chunk| {
-            let both_ways = times.send(Section::Forward, chunk) * 2.0;
-            times.forward[chunk] + times.backward[chunk] + both_ways
+            let both_ways = send(Section::Forward, chunk) * 2.0;
+            times.forward[chunk] + times.compute(gradient, chunk) + both_ways
         })
         .sum();
     bound.max(alone) * (1.0 - ROUNDING)
 }
 
 /// Computation and exposed transfers of one rank's chunks.
-fn rank_work(rank: usize, n_stages: usize, n_micro_batches: f64, times: &PipelineTimes) -> Seconds {
-    let chunks = (rank..times.forward.len()).step_by(n_stages);
+fn rank_work(chunks: &[u32], n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
+    let share = f64::from(n_micro_batches / times.placement.n_copies());
     let per_micro_batch: Seconds = chunks
-        .map(|chunk| {
-            let sends = times.send(Section::Forward, chunk) + times.send(Section::Backward, chunk);
-            times.forward[chunk] + times.backward[chunk] + times.exposed(sends)
+        .iter()
+        .map(|&chunk| {
+            let chunk = chunk as usize;
+            let sends = times.send(Section::Forward, chunk, n_stages)
+                + times.send(Section::Backward, chunk, n_stages);
+            let backward = match &times.parts {
+                None => times.backward[chunk],
+                Some(parts) => times.backward[chunk].min(parts.input[chunk] + parts.weight[chunk]),
+            };
+            times.forward[chunk] + backward + times.exposed(sends)
         })
         .sum();
-    per_micro_batch * n_micro_batches
+    per_micro_batch * share
 }
 
 #[cfg(test)]
@@ -220,12 +278,16 @@ mod tests {
         if virtual_stages == 1 { Schedule::OneFOneB } else { Schedule::Interleaved { virtual_stages } }
     }
 
+    const ONE: Placement = Placement::Looped { virtual_stages: 1 };
+
     /// Every chunk F = 1, B = 2, every transfer `boundary`.
-    fn unit(n_chunks: u32, boundary: f64, transfers: Transfers) -> PipelineTimes {
-        let n_chunks = n_chunks as usize;
+    fn unit(p: u32, placement: Placement, boundary: f64, transfers: Transfers) -> PipelineTimes {
+        let n_chunks = placement.n_chunks(p) as usize;
         PipelineTimes {
+            placement,
             forward: vec![Seconds(1.0); n_chunks],
             backward: vec![Seconds(2.0); n_chunks],
+            parts: None,
             boundary: vec![Seconds(boundary); n_chunks - 1],
             transfers,
         }
@@ -233,7 +295,7 @@ mod tests {
 
     fn check_bubble(schedule: Schedule, p: u32, m: u32) {
         let v = schedule.n_virtual_stages();
-        let times = unit(p * v, 0.0, Transfers::Overlapped);
+        let times = unit(p, schedule.placement(), 0.0, Transfers::Overlapped);
         let timeline = simulate(&table(schedule, p, m).unwrap(), &times).unwrap();
         // A chunk's F + B is 3, so a stage's is 3 v and the bubble (p - 1) 3 v / v.
         let work = f64::from(m * 3 * v);
@@ -241,7 +303,7 @@ mod tests {
         for rank in &timeline.ranks {
             assert_eq!((rank.busy_s.0, rank.bubble_s.0), (work, f64::from((p - 1) * 3)));
         }
-        let bound = lower_bound(p as usize, m, &times).0 / timeline.makespan_s.0;
+        let bound = lower_bound(p, m, &times).0 / timeline.makespan_s.0;
         assert!((1.0 - 1e-8..1.0).contains(&bound), "{schedule} p={p} m={m}: {bound}");
     }
 
@@ -255,9 +317,132 @@ mod tests {
         }
     }
 
+    /// Free transfers, and every chunk takes F forward, I back to its input, W back to its weights, I + W in one.
+    fn costs(p: u32, schedule: Schedule, [forward, input, weight]: [f64; 3]) -> PipelineTimes {
+        let placement = schedule.placement();
+        let each = |cost| vec![Seconds(cost); placement.n_chunks(p) as usize];
+        let parts = BackwardParts { input: each(input), weight: each(weight) };
+        PipelineTimes {
+            placement,
+            forward: each(forward),
+            backward: each(input + weight),
+            parts: Some(parts),
+            boundary: vec![Seconds::ZERO; placement.n_chunks(p) as usize - 1],
+            transfers: Transfers::Overlapped,
+        }
+    }
+
+    /// Idle time of every rank in a step where ranks go on by themselves, and where all wait for the slowest.
+    fn bubbles(schedule: Schedule, (p, m): (u32, u32), costs_of: [f64; 3]) -> (f64, f64) {
+        let times = costs(p, schedule, costs_of);
+        let timeline = simulate(&table(schedule, p, m).unwrap(), &times).unwrap();
+        assert!(lower_bound(p, m, &times) <= timeline.makespan_s, "{schedule} p={p} m={m}");
+        let busy = timeline.ranks[0].busy_s;
+        timeline.ranks.iter().for_each(|rank| assert!((rank.busy_s.0 - busy.0).abs() < 1e-9));
+        ((timeline.period_s - busy).0, (timeline.makespan_s - busy).0)
+    }
+
+    const SHAPES: [(u32, u32); 8] = [(2, 4), (2, 8), (3, 9), (4, 8), (4, 16), (6, 24), (8, 16), (8, 32)];
+    const EQUAL: [f64; 3] = [1.0, 1.0, 1.0];
+
+    /// arXiv 2401.10241 table 2: ZB-H1 `(p - 1)(F + B - W)`, ZB-H2 `(p - 1)(F + B - 2 W)`, the latter where ranks go on
+    /// to the next step by themselves.
+    #[test]
+    fn closed_forms_of_zb_h1_and_zb_h2_are_exact() {
+        for (p, m) in SHAPES {
+            for [f, b, w] in [EQUAL, [3.0, 3.5, 2.5], [1.0, 1.25, 0.75]] {
+                let times = f64::from(p - 1);
+                assert_eq!(bubbles(Schedule::ZbH1, (p, m), [f, b, w]).1, times * (f + b - w), "p={p} m={m}");
+                assert_eq!(
+                    bubbles(Schedule::ZbH2, (p, m), [f, b, w]).0,
+                    times * (f + b - 2.0 * w),
+                    "p={p} m={m}"
+                );
+            }
+        }
+    }
+
+    /// arXiv 2405.15362 table 1 in units of equal chunk actions, 1F1B having `6 (p - 1)`: ZB-V close to none, V-Half half
+    /// and V-Min two thirds of it. ZB-V's `p - 1` is what a V cannot avoid where all ranks end together: the last rank
+    /// begins `p - 1` forwards late.
+    #[test]
+    fn bubbles_of_the_v_shaped_schedules_are_those_published() {
+        for (p, m) in SHAPES {
+            let whole = 6.0 * f64::from(p - 1);
+            let of = |schedule| bubbles(schedule, (p, m), EQUAL).1;
+            assert_eq!(of(Schedule::ZbV), f64::from(p - 1), "p={p} m={m}");
+            assert!(of(Schedule::VHalf) <= 0.5 * whole, "p={p} m={m}: {}", of(Schedule::VHalf));
+            let reorder = if p.is_multiple_of(3) { 2.0 } else { 0.0 };
+            assert!(of(Schedule::VMin) <= 2.0 / 3.0 * whole + reorder, "p={p} m={m}: {}", of(Schedule::VMin));
+        }
+    }
+
+    /// `deepseek-ai/DualPipe` README without overlap, so that F&B = F + B: `(p - 1)(F + 2 B - 3 W)` for chunks; here less,
+    /// `(p - 1)(F + B - 2 W)` for equal parts, B being both parts.
+    #[test]
+    fn the_bubble_of_dualpipe_v_is_below_the_one_published() {
+        for (p, m) in SHAPES {
+            let times = f64::from(p - 1);
+            assert_eq!(bubbles(Schedule::DualPipeV, (p, m), EQUAL).1, times * 1.0, "p={p} m={m}");
+            for [f, i, w] in [[3.0, 4.0, 2.0], [1.0, 1.5, 0.5]] {
+                let published = times * (f + 2.0 * (i + w) - 3.0 * w);
+                assert!(bubbles(Schedule::DualPipeV, (p, m), [f, i, w]).1 <= published, "p={p} m={m}");
+            }
+        }
+    }
+
+    /// arXiv 2107.06925 table 2, ratio `(p - 2) / (2 m + p - 2)` where forward and backward take equal time; and arXiv
+    /// 2308.15762: `(p - 1)(F + B) / (2 w)` of whole stages.
+    #[test]
+    fn closed_forms_of_chimera_and_hanayo_are_exact() {
+        let even = [1.0, 0.5, 0.5];
+        for (p, m) in SHAPES {
+            if p.is_multiple_of(2) {
+                let (bubble, m, p) = (bubbles(Schedule::Chimera, (p, m), even).1, f64::from(m), f64::from(p));
+                assert_eq!(bubble / (2.0 * m + bubble), (p - 2.0) / (2.0 * m + p - 2.0), "p={p} m={m}");
+            }
+            let waves = |waves| Schedule::Hanayo { waves };
+            assert_eq!(bubbles(waves(1), (p, m), even).1, f64::from(2 * (p - 1)), "p={p} m={m}");
+            for n in 1..=3 {
+                assert_eq!(bubbles(waves(n), (p, p), even).1, f64::from(2 * (p - 1)), "p={p} w={n}");
+            }
+        }
+    }
+
+    /// DAPPLE (arXiv 2007.01045 section 5): more warm-up changes nothing while transfers are free. Breadth-first (arXiv
+    /// 2211.05953 section 4.1): `(p - 1)(F + B) / v` of whole stages, for any number of micro-batches.
+    #[test]
+    fn closed_forms_of_eager_dapple_and_breadth_first_are_exact() {
+        for (p, m) in SHAPES {
+            let whole = f64::from(p - 1) * 3.0;
+            assert_eq!(bubbles(Schedule::Eager, (p, m), EQUAL).1, whole, "p={p} m={m}");
+            assert_eq!(bubbles(Schedule::Dapple { warm_up: p }, (p, m), EQUAL).1, whole, "p={p} m={m}");
+            for virtual_stages in 1..=3 {
+                let schedule = Schedule::BreadthFirst { virtual_stages };
+                assert_eq!(bubbles(schedule, (p, m), EQUAL).1, whole, "p={p} m={m} v={virtual_stages}");
+            }
+        }
+    }
+
+    #[test]
+    fn eager_1f1b_hides_transfers_that_1f1b_waits_for() {
+        let time = |schedule: Schedule| {
+            let times = unit(4, schedule.placement(), 1.0, Transfers::Overlapped);
+            makespan(&table(schedule, 4, 16).unwrap(), &times).unwrap()
+        };
+        assert!(time(Schedule::Eager) < time(Schedule::OneFOneB));
+    }
+
+    #[test]
+    fn a_split_backward_without_times_of_its_parts_is_an_error() {
+        let rows = table(Schedule::ZbH1, 2, 4).unwrap();
+        let times = unit(2, ONE, 0.0, Transfers::Exposed);
+        assert_eq!(simulate(&rows, &times), Err(SimulateError::NoParts));
+    }
+
     #[test]
     fn exposed_transfers_cost_a_rank_two_per_micro_batch() {
-        let times = |transfers| unit(2, 0.25, transfers);
+        let times = |transfers| unit(2, ONE, 0.25, transfers);
         let rows = table(Schedule::OneFOneB, 2, 8).unwrap();
         let exposed = simulate(&rows, &times(Transfers::Exposed)).unwrap();
         assert_eq!(exposed.ranks[0].sending_s.0, 8.0 * 0.25);
@@ -272,7 +457,7 @@ mod tests {
 
     #[test]
     fn the_slowest_stage_sets_the_pace() {
-        let mut times = unit(3, 0.0, Transfers::Overlapped);
+        let mut times = unit(3, ONE, 0.0, Transfers::Overlapped);
         times.forward[1] = Seconds(10.0);
         let makespan = makespan(&table(Schedule::OneFOneB, 3, 10).unwrap(), &times).unwrap();
         // One forward in, ten times 12 in the middle, one backward out, as the last rank's 3 hides between.
@@ -282,8 +467,8 @@ mod tests {
     #[test]
     fn times_that_do_not_fit_are_an_error() {
         let rows = table(Schedule::OneFOneB, 4, 8).unwrap();
-        let error = simulate(&rows, &unit(6, 0.0, Transfers::Exposed)).unwrap_err();
-        insta::assert_snapshot!(error, @"4 ranks need times for a multiple of 4 chunks and a transfer between neighbours, found 6 forward, 6 backward and 5 transfers");
+        let error = simulate(&rows, &unit(6, ONE, 0.0, Transfers::Exposed)).unwrap_err();
+        insta::assert_snapshot!(error, @"4 ranks need times for 4 chunks and a transfer between neighbours, found 6 forward, 6 backward and 5 transfers");
     }
 
     proptest! {
@@ -297,8 +482,10 @@ mod tests {
             gpipe in proptest::bool::ANY,
         ) {
             let schedule = if gpipe { Schedule::GPipe } else { schedule(v) };
-            let (m, n_chunks) = (p * groups, (p * schedule.n_virtual_stages()) as usize);
+            let (m, n_chunks) = (p * groups, schedule.placement().n_chunks(p) as usize);
             let times = PipelineTimes {
+                placement: schedule.placement(),
+                parts: None,
                 forward: times[..n_chunks].iter().map(|time| Seconds(time.0)).collect(),
                 backward: times[..n_chunks].iter().map(|time| Seconds(time.1)).collect(),
                 boundary: times[1..n_chunks].iter().map(|time| Seconds(time.2)).collect(),
@@ -306,7 +493,7 @@ mod tests {
             };
             let rows = table(schedule, p, m).unwrap();
             let timeline = simulate(&rows, &times).unwrap();
-            prop_assert!(lower_bound(p as usize, m, &times) <= timeline.makespan_s);
+            prop_assert!(lower_bound(p, m, &times) <= timeline.makespan_s);
             prop_assert_eq!(makespan(&rows, &times).unwrap(), timeline.makespan_s);
             for rank in &timeline.ranks {
                 let parts = rank.busy_s + rank.sending_s + rank.bubble_s;

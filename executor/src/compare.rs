@@ -189,6 +189,7 @@ mod tests {
             counters: Counters::default(),
             n_ops: vec![1, 1],
             saved: Vec::new(),
+            carried: Vec::new(),
             peak_saved: Vec::new(),
             memory: Vec::new(),
             routes: crate::routing::Routes::default(),

@@ -8,7 +8,7 @@ use ir::graph::{Layer, Model, TensorId};
 use ir::lower::{LayerChoice, Recompute};
 use ir::mesh::Mesh;
 use ir::program::Storage;
-use ir::schedule::{Action, Section};
+use ir::schedule::{Action, Placement, Section, TableShape};
 use ir::sharding::Sharding;
 use ir::strategy::Strategy;
 use ir::token_order::TokenOrder;
@@ -28,7 +28,9 @@ pub struct Execution<'a> {
     pub mesh: &'a Mesh,
     /// Pipeline ranks. Rank `r` of the run is device `r % mesh` of stage `r / mesh`.
     pub n_stages: u32,
-    /// The model's layers, cut: chunk `c` lives on pipeline rank `c % n_stages`.
+    /// Which pipeline rank holds which chunk.
+    pub placement: Placement,
+    /// The model's layers, cut.
     pub chunks: Vec<Chunk>,
     /// What the chunks refer to: a kind of layer (its index in the model) and what was chosen for it.
     pub choices: Vec<(usize, LayerChoice)>,
@@ -95,6 +97,12 @@ impl Execution<'_> {
         u64::from(self.n_stages) * self.mesh.n_devices()
     }
 
+    /// The counts that fix the table's actions.
+    pub fn shape(&self) -> TableShape {
+        let (n_stages, n_micro_batches) = (self.n_stages, self.n_micro_batches);
+        TableShape { n_stages, placement: self.placement, n_micro_batches }
+    }
+
     /// All layers in the model's order.
     pub(crate) fn instances(&self) -> Vec<Instance> {
         let of_chunk = |(chunk, layers): (usize, &Chunk)| {
@@ -146,6 +154,7 @@ impl Reference {
         Execution {
             mesh: &self.mesh,
             n_stages: 1,
+            placement: Placement::Looped { virtual_stages: 1 },
             chunks: vec![self.chunk.clone()],
             choices: self.choices.clone(),
             tokens: TokenLayout::NATURAL,

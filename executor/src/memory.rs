@@ -85,13 +85,14 @@ impl<'a> Walk<'a> {
             walk.make(Held::State(key), walk.state_bytes(key));
         }
         for action in &run.execution.table[stage as usize] {
-            let layers = run.layers_of(action.chunk(run.execution.n_stages));
+            let layers = run.layers_of(run.execution.shape().chunk(*action));
             match action.section {
                 Section::Forward => {
                     layers.into_iter().for_each(|layer| walk.forward(layer, action.micro_batch))
                 }
-                Section::Backward => {
-                    layers.into_iter().rev().for_each(|layer| walk.backward(layer, action.micro_batch));
+                Section::Backward | Section::BackwardInput | Section::BackwardWeight => {
+                    let at = |layer| (layer, action.micro_batch);
+                    layers.into_iter().rev().for_each(|layer| walk.backward(at(layer), action.section));
                 }
             }
         }
@@ -118,12 +119,22 @@ impl<'a> Walk<'a> {
         self.drop(held(program.out));
     }
 
-    fn backward(&mut self, layer_idx: LayerIdx, micro_batch: u32) {
-        let program = self.run.program(layer_idx);
+    fn backward(&mut self, (layer_idx, micro_batch): (LayerIdx, u32), section: Section) {
+        let run = self.run;
+        let program = run.program(layer_idx);
+        let split = run.split(layer_idx).ok();
+        let (code, carried): (&[Instruction], &[ValueId]) = match (section, split) {
+            (Section::BackwardWeight, Some(split)) => {
+                return self.section((layer_idx, micro_batch), &split.weight);
+            }
+            (Section::BackwardInput, Some(split)) => (&split.input, &split.carried),
+            (_, _) => (&program.backward, &[]),
+        };
         let held = |value: ValueId| Held::Value(layer_idx, micro_batch, value);
         self.make(held(program.out_gradient), self.value_bytes(layer_idx, program.out_gradient));
-        self.section((layer_idx, micro_batch), &program.backward);
-        program.stream_gradient.iter().for_each(|&value| self.drop(held(value)));
+        self.section((layer_idx, micro_batch), code);
+        let leaves = program.stream_gradient.iter().filter(|id| !carried.contains(id));
+        leaves.for_each(|&value| self.drop(held(value)));
     }
 
     fn section(&mut self, (layer_idx, micro_batch): (LayerIdx, u32), code: &[Instruction]) {

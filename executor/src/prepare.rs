@@ -7,9 +7,10 @@ use ir::conversion::{Step, steps};
 use ir::graph::{Layer, Role, Sizes, TensorId};
 use ir::lower::LayerChoice;
 use ir::program::{Program, Update};
-use ir::schedule::check_table;
+use ir::schedule::{Action, Section, check_table};
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
+use ir::split::{SplitBackward, split_backward};
 use ir::strategy::Strategy;
 use ndarray::ArrayD;
 
@@ -31,6 +32,8 @@ pub(crate) struct Prepared<'a> {
     pub(crate) execution: &'a Execution<'a>,
     /// One per entry of `Execution::choices`.
     pub(crate) programs: &'a [Program],
+    /// The same with backward in two parts; empty where the table never asks for them.
+    splits: Vec<SplitBackward>,
     /// All layers in order.
     pub(crate) instances: Vec<Instance>,
     /// Per kind of layer.
@@ -96,6 +99,7 @@ impl<'a> Prepared<'a> {
         let mut prepared = Self {
             execution,
             programs,
+            splits: splits(execution, programs),
             instances,
             sizes: layers.iter().map(|l| l.sizes(execution.micro_batch, execution.sequence)).collect(),
             signatures: layers.iter().map(|l| l.ops.iter().map(|op| signature(l, op)).collect()).collect(),
@@ -129,6 +133,12 @@ impl<'a> Prepared<'a> {
         &self.programs[self.instances[layer_idx].choice]
     }
 
+    /// The two parts of a layer's backward.
+    pub(crate) fn split(&self, layer_idx: LayerIdx) -> Result<&SplitBackward, ExecutorError> {
+        let split = self.splits.get(self.instances[layer_idx].choice);
+        split.ok_or_else(|| unfit("the table splits backward, but nothing is split".into()))
+    }
+
     pub(crate) fn place(&self, layer_idx: LayerIdx, phase: Phase, seq: u64) -> Place<'a> {
         Place { layer_idx, kind: &self.layer(layer_idx).name, phase, seq }
     }
@@ -147,14 +157,25 @@ impl<'a> Prepared<'a> {
         (0..self.instances.len()).filter(|&layer_idx| self.instances[layer_idx].chunk == chunk).collect()
     }
 
-    /// Pipeline rank of a layer.
+    /// Pipeline rank that owns a layer's parameters.
     pub(crate) fn stage_of(&self, layer_idx: LayerIdx) -> u32 {
-        self.instances[layer_idx].chunk % self.execution.n_stages
+        self.stages_of(layer_idx)[0]
+    }
+
+    /// Pipeline ranks with a copy of a layer, its owner first.
+    pub(crate) fn stages_of(&self, layer_idx: LayerIdx) -> Vec<u32> {
+        let execution = self.execution;
+        execution.placement.ranks(execution.n_stages, self.instances[layer_idx].chunk)
     }
 
     /// Layers of a pipeline rank.
     pub(crate) fn layers_on(&self, stage: u32) -> Vec<LayerIdx> {
-        (0..self.instances.len()).filter(|&layer_idx| self.stage_of(layer_idx) == stage).collect()
+        (0..self.instances.len()).filter(|&layer_idx| self.stages_of(layer_idx).contains(&stage)).collect()
+    }
+
+    /// The pipeline rank that runs a chunk of a micro-batch.
+    pub(crate) fn stage_at(&self, chunk: u32, micro_batch: u32) -> u32 {
+        self.execution.placement.seat(self.execution.n_stages, chunk, micro_batch).rank
     }
 
     /// The update of a parameter.
@@ -296,6 +317,18 @@ pub(crate) fn unfit(what: String) -> ExecutorError {
     ExecutorError::Unfit(what)
 }
 
+fn splits(execution: &Execution<'_>, programs: &[Program]) -> Vec<SplitBackward> {
+    let is_part = |action: &Action| match action.section {
+        Section::Forward | Section::Backward => false,
+        Section::BackwardInput | Section::BackwardWeight => true,
+    };
+    if !execution.table.iter().flatten().any(is_part) {
+        return Vec::new();
+    }
+    let pairs = execution.choices.iter().zip(programs);
+    pairs.map(|((kind, _), program)| split_backward(&execution.model.layers[*kind], program)).collect()
+}
+
 fn check_counts(execution: &Execution<'_>, programs: &[Program]) -> Result<(), ExecutorError> {
     ir::graph::check(execution.model).map_err(|error| unfit(error.to_string()))?;
     let n_chunks = execution.chunks.len();
@@ -323,19 +356,14 @@ fn check_counts(execution: &Execution<'_>, programs: &[Program]) -> Result<(), E
     if !named.map(|&choice| execution.choices[choice].0).eq(execution.model.kinds_in_order()) {
         return Err(unfit("the chunks do not hold the model's layers in order".into()));
     }
-    if execution.table.len() != execution.n_stages as usize
-        || !n_chunks.is_multiple_of(execution.table.len().max(1))
-    {
+    let expected = execution.placement.n_chunks(execution.n_stages) as usize;
+    if execution.table.len() != execution.n_stages as usize || n_chunks != expected {
         let (n, p, rows) = (n_chunks, execution.n_stages, execution.table.len());
         return Err(unfit(format!("{n} chunks and a table of {rows} rows do not fit {p} stages")));
     }
     if execution.micro_batch == 0 || execution.sequence == 0 {
         return Err(unfit("a micro-batch needs at least one sequence of one token".into()));
     }
-    check_table(
-        &execution.table,
-        (n_chunks / execution.table.len().max(1)) as u32,
-        execution.n_micro_batches,
-    )?;
+    check_table(&execution.table, execution.placement, execution.n_micro_batches)?;
     Ok(())
 }

@@ -42,7 +42,9 @@ pub(crate) struct Record {
     pub(crate) parameters: Vec<BTreeMap<ParameterKey, Vec<f64>>>,
     /// Per layer, bytes kept from forward to backward of one micro-batch.
     pub(crate) saved: BTreeMap<LayerIdx, u64>,
-    /// Most bytes kept at one time.
+    /// Per layer, bytes carried from one part of backward to the other of one micro-batch.
+    pub(crate) carried: BTreeMap<LayerIdx, u64>,
+    /// Most bytes kept at one time, saved and carried.
     pub(crate) peak_saved: u64,
     /// Bytes of its arena.
     pub(crate) memory: RankMemory,
@@ -72,6 +74,9 @@ pub(crate) struct Rank<'a, E> {
     pub(crate) watch: Watch<'a>,
     /// Saved values per layer and micro-batch.
     saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
+    /// Carried values per layer and micro-batch.
+    carried: BTreeMap<(LayerIdx, u32), Environment<E>>,
+    /// Bytes of both.
     saved_bytes: u64,
     /// What attention on rings keeps from forward to backward.
     pub(crate) attended: BTreeMap<RingKey, Attended<E>>,
@@ -111,6 +116,7 @@ impl<'a, E: Real> Rank<'a, E> {
             record: Record::default(),
             watch,
             saved: BTreeMap::new(),
+            carried: BTreeMap::new(),
             saved_bytes: 0,
             attended: BTreeMap::new(),
             moved: BTreeMap::new(),
@@ -122,14 +128,14 @@ impl<'a, E: Real> Rank<'a, E> {
         comm.round_to(self.edges());
         let row = &self.run.execution.table[self.seat.stage as usize];
         for step in 0..self.run.execution.steps {
-            let has_loss = self.seat.stage + 1 == self.run.execution.n_stages;
-            self.record.losses.extend(has_loss.then_some(0.0));
+            self.record.losses.extend(self.has_loss().then_some(0.0));
             for &action in row {
                 let seq = u64::from(step) * u64::from(self.run.execution.n_micro_batches)
                     + u64::from(action.micro_batch);
                 match action.section {
                     Section::Forward => self.forward(comm, action, seq)?,
-                    Section::Backward => self.backward(comm, action, seq)?,
+                    Section::Backward | Section::BackwardInput => self.backward(comm, action, seq)?,
+                    Section::BackwardWeight => self.backward_weight(comm, action, seq)?,
                 }
             }
             self.update(comm, u64::from(step))?;
@@ -139,8 +145,14 @@ impl<'a, E: Real> Rank<'a, E> {
         Ok(self.record)
     }
 
+    /// Whether this rank has a copy of the last layer.
+    fn has_loss(&self) -> bool {
+        let last = self.run.instances.len().checked_sub(1);
+        last.is_some_and(|layer_idx| self.run.stages_of(layer_idx).contains(&self.seat.stage))
+    }
+
     fn forward(&mut self, comm: &mut RankComm<'_, E>, action: Action, seq: u64) -> Result<(), ExecutorError> {
-        let chunk = action.chunk(self.run.execution.n_stages);
+        let chunk = self.run.execution.shape().chunk(action);
         let mut stream = self.receive_stream(comm, chunk, action, seq)?;
         for layer_idx in self.run.layers_of(chunk) {
             let program = self.run.program(layer_idx);
@@ -165,26 +177,66 @@ impl<'a, E: Real> Rank<'a, E> {
         action: Action,
         seq: u64,
     ) -> Result<(), ExecutorError> {
-        let chunk = action.chunk(self.run.execution.n_stages);
+        let chunk = self.run.execution.shape().chunk(action);
         let mut gradient = Some(self.receive_gradient(comm, chunk, action, seq)?);
         for layer_idx in self.run.layers_of(chunk).into_iter().rev() {
             let program = self.run.program(layer_idx);
+            let (code, carried): (&[Instruction], &[ValueId]) = match action.section {
+                Section::BackwardInput => {
+                    let split = self.run.split(layer_idx)?;
+                    (&split.input, &split.carried)
+                }
+                Section::Forward | Section::Backward | Section::BackwardWeight => (&program.backward, &[]),
+            };
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
             let mut env = self.saved.remove(&(layer_idx, action.micro_batch)).unwrap_or_default();
             let bytes = self.bytes_of(&env) + self.attended_bytes(layer_idx, seq);
             env.extend(gradient.take().map(|gradient| (program.out_gradient, Value::Float(gradient))));
-            self.section(comm, at, &program.backward, &mut env)?;
+            self.section(comm, at, code, &mut env)?;
             if let Some(id) = program.stream_gradient {
-                gradient = Some(self.take(at, &mut env, id)?);
+                gradient = Some(match carried.contains(&id) {
+                    true => self.float(at, &env, id)?.clone(),
+                    false => self.take(at, &mut env, id)?,
+                });
             }
             self.watch_values(at, &env)?;
-            self.expect_exactly(at, &env, &[])?;
+            self.expect_exactly(at, &env, carried)?;
             self.saved_bytes -= bytes;
+            if action.section == Section::BackwardInput {
+                self.carry((layer_idx, action.micro_batch), env);
+            }
         }
         match gradient {
             Some(gradient) => self.send_gradient(comm, chunk, action, (seq, gradient)),
             None => Ok(()),
         }
+    }
+
+    fn backward_weight(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        action: Action,
+        seq: u64,
+    ) -> Result<(), ExecutorError> {
+        let chunk = self.run.execution.shape().chunk(action);
+        for layer_idx in self.run.layers_of(chunk).into_iter().rev() {
+            let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
+            let mut env = self.carried.remove(&(layer_idx, action.micro_batch)).unwrap_or_default();
+            let bytes = self.bytes_of(&env);
+            self.section(comm, at, &self.run.split(layer_idx)?.weight, &mut env)?;
+            self.expect_exactly(at, &env, &[])?;
+            self.saved_bytes -= bytes;
+        }
+        Ok(())
+    }
+
+    fn carry(&mut self, key: (LayerIdx, u32), env: Environment<E>) {
+        let bytes = self.bytes_of(&env);
+        self.saved_bytes += bytes;
+        let most = self.record.carried.entry(key.0).or_insert(0);
+        *most = bytes.max(*most);
+        self.record.peak_saved = self.record.peak_saved.max(self.saved_bytes);
+        self.carried.insert(key, env);
     }
 
     fn keep(&mut self, key: (LayerIdx, u32), seq: u64, env: Environment<E>) {
@@ -426,7 +478,7 @@ impl<'a, E: Real> Rank<'a, E> {
         seq: u64,
     ) -> Result<Option<Tensor<E>>, ExecutorError> {
         let Some(border) = &self.run.borders[chunk as usize] else { return Ok(None) };
-        let from = (chunk - 1) % self.run.execution.n_stages;
+        let from = self.run.stage_at(chunk - 1, action.micro_batch);
         let key = (chunk, Direction::Forward, action.micro_batch);
         let stream = self.receive(comm, (from, border, border.sent), key, seq)?;
         self.at_border(comm, border, (Phase::Forward, seq), stream).map(Some)
@@ -444,7 +496,7 @@ impl<'a, E: Real> Rank<'a, E> {
             self.record.losses.last_mut().into_iter().for_each(|total| *total += loss);
             return Ok(());
         };
-        let to = (chunk + 1) % self.run.execution.n_stages;
+        let to = self.run.stage_at(chunk + 1, action.micro_batch);
         let key = (chunk + 1, Direction::Forward, action.micro_batch);
         self.send(comm, (to, border), key, (seq, stream))
     }
@@ -461,7 +513,7 @@ impl<'a, E: Real> Rank<'a, E> {
             let share = (self.run.n_counted(step) as f64).recip();
             return Ok(ArrayD::from_elem(IxDyn(&[]), E::from_f64(share)));
         };
-        let from = (chunk + 1) % self.run.execution.n_stages;
+        let from = self.run.stage_at(chunk + 1, action.micro_batch);
         let key = (chunk + 1, Direction::Backward, action.micro_batch);
         self.receive(comm, (from, border, border.gradient), key, seq)
     }
@@ -475,7 +527,7 @@ impl<'a, E: Real> Rank<'a, E> {
     ) -> Result<(), ExecutorError> {
         let Some(border) = &self.run.borders[chunk as usize] else { return Ok(()) };
         let gradient = self.at_border(comm, border, (Phase::Backward, seq), gradient)?;
-        let to = (chunk - 1) % self.run.execution.n_stages;
+        let to = self.run.stage_at(chunk - 1, action.micro_batch);
         self.send(comm, (to, border), (chunk, Direction::Backward, action.micro_batch), (seq, gradient))
     }
 

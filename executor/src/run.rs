@@ -43,6 +43,8 @@ pub struct Outcome {
     pub n_ops: Vec<usize>,
     /// Per rank and layer, bytes kept from forward to backward of one micro-batch.
     pub saved: Vec<BTreeMap<LayerIdx, u64>>,
+    /// Per rank and layer, bytes carried from one part of backward to the other of one micro-batch.
+    pub carried: Vec<BTreeMap<LayerIdx, u64>>,
     /// Per rank, the most bytes so kept at one time.
     pub peak_saved: Vec<u64>,
     /// Per rank, its arena, planned and as it was used; empty where only numbers were wanted.
@@ -144,6 +146,7 @@ fn run_prepared<E: Real>(
         counters,
         n_ops: (0..prepared.instances.len()).map(|layer_idx| prepared.layer(layer_idx).ops.len()).collect(),
         saved: records.iter().map(|record| record.saved.clone()).collect(),
+        carried: records.iter().map(|record| record.carried.clone()).collect(),
         peak_saved: records.iter().map(|record| record.peak_saved).collect(),
         memory: records.iter().map(|record| record.memory).filter(|_| !plans.is_empty()).collect(),
         routes: records.first().map(|record| record.routes.clone()).unwrap_or_default(),
@@ -177,25 +180,32 @@ struct Joined<'a> {
 }
 
 impl Joined<'_> {
-    /// Every rank of the last stage has the loss.
+    /// The sum over the pipeline ranks that have the last layer; every rank of one of them has its part.
     fn losses(&self) -> Result<Vec<f64>, ExecutorError> {
         let execution = self.prepared.execution;
-        let last = self.records.len() - execution.mesh.n_devices() as usize;
-        let losses = &self.records[last].losses;
-        for (rank, record) in self.records.iter().enumerate().skip(last + 1) {
-            let pairs = record.losses.iter().zip(losses).enumerate();
-            if let Some((step, (&other, &own))) = pairs.into_iter().find(|(_, (other, own))| other != own) {
-                let what = format!("the loss of step {step}");
-                return Err(ExecutorError::Disagreement {
-                    what,
-                    element: 0,
-                    ranks: (last, rank),
-                    values: (own, other),
-                });
+        let n = execution.mesh.n_devices() as usize;
+        let mut totals = vec![0.0; execution.steps as usize];
+        let last = self.prepared.instances.len().saturating_sub(1);
+        for stage in self.prepared.stages_of(last) {
+            let first = stage as usize * n;
+            let losses = &self.records[first].losses;
+            for (rank, record) in self.records.iter().enumerate().skip(first + 1).take(n - 1) {
+                let pairs = record.losses.iter().zip(losses).enumerate();
+                if let Some((step, (&other, &own))) = pairs.into_iter().find(|(_, (other, own))| other != own)
+                {
+                    let what = format!("the loss of step {step}");
+                    return Err(ExecutorError::Disagreement {
+                        what,
+                        element: 0,
+                        ranks: (first, rank),
+                        values: (own, other),
+                    });
+                }
             }
+            totals.iter_mut().zip(losses).for_each(|(total, loss)| *total += loss);
         }
         let mean = |(step, total): (usize, &f64)| total / self.prepared.n_counted(step as u64) as f64;
-        Ok(losses.iter().enumerate().map(mean).collect())
+        Ok(totals.iter().enumerate().map(mean).collect())
     }
 
     fn tensors(

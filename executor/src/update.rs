@@ -2,7 +2,8 @@
 //! go to where they are stored.
 //!
 //! All of it works on the flattened local block, cut by the storage's axes. A tied copy sends its gradient to the
-//! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state.
+//! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state. So does
+//! the second of two pipeline ranks that have a copy of the same layer.
 
 use std::collections::BTreeMap;
 
@@ -105,11 +106,13 @@ impl<E: Real> Rank<'_, E> {
             self.watch.make(Held::Gradient(key), size_of_val(gradient.as_slice()) as u64)?;
             gradients.insert(key, gradient);
         }
+        self.join_twins(comm, &mut gradients, step)?;
         self.join_ties(comm, &mut gradients, step)?;
         for (&key, gradient) in &gradients {
             self.step(key, gradient, step)?;
         }
         self.return_ties(comm, step)?;
+        self.return_twins(comm, step)?;
         let mut parameters = BTreeMap::new();
         for &key in &keys {
             parameters.insert(key, self.store(comm, key, step)?);
@@ -141,6 +144,54 @@ impl<E: Real> Rank<'_, E> {
             )));
         }
         Ok(finished)
+    }
+
+    /// Where a layer is on two pipeline ranks, adds what the second has of its gradients to the first's, and takes it out.
+    fn join_twins(
+        &self,
+        comm: &mut RankComm<'_, E>,
+        gradients: &mut BTreeMap<ParameterKey, Vec<E>>,
+        step: u64,
+    ) -> Result<(), ExecutorError> {
+        let keys: Vec<ParameterKey> = gradients.keys().copied().collect();
+        for &key in keys.iter().filter(|key| self.run.stage_of(key.0) != self.seat.stage) {
+            if let Some(gradient) = gradients.remove(&key) {
+                let owner = self.seat.peer(self.run.stage_of(key.0));
+                comm.send(owner, self.twin_tag(key, "gradient", step), gradient)?;
+            }
+        }
+        for (&key, own) in gradients.iter_mut() {
+            for twin in self.run.stages_of(key.0).into_iter().skip(1) {
+                let tag = self.twin_tag(key, "gradient", step);
+                let terms = comm.recv(self.seat.peer(twin), tag, own.len())?;
+                own.iter_mut().zip(terms).for_each(|(total, term)| *total += term);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings new values from the first pipeline rank that has a layer to the second.
+    fn return_twins(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
+        let run = self.run;
+        let (own, others): (Vec<ParameterKey>, Vec<ParameterKey>) =
+            self.states.keys().copied().partition(|key| run.stage_of(key.0) == self.seat.stage);
+        for key in own {
+            for twin in run.stages_of(key.0).into_iter().skip(1) {
+                let new = self.state(key)?.master.clone();
+                comm.send(self.seat.peer(twin), self.twin_tag(key, "value", step), new)?;
+            }
+        }
+        for key in others {
+            let (owner, tag) = (self.seat.peer(run.stage_of(key.0)), self.twin_tag(key, "value", step));
+            let state = self.state(key)?;
+            state.master = comm.recv(owner, tag, state.master.len())?;
+        }
+        Ok(())
+    }
+
+    fn twin_tag(&self, (layer_idx, tensor): ParameterKey, what: &str, step: u64) -> Tag {
+        let name = format!("{} of the other copy of {}", what, self.run.tensor_name(layer_idx, tensor));
+        self.run.place(layer_idx, Phase::Update, step).tag(Class::Tie, &name)
     }
 
     /// Adds the gradients of copies to those of their owners, and takes them out.
@@ -184,14 +235,15 @@ impl<E: Real> Rank<'_, E> {
     /// Brings the owners' new values to the copies.
     fn return_ties(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
         let run = self.run;
-        for tie in &run.ties {
+        let stage = self.seat.stage;
+        for tie in run.ties.iter().filter(|tie| run.stage_of(tie.owner.0) == stage) {
             let Some(new) = self.states.get(&tie.owner).map(|state| state.master.clone()) else { continue };
             match self.elsewhere(tie.copy) {
                 Some(copy) => comm.send(copy, self.tie_tag(tie, "value", step), new)?,
                 None => self.state(tie.copy)?.master = new,
             }
         }
-        for tie in &run.ties {
+        for tie in run.ties.iter().filter(|tie| run.stage_of(tie.copy.0) == stage) {
             let Some(owner) = self.elsewhere(tie.owner) else { continue };
             let tag = self.tie_tag(tie, "value", step);
             if let Some(state) = self.states.get_mut(&tie.copy) {
@@ -231,7 +283,7 @@ impl<E: Real> Rank<'_, E> {
         self.run.place(layer_idx, Phase::Update, step).tag(Class::Tie, &name)
     }
 
-    /// The rank that has this rank's part of a parameter, where that is another one.
+    /// The rank that owns this rank's part of a parameter, where that is another one.
     fn elsewhere(&self, key: ParameterKey) -> Option<usize> {
         let stage = self.run.stage_of(key.0);
         (stage != self.seat.stage).then(|| self.seat.peer(stage))

@@ -17,6 +17,7 @@ pub mod program;
 pub mod token_order;
 pub mod op_work;
 pub mod lower;
+pub mod split;
 pub mod native;
 pub mod builder;
 pub mod schedule;

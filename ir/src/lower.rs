@@ -504,7 +504,7 @@ fn partial_cut(partial: AxisSet, from: AxisSet, to: AxisSet, rest: AxisSet) -> O
 }
 
 /// Marks the last reading of every value that is not kept.
-fn insert_frees(code: &mut Vec<Instruction>, kept: &BTreeSet<ValueId>) {
+pub(crate) fn insert_frees(code: &mut Vec<Instruction>, kept: &BTreeSet<ValueId>) {
     let mut seen: BTreeSet<ValueId> = kept.clone();
     let mut reversed = Vec::with_capacity(code.len() * 2);
     for instruction in std::mem::take(code).into_iter().rev() {

@@ -330,6 +330,22 @@ impl OpKind {
         }
     }
 
+    /// Whether it is linear in each of two operands, and heavy: backward is then two products.
+    pub fn is_product(&self) -> bool {
+        matches!(self, Self::Linear)
+    }
+
+    /// Whether its backward reads what its forward keeps beside its results: attention, the log-sum of every query.
+    pub fn keeps_statistics(&self) -> bool {
+        matches!(self, Self::Attention { .. })
+    }
+
+    /// Operands that the gradient of operand `index` needs: of a product the other one, else all that the line saves.
+    pub fn gradient_needs(&self, index: usize) -> Vec<usize> {
+        let saves = self.line().saves.iter().copied();
+        saves.filter(|&operand| !self.is_product() || operand != index).collect()
+    }
+
     /// Whether operand `index` gets a gradient, if it is not data.
     pub fn differentiates(&self, index: usize) -> bool {
         match self.line().gradients {

@@ -11,7 +11,7 @@ use crate::cluster::{Cluster, Precision};
 use crate::mesh::Mesh;
 use crate::names::Roles;
 use crate::native::{LayerDocument, ModelDocument};
-use crate::schedule::Schedule;
+use crate::schedule::{self, Action, Schedule, TableShape};
 use crate::token_order::TokenOrder;
 use crate::work::AttentionKernel;
 
@@ -53,13 +53,17 @@ pub struct Plan {
     pub n_stages: u64,
     /// Order of forwards and backwards.
     pub schedule: Schedule,
+    /// The table of a `custom` schedule: per pipeline rank its actions in order, such as `F0 F1 B0 B1`. `F0.1` is the
+    /// forward of micro-batch 0 on virtual stage 1; B is a full backward, I and W are its two parts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<Vec<String>>,
     /// Sequences of one micro-batch, over the whole mesh of a stage.
     pub micro_batch: u64,
     /// Micro-batches of a step.
     pub n_micro_batches: u64,
     /// The choices that the chunks refer to by position.
     pub entries: Vec<Entry>,
-    /// Layers in model order, cut into chunks; chunk `c` is on pipeline rank `c % n_stages`.
+    /// Layers in model order, cut into chunks; the schedule's placement says which ranks hold them.
     pub chunks: Vec<Vec<EntryRun>>,
     /// What the cost model says of it; absent in a plan made for a check of its numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -180,9 +184,62 @@ impl Plan {
         self.n_stages * self.mesh.n_devices()
     }
 
-    /// Pipeline rank that holds a chunk.
-    pub fn stage_of_chunk(&self, chunk: usize) -> u64 {
-        chunk as u64 % self.n_stages.max(1)
+    /// Pipeline ranks that hold a chunk; the first owns its parameters.
+    pub fn stages_of_chunk(&self, chunk: usize) -> Vec<u64> {
+        let n_stages = u32::try_from(self.n_stages).unwrap_or(u32::MAX).max(1);
+        let ranks = self.schedule.placement().ranks(n_stages, u32::try_from(chunk).unwrap_or(u32::MAX));
+        ranks.into_iter().map(u64::from).collect()
+    }
+
+    /// Chunks of a pipeline rank, by virtual stage.
+    pub fn chunks_of_stage(&self, stage: u64) -> Vec<usize> {
+        let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        let chunks = self.schedule.placement().chunks_of(narrow(self.n_stages).max(1), narrow(stage));
+        chunks.into_iter().map(|chunk| chunk as usize).collect()
+    }
+
+    /// What every pipeline rank runs, in order: the schedule's table, or the one that the plan brings.
+    ///
+    /// # Errors
+    /// A schedule without a table for these counts, or a table that is wrong.
+    pub fn actions(&self) -> Result<Vec<Vec<Action>>, PlanError> {
+        let (Ok(n_stages), Ok(n_micro_batches)) =
+            (u32::try_from(self.n_stages), u32::try_from(self.n_micro_batches))
+        else {
+            return Err(PlanError::new("schedule", "too many stages or micro-batches for a schedule"));
+        };
+        let wrong = |place: &str| {
+            let place = place.to_owned();
+            move |error: schedule::ScheduleError| PlanError::new(place, error.to_string())
+        };
+        let Some(rows) = &self.table else {
+            return schedule::table(self.schedule, n_stages, n_micro_batches).map_err(wrong("schedule"));
+        };
+        let Schedule::Custom(placement) = self.schedule else {
+            let what = format!("`{}` writes its own table; only `custom` takes one", self.schedule);
+            return Err(PlanError::new("table", what));
+        };
+        if rows.len() as u64 != self.n_stages {
+            let what = format!("expected a row for each of {n_stages} stages, found {}", rows.len());
+            return Err(PlanError::new("table", what));
+        }
+        let read = |(rank, row): (usize, &String)| {
+            schedule::parse_row(rank as u32, row)
+                .map_err(|error| PlanError::new(format!("table[{rank}]"), error.to_string()))
+        };
+        let table: Vec<Vec<Action>> = rows.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+        schedule::check_table(&table, placement, n_micro_batches).map_err(wrong("table"))?;
+        Ok(table)
+    }
+
+    /// The counts that fix the table's actions.
+    pub fn table_shape(&self) -> TableShape {
+        let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        TableShape {
+            n_stages: narrow(self.n_stages),
+            placement: self.schedule.placement(),
+            n_micro_batches: narrow(self.n_micro_batches),
+        }
     }
 
     /// Layers of a chunk.

@@ -12,7 +12,7 @@ use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_memory;
 use crate::price::staged::Staged;
 use crate::price::step::{Step, step};
-use crate::request::ScheduleKind;
+use crate::schedules::in_flight;
 use crate::shelf::Shelf;
 
 /// A candidate worked out: stages, schedule, figures.
@@ -56,42 +56,21 @@ fn staged<'a>(
         micro_batch: candidate.micro_batch,
         n_micro_batches: candidate.n_micro_batches,
         schedule,
+        table: None,
         entries,
         chunks,
     }
 }
 
 impl Scope<'_> {
-    pub(crate) fn schedule(&self, v: u32) -> Schedule {
-        match (v, self.pins().schedule) {
-            (1, Some(ScheduleKind::GPipe)) => Schedule::GPipe,
-            (1, _) => Schedule::OneFOneB,
-            _ => Schedule::Interleaved { virtual_stages: v },
-        }
-    }
-
-    /// Upper bounds on the micro-batches in flight per chunk: closed forms of the schedules.
-    pub(crate) fn in_flight(candidate: &Candidate, schedule: Schedule) -> Vec<f64> {
-        let (p, m) = (candidate.n_stages as f64, candidate.n_micro_batches as f64);
-        let v = f64::from(schedule.n_virtual_stages());
-        let of_rank = |rank: f64| match schedule {
-            Schedule::GPipe => m,
-            Schedule::OneFOneB => m.min(p - rank),
-            Schedule::Interleaved { .. } => (m * v).min(2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v,
-        };
-        let chunks = candidate.n_stages * u64::from(schedule.n_virtual_stages());
-        (0..chunks).map(|chunk| of_rank((chunk % candidate.n_stages) as f64)).collect()
-    }
-
     pub(crate) fn arrange(
         &self,
         candidate: &Candidate,
-        v: u32,
+        schedule: Schedule,
         (levels, shelf): (&Levels, &Shelf),
     ) -> Option<Arranged> {
-        let schedule = self.schedule(v);
-        let in_flight = Self::in_flight(candidate, schedule);
-        let capacity = self.capacity / f64::from(v);
+        let in_flight = in_flight(candidate, schedule);
+        let capacity = self.capacity / f64::from(schedule.n_virtual_stages());
         let cuts = match &self.pins().layers_per_stage {
             // The user counts decoder layers; embedding and head stand at the ends.
             Some(counts) if counts.len() == in_flight.len() => {
@@ -125,9 +104,8 @@ impl Scope<'_> {
     ) -> Option<Arranged> {
         let staged = staged(&self.wide, candidate, schedule, &entries, &chunks);
         let step = step(&self.setting, &staged).ok()?;
-        let peak =
-            |stage: usize| stage_memory(&self.setting, &staged, stage, step.in_flight[stage]).total().0;
-        let fits = (0..step.in_flight.len()).all(|stage| peak(stage) <= self.setting.memory);
+        let peak = |stage: usize| stage_memory(&self.setting, &staged, stage, step.held[stage]).total().0;
+        let fits = (0..step.held.len()).all(|stage| peak(stage) <= self.setting.memory);
         fits.then(|| Arranged { candidate: candidate.clone(), schedule, entries, chunks, step })
     }
 }

@@ -81,12 +81,10 @@ impl Scope<'_> {
         if self.forms[kind][0].layer.stream_in.is_some() { choice.stream } else { choice.out }
     }
 
-    /// Least time of a step whose layers take `work` on every stage: fill and drain of the most virtual stages.
+    /// Least time of a step whose layers take `work` on every stage: fill and drain of the schedule with the least.
     ///
-    /// `None` where no number of virtual stages is allowed.
+    /// `None` where no schedule is allowed.
     pub fn with_bubble(&self, candidate: &Candidate, work: f64) -> Option<Seconds> {
-        let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
-        let v = f64::from(self.virtual_stages(candidate).into_iter().max()?);
-        Some(Seconds(work * (1.0 + (p - 1.0) / (m * v))))
+        Some(Seconds(work * (1.0 + self.least_bubble(candidate)?)))
     }
 }

@@ -11,9 +11,9 @@ use crate::chooser::{Chooser, Troubles};
 use crate::forms::{first_of, forms_of, wide};
 use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
-use crate::price::setting::Setting;
+use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
-use crate::request::{Job, Pins, RecomputeKind, Request, ScheduleKind};
+use crate::request::{Job, Pins, RecomputeKind, Request};
 use crate::rewrite::Variant;
 use crate::shapes::{Shape, divisors};
 
@@ -73,7 +73,11 @@ impl<'a> Scope<'a> {
     pub fn new(request: &'a Request, constants: &'a Constants) -> Option<Self> {
         let token_order = request.pins.token_order.unwrap_or(request.job.token_order);
         let job = Job { token_order, ..request.job };
-        let setting = Setting::new(&request.cluster, job, constants)?;
+        let backward = match request.pins.schedule {
+            Some(kind) if kind.splits_backward() => Backward::Parts,
+            Some(_) | None => Backward::Whole,
+        };
+        let setting = Setting { backward, ..Setting::new(&request.cluster, job, constants)? };
         let mut counts = vec![0; request.model.layers.len()];
         for run in &request.model.sequence {
             counts[run.layer] += run.count;
@@ -138,21 +142,6 @@ impl<'a> Scope<'a> {
             pinned @ (RecomputeRule::Never | RecomputeRule::AttentionOnly | RecomputeRule::Always) => pinned,
         };
         Given { recompute, ..given }
-    }
-
-    /// Numbers of virtual stages worth trying.
-    pub(crate) fn virtual_stages(&self, candidate: &Candidate) -> Vec<u32> {
-        let (p, m) = (candidate.n_stages, candidate.n_micro_batches);
-        let interleaves = p > 1 && m.is_multiple_of(p);
-        let all = self.model().n_layers();
-        let fits = |v: &u32| *v == 1 || (interleaves && p * u64::from(*v) <= all);
-        let options: Vec<u32> = match (self.pins().vpp, self.pins().schedule) {
-            (Some(v), _) => vec![v.max(1)],
-            (None, Some(ScheduleKind::GPipe | ScheduleKind::OneFOneB)) => vec![1],
-            (None, Some(ScheduleKind::Interleaved)) => vec![2, 3, 4, 6, 8],
-            (None, None) => vec![1, 2, 3, 4, 6, 8],
-        };
-        options.into_iter().filter(fits).collect()
     }
 
     pub(crate) fn clock(candidate: &Candidate) -> Clock {

@@ -65,6 +65,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         rank_map: RankMap::StageMajor,
         n_stages: best.candidate.n_stages,
         schedule: best.schedule,
+        table: None,
         micro_batch: best.candidate.micro_batch,
         n_micro_batches: best.candidate.n_micro_batches,
         entries: best

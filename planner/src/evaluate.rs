@@ -1,5 +1,4 @@
-//! How fast a candidate is: choices at rising prices of memory until every number of virtual stages has an arrangement
-//! that fits.
+//! How fast a candidate is: choices at rising prices of memory until every schedule has an arrangement that fits.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use crate::menu::MEMORY_PRICES;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 impl Scope<'_> {
-    /// Works a candidate out for every number of virtual stages; the fastest that fits.
+    /// Works a candidate out for every schedule; the fastest that fits.
     ///
     /// # Errors
     /// Why none does.
@@ -87,13 +86,13 @@ impl Scope<'_> {
         self.put(shelf, bench, (kind, form), problem.choice(&choices))
     }
 
-    /// The fastest arrangement of what is on the shelf, and whether every number of virtual stages had one.
+    /// The fastest arrangement of what is on the shelf, and whether every schedule had one.
     fn best_of(&self, candidate: &Candidate, shelf: &Shelf) -> (Option<Arranged>, bool) {
         let levels = self.levels(shelf);
         let mut best: Option<Arranged> = None;
         let mut all = true;
-        for v in self.virtual_stages(candidate) {
-            match self.arrange(candidate, v, (&levels, shelf)) {
+        for schedule in self.schedules(candidate) {
+            match self.arrange(candidate, schedule, (&levels, shelf)) {
                 Some(found) if best.as_ref().is_none_or(|b| found.step_time() < b.step_time()) => {
                     best = Some(found)
                 }

@@ -21,6 +21,7 @@ pub mod partition;
 pub mod price;
 pub mod forms;
 pub mod candidate;
+pub mod schedules;
 pub mod bound;
 pub mod shelf;
 pub mod arrange;

@@ -17,7 +17,8 @@ use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
 use crate::forms::Forms;
-use crate::request::{NoPlan, OnProgress, Progress, Request, Solver};
+use crate::request::{NoPlan, OnProgress, Progress, Request, ScheduleKind, Solver};
+use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, shapes};
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
@@ -295,8 +296,18 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     if let Some(zero) = pins.zero.filter(|&zero| zero > 3) {
         return fail(format!("zero={zero}: expected 0, 1, 2 or 3"));
     }
+    if let Some(what) = contradiction(pins) {
+        return fail(what);
+    }
     if let (Some(pp), Some(counts)) = (pins.pp, &pins.layers_per_stage) {
-        let chunks = pp * u64::from(pins.vpp.unwrap_or(1));
+        let chunks = match pins.schedule {
+            // Both copies of a chunk are the same layers.
+            Some(ScheduleKind::Chimera) => pp,
+            other => {
+                let default = other.map_or(1, ScheduleKind::default_virtual_stages);
+                pp * u64::from(pins.vpp.unwrap_or(default))
+            }
+        };
         let inner = request.model.n_layers().saturating_sub(2);
         if counts.len() as u64 != chunks || counts.iter().sum::<u64>() != inner {
             return fail(format!(

@@ -3,6 +3,7 @@
 use crate::arrange::with_ends;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::partition::{LayerCost, Levels};
+use crate::schedules::in_flight;
 
 impl Scope<'_> {
     /// Bytes of a device that no plan may use.
@@ -14,8 +15,8 @@ impl Scope<'_> {
     pub(crate) fn overflow(&self, candidate: &Candidate, levels: &Levels) -> Dropped {
         let last = levels.costs.len() - 1;
         let smallest = Levels::new(vec![levels.costs[last].clone()], levels.kinds.clone());
-        let Some(v) = self.virtual_stages(candidate).into_iter().min() else { return Dropped::NoStrategy };
-        let in_flight = Self::in_flight(candidate, self.schedule(v));
+        let Some(&schedule) = self.schedules(candidate).first() else { return Dropped::NoStrategy };
+        let in_flight = in_flight(candidate, schedule);
         let cuts = match &self.pins().layers_per_stage {
             Some(counts) => smallest.as_given(&with_ends(counts), &in_flight, f64::INFINITY),
             None => smallest.partition(&in_flight, f64::INFINITY),
@@ -37,7 +38,7 @@ impl Scope<'_> {
             "working tensors of one layer"
         };
         // Each of a stage's chunks may take its share of the device.
-        let needed = cut.memory * f64::from(v);
+        let needed = cut.memory * f64::from(schedule.n_virtual_stages());
         Dropped::Memory { stage: stage % candidate.n_stages as usize, term, needed }
     }
 }

@@ -7,6 +7,7 @@ use cost_model::Constants;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::prediction::Prediction;
 use ir::plan::{Plan, PlanError};
+use ir::schedule::{Action, Section};
 
 use crate::request::Job;
 
@@ -17,7 +18,7 @@ pub mod stage_memory;
 pub mod sent;
 pub mod prediction;
 
-use setting::{Entry, Setting};
+use setting::{Backward, Entry, Setting};
 use staged::Staged;
 use step::step;
 
@@ -35,9 +36,12 @@ pub fn price(plan: &Plan) -> Result<Prediction, PlanError> {
 /// What cannot be priced, and where it stands.
 pub fn price_open(plan: &Plan, opened: &OpenPlan) -> Result<Prediction, PlanError> {
     let constants = Constants::load();
-    let setting = setting(plan, &constants)?;
+    let table = plan.actions()?;
+    let is_part = |action: &Action| action.section == Section::BackwardWeight;
+    let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
+    let setting = Setting { backward, ..setting(plan, &constants)? };
     let (entries, chunks) = parts(plan, opened, &setting);
-    let staged = staged(plan, opened, &entries, &chunks);
+    let staged = Staged { table: Some(&table), ..staged(plan, opened, &entries, &chunks) };
     let wrong =
         |error: cost_model::SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
     let step = step(&setting, &staged).map_err(wrong)?;
@@ -82,6 +86,7 @@ fn staged<'a>(
         micro_batch: plan.micro_batch,
         n_micro_batches: plan.n_micro_batches,
         schedule: plan.schedule,
+        table: None,
         entries,
         chunks,
     }

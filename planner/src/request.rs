@@ -67,15 +67,69 @@ impl Job {
     }
 }
 
-/// Whether a name was given for the order of micro-batches.
+/// A schedule by name; its numbers follow from other pins, or are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduleKind {
     /// All forwards, then all backwards.
     GPipe,
     /// One forward, one backward.
     OneFOneB,
+    /// 1F1B with twice the warm-up.
+    Eager,
+    /// 1F1B with as much warm-up as fits.
+    Dapple,
     /// 1F1B over virtual stages.
     Interleaved,
+    /// All micro-batches through each virtual stage in turn.
+    BreadthFirst,
+    /// Backward in two parts, in the memory of 1F1B.
+    ZbH1,
+    /// Backward in two parts, in twice that memory.
+    ZbH2,
+    /// Backward in two parts over a V.
+    ZbV,
+    /// The V in half the memory.
+    VHalf,
+    /// The V in a third of the memory.
+    VMin,
+    /// Waves back and forth.
+    Hanayo,
+    /// Forward of one chunk beside backward of the other, over a V.
+    DualPipeV,
+    /// Two pipelines in opposite directions.
+    Chimera,
+}
+
+impl ScheduleKind {
+    /// Whether it runs backward in two parts.
+    pub fn splits_backward(self) -> bool {
+        match self {
+            Self::ZbH1 | Self::ZbH2 | Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV => true,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Eager
+            | Self::Dapple
+            | Self::Interleaved
+            | Self::BreadthFirst
+            | Self::Hanayo
+            | Self::Chimera => false,
+        }
+    }
+
+    /// Virtual stages of a rank where the user does not say.
+    pub fn default_virtual_stages(self) -> u32 {
+        match self {
+            Self::GPipe | Self::OneFOneB | Self::Eager | Self::Dapple | Self::ZbH1 | Self::ZbH2 => 1,
+            Self::Interleaved
+            | Self::BreadthFirst
+            | Self::Hanayo
+            | Self::ZbV
+            | Self::VHalf
+            | Self::VMin
+            | Self::DualPipeV
+            | Self::Chimera => 2,
+        }
+    }
 }
 
 /// What the user wants computed again.

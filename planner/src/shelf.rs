@@ -102,7 +102,7 @@ impl<'a> Scope<'a> {
     pub(crate) fn levels(&self, shelf: &Shelf) -> Levels {
         let slack = self.constants.fragmentation_factor;
         let cost = |entry: &Entry| LayerCost {
-            time: (entry.price.forward.seconds() + entry.price.backward.seconds()).0,
+            time: (entry.price.forward.seconds() + entry.backward_seconds()).0,
             state: entry.memory.states().0,
             saved: entry.memory.saved_total().0 * slack,
             working: entry.memory.working().0 * slack,

@@ -88,7 +88,7 @@ impl Case {
         let n_layers = model.kinds_in_order().len() as u32;
         let (schedule, n_micro_batches) = self.schedule(n_layers)?;
         let drawn = draw_model(&model, &mesh, (self.micro_batch, self.sequence), &mut decisions)?;
-        let chunks = chunks(&model, self.n_stages * schedule.n_virtual_stages(), &mut decisions)?;
+        let chunks = chunks(&model, schedule.placement().n_chunks(self.n_stages), &mut decisions)?;
         let order = (schedule, n_micro_batches);
         let plan = self.document((&model, mesh), order, (drawn, chunks))?;
         with_algorithms(with_token_order(plan, &mut decisions), &mut decisions)
@@ -100,7 +100,7 @@ impl Case {
         let options: Vec<(Schedule, u32)> = schedules()
             .into_iter()
             .flat_map(|schedule| [self.n_micro_batches, self.n_micro_batches * p].map(|m| (schedule, m)))
-            .filter(|(schedule, _)| p * schedule.n_virtual_stages() <= n_layers)
+            .filter(|(schedule, _)| schedule.placement().n_chunks(p) <= n_layers)
             .filter(|(schedule, m)| table(*schedule, p, *m).is_ok())
             .collect();
         options.get(self.schedule % options.len().max(1)).copied()
@@ -140,6 +140,7 @@ impl Case {
             rank_map: RankMap::StageMajor,
             n_stages: u64::from(self.n_stages),
             schedule,
+            table: None,
             micro_batch: self.micro_batch,
             n_micro_batches: u64::from(n_micro_batches),
             chunks,
@@ -193,6 +194,18 @@ fn schedules() -> Vec<Schedule> {
         Schedule::GPipe,
         Schedule::Interleaved { virtual_stages: 2 },
         Schedule::Interleaved { virtual_stages: 3 },
+        Schedule::Eager,
+        Schedule::Dapple { warm_up: 3 },
+        Schedule::BreadthFirst { virtual_stages: 2 },
+        Schedule::ZbH1,
+        Schedule::ZbH2,
+        Schedule::ZbV,
+        Schedule::VHalf,
+        Schedule::VMin,
+        Schedule::Hanayo { waves: 1 },
+        Schedule::Hanayo { waves: 2 },
+        Schedule::DualPipeV,
+        Schedule::Chimera,
     ]
 }
 

@@ -12,6 +12,7 @@ use executor::run::{Outcome, Tensors, run};
 use frontends::{read_model, shipped_model};
 use ir::graph::{Layer, Model, TensorId};
 use ir::mesh::Mesh;
+use ir::schedule::Placement;
 use ndarray::{ArrayD, Axis, IxDyn};
 use planner::rewrite::{Variant, variants};
 use serde_json::{Value, json};
@@ -35,6 +36,7 @@ fn outcome(model: &Model, given: Tensors) -> Outcome {
         model,
         mesh: &Mesh { axes: Vec::new() },
         n_stages: 1,
+        placement: Placement::Looped { virtual_stages: 1 },
         chunks: Vec::new(),
         choices: Vec::new(),
         micro_batch: 2,

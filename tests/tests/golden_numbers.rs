@@ -82,6 +82,7 @@ fn outcome(model: &Model, golden: &Value) -> Outcome {
         model,
         mesh: &Mesh { axes: Vec::new() },
         n_stages: 1,
+        placement: ir::schedule::Placement::Looped { virtual_stages: 1 },
         chunks: Vec::new(),
         choices: Vec::new(),
         micro_batch: count("micro_batch"),

@@ -54,6 +54,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
         model: &opened.model,
         mesh: &plan.mesh,
         n_stages,
+        placement: plan.schedule.placement(),
         chunks: plan.chunks.iter().map(chunk).collect(),
         choices: opened.entries.iter().map(|entry| (entry.layer, entry.choice.clone())).collect(),
         micro_batch: plan.micro_batch,
@@ -123,6 +124,17 @@ fn virtual_stages_send_their_stream_around() {
         "dp=8,pp=2,vpp=3,micro-batch=1,zero=1,schedule=interleaved",
         "dp 8, pp 2, vpp 3",
     );
+}
+
+#[test]
+fn schedules_that_split_backward_wave_or_copy_send_the_bytes_that_are_priced() {
+    for schedule in ["zb-h1", "zb-v", "hanayo", "chimera"] {
+        let vpp = if schedule == "zb-h1" { "" } else { ", vpp 2" };
+        assert_sends_what_is_priced(
+            &format!("dp=4,tp=2,pp=2,micro-batch=2,zero=2,schedule={schedule}"),
+            &format!("dp 4, tp 2, pp 2{vpp}"),
+        );
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use ir::lower::LayerChoice;
 use ir::plan::check::OpenPlan;
 use ir::plan::{EntryRun, Plan};
 use ir::program::Program;
-use ir::schedule::{Action, table};
+use ir::schedule::Action;
 use ir::shrink::Shrunk;
 
 use crate::failure::Failure;
@@ -51,8 +51,8 @@ impl<'a> SmallRun<'a> {
         let too_many = |_| Failure::bug("the shrunk plan has too many stages or micro-batches");
         let n_stages = u32::try_from(plan.n_stages).map_err(too_many)?;
         let n_micro_batches = u32::try_from(plan.n_micro_batches).map_err(too_many)?;
-        let table = table(plan.schedule, n_stages, n_micro_batches)
-            .map_err(|error| Failure::bug(error.to_string()))?;
+        let table =
+            plan.actions().map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
         let programs = opened.entries.iter().map(|entry| entry.program.clone()).collect();
         Ok(Self { plan, opened, table, programs, stands_for: &small.stands_for, n_stages, n_micro_batches })
     }
@@ -72,6 +72,7 @@ impl<'a> SmallRun<'a> {
             model: &self.opened.model,
             mesh: &self.plan.mesh,
             n_stages: self.n_stages,
+            placement: self.plan.schedule.placement(),
             chunks: self.plan.chunks.iter().map(chunk).collect(),
             choices,
             micro_batch: self.plan.micro_batch,

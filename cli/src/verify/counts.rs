@@ -7,15 +7,17 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use cost_model::{
-    Algorithm, BytesByCollective, CollectiveKind, Links, program_bytes, saved_bytes, step_bytes, stream_bytes,
+    Algorithm, BytesByCollective, CollectiveKind, Links, kept_bytes, program_bytes, saved_bytes, split_bytes,
+    step_bytes, stream_bytes,
 };
 use executor::run::Outcome;
 use executor::{Class, RankMemory};
 use ir::conversion::steps;
 use ir::graph::{ParameterRef, TensorId};
-use ir::program::{Program, Update};
-use ir::schedule::Section;
+use ir::program::{Program, Update, ValueId};
+use ir::schedule::{Action, Section};
 use ir::sharding::{Placement, Sharding};
+use ir::split::split_backward;
 use serde::Serialize;
 
 use super::copy::{STEPS, SmallRun};
@@ -28,7 +30,7 @@ type Bytes = BTreeMap<String, u64>;
 pub(crate) struct Counted {
     /// Sent by all ranks, by purpose and collective.
     pub(crate) sent: Bytes,
-    /// Kept for backward of one micro-batch, by rank and layer.
+    /// Kept for backward of one micro-batch, or carried between its parts, by rank and layer.
     pub(crate) saved: Bytes,
     /// Most kept at once, by rank.
     pub(crate) peak_saved: Bytes,
@@ -102,6 +104,11 @@ pub(crate) fn counted(small: &SmallRun<'_>, outcome: &Outcome) -> Counted {
             add(&mut found.saved, saved_name(rank, *layer_idx), bytes);
         }
     }
+    for (rank, layers) in outcome.carried.iter().enumerate() {
+        for (layer_idx, &bytes) in layers {
+            add(&mut found.saved, carried_name(rank, *layer_idx), bytes);
+        }
+    }
     for (rank, &bytes) in outcome.peak_saved.iter().enumerate() {
         add(&mut found.peak_saved, peak_name(rank), bytes);
     }
@@ -140,6 +147,7 @@ pub(crate) fn predicted(small: &SmallRun<'_>, element_bytes: u64) -> Counted {
     count.programs(&mut found.sent);
     count.borders(&mut found.sent);
     count.ties(&mut found.sent);
+    count.twins(&mut found.sent);
     count.saved(&mut found);
     found
 }
@@ -150,10 +158,6 @@ struct Prediction<'a> {
 }
 
 impl Prediction<'_> {
-    fn micro_batches(&self) -> u64 {
-        self.small.plan.n_micro_batches * u64::from(STEPS)
-    }
-
     fn n_chunks(&self) -> usize {
         self.small.plan.chunks.len()
     }
@@ -164,27 +168,45 @@ impl Prediction<'_> {
         self.small.tier_between((stage * n + device) as usize, (other_stage * n + other_device) as usize)
     }
 
+    /// How often a stage runs a section of a chunk in all steps.
+    fn runs(&self, (stage, chunk): (u64, usize), section: Section) -> u64 {
+        let shape = self.small.plan.table_shape();
+        let is_one = |action: &&Action| action.section == section && shape.chunk(**action) as usize == chunk;
+        self.small.table[stage as usize].iter().filter(is_one).count() as u64 * u64::from(STEPS)
+    }
+
     /// What layers send for themselves.
     fn programs(&self, sent: &mut Bytes) {
         let plan = self.small.plan;
         for chunk in 0..self.n_chunks() {
-            let stage = plan.stage_of_chunk(chunk);
-            let tier_of = |a: u64, b: u64| self.tier((stage, a), (stage, b));
-            let links = Links { element_bytes: self.element_bytes, tier_of: &tier_of };
-            for (layer, program, entry) in self.small.chunk(chunk) {
-                let sizes = self.small.opened.sizes(plan, entry);
-                let bytes = program_bytes(layer, &plan.mesh, &sizes, program, &links);
-                let mut put = |section: &BytesByCollective, times: u64| {
-                    for (one, bytes) in section {
-                        let name =
-                            sent_name(self.small, one.class.name(), (one.kind, one.algorithm), one.tier);
-                        add(sent, name, bytes * times);
-                    }
-                };
-                put(&bytes.forward, self.micro_batches());
-                put(&bytes.backward, self.micro_batches());
-                put(&bytes.update, u64::from(STEPS));
+            for stage in plan.stages_of_chunk(chunk) {
+                self.programs_on(sent, (stage, chunk));
             }
+        }
+    }
+
+    /// What one copy of a chunk's layers sends.
+    fn programs_on(&self, sent: &mut Bytes, (stage, chunk): (u64, usize)) {
+        let plan = self.small.plan;
+        let tier_of = |a: u64, b: u64| self.tier((stage, a), (stage, b));
+        let links = Links { element_bytes: self.element_bytes, tier_of: &tier_of };
+        let runs = |section: Section| self.runs((stage, chunk), section);
+        for (layer, program, entry) in self.small.chunk(chunk) {
+            let sizes = self.small.opened.sizes(plan, entry);
+            let bytes = program_bytes(layer, &plan.mesh, &sizes, program, &links);
+            let split = split_backward(layer, program);
+            let [input, weight] = split_bytes((layer, &plan.mesh, &sizes), program, &split, &links);
+            let mut put = |section: &BytesByCollective, times: u64| {
+                for (one, bytes) in section {
+                    let name = sent_name(self.small, one.class.name(), (one.kind, one.algorithm), one.tier);
+                    add(sent, name, bytes * times);
+                }
+            };
+            put(&bytes.forward, runs(Section::Forward));
+            put(&bytes.backward, runs(Section::Backward));
+            put(&input, runs(Section::BackwardInput));
+            put(&weight, runs(Section::BackwardWeight));
+            put(&bytes.update, u64::from(STEPS));
         }
     }
 
@@ -195,9 +217,10 @@ impl Prediction<'_> {
             let (Some((_, left, _)), Some((layer, right, entry))) = (before.last(), after.first()) else {
                 continue;
             };
-            let stages = (self.small.plan.stage_of_chunk(chunk - 1), self.small.plan.stage_of_chunk(chunk));
             let shape = |tensor| layer.shape(tensor, &self.small.opened.sizes(self.small.plan, *entry));
-            self.border(sent, (left, right), stages, &shape);
+            for hops in self.hops(chunk) {
+                self.border(sent, (left, right), hops, &shape);
+            }
         }
     }
 
@@ -205,7 +228,7 @@ impl Prediction<'_> {
         &self,
         sent: &mut Bytes,
         (left, right): (&Program, &Program),
-        (before, after): (u64, u64),
+        (before, after, times): (u64, u64, u64),
         shape: &dyn Fn(TensorId) -> Vec<u64>,
     ) {
         let mesh = &self.small.plan.mesh;
@@ -216,7 +239,7 @@ impl Prediction<'_> {
         if before != after {
             for sharding in [given, wanted] {
                 let bytes = stream_bytes(mesh, &shape, sharding, self.element_bytes);
-                self.send(sent, Class::Pipeline, (before, after), (&bytes, self.micro_batches()));
+                self.send(sent, Class::Pipeline, (before, after), (&bytes, times));
             }
         }
         let tier_of = |a: u64, b: u64| self.tier((after, a), (after, b));
@@ -225,7 +248,7 @@ impl Prediction<'_> {
             let Some(kind) = step.kind.collective() else { continue };
             for (tier, bytes) in step_bytes(&step, mesh, &shape, &links) {
                 let name = sent_name(self.small, Class::Pipeline.name(), (kind, step.algorithm), tier);
-                add(sent, name, bytes * self.micro_batches());
+                add(sent, name, bytes * times);
             }
         }
     }
@@ -236,6 +259,36 @@ impl Prediction<'_> {
             let tier = self.tier((from, device as u64), (to, device as u64));
             let how = (CollectiveKind::SendRecv, Algorithm::Direct);
             add(sent, sent_name(self.small, class.name(), how, tier), bytes * times);
+        }
+    }
+
+    /// From which stage to which the stream passes before a chunk, and how often in all steps.
+    fn hops(&self, chunk: usize) -> Vec<(u64, u64, u64)> {
+        let shape = self.small.plan.table_shape();
+        let rank =
+            |chunk: usize, m: u32| u64::from(shape.placement.seat(shape.n_stages, chunk as u32, m).rank);
+        let copies = shape.placement.n_copies();
+        let of_copy = |copy: u32| {
+            let n = (0..shape.n_micro_batches).filter(|m| m % copies == copy).count() as u64;
+            (rank(chunk - 1, copy), rank(chunk, copy), n * u64::from(STEPS))
+        };
+        (0..copies).map(of_copy).collect()
+    }
+
+    /// Layers on two stages: the gradients of the second copy to the first, the new values back.
+    fn twins(&self, sent: &mut Bytes) {
+        for chunk in 0..self.n_chunks() {
+            let stages = self.small.plan.stages_of_chunk(chunk);
+            for (layer, program, entry) in self.small.chunk(chunk) {
+                let sizes = self.small.opened.sizes(self.small.plan, entry);
+                for update in &program.updates {
+                    let bytes = self.cut_bytes(update, &layer.shape(update.tensor, &sizes));
+                    for &twin in &stages[1..] {
+                        self.send(sent, Class::Tie, (twin, stages[0]), (&bytes, u64::from(STEPS)));
+                        self.send(sent, Class::Tie, (stages[0], twin), (&bytes, u64::from(STEPS)));
+                    }
+                }
+            }
         }
     }
 
@@ -258,7 +311,7 @@ impl Prediction<'_> {
             let mut runs = self.small.plan.chunks[*chunk].iter();
             runs.any(|run| self.small.opened.entries[run.entry].layer == side.layer)
         };
-        (0..self.n_chunks()).find(has).map(|chunk| self.small.plan.stage_of_chunk(chunk))
+        (0..self.n_chunks()).find(has).map(|chunk| self.small.plan.stages_of_chunk(chunk)[0])
     }
 
     /// Bytes of a parameter in the cut of its update, by device of a stage.
@@ -292,44 +345,69 @@ impl Prediction<'_> {
 
     /// What ranks keep: per layer for one micro-batch, and at most along the schedule.
     fn saved(&self, found: &mut Counted) {
-        let n = self.small.plan.mesh.n_devices() as usize;
-        let per_chunk = self.saved_per_chunk(found);
+        let (plan, shape) = (self.small.plan, self.small.plan.table_shape());
+        let n = plan.mesh.n_devices() as usize;
+        let chunks = self.kept_per_chunk();
         for (stage, row) in self.small.table.iter().enumerate() {
-            for (device, name) in (0..n).map(|device| (device, peak_name(stage * n + device))) {
+            for device in 0..n {
+                let rank = stage * n + device;
                 let (mut now, mut most) = (0_u64, 0_u64);
                 for action in row {
-                    let bytes = per_chunk[action.chunk(self.small.table.len() as u32) as usize][device];
-                    match action.section {
-                        Section::Forward => now += bytes,
-                        Section::Backward => now = now.saturating_sub(bytes),
+                    let layers = &chunks[shape.chunk(*action) as usize];
+                    for kept in layers {
+                        let (saved, carried) = (kept.saved[device], kept.carried[device]);
+                        match action.section {
+                            Section::Forward => {
+                                now += saved;
+                                found.saved.insert(saved_name(rank, kept.layer_idx), saved);
+                            }
+                            Section::Backward => now -= saved,
+                            Section::BackwardInput => {
+                                now = now + carried - saved;
+                                found.saved.insert(carried_name(rank, kept.layer_idx), carried);
+                            }
+                            Section::BackwardWeight => now -= carried,
+                        }
+                        most = most.max(now);
                     }
-                    most = most.max(now);
                 }
-                add(&mut found.peak_saved, name, most);
+                add(&mut found.peak_saved, peak_name(rank), most);
             }
         }
+        found.saved.retain(|_, bytes| *bytes > 0);
     }
 
-    /// By chunk and device of its stage.
-    fn saved_per_chunk(&self, found: &mut Counted) -> Vec<Vec<u64>> {
+    /// By chunk, its layers in the order in which a rank comes by them: backward, since only there bytes may fall.
+    fn kept_per_chunk(&self) -> Vec<Vec<Kept>> {
         let plan = self.small.plan;
-        let n = plan.mesh.n_devices() as usize;
         let mut layer_idx = 0;
         let mut chunks = Vec::new();
         for chunk in 0..self.n_chunks() {
-            let mut sums = vec![0_u64; n];
+            let mut layers = Vec::new();
             for (layer, program, entry) in self.small.chunk(chunk) {
                 let sizes = self.small.opened.sizes(plan, entry);
-                let bytes = saved_bytes(layer, &plan.mesh, &sizes, program, self.element_bytes);
-                for (device, bytes) in bytes.into_iter().enumerate() {
-                    let rank = plan.stage_of_chunk(chunk) as usize * n + device;
-                    add(&mut found.saved, saved_name(rank, layer_idx), bytes);
-                    sums[device] += bytes;
-                }
+                let carried = split_backward(layer, program).carried;
+                let bytes = |values: &[ValueId]| {
+                    kept_bytes((layer, &plan.mesh, &sizes), program, values, self.element_bytes)
+                };
+                let saved = saved_bytes(layer, &plan.mesh, &sizes, program, self.element_bytes);
+                layers.push(Kept { layer_idx, saved, carried: bytes(&carried) });
                 layer_idx += 1;
             }
-            chunks.push(sums);
+            layers.reverse();
+            chunks.push(layers);
         }
         chunks
     }
+}
+
+/// What a layer keeps for one micro-batch, by device of its stage.
+struct Kept {
+    layer_idx: usize,
+    saved: Vec<u64>,
+    carried: Vec<u64>,
+}
+
+fn carried_name(rank: usize, layer_idx: usize) -> String {
+    format!("carried by rank {rank} for layer {layer_idx}")
 }

@@ -50,6 +50,11 @@ impl<'a, T: Real> Call<'a, T> {
         operand < self.operand_shapes.len()
     }
 
+    /// Whether an operand was given.
+    pub(super) fn has(&self, operand: usize) -> bool {
+        self.values.get(operand).is_some_and(Option::is_some)
+    }
+
     pub(super) fn float(&self, operand: usize) -> Result<&'a Tensor<T>, KernelError> {
         let wrong = KernelError::Type { op: self.op, operand, expected: "numbers" };
         self.value(operand)?.as_float().ok_or(wrong)

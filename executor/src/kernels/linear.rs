@@ -3,6 +3,7 @@
 //! Every loop is one of four: a batch (both operands and the result), free rows (first operand and result), free
 //! columns (second operand and result) or the contraction (both operands). Both gradients are products of the same
 //! form: of `y = x w`, `dx = dy w` and `dw = x dy`, each summed over what it lacks.
+//! Backward gives the gradient whose other operand is there.
 
 use ndarray::{Array2, Array3, ArrayView2, Axis, IxDyn};
 
@@ -21,9 +22,12 @@ pub(super) fn backward<T: Real>(
     g: &Tensor<T>,
 ) -> Result<Vec<Option<Tensor<T>>>, KernelError> {
     let [x, w, y] = dims(call)?;
-    let dx = contract(call, Named(g, y), Named(call.float(1)?, w), x)?;
-    let dw = contract(call, Named(call.float(0)?, x), Named(g, y), w)?;
-    Ok(vec![Some(dx), Some(dw)])
+    if !call.has(0) && !call.has(1) {
+        call.float(0)?;
+    }
+    let dx = call.has(1).then(|| contract(call, Named(g, y), Named(call.float(1)?, w), x)).transpose()?;
+    let dw = call.has(0).then(|| contract(call, Named(call.float(0)?, x), Named(g, y), w)).transpose()?;
+    Ok(vec![dx, dw])
 }
 
 fn dims<'a, T>(call: &'a Call<'_, T>) -> Result<[&'a [FactorId]; 3], KernelError> {

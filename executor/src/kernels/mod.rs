@@ -126,7 +126,8 @@ pub(crate) fn dropped<T: Real>(ctx: &Context<'_>, operands: &[&Value<T>]) -> Res
 
 /// Gradients of an operator's operands, from those of its results.
 ///
-/// Of the operands only those that the operator's line saves are read; the others may be `None`. A result that nobody
+/// Of the operands only those that the operator's line saves are read; the others may be `None`. A product needs only
+/// one of its two, and then gives only the other's gradient. A result that nobody
 /// differentiated has no gradient: `None`, and where no result has one no operand gets one. Integer data, buffers and
 /// operands that the kind does not differentiate get `None`.
 ///

@@ -215,6 +215,63 @@ fn pipelines_of_every_schedule() {
     }
 }
 
+/// Every schedule runs the same step: split backward, copies of chunks and all.
+fn check_schedules(schedules: &[(Schedule, u32, u32)]) {
+    for &shape in schedules {
+        let (model, mesh) = (model(mlp(), 10), Mesh::of_sizes(&[2]).unwrap());
+        let mut choices = choices(&model, &[&["b"]], &[Placement::Shard(0)]);
+        store(&model, &mesh, &mut choices, |all| Storage { optimizer: all, ..Storage::default() });
+        let outcome = check(&execution(&model, &mesh, choices, shape));
+        let splits = shape.0.splits_backward();
+        assert_eq!(outcome.carried.iter().all(|layers| !layers.is_empty()), splits, "{}", shape.0);
+    }
+}
+
+#[test]
+fn one_chunk_per_rank_under_eager_dapple_and_breadth_first() {
+    let breadth_first = Schedule::BreadthFirst { virtual_stages: 2 };
+    check_schedules(&[
+        (Schedule::Eager, 4, 6),
+        (Schedule::Dapple { warm_up: 5 }, 4, 6),
+        (breadth_first, 4, 5),
+    ]);
+}
+
+#[test]
+fn backward_in_two_parts_under_zb_h1_and_zb_h2() {
+    check_schedules(&[(Schedule::ZbH1, 4, 6), (Schedule::ZbH2, 4, 10), (Schedule::ZbH1, 3, 2)]);
+}
+
+#[test]
+fn two_chunks_in_a_v_under_zb_v_v_half_v_min_and_dualpipe_v() {
+    check_schedules(&[
+        (Schedule::ZbV, 4, 6),
+        (Schedule::VHalf, 4, 6),
+        (Schedule::VMin, 4, 6),
+        (Schedule::VMin, 3, 7),
+        (Schedule::DualPipeV, 4, 9),
+    ]);
+}
+
+#[test]
+fn waves_under_hanayo() {
+    check_schedules(&[(Schedule::Hanayo { waves: 1 }, 4, 6), (Schedule::Hanayo { waves: 2 }, 3, 4)]);
+}
+
+#[test]
+fn two_copies_of_every_chunk_under_chimera() {
+    check_schedules(&[(Schedule::Chimera, 4, 6), (Schedule::Chimera, 2, 3)]);
+}
+
+#[test]
+fn the_last_rank_of_zb_h1_carries_what_1f1b_never_keeps() {
+    let (model, mesh) = (model(mlp(), 4), Mesh::of_sizes(&[]).unwrap());
+    let run = |schedule| check(&execution(&model, &mesh, choices(&model, &[], &[]), (schedule, 4, 8)));
+    let (whole, parts) = (run(Schedule::OneFOneB), run(Schedule::ZbH1));
+    assert_eq!(whole.saved, parts.saved);
+    assert!(parts.peak_saved[3] > 3 * whole.peak_saved[3], "{:?} {:?}", parts.peak_saved, whole.peak_saved);
+}
+
 #[test]
 fn stages_that_disagree_on_the_stream_convert_between_them() {
     let (model, mesh) = (model(mlp(), 2), Mesh::of_sizes(&[2]).unwrap());

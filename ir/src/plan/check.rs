@@ -21,7 +21,6 @@ use crate::plan::cluster_check::check_cluster;
 use crate::plan::entry::RESERVED;
 use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
 use crate::program::Program;
-use crate::schedule;
 use crate::sharding::Sharding;
 use crate::signature::signature;
 use crate::strategy::placements;
@@ -212,19 +211,13 @@ fn check_token_order(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
 }
 
 fn check_schedule(plan: &Plan) -> Result<(), PlanError> {
-    let (Ok(stages), Ok(micro_batches)) = (u32::try_from(plan.n_stages), u32::try_from(plan.n_micro_batches))
-    else {
-        return fail("schedule", "too many stages or micro-batches for a schedule");
-    };
-    let n_chunks = plan.n_stages.saturating_mul(u64::from(plan.schedule.n_virtual_stages()));
-    if plan.chunks.len() as u64 != n_chunks {
+    let n_stages = u32::try_from(plan.n_stages).unwrap_or(u32::MAX);
+    let n_chunks = plan.schedule.placement().n_chunks(n_stages) as usize;
+    if plan.chunks.len() != n_chunks {
         let what = format!("the schedule cuts the model into {n_chunks} chunks, found {}", plan.chunks.len());
         return fail("chunks", what);
     }
-    match schedule::table(plan.schedule, stages, micro_batches) {
-        Ok(_) => Ok(()),
-        Err(error) => fail("schedule", error.to_string()),
-    }
+    plan.actions().map(|_| ())
 }
 
 /// Limits every count of an embedded model before anything is computed from it.

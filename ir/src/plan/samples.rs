@@ -146,6 +146,7 @@ impl Sample {
             rank_map: RankMap::StageMajor,
             n_stages: self.n_stages,
             schedule: self.schedule,
+            table: None,
             micro_batch,
             n_micro_batches: self.n_micro_batches,
             entries,
@@ -167,7 +168,7 @@ impl Sample {
     /// Layers dealt out from the front, the first chunks taking what does not divide.
     fn chunks(&self, model: &Model) -> Vec<Vec<EntryRun>> {
         let kinds = model.kinds_in_order();
-        let n_chunks = (self.n_stages * u64::from(self.schedule.n_virtual_stages())) as usize;
+        let n_chunks = self.schedule.placement().n_chunks(self.n_stages as u32) as usize;
         let mut chunks = Vec::new();
         let mut at = 0;
         for c in 0..n_chunks {

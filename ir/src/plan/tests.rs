@@ -129,6 +129,42 @@ fn interleaved_micro_batches_come_in_multiples_of_the_stages() {
     assert_eq!(error.place, "schedule");
 }
 
+#[test]
+fn a_plan_may_bring_its_own_table() {
+    use crate::schedule::Placement;
+    let looped = Placement::Looped { virtual_stages: 1 };
+    let rows = |rows: &[&str]| Some(rows.iter().map(ToString::to_string).collect());
+    let mut plan = Sample { n_micro_batches: 2, ..sample() }.plan();
+    plan.schedule = Schedule::Custom(looped);
+    plan.table = rows(&["F0 F1 I0 W0 B1", "F0 B0 F1 I1 W1"]);
+    check_plan(&plan).unwrap();
+    let text = serde_json::to_string(&plan).unwrap();
+    assert_eq!(serde_json::from_str::<Plan>(&text).unwrap(), plan);
+    assert_eq!(crate::text::read_plan(&crate::text::write_plan(&plan)).unwrap().table, plan.table);
+    let error = |table: Option<Vec<String>>| {
+        let error = check_plan(&Plan { table, ..plan.clone() }).unwrap_err();
+        format!("{}: {}", error.place, error.what)
+    };
+    let cases = [
+        error(None),
+        error(rows(&["F0 F1 B0 B1"])),
+        error(rows(&["F0 F1 B0 B1", "F0 B0 F1 B"])),
+        error(rows(&["F0 F1 B0 B1", "F0 B0 F1"])),
+        error(rows(&["F0 F1 B0 B1", "B0 F0 F1 B1"])),
+        error(rows(&["F0 F1 B0 B1", "F0 B0 F1 B1.1"])),
+    ];
+    insta::assert_snapshot!(cases.join("\n"), @r"
+    schedule: a `custom` schedule needs a `table`
+    table: expected a row for each of 2 stages, found 1
+    table[1]: rank 1, action 3: expected a letter of F, B, I and W and a micro-batch, and perhaps a virtual stage, such as `F0` or `B3.1`; found `B`
+    table: rank 1: backward of micro-batch 1 on virtual stage 0 is missing
+    table: rank 0: backward of micro-batch 0 on virtual stage 0 waits for ever on backward of micro-batch 0 on virtual stage 0 of rank 1
+    table: rank 1: backward of micro-batch 1 on virtual stage 1 (marked rank 1) does not belong in this table
+    ");
+    plan.schedule = Schedule::OneFOneB;
+    insta::assert_snapshot!(check_plan(&plan).unwrap_err(), @"`1f1b` writes its own table; only `custom` takes one");
+}
+
 proptest! {
     #[test]
     fn every_choice_survives_its_text(

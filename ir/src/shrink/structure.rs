@@ -18,6 +18,8 @@ const STAGES: u64 = 4;
 const FEWEST_STAGES: u64 = 2;
 /// Virtual stages kept: the order within and between them is then all there.
 const VIRTUAL_STAGES: u32 = 2;
+/// Waves kept: a wave then also follows another.
+const WAVES: u32 = 2;
 /// Micro-batches beyond the stages, so that warm-up, steady state and cool-down all occur.
 const EXTRA_MICRO_BATCHES: u64 = 2;
 /// Up to so many chunks a run keeps two layers, so that a layer also follows one of its own kind.
@@ -39,14 +41,56 @@ pub(super) fn reduce(
     devices: u64,
     limits: &ShrinkLimits,
 ) -> Result<Structure, ShrinkError> {
-    let candidates = [plan.n_stages.min(STAGES), plan.n_stages.min(FEWEST_STAGES)];
-    let Some(n_stages) = candidates.into_iter().find(|stages| stages * devices <= limits.max_ranks) else {
-        return Err(ShrinkError::TooManyRanks { needed: candidates[1] * devices, limit: limits.max_ranks });
+    let candidates = match plan.schedule {
+        // Its table is for so many stages and no other number.
+        Schedule::Custom(_) => [plan.n_stages; 2],
+        Schedule::GPipe
+        | Schedule::OneFOneB
+        | Schedule::Eager
+        | Schedule::Dapple { .. }
+        | Schedule::Interleaved { .. }
+        | Schedule::BreadthFirst { .. }
+        | Schedule::ZbH1
+        | Schedule::ZbH2
+        | Schedule::ZbV
+        | Schedule::VHalf
+        | Schedule::VMin
+        | Schedule::Hanayo { .. }
+        | Schedule::DualPipeV
+        | Schedule::Chimera => [plan.n_stages.min(STAGES), plan.n_stages.min(FEWEST_STAGES)],
     };
-    let (schedule, n_micro_batches) = match plan.schedule {
-        Schedule::GPipe | Schedule::OneFOneB => {
-            (plan.schedule, plan.n_micro_batches.min(n_stages + EXTRA_MICRO_BATCHES))
+    let fits = |stages: &u64| stages.saturating_mul(devices) <= limits.max_ranks;
+    let Some(n_stages) = candidates.into_iter().find(fits) else {
+        let needed = candidates[1].saturating_mul(devices);
+        return Err(ShrinkError::TooManyRanks { needed, limit: limits.max_ranks });
+    };
+    let (schedule, n_micro_batches) = small_schedule(plan, n_stages);
+    let n_chunks = schedule.placement().n_chunks(u32::try_from(n_stages).unwrap_or(u32::MAX)) as usize;
+    Ok(Structure { n_stages, schedule, n_micro_batches, chunks: chunks(plan, open, n_chunks) })
+}
+
+/// The schedule over fewer stages, with as many micro-batches as it takes to see all of its phases.
+fn small_schedule(plan: &Plan, n_stages: u64) -> (Schedule, u64) {
+    let at_most = |n: u64| plan.n_micro_batches.min(n + EXTRA_MICRO_BATCHES);
+    match plan.schedule {
+        Schedule::GPipe | Schedule::OneFOneB | Schedule::ZbH1 | Schedule::Chimera => {
+            (plan.schedule, at_most(n_stages))
         }
+        // Their warm-up is twice as long.
+        Schedule::Eager
+        | Schedule::ZbH2
+        | Schedule::ZbV
+        | Schedule::VHalf
+        | Schedule::VMin
+        | Schedule::DualPipeV => (plan.schedule, at_most(2 * n_stages)),
+        Schedule::Dapple { warm_up } => {
+            let warm_up = warm_up.min(u32::try_from(n_stages).unwrap_or(u32::MAX));
+            (Schedule::Dapple { warm_up }, at_most(2 * n_stages))
+        }
+        Schedule::BreadthFirst { virtual_stages } => {
+            (Schedule::BreadthFirst { virtual_stages: virtual_stages.min(VIRTUAL_STAGES) }, at_most(n_stages))
+        }
+        Schedule::Hanayo { waves } => (Schedule::Hanayo { waves: waves.min(WAVES) }, at_most(n_stages)),
         Schedule::Interleaved { virtual_stages } => {
             // Groups of as many micro-batches as stages: whole ones in the large plan, and in the small.
             let groups = (n_stages + EXTRA_MICRO_BATCHES).div_ceil(n_stages);
@@ -54,9 +98,9 @@ pub(super) fn reduce(
             let groups = groups.min(plan.n_micro_batches / n_stages);
             (Schedule::Interleaved { virtual_stages }, groups * n_stages)
         }
-    };
-    let n_chunks = n_stages as usize * schedule.n_virtual_stages() as usize;
-    Ok(Structure { n_stages, schedule, n_micro_batches, chunks: chunks(plan, open, n_chunks) })
+        // Its table is what it is.
+        Schedule::Custom(_) => (plan.schedule, plan.n_micro_batches),
+    }
 }
 
 /// The model's sequence that a list of chunks makes up.

@@ -95,14 +95,19 @@ pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
         ..Breakdown::default()
     };
     for (entry, count) in staged.runs(parts.slowest_stage) {
-        let times = count as f64 * staged.n_micro_batches as f64;
-        let (forward, backward) = (&entry.price.forward, &entry.price.backward);
+        let times = count as f64 * staged.micro_batches_of_a_copy();
+        let (forward, backward) = (&entry.price.forward, entry.backward());
         found.compute_forward_s += (forward.compute.total() - forward.compute.recompute) * times;
-        found.compute_backward_s += (backward.compute.total() - backward.compute.recompute) * times;
-        found.recompute_s += (forward.compute.recompute + backward.compute.recompute) * times;
-        for ((class, kind), one) in forward.communication.iter().chain(&backward.communication) {
-            *found.exposed_communication_s.entry(communication_name(*class, *kind)).or_default() +=
-                one.exposed * times;
+        for section in &backward {
+            found.compute_backward_s += (section.compute.total() - section.compute.recompute) * times;
+        }
+        let again: Seconds = backward.iter().map(|section| section.compute.recompute).sum();
+        found.recompute_s += (forward.compute.recompute + again) * times;
+        for section in std::iter::once(forward).chain(backward) {
+            for ((class, kind), one) in &section.communication {
+                *found.exposed_communication_s.entry(communication_name(*class, *kind)).or_default() +=
+                    one.exposed * times;
+            }
         }
     }
     found.exposed_communication_s.insert("pipeline send/receive".into(), parts.sends);
@@ -126,12 +131,12 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
     let sent = bytes_sent(setting, staged);
     let tiers = &setting.machine.cluster.tiers;
     let one = |stage: usize| {
-        let memory = stage_memory(setting, staged, stage, step.in_flight[stage]);
+        let memory = stage_memory(setting, staged, stage, step.held[stage]);
         let time = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
         StagePrediction {
             layers: staged.runs(stage).map(|(_, count)| count).sum(),
             forward_s: time(&|entry| entry.price.forward.seconds()),
-            backward_s: time(&|entry| entry.price.backward.seconds()),
+            backward_s: time(&Entry::backward_seconds),
             peak_memory_bytes: memory.total(),
             capacity_bytes: Bytes(setting.memory),
             memory: categories(memory),

@@ -15,15 +15,17 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
     let mut sent: Vec<Vec<Bytes>> =
         (0..staged.n_stages as usize).map(|stage| layers(setting, staged, stage)).collect();
     // What goes forward over a border comes back as its gradient, from the stage behind it.
-    for (before, border) in staged.borders(setting).iter().enumerate() {
-        let behind = (before as u64 + 1) % staged.n_stages;
-        for stage in [border.from, behind] {
-            add(&mut sent[stage as usize], &border.bytes_per_tier, staged.n_micro_batches as f64);
+    for copy in 0..staged.schedule.placement().n_copies() {
+        for (before, border) in staged.borders(setting, copy).iter().enumerate() {
+            for stage in [border.from, staged.stage_at(before + 1, copy)] {
+                add(&mut sent[stage as usize], &border.bytes_per_tier, staged.micro_batches_of_a_copy());
+            }
         }
     }
-    let (gradients, values) = staged.shared_moves(setting);
-    for one in gradients.iter().chain(&values) {
-        add(&mut sent[one.from as usize], &one.bytes_per_tier, 1.0);
+    for (gradients, values) in [staged.shared_moves(setting), staged.twin_moves(setting)] {
+        for one in gradients.iter().chain(&values) {
+            add(&mut sent[one.from as usize], &one.bytes_per_tier, 1.0);
+        }
     }
     sent
 }
@@ -31,11 +33,13 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
 /// What the layers of a stage send for themselves.
 fn layers(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize) -> Vec<Bytes> {
     let mut sent = vec![Bytes::ZERO; setting.machine.cluster.tiers.len()];
-    let m = staged.n_micro_batches as f64;
+    let m = staged.micro_batches_of_a_copy();
     for (entry, count) in staged.runs(stage) {
         let price = &entry.price;
         add(&mut sent, &price.forward.bytes_per_tier, m * count as f64);
-        add(&mut sent, &price.backward.bytes_per_tier, m * count as f64);
+        for section in entry.backward() {
+            add(&mut sent, &section.bytes_per_tier, m * count as f64);
+        }
         add(&mut sent, &price.update.bytes_per_tier, count as f64);
     }
     sent

@@ -2,9 +2,12 @@
 
 use cost_model::exposure::TensorOverlap;
 use cost_model::memory::{GradientFormat, LossKernel, StateBytes};
-use cost_model::program_memory::{MemoryContext, ProgramMemory, program_memory};
+use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, program_memory};
 use cost_model::rates::element_bytes;
-use cost_model::{Constants, PriceContext, ProgramPrice, Rates, algorithms, price_program};
+use cost_model::{
+    Constants, PriceContext, ProgramPrice, Rates, SectionPrice, SplitPrice, algorithms, price_program,
+    price_split,
+};
 use ir::cluster::{Cluster, Device};
 use ir::collective::Rule;
 use ir::graph::{Layer, Model, Sizes, TensorId};
@@ -12,7 +15,8 @@ use ir::lower::LayerChoice;
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
 use ir::program::{Program, Update};
-use ir::units::Bytes;
+use ir::split::split_backward;
+use ir::units::{Bytes, Seconds};
 
 use crate::prices::Machine;
 use crate::request::Job;
@@ -34,6 +38,35 @@ pub struct Setting<'a> {
     pub memory: f64,
     /// Bytes of it that a plan may use.
     pub capacity: f64,
+    /// How backward is run.
+    pub backward: Backward,
+}
+
+/// How backward is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backward {
+    /// As one.
+    Whole,
+    /// In two parts, some of them perhaps one after the other.
+    Parts,
+}
+
+/// A part of backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// As far as the stage before waits for it.
+    Input,
+    /// The rest.
+    Weight,
+}
+
+/// Figures of a backward in two parts.
+#[derive(Clone, Debug)]
+pub struct SplitFigures {
+    /// Times of both parts.
+    pub price: SplitPrice,
+    /// Bytes carried from one to the other, per micro-batch.
+    pub carried: Bytes,
 }
 
 /// A choice for a layer kind with all its prices.
@@ -47,8 +80,39 @@ pub struct Entry {
     pub price: ProgramPrice,
     /// Bytes.
     pub memory: ProgramMemory,
+    /// Backward in two parts, where it is run so.
+    pub split: Option<SplitFigures>,
     /// Parameters that other layers share: elements that one device updates.
     pub shared: Vec<(TensorId, f64)>,
+    /// Elements of all parameters that one device updates.
+    pub updated: f64,
+}
+
+impl Entry {
+    /// Sections of backward as they are run.
+    pub fn backward(&self) -> Vec<&SectionPrice> {
+        self.split
+            .as_ref()
+            .map_or(vec![&self.price.backward], |split| vec![&split.price.input, &split.price.weight])
+    }
+
+    /// Backward of one micro-batch, whole or both parts.
+    pub fn backward_seconds(&self) -> Seconds {
+        self.backward().into_iter().map(SectionPrice::seconds).sum()
+    }
+
+    /// One part of backward; nothing where it is not split.
+    pub fn part_seconds(&self, part: Part) -> Seconds {
+        self.split.as_ref().map_or(Seconds::ZERO, |split| match part {
+            Part::Input => split.price.input.seconds(),
+            Part::Weight => split.price.weight.seconds(),
+        })
+    }
+
+    /// Bytes carried between the parts of backward, per micro-batch.
+    pub fn carried(&self) -> Bytes {
+        self.split.as_ref().map_or(Bytes::ZERO, |split| split.carried)
+    }
 }
 
 impl<'a> Setting<'a> {
@@ -72,6 +136,7 @@ impl<'a> Setting<'a> {
             job,
             memory,
             capacity: memory - own.max(cluster.reserve_bytes.0),
+            backward: Backward::Whole,
         })
     }
 
@@ -103,7 +168,17 @@ impl<'a> Setting<'a> {
             kernels: machine.kernels,
             constants: machine.constants,
         };
+        let split = (self.backward == Backward::Parts).then(|| {
+            let split = split_backward(layer, program);
+            SplitFigures {
+                price: price_split((&times, layer, mesh, sizes), program, &split),
+                carried: carried_bytes((&bytes, layer, mesh, sizes), program, &split),
+            }
+        });
+        let updated = |update: &Update| updated_elements(layer, (mesh, sizes), update);
         Entry {
+            split,
+            updated: program.updates.iter().map(updated).sum(),
             kind,
             choice,
             price: price_program(&times, layer, mesh, sizes, program),

@@ -7,11 +7,13 @@
 //! A stage's ranks follow those of the stage before, so a transfer goes `n` ranks on, or back to the first stage; the
 //! pair whose link is slowest counts.
 
+use std::collections::BTreeMap;
+
 use cost_model::{CollectiveKind, Group, bytes_sent_per_tier, price};
 use ir::cluster::{Cluster, Tier};
 use ir::graph::{Model, ParameterRef, TensorId};
 use ir::mesh::Mesh;
-use ir::schedule::Schedule;
+use ir::schedule::{Action, Schedule};
 use ir::units::{Bytes, Seconds};
 
 use crate::price::setting::{Entry, Setting};
@@ -31,9 +33,11 @@ pub struct Staged<'a> {
     pub n_micro_batches: u64,
     /// Their order.
     pub schedule: Schedule,
+    /// What every stage runs, where it is known already or no schedule says it.
+    pub table: Option<&'a [Vec<Action>]>,
     /// Priced choices.
     pub entries: &'a [Entry],
-    /// Per chunk, runs of (entry, count); chunk `c` is on stage `c % n_stages`.
+    /// Per chunk, runs of (entry, count).
     pub chunks: &'a [Vec<(usize, u64)>],
 }
 
@@ -51,8 +55,9 @@ pub struct Transfer {
 impl Staged<'_> {
     /// The runs of a stage, over all its chunks.
     pub fn runs(&self, stage: usize) -> impl Iterator<Item = (&Entry, u64)> {
-        let own = self.chunks.iter().skip(stage).step_by(self.n_stages as usize).flatten();
-        own.map(|&(entry, count)| (&self.entries[entry], count))
+        let own = self.schedule.placement().chunks_of(self.n_stages as u32, stage as u32);
+        let runs = own.into_iter().filter_map(|chunk| self.chunks.get(chunk as usize)).flatten();
+        runs.map(|&(entry, count)| (&self.entries[entry], count))
     }
 
     /// A sum over the layers of a stage.
@@ -77,18 +82,27 @@ impl Staged<'_> {
         counts
     }
 
-    fn stage_of(&self, chunk: usize) -> u64 {
-        chunk as u64 % self.n_stages
+    /// The stage with a copy of a chunk; the first copy owns its parameters.
+    pub fn stage_at(&self, chunk: usize, copy: u32) -> u64 {
+        u64::from(self.schedule.placement().seat(self.n_stages as u32, chunk as u32, copy).rank)
     }
 
-    /// The stream from chunk to chunk, once forward: one less than chunks.
-    pub fn borders(&self, setting: &Setting<'_>) -> Vec<Transfer> {
+    /// Micro-batches that a stage runs of each of its chunks: half where there are two copies.
+    pub fn micro_batches_of_a_copy(&self) -> f64 {
+        self.n_micro_batches as f64 / f64::from(self.schedule.placement().n_copies())
+    }
+
+    /// The stream of a copy from chunk to chunk, once forward: one less than chunks.
+    pub fn borders(&self, setting: &Setting<'_>, copy: u32) -> Vec<Transfer> {
         let n_borders = self.chunks.len().saturating_sub(1);
         let bytes = setting.activation(self.stream_elements(setting));
-        let leaving = |stage: u64| self.transfer(setting, (stage, (stage + 1) % self.n_stages), bytes);
-        // Every virtual stage leaves its stage by the same link.
-        let links: Vec<Transfer> = (0..self.n_stages.min(n_borders as u64)).map(leaving).collect();
-        links.iter().cycle().take(n_borders).cloned().collect()
+        // Every virtual stage leaves its stage by the same links.
+        let mut links: BTreeMap<(u64, u64), Transfer> = BTreeMap::new();
+        let mut between = |chunk: usize| {
+            let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
+            links.entry(pair).or_insert_with(|| self.transfer(setting, pair, bytes)).clone()
+        };
+        (0..n_borders).map(&mut between).collect()
     }
 
     /// Elements of the stream that a device holds between layers, the same everywhere.
@@ -117,13 +131,29 @@ impl Staged<'_> {
         (gradients, values)
     }
 
+    /// The same of two copies of a chunk, which all pairs of stages send at once.
+    pub fn twin_moves(&self, setting: &Setting<'_>) -> (Vec<Transfer>, Vec<Transfer>) {
+        let states = setting.states();
+        let (mut gradients, mut values) = (Vec::new(), Vec::new());
+        for (chunk, runs) in self.chunks.iter().enumerate() {
+            for copy in 1..self.schedule.placement().n_copies() {
+                let (owner, twin) = (self.stage_at(chunk, 0), self.stage_at(chunk, copy));
+                let elements: f64 =
+                    runs.iter().map(|&(entry, count)| self.entries[entry].updated * count as f64).sum();
+                gradients.push(self.transfer(setting, (twin, owner), states.gradient * elements));
+                values.push(self.transfer(setting, (owner, twin), states.parameter * elements));
+            }
+        }
+        (gradients, values)
+    }
+
     /// Stage of a shared parameter, and the elements of it that a device updates.
     fn place(&self, side: ParameterRef) -> Option<(u64, f64)> {
         let holds = |entry: &Entry| entry.kind == side.layer;
         let chunk = |runs: &Vec<(usize, u64)>| runs.iter().find(|run| holds(&self.entries[run.0])).copied();
         let found = self.chunks.iter().enumerate().find_map(|(at, runs)| Some((at, chunk(runs)?)));
         let (at, (entry, _)) = found?;
-        Some((self.stage_of(at), elements(&self.entries[entry], side.tensor)?))
+        Some((self.stage_at(at, 0), elements(&self.entries[entry], side.tensor)?))
     }
 
     /// From each device of a stage to the one at its place on another.

@@ -7,11 +7,11 @@
 //! is the simulation of the schedule's table.
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
-use cost_model::{PipelineTimes, SimulateError, Transfers, simulate};
-use ir::schedule::{Action, ScheduleError, peak_in_flight, table};
-use ir::units::Seconds;
+use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, simulate};
+use ir::schedule::{Action, InFlight, ScheduleError, in_flight, table};
+use ir::units::{Bytes, Seconds};
 
-use crate::price::setting::{Entry, Setting};
+use crate::price::setting::{Backward, Entry, Part, Setting};
 use crate::price::staged::{Staged, Transfer};
 
 /// A step in time.
@@ -21,8 +21,17 @@ pub struct Step {
     pub time: Seconds,
     /// Parts of it.
     pub parts: StepParts,
-    /// Micro-batches in flight at the peak, per stage, in whole stages.
-    pub in_flight: Vec<f64>,
+    /// What every stage holds at its peak.
+    pub held: Vec<Held>,
+}
+
+/// Micro-batches that a stage holds, in whole stages.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Held {
+    /// All that forward keeps.
+    pub saved: f64,
+    /// What the second part of backward needs.
+    pub carried: f64,
 }
 
 /// Where the time of a step goes.
@@ -54,7 +63,10 @@ pub struct StepParts {
 /// Where the schedule has no table for so many stages and micro-batches.
 pub fn step(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<Step, SimulateError> {
     let n = |count: u64| u32::try_from(count).map_err(|_| ScheduleError::TooLarge { n_actions: count });
-    let actions = table(staged.schedule, n(staged.n_stages)?, n(staged.n_micro_batches)?)?;
+    let actions = match staged.table {
+        Some(rows) => rows.to_vec(),
+        None => table(staged.schedule, n(staged.n_stages)?, n(staged.n_micro_batches)?)?,
+    };
     let mut parts = pipeline(setting, staged, &actions)?;
     once_per_step(setting, staged, &mut parts);
     let constants = setting.machine.constants;
@@ -63,29 +75,43 @@ pub fn step(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<Step, Simulate
     let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
     let n_nodes = setting.machine.cluster.n_devices().div_ceil(node);
     parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
-    let v = f64::from(staged.schedule.n_virtual_stages());
-    let in_flight = peak_in_flight(&actions).iter().map(|&n| f64::from(n) / v).collect();
-    Ok(Step { time: work + parts.jitter + parts.host, parts, in_flight })
+    let held = actions.iter().enumerate().map(|(stage, row)| held(staged, stage, row)).collect();
+    Ok(Step { time: work + parts.jitter + parts.host, parts, held })
 }
 
 fn forward(entry: &Entry) -> Seconds {
     entry.price.forward.seconds()
 }
 
-fn backward(entry: &Entry) -> Seconds {
-    entry.price.backward.seconds()
+/// What a stage holds at its peak: when saved and carried bytes together are most, its chunks being much alike.
+fn held(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
+    let v = f64::from(staged.schedule.n_virtual_stages());
+    let sum = |of: &dyn Fn(&Entry) -> Bytes| -> f64 {
+        staged.runs(stage).map(|(entry, count)| of(entry).0 * count as f64).sum()
+    };
+    let (saved, carried) = (sum(&|entry| entry.memory.saved_total()), sum(&Entry::carried));
+    let bytes = |now: &InFlight| f64::from(now.saved) * saved + f64::from(now.carried) * carried;
+    let by_bytes = |a: &InFlight, b: &InFlight| bytes(a).total_cmp(&bytes(b)).then(a.total().cmp(&b.total()));
+    let most = in_flight(row).into_iter().max_by(by_bytes).unwrap_or_default();
+    Held { saved: f64::from(most.saved) / v, carried: f64::from(most.carried) / v }
 }
 
-/// The schedule's own time: makespan, and how the busiest stage spends it.
+/// The schedule's own time, from step to step, and how the busiest stage spends it.
 fn pipeline(
     setting: &Setting<'_>,
     staged: &Staged<'_>,
     actions: &[Vec<Action>],
 ) -> Result<StepParts, SimulateError> {
+    let parts = (setting.backward == Backward::Parts).then(|| BackwardParts {
+        input: staged.per_chunk(|entry| entry.part_seconds(Part::Input)),
+        weight: staged.per_chunk(|entry| entry.part_seconds(Part::Weight)),
+    });
     let times = PipelineTimes {
+        placement: staged.schedule.placement(),
         forward: staged.per_chunk(forward),
-        backward: staged.per_chunk(backward),
-        boundary: staged.borders(setting).iter().map(|border| border.time).collect(),
+        backward: staged.per_chunk(Entry::backward_seconds),
+        parts,
+        boundary: boundaries(setting, staged),
         transfers: if staged.schedule.n_virtual_stages() > 1 {
             Transfers::Overlapped
         } else {
@@ -98,11 +124,20 @@ fn pipeline(
         .fold(0, |slowest, stage| if busy(stage) > busy(slowest) { stage } else { slowest });
     let busiest = &timeline.ranks[slowest_stage];
     Ok(StepParts {
-        pipeline: timeline.makespan_s,
-        bubble: busiest.bubble_s,
+        pipeline: timeline.period_s,
+        bubble: (timeline.period_s - busiest.busy_s - busiest.sending_s).max(Seconds::ZERO),
         sends: busiest.sending_s,
         slowest_stage,
         ..StepParts::default()
+    })
+}
+
+/// Time of the stream from chunk to chunk, over the slower way where there are two.
+fn boundaries(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Seconds> {
+    let copies = 1..staged.schedule.placement().n_copies();
+    let times = |copy: u32| staged.borders(setting, copy).into_iter().map(|border| border.time);
+    copies.fold(times(0).collect(), |most, copy| {
+        most.into_iter().zip(times(copy)).map(|(a, b)| a.max(b)).collect()
     })
 }
 
@@ -114,7 +149,7 @@ fn once_per_step(setting: &Setting<'_>, staged: &Staged<'_>, parts: &mut StepPar
         let n_layers: u64 = staged.runs(stage).map(|(_, count)| count).sum();
         let buckets = u32::try_from(n_layers).unwrap_or(u32::MAX);
         let reduce = once(&|entry| entry.price.update.gradient_reduce);
-        let sync = gradient_reduction_exposed(reduce, once(&backward), buckets, constants);
+        let sync = gradient_reduction_exposed(reduce, once(&Entry::backward_seconds), buckets, constants);
         let spread = once(&|entry| entry.price.update.parameter_gather);
         let gather = parameter_gather_exposed(spread, once(&forward), buckets, constants);
         let optimizer = once(&|entry| entry.price.update.optimizer);
@@ -126,4 +161,8 @@ fn once_per_step(setting: &Setting<'_>, staged: &Staged<'_>, parts: &mut StepPar
     let total = |moves: &[Transfer]| moves.iter().map(|one| one.time).sum::<Seconds>();
     parts.gradient_sync += total(&gradients);
     parts.parameter_gather += total(&values);
+    let (gradients, values) = staged.twin_moves(setting);
+    let longest = |moves: &[Transfer]| moves.iter().map(|one| one.time).fold(Seconds::ZERO, Seconds::max);
+    parts.gradient_sync += longest(&gradients);
+    parts.parameter_gather += longest(&values);
 }

@@ -25,6 +25,7 @@ use egg::{Id, Language};
 use ir::graph::{Layer, Sizes};
 use ir::mesh::Mesh;
 use ir::program::Program;
+use ir::split::SplitBackward;
 
 use reference::{Reference, reference};
 use rules::RULES;
@@ -57,9 +58,22 @@ pub enum Proof {
 
 /// Tries to prove that a program computes its layer on a mesh.
 pub fn prove(layer: &Layer, mesh: &Mesh, sizes: &Sizes, program: &Program) -> Proof {
+    prove_sections((layer, mesh, sizes), program, None)
+}
+
+/// Tries to prove the same of a program that runs backward in two parts, the second with nothing but what is carried.
+pub fn prove_split(of: (&Layer, &Mesh, &Sizes), program: &Program, split: &SplitBackward) -> Proof {
+    prove_sections(of, program, Some(split))
+}
+
+fn prove_sections(
+    (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
+    program: &Program,
+    split: Option<&SplitBackward>,
+) -> Proof {
     let mut graph = Graph::new(Facts::new(layer, mesh, sizes));
     let reference = reference(&mut graph);
-    match claims(&mut graph, program, &reference) {
+    match claims(&mut graph, (program, split), &reference) {
         Ok(claims) => saturate(&mut graph, &claims, &reference),
         Err(reason) => Proof::NotProven { reason },
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use egg::Id;
-use ir::graph::{OpId, TensorId};
+use ir::graph::{Op, OpId, TensorId};
 use ir::lower::gradient_tensors;
 
 use super::term::{Graph, Term};
@@ -45,16 +45,25 @@ pub(super) fn reference(graph: &mut Graph<'_>) -> Reference {
             op.results.iter().map(|tensor| gradients.get(tensor).copied()).collect();
         for (operand, &tensor) in op.operands.iter().enumerate() {
             if op.kind.differentiates(operand) && have.contains(&tensor) {
-                gradients.insert(tensor, graph.add(pullback(id, operand, &operands, &arriving)));
+                gradients.insert(tensor, graph.add(pullback((id, op), operand, &operands, &arriving)));
             }
         }
     }
     Reference { values, gradients }
 }
 
-/// The gradient of an operand from those operands and gradients that are there.
-pub(super) fn pullback(op: OpId, operand: usize, operands: &[Option<Id>], gradients: &[Option<Id>]) -> Term {
-    let all = || operands.iter().chain(gradients);
-    let given = all().enumerate().filter(|(_, id)| id.is_some()).fold(0, |bits, (i, _)| bits | 1u128 << i);
-    Term::Pullback { op, operand, given, children: all().flatten().copied().collect() }
+/// The gradient of an operand from those operands and gradients that are there. Of a product it does not depend on the
+/// operand itself.
+pub(super) fn pullback(
+    (id, op): (OpId, &Op),
+    operand: usize,
+    operands: &[Option<Id>],
+    gradients: &[Option<Id>],
+) -> Term {
+    let depends = |i: usize| !op.kind.is_product() || op.kind.gradient_needs(operand).contains(&i);
+    let operands = operands.iter().enumerate().map(|(i, id)| id.filter(|_| depends(i)));
+    let all: Vec<Option<Id>> = operands.chain(gradients.iter().copied()).collect();
+    let given =
+        all.iter().enumerate().filter(|(_, id)| id.is_some()).fold(0, |bits, (i, _)| bits | 1u128 << i);
+    Term::Pullback { op: id, operand, given, children: all.into_iter().flatten().collect() }
 }

@@ -12,6 +12,7 @@ use ir::graph::{Layer, Op, OpId, TensorId};
 use ir::mesh::AxisId;
 use ir::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use ir::signature::signature;
+use ir::split::SplitBackward;
 
 use super::reference::{Reference, pullback};
 use super::steps::{Layout, convert, flat_slices, sliced, summed, unfinished};
@@ -42,11 +43,11 @@ pub(super) struct Claims {
 /// Where an instruction makes no sense: a sentence that names it.
 pub(super) fn claims(
     graph: &mut Graph<'_>,
-    program: &Program,
+    (program, split): (&Program, Option<&SplitBackward>),
     reference: &Reference,
 ) -> Result<Claims, String> {
     let layer = graph.analysis.layer;
-    check_ids(layer, program)?;
+    check_ids(layer, program, split)?;
     let mut run = Run {
         layer,
         program,
@@ -67,10 +68,17 @@ pub(super) fn claims(
     let saved: BTreeSet<ValueId> = program.saved.iter().copied().collect();
     run.present.retain(|id, _| saved.contains(id));
     run.arriving(graph)?;
-    for instruction in &program.backward {
+    for instruction in split.map_or(&program.backward, |split| &split.input) {
         run.step(graph, instruction)?;
     }
     obligations.extend(run.stream_gradient(graph)?);
+    if let Some(split) = split {
+        let carried: BTreeSet<ValueId> = split.carried.iter().copied().collect();
+        run.present.retain(|id, _| carried.contains(id));
+        for instruction in &split.weight {
+            run.step(graph, instruction)?;
+        }
+    }
     for tensor in layer.parameters().collect::<Vec<_>>() {
         obligations.push(run.updated(graph, tensor)?);
     }
@@ -78,10 +86,11 @@ pub(super) fn claims(
 }
 
 /// Every value that is named exists, and is of a tensor that exists.
-fn check_ids(layer: &Layer, program: &Program) -> Result<(), String> {
+fn check_ids(layer: &Layer, program: &Program, split: Option<&SplitBackward>) -> Result<(), String> {
     let mut ids = vec![program.out, program.out_gradient];
     ids.extend(program.stream.iter().chain(&program.stream_gradient));
-    for instruction in program.forward.iter().chain(&program.backward) {
+    let parts = split.into_iter().flat_map(|split| split.input.iter().chain(&split.weight));
+    for instruction in program.forward.iter().chain(&program.backward).chain(parts) {
         match instruction {
             Instruction::Load { output } | Instruction::Parameter { output, .. } => ids.push(*output),
             Instruction::Forward { operands, results, .. } => ids.extend(operands.iter().chain(results)),
@@ -340,7 +349,8 @@ impl Run<'_> {
                     self.name(id)
                 ));
             }
-            let mut term = graph.add(pullback(op, operand, operands, gradients));
+            let line = self.op(op)?;
+            let mut term = graph.add(pullback((op, line), operand, operands, gradients));
             term = ring.scattered(graph, operand, term);
             let sig = &graph.analysis.signatures[op.0];
             let side = |ids: &[Option<Id>], walks: &[Vec<ir::signature::FactorId>]| {

@@ -344,12 +344,13 @@ pub(super) fn execution<'a>(
 ) -> Execution<'a> {
     let (schedule, n_stages, n_micro_batches) = pipeline;
     let kinds = model.kinds_in_order();
-    let n_chunks = (n_stages * schedule.n_virtual_stages()) as usize;
+    let n_chunks = schedule.placement().n_chunks(n_stages) as usize;
     let cut = |chunk: usize| chunk * kinds.len() / n_chunks;
     Execution {
         model,
         mesh,
         n_stages,
+        placement: schedule.placement(),
         chunks: (0..n_chunks).map(|c| Chunk { layers: kinds[cut(c)..cut(c + 1)].to_vec() }).collect(),
         choices: choices.into_iter().enumerate().collect(),
         micro_batch: MICRO_BATCH,

@@ -7,14 +7,15 @@ mod numbers;
 use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
-use ir::program::{AxisSet, Program, Storage};
+use ir::program::{AxisSet, Instruction, Program, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
+use ir::split::{SplitBackward, split_backward};
 use ir::strategy::{Strategy, placements, strategies};
 use proptest::prelude::*;
 
 use super::rules::RULES;
-use super::{Proof, prove};
+use super::{Proof, prove, prove_split};
 
 /// Picks by numbers of a fixed stream: the same numbers, the same choice.
 struct Picker(u64);
@@ -106,6 +107,8 @@ pub(crate) fn check_proven_for(layer: &Layer, mesh: &Mesh, lengths: (u64, u64), 
     if let Some((sizes, program)) = random_program_for(layer, mesh, lengths, seed) {
         let proof = prove(layer, mesh, &sizes, &program);
         assert!(matches!(proof, Proof::Proven { .. }), "layer {} seed {seed}: {proof:?}", layer.name);
+        let proof = prove_split((layer, mesh, &sizes), &program, &split_backward(layer, &program));
+        assert!(matches!(proof, Proof::Proven { .. }), "layer {} seed {seed}, split: {proof:?}", layer.name);
     }
 }
 
@@ -138,6 +141,32 @@ proptest! {
     #[test]
     fn blocks_may_be_unequal(seed: u64, which in 2..4usize) {
         check_proven(&layers::all()[which], &Mesh::of_sizes(&[3, 2]).unwrap(), seed);
+    }
+}
+
+/// Whatever is left out of a split, its order or what it carries, is noticed.
+#[test]
+fn a_split_that_lost_something_is_not_proven() {
+    let (layer, mesh) = (layers::dense(), Mesh::of_sizes(&[2]).unwrap());
+    let (sizes, program) = random_program(&layer, &mesh, 1).unwrap();
+    let split = split_backward(&layer, &program);
+    let refused = |split: SplitBackward| {
+        let proof = prove_split((&layer, &mesh, &sizes), &program, &split);
+        assert!(matches!(proof, Proof::NotProven { .. }));
+    };
+    for i in 0..split.carried.len() {
+        let mut less = split.clone();
+        less.carried.remove(i);
+        refused(less);
+    }
+    let accumulates = |one: &Instruction| matches!(one, Instruction::Accumulate { .. });
+    for i in (0..split.weight.len()).filter(|&i| accumulates(&split.weight[i])) {
+        let mut less = split.clone();
+        less.weight.remove(i);
+        refused(less);
+        let mut twice = split.clone();
+        twice.input.push(split.weight[i].clone());
+        refused(twice);
     }
 }
 

@@ -352,7 +352,7 @@ fn check_numbers(which: usize, sizes: &[u64], seed: u64) -> usize {
     let small = layer.sizes(4, 4);
     let mut graph = Graph::new(Facts::new(layer, &mesh, &small));
     let reference = reference(&mut graph);
-    let Ok(claims) = claims(&mut graph, &program, &reference) else { return 0 };
+    let Ok(claims) = claims(&mut graph, (&program, None), &reference) else { return 0 };
     assert!(matches!(saturate(&mut graph, &claims, &reference), Proof::Proven { .. }));
     while apply_rules(&mut graph) && graph.nodes().len() < 20_000 {
         graph.rebuild();

@@ -1,0 +1,180 @@
+//! Which schedules a candidate may run, and how much each keeps in flight.
+//!
+//! Without a word of the user these are 1F1B and, where micro-batches come in groups of the pipeline's length, 1F1B over
+//! virtual stages. All others are tried only by name: most of them hold more, or need an engine that splits backward.
+
+use ir::schedule::{Schedule, peak_in_flight, table};
+
+use crate::candidate::{Candidate, Scope};
+use crate::request::{Pins, ScheduleKind};
+
+/// Virtual stages that are tried where the user gives no number: what published runs use.
+const VIRTUAL_STAGES: [u32; 5] = [2, 3, 4, 6, 8];
+
+impl Scope<'_> {
+    /// Schedules worth trying for a candidate.
+    pub(crate) fn schedules(&self, candidate: &Candidate) -> Vec<Schedule> {
+        let Some(kind) = self.pins().schedule else {
+            return self.one_f_one_b(candidate, &[1, 2, 3, 4, 6, 8]);
+        };
+        let v = self.pins().vpp;
+        let p = u32::try_from(candidate.n_stages).unwrap_or(u32::MAX);
+        let all: Vec<Schedule> = match kind {
+            ScheduleKind::GPipe => {
+                return self.one_f_one_b(candidate, &[1]).into_iter().map(all_forwards_first).collect();
+            }
+            ScheduleKind::OneFOneB => return self.one_f_one_b(candidate, &[1]),
+            ScheduleKind::Interleaved => return self.one_f_one_b(candidate, &VIRTUAL_STAGES),
+            ScheduleKind::Eager => vec![Schedule::Eager],
+            // As far as memory allows: between eager 1F1B and 1F1B, then 1F1B, then less than that.
+            ScheduleKind::Dapple => [p.saturating_add(p / 2), p, p.div_ceil(2)]
+                .map(|warm_up| Schedule::Dapple { warm_up })
+                .to_vec(),
+            ScheduleKind::BreadthFirst => {
+                let stages = v.map_or(VIRTUAL_STAGES.to_vec(), |v| vec![v.max(1)]);
+                stages.into_iter().map(|virtual_stages| Schedule::BreadthFirst { virtual_stages }).collect()
+            }
+            ScheduleKind::ZbH1 => vec![Schedule::ZbH1],
+            ScheduleKind::ZbH2 => vec![Schedule::ZbH2],
+            ScheduleKind::ZbV => vec![Schedule::ZbV],
+            ScheduleKind::VHalf => vec![Schedule::VHalf],
+            ScheduleKind::VMin => vec![Schedule::VMin],
+            ScheduleKind::Hanayo => {
+                let waves = v.map_or(vec![1, 2, 3, 4], |v| vec![v / 2]);
+                waves.into_iter().map(|waves| Schedule::Hanayo { waves }).collect()
+            }
+            ScheduleKind::DualPipeV => vec![Schedule::DualPipeV],
+            ScheduleKind::Chimera => vec![Schedule::Chimera],
+        };
+        let m = u32::try_from(candidate.n_micro_batches).unwrap_or(u32::MAX);
+        let fits = |schedule: &Schedule| {
+            let n_chunks = schedule.placement().n_chunks(p);
+            p > 1
+                && u64::from(n_chunks) <= self.model().n_layers()
+                && v.is_none_or(|v| v == schedule.n_virtual_stages())
+                && table(*schedule, p, m).is_ok()
+        };
+        all.into_iter().filter(fits).collect()
+    }
+
+    /// 1F1B over numbers of virtual stages, or over as many as the user says.
+    fn one_f_one_b(&self, candidate: &Candidate, options: &[u32]) -> Vec<Schedule> {
+        let (p, m) = (candidate.n_stages, candidate.n_micro_batches);
+        let interleaves = p > 1 && m.is_multiple_of(p);
+        let all = self.model().n_layers();
+        let options = self.pins().vpp.map_or(options.to_vec(), |v| vec![v.max(1)]);
+        let fits = |v: &u32| *v == 1 || (interleaves && p * u64::from(*v) <= all);
+        let of = |v: u32| match v {
+            1 => Schedule::OneFOneB,
+            _ => Schedule::Interleaved { virtual_stages: v },
+        };
+        options.into_iter().filter(fits).map(of).collect()
+    }
+
+    /// Least share of the work that a candidate's schedules add as bubble: `(p - 1) / (m v)` of those that do not split
+    /// backward and pass every chunk once, in turn; nothing is promised of others.
+    ///
+    /// `None` where no schedule is allowed.
+    pub(crate) fn least_bubble(&self, candidate: &Candidate) -> Option<f64> {
+        let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
+        let of = |schedule: &Schedule| match schedule {
+            Schedule::GPipe
+            | Schedule::OneFOneB
+            | Schedule::Eager
+            | Schedule::Dapple { .. }
+            | Schedule::Interleaved { .. }
+            | Schedule::BreadthFirst { .. } => (p - 1.0) / (m * f64::from(schedule.n_virtual_stages())),
+            Schedule::ZbH1
+            | Schedule::ZbH2
+            | Schedule::ZbV
+            | Schedule::VHalf
+            | Schedule::VMin
+            | Schedule::Hanayo { .. }
+            | Schedule::DualPipeV
+            | Schedule::Chimera
+            | Schedule::Custom(_) => 0.0,
+        };
+        self.schedules(candidate).iter().map(of).min_by(f64::total_cmp)
+    }
+}
+
+/// What contradicts a pinned schedule, if anything does: no search can meet it.
+pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
+    let kind = pins.schedule?;
+    let own = kind.default_virtual_stages();
+    let (takes_any, takes_even) = match kind {
+        ScheduleKind::GPipe
+        | ScheduleKind::OneFOneB
+        | ScheduleKind::Interleaved
+        | ScheduleKind::BreadthFirst => (true, false),
+        ScheduleKind::Hanayo => (false, true),
+        ScheduleKind::Eager
+        | ScheduleKind::Dapple
+        | ScheduleKind::ZbH1
+        | ScheduleKind::ZbH2
+        | ScheduleKind::ZbV
+        | ScheduleKind::VHalf
+        | ScheduleKind::VMin
+        | ScheduleKind::DualPipeV
+        | ScheduleKind::Chimera => (false, false),
+    };
+    let needs_stages = !matches!(kind, ScheduleKind::GPipe | ScheduleKind::OneFOneB);
+    match (pins.pp, pins.vpp) {
+        (Some(1), _) if needs_stages => Some("the pinned schedule needs a pipeline: pp of at least 2".into()),
+        (Some(pp), _) if kind == ScheduleKind::Chimera && !pp.is_multiple_of(2) => {
+            Some(format!("chimera needs an even number of stages, found pp={pp}"))
+        }
+        (_, Some(v)) if takes_even && (v == 0 || !v.is_multiple_of(2)) => {
+            Some(format!("a wave is two virtual stages: hanayo needs an even vpp, found vpp={v}"))
+        }
+        (_, Some(v)) if !takes_any && !takes_even && v != own => {
+            Some(format!("the pinned schedule has {own} virtual stages on every stage, found vpp={v}"))
+        }
+        (_, _) => None,
+    }
+}
+
+/// GPipe for 1F1B; virtual stages have no such form here.
+fn all_forwards_first(schedule: Schedule) -> Schedule {
+    if schedule == Schedule::OneFOneB { Schedule::GPipe } else { schedule }
+}
+
+/// Upper bounds on the micro-batches in flight per chunk, in whole stages: closed forms where there are any, else the
+/// table itself.
+pub(crate) fn in_flight(candidate: &Candidate, schedule: Schedule) -> Vec<f64> {
+    let (p, m) = (candidate.n_stages as f64, candidate.n_micro_batches as f64);
+    let v = f64::from(schedule.n_virtual_stages());
+    let closed: Option<&dyn Fn(f64) -> f64> = match schedule {
+        Schedule::GPipe | Schedule::BreadthFirst { .. } => Some(&|_| m),
+        Schedule::OneFOneB => Some(&|rank| m.min(p - rank)),
+        Schedule::Interleaved { .. } => {
+            Some(&|rank| (m * v).min(2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v)
+        }
+        Schedule::Eager
+        | Schedule::Dapple { .. }
+        | Schedule::ZbH1
+        | Schedule::ZbH2
+        | Schedule::ZbV
+        | Schedule::VHalf
+        | Schedule::VMin
+        | Schedule::Hanayo { .. }
+        | Schedule::DualPipeV
+        | Schedule::Chimera
+        | Schedule::Custom(_) => None,
+    };
+    let n_stages = candidate.n_stages as u32;
+    let counted = match closed {
+        Some(_) => Vec::new(),
+        None => {
+            let rows = table(schedule, n_stages, candidate.n_micro_batches as u32);
+            rows.map(|rows| peak_in_flight(&rows)).unwrap_or_default()
+        }
+    };
+    let of_rank = |rank: u32| match closed {
+        Some(form) => form(f64::from(rank)),
+        None => counted.get(rank as usize).map_or(m, |&chunks| f64::from(chunks) / v),
+    };
+    let placement = schedule.placement();
+    let of_chunk = |chunk: u32| placement.ranks(n_stages, chunk).into_iter().map(of_rank).fold(0.0, f64::max);
+    (0..placement.n_chunks(n_stages)).map(of_chunk).collect()
+}
