@@ -12,11 +12,11 @@ use crate::layer_problem::LayerProblem;
 /// What is known of a candidate before it is worked out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    /// It is not faster than this, whatever the forms of its layers.
+    /// It is not faster than this in the forms that were asked.
     pub time: Seconds,
     /// Time of the layers alone, were every stage busy all the time.
     pub work: f64,
-    /// At most so much of the step is saved by fused forms of layers.
+    /// At most so much of the step is saved by fused forms of layers, as far as they were asked.
     pub saving: Seconds,
     /// Bytes that the fastest choices take on a device, reserve apart, over what there is.
     pub crowding: f64,
@@ -30,7 +30,7 @@ pub struct Bound {
 
 impl Scope<'_> {
     /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
-    pub fn bound(&self, candidate: &Candidate) -> Option<Bound> {
+    pub fn bound(&self, candidate: &Candidate, of: Forms) -> Option<Bound> {
         let bench = self.bench(candidate);
         let given = self.given_fastest();
         let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
@@ -38,7 +38,7 @@ impl Scope<'_> {
         let mut choices_made = Vec::with_capacity(self.forms.len());
         for (kind, forms) in self.forms.iter().enumerate() {
             let layer = &forms[0].layer;
-            let asked = self.asked(&bench, kind, &given, Forms::All);
+            let asked = self.asked(&bench, kind, &given, of);
             let (_, problem) = asked.first().filter(|(form, _)| *form == 0)?;
             let (time, unit, choices) = self.chooser(problem).fastest(&problem.problem)?;
             let count = self.counts[kind] as f64;

@@ -146,7 +146,13 @@ fn report(tally: &Tally, best: Seconds) -> SearchReport {
             "; {n} were not asked again for fused forms of their layers, which could make them the fastest"
         ),
     };
-    let given = "taken for given: small micro-batches are no faster than the largest on their mesh";
+    let given = if tally.bounds_original {
+        "taken for given: small micro-batches are no faster than the largest on their mesh, and candidates of original \
+         layers are ranked as those of fused ones"
+    } else {
+        "taken for given: small micro-batches are no faster than the largest on their mesh, and a fused form saves no \
+         more than where memory is free"
+    };
     let proof = match tally.open_bound {
         None => format!(
             "every candidate of the space was worked out, or has a bound above the plan's time ({given}){forms}"

@@ -5,7 +5,9 @@
 //! the most promising first, while bound(c) < best:    evaluate(c)    -> work_out(), in parallel batches
 //! those that fused layers could make the best:        evaluate(c)    -> choose_forms(), in parallel batches
 //! ```
-//! Layers are worked out as they were read first. Bounds are those of all forms; what a form saves there is taken for what it saves at all, so that the candidates behind the best by more than that need not be asked again.
+//! Layers are worked out as they were read first. Bounds are those of all forms; what a form saves there is taken for
+//! what it saves at all, so that the candidates behind the best by more than that need not be asked again. Where forms
+//! times meshes are too many, bounds are those of the original layers, and only the leading candidates are asked again.
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
 //! it are the same with any number of threads.
 
@@ -35,6 +37,13 @@ const MAX_WORKED_OUT: u64 = 96;
 /// Candidates that are worked out again with all forms of their layers, at most.
 const MAX_FORMS_CHOSEN: u64 = 16;
 
+/// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
+/// time of the search.
+const MAX_FORM_BOUNDS: usize = 2000;
+
+/// The same where bounds are those of the original layers.
+const MAX_LEADING_FORMS_CHOSEN: u64 = 2;
+
 /// How the search went.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tally {
@@ -52,6 +61,8 @@ pub struct Tally {
     pub n_forms_chosen: u64,
     /// Candidates that forms could still make the best when the limit was reached.
     pub n_forms_open: u64,
+    /// Bounds are those of the original layers: fused forms could be faster.
+    pub bounds_original: bool,
     /// Candidates left when the limit was reached.
     pub n_open: u64,
     /// Least bound among them.
@@ -94,10 +105,12 @@ pub fn search<'a>(
         return Err(NoPlan::Impossible { what });
     }
     let mut tally = Tally { n_candidates: candidates.len() as u64, ..Tally::default() };
-    let mut bounded = bounds(&scope, &candidates, on_progress);
+    let of = forms_of_bounds(&scope, &candidates);
+    tally.bounds_original = of == Forms::Original;
+    let mut bounded = bounds(&scope, (&candidates, of), on_progress);
     tally.n_illegal = (candidates.len() - bounded.len()) as u64;
     bounded.sort_by(|a, b| promise(&a.0).total_cmp(&promise(&b.0)).then(a.1.cmp(&b.1)));
-    let (mut worked, closest) = work_out(&scope, &candidates, &bounded, &mut tally, on_progress);
+    let (mut worked, closest) = work_out(&scope, (&candidates, of), &bounded, &mut tally, on_progress);
     choose_forms(&scope, &mut worked, &mut tally);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
@@ -140,18 +153,30 @@ fn too_large(scope: &Scope<'_>, candidates: &[Candidate]) -> Option<String> {
     }
 }
 
+fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
+    a.n_stages == b.n_stages && a.shape == b.shape
+}
+
+/// Which forms the bounds are of.
+fn forms_of_bounds(scope: &Scope<'_>, candidates: &[Candidate]) -> Forms {
+    let n_meshes = candidates.chunk_by(same_mesh).count();
+    let n_fused: usize = scope.forms.iter().map(|forms| forms.len() - 1).sum();
+    if n_fused * n_meshes <= MAX_FORM_BOUNDS { Forms::All } else { Forms::Original }
+}
+
 /// A bound for every candidate: taken from the largest micro-batch on the same mesh, whose kernels are the longest and
 /// whose collectives are the fewest, and the candidate's own fill and drain.
-fn bounds(scope: &Scope<'_>, candidates: &[Candidate], on_progress: OnProgress<'_>) -> Vec<(Bound, usize)> {
-    let same = |a: &usize, b: &usize| {
-        candidates[*a].n_stages == candidates[*b].n_stages && candidates[*a].shape == candidates[*b].shape
-    };
+fn bounds(
+    scope: &Scope<'_>,
+    (candidates, of): (&[Candidate], Forms),
+    on_progress: OnProgress<'_>,
+) -> Vec<(Bound, usize)> {
     let all: Vec<usize> = (0..candidates.len()).collect();
-    let groups: Vec<&[usize]> = all.chunk_by(same).collect();
+    let groups: Vec<&[usize]> = all.chunk_by(|a, b| same_mesh(&candidates[*a], &candidates[*b])).collect();
     let mut list = Vec::with_capacity(candidates.len());
     for some in groups.chunks(BATCH * 16) {
         // The largest micro-batch that the mesh can run at all; smaller ones may divide where it does not.
-        let largest = |group: &&[usize]| group.iter().rev().find_map(|&at| scope.bound(&candidates[at]));
+        let largest = |group: &&[usize]| group.iter().rev().find_map(|&at| scope.bound(&candidates[at], of));
         let found: Vec<Option<Bound>> = some.par_iter().map(largest).collect();
         for (group, bound) in some.iter().zip(found) {
             let Some(bound) = bound else { continue };
@@ -175,7 +200,7 @@ fn promise(bound: &Bound) -> f64 {
 /// fastest first, and the closest that overflows.
 fn work_out(
     scope: &Scope<'_>,
-    candidates: &[Candidate],
+    (candidates, of): (&[Candidate], Forms),
     bounded: &[(Bound, usize)],
     tally: &mut Tally,
     on_progress: OnProgress<'_>,
@@ -192,7 +217,7 @@ fn work_out(
         let found: Vec<Option<Result<Worked, Dropped>>> = batch
             .par_iter()
             .map(|(_, at)| {
-                let bound = scope.bound(&candidates[*at])?;
+                let bound = scope.bound(&candidates[*at], of)?;
                 (bound.time.0 * BOUND_SLACK < limit).then(|| {
                     let arranged = scope.evaluate(&candidates[*at], &bound, Forms::Original)?;
                     Ok(Worked { arranged, bound })
@@ -232,21 +257,23 @@ fn insert(ranking: &mut Vec<Worked>, one: Worked) {
 /// Lets the candidates that fused layers could make the best choose among all forms of their layers.
 fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally) {
     let mut open: Vec<Worked> = std::mem::take(worked);
+    let most = if tally.bounds_original { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
     let best = |a: &[Worked], b: &[Worked]| {
         a.iter().chain(b).map(|one| one.arranged.step_time().0).fold(f64::INFINITY, f64::min)
     };
     while !open.is_empty() {
         let limit = best(&open, worked);
         let (could, could_not): (Vec<Worked>, Vec<Worked>) = open.into_iter().partition(|one| {
-            one.bound.saving.0 > 0.0 && (one.arranged.step_time() - one.bound.saving).0 < limit
+            let could_be_best = (one.arranged.step_time() - one.bound.saving).0 < limit;
+            tally.bounds_original || one.bound.saving.0 > 0.0 && could_be_best
         });
         could_not.into_iter().for_each(|one| insert(worked, one));
         open = could;
-        if tally.n_forms_chosen >= MAX_FORMS_CHOSEN {
+        if tally.n_forms_chosen >= most {
             tally.n_forms_open = open.len() as u64;
             open.drain(..).for_each(|one| insert(worked, one));
         }
-        let batch: Vec<Worked> = open.drain(..open.len().min(BATCH)).collect();
+        let batch: Vec<Worked> = open.drain(..open.len().min(BATCH).min(most as usize)).collect();
         tally.n_forms_chosen += batch.len() as u64;
         let found: Vec<Result<Arranged, Dropped>> = batch
             .par_iter()

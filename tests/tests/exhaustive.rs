@@ -45,7 +45,7 @@ fn assert_search_is_exhaustive(request: &Request) {
     let mut best = f64::INFINITY;
     let mut n_worked_out = 0;
     for candidate in candidates(request) {
-        let Some(bound) = scope.bound(&candidate) else { continue };
+        let Some(bound) = scope.bound(&candidate, Forms::All) else { continue };
         let Ok(arranged) = scope.evaluate(&candidate, &bound, Forms::All) else { continue };
         let (bound, time) = (bound.time.0, arranged.step_time().0);
         assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");

@@ -59,7 +59,7 @@ fn a_fused_form_wins_in_predicted_time_where_it_saves() {
     let scope = Scope::new(&request, &constants).unwrap();
     let all = candidates(&request);
     let faster = all.iter().filter_map(|candidate| {
-        let bound = scope.bound(candidate)?;
+        let bound = scope.bound(candidate, Forms::All)?;
         let plain = scope.evaluate(candidate, &bound, Forms::Original).ok()?;
         let fused = scope.evaluate(candidate, &bound, Forms::All).ok()?;
         Some(fused.step_time() < plain.step_time())
@@ -90,7 +90,7 @@ fn the_bound_of_a_candidate_is_the_least_of_all_forms() {
     let scope = Scope::new(&request, &constants).unwrap();
     let mut n_saved = 0;
     for candidate in &candidates(&request) {
-        let Some(bound) = scope.bound(candidate) else { continue };
+        let Some(bound) = scope.bound(candidate, Forms::All) else { continue };
         let prices = Prices::new(scope.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
         let clock = Clock { micro_batches: candidate.n_micro_batches as f64, in_flight: 1.0 };
         let given = Given { recompute: RecomputeRule::Never, ..Given::default() };
