@@ -158,7 +158,7 @@ fn a_plan_may_bring_its_own_table() {
     table: expected a row for each of 2 stages, found 1
     table[1]: rank 1, action 3: expected a letter of F, B, I and W and a micro-batch, and perhaps a virtual stage, such as `F0` or `B3.1`; found `B`
     table: rank 1: backward of micro-batch 1 on virtual stage 0 is missing
-    table: rank 0: backward of micro-batch 0 on virtual stage 0 waits for ever on backward of micro-batch 0 on virtual stage 0 of rank 1
+    table: rank 1: backward of micro-batch 0 on virtual stage 0 waits for ever on forward of micro-batch 0 on virtual stage 0 of rank 1
     table: rank 1: backward of micro-batch 1 on virtual stage 1 (marked rank 1) does not belong in this table
     ");
     plan.schedule = Schedule::OneFOneB;

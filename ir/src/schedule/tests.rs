@@ -97,7 +97,7 @@ fn a_backward_before_its_forward_is_a_deadlock() {
     let mut rows = table(Schedule::OneFOneB, 2, 2).unwrap();
     rows[1].swap(0, 1);
     let error = check_table(&rows, ONE, 2).unwrap_err();
-    insta::assert_snapshot!(error, @"rank 0: backward of micro-batch 0 on virtual stage 0 waits for ever on backward of micro-batch 0 on virtual stage 0 of rank 1");
+    insta::assert_snapshot!(error, @"rank 1: backward of micro-batch 0 on virtual stage 0 waits for ever on forward of micro-batch 0 on virtual stage 0 of rank 1");
 }
 
 #[test]
