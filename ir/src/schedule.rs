@@ -2,7 +2,7 @@
 //!
 //! A schedule knows order, not time: pricing and simulating a table is the cost model's business. A schedule is two
 //! things: a [`Placement`], which says what rank holds which chunk of the model, and one small function that writes its
-//! table ([`tables`], [`listed`], [`v_shaped`]). [`check`] judges any table without knowing who wrote it, a user's too.
+//! table (`tables`, `listed`, `v_shaped`). `check` judges any table without knowing who wrote it, a user's too.
 
 use std::fmt;
 
