@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ir::graph::Role;
+use ir::graph::{Data, Role};
 use ir::program::{Instruction, ValueId};
 use ir::schedule::Section;
 
@@ -169,8 +169,10 @@ impl<'a> Walk<'a> {
         let value = self.run.program(layer_idx).value(value);
         let block = self.seat.block(value.sharding, &self.run.shape(layer_idx, value.tensor));
         let width = match self.run.layer(layer_idx).tensors[value.tensor.0].role {
-            Role::Data(_) => size_of::<i64>() as u64,
-            Role::Activation | Role::Parameter(_) => self.element_bytes,
+            Role::Data(Data::Tokens | Data::Labels | Data::Positions) => size_of::<i64>() as u64,
+            Role::Data(Data::AlibiSlopes | Data::RouterBias) | Role::Activation | Role::Parameter(_) => {
+                self.element_bytes
+            }
         };
         block.len() as u64 * width
     }

@@ -42,3 +42,19 @@ verified! {
     qwen_has_biases: ["qwen2.5-7b", "tpu-v5p", "--devices", "16"];
     phi_3_has_fused_products: ["phi-3-mini", "rtx4090-x8"];
 }
+
+#[test]
+fn slopes_and_biases_that_are_data_fit_their_arena_in_single_precision() {
+    for (name, words) in [
+        ("alibi-f32", ["bloom-176b", "dgx-a100-80", "--pin", "pp=8,tp=8", "--nodes", "48"]),
+        ("router-f32", ["deepseek-v3", "dgx-h800", "--pin", "pp=16,ep=8,tp=1", "--nodes", "32"]),
+    ] {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("verify-{name}.json"));
+        let file = path.to_string_lossy().into_owned();
+        let batch = ["--global-batch", "2048", "--seq-len", "2048", "-o", &file];
+        let found = planner(&[&["optimize"], &words[..], &batch].concat());
+        assert_eq!(found.code, 0, "{found}");
+        let verified = planner(&["verify", &file, "--precision", "f32"]);
+        assert_eq!(verified.code, 0, "{verified}");
+    }
+}
