@@ -7,6 +7,7 @@ use ir::cluster_limits::{
     BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
     MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
 };
+use ir::units::GIB;
 
 use crate::cluster_file::{ClusterFile, DeviceFile, GroupFile, TierFile, default_reserve_gib};
 use crate::document::{Document, key};
@@ -16,7 +17,6 @@ use crate::scan::Step;
 /// The units of a cluster file.
 const TERA: f64 = 1e12;
 const GIGA: f64 = 1e9;
-const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 const MICRO: f64 = 1e-6;
 const MILLIONTH: f64 = 1e-6;
 

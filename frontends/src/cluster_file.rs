@@ -5,11 +5,10 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::{Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring};
-use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, GIB, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-const GIB: f64 = (1_u64 << 30) as f64;
 const GIGA: f64 = 1e9;
 const TERA: f64 = 1e12;
 const MICRO: f64 = 1e-6;

@@ -2,6 +2,8 @@
 //!
 //! Wide enough for hardware of the next decade, and narrow enough to catch a wrong unit.
 
+use crate::units::GIB;
+
 /// A lower and an upper end, both allowed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range(pub f64, pub f64);
@@ -17,8 +19,6 @@ impl Range {
         Self(self.0 / unit, self.1 / unit)
     }
 }
-
-const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 /// Peak rate in FLOP/s.
 pub const FLOPS_PER_S: Range = Range(1e10, 1e18);

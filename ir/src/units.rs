@@ -9,6 +9,9 @@ use std::ops::{Add, AddAssign, Div, Mul, Sub};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Bytes of a GiB.
+pub const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
+
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

@@ -5,12 +5,10 @@
 
 use cost_model::Constants;
 use ir::cluster::Precision;
+use ir::units::GIB;
 
 use crate::optimize::search;
 use crate::request::{Pins, Progress, Relaxation, Request};
-
-/// Bytes of a GiB.
-const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
 /// thousand.

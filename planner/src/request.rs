@@ -3,7 +3,7 @@
 use ir::cluster::{Cluster, Precision};
 use ir::graph::Model;
 use ir::token_order::TokenOrder;
-use ir::units::{Bytes, Seconds};
+use ir::units::{Bytes, GIB, Seconds};
 use ir::work::AttentionKernel;
 
 /// The training job.
@@ -298,5 +298,3 @@ pub enum NoPlan {
         relaxations: Vec<Relaxation>,
     },
 }
-
-const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
