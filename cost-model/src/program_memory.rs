@@ -204,15 +204,7 @@ impl Account<'_> {
 
     /// Blocks of keys that an instruction has on their way round a ring.
     fn on_their_way(&self, instruction: &Instruction) -> Bytes {
-        let (op, pass) = match instruction {
-            Instruction::Forward { op, .. } => (*op, Pass::Forward),
-            Instruction::Backward { op, .. } => (*op, Pass::Backward),
-            Instruction::Load { .. }
-            | Instruction::Parameter { .. }
-            | Instruction::Convert { .. }
-            | Instruction::Accumulate { .. }
-            | Instruction::Free { .. } => return Bytes::ZERO,
-        };
+        let Some((op, pass)) = instruction.kernel() else { return Bytes::ZERO };
         let ring = self.work().ring(op, self.context.kernels.element_bytes);
         ring.map_or(Bytes::ZERO, |(axes, sizes)| {
             sizes.buffers(pass, axes.iter().map(|&axis| self.mesh.size(axis)).product())

@@ -171,15 +171,7 @@ impl Pricing<'_> {
 
     /// Prices what attention on a ring adds to attention: blocks merged, and hops that show.
     fn rings(&self, instruction: &Instruction, section: Pass, price: &mut SectionPrice) {
-        let (op, pass) = match instruction {
-            Instruction::Forward { op, .. } => (*op, Pass::Forward),
-            Instruction::Backward { op, .. } => (*op, Pass::Backward),
-            Instruction::Load { .. }
-            | Instruction::Parameter { .. }
-            | Instruction::Convert { .. }
-            | Instruction::Accumulate { .. }
-            | Instruction::Free { .. } => return,
-        };
+        let Some((op, pass)) = instruction.kernel() else { return };
         let Some((axes, sizes)) = self.work().ring(op, self.context.kernels.element_bytes) else { return };
         let attention = op_seconds(self.context, &self.work().of(op, pass, &self.context.kernels));
         let merge = op_seconds(self.context, &[sizes.merge(pass)]);

@@ -140,7 +140,7 @@ impl<'a> Walk<'a> {
     fn section(&mut self, (layer_idx, micro_batch): (LayerIdx, u32), code: &[Instruction]) {
         for instruction in code {
             self.moment += 1;
-            for value in made(instruction) {
+            for value in instruction.written() {
                 let bytes = self.value_bytes(layer_idx, value);
                 self.make(Held::Value(layer_idx, micro_batch, value), bytes);
             }
@@ -194,18 +194,6 @@ impl<'a> Walk<'a> {
         let cut = |axes| flat_cut(&self.seat, self.flat(key), axes).len() as u64;
         let updated = cut(update.storage.optimizer);
         (cut(update.storage.parameter) + cut(update.storage.gradient) + 3 * updated) * self.element_bytes
-    }
-}
-
-/// Values that an instruction makes.
-fn made(instruction: &Instruction) -> Vec<ValueId> {
-    match instruction {
-        Instruction::Load { output }
-        | Instruction::Parameter { output, .. }
-        | Instruction::Convert { output, .. } => vec![*output],
-        Instruction::Forward { results, .. } => results.clone(),
-        Instruction::Backward { results, .. } => results.iter().flatten().copied().collect(),
-        Instruction::Accumulate { .. } | Instruction::Free { .. } => Vec::new(),
     }
 }
 

@@ -508,7 +508,7 @@ pub(crate) fn insert_frees(code: &mut Vec<Instruction>, kept: &BTreeSet<ValueId>
     let mut seen: BTreeSet<ValueId> = kept.clone();
     let mut reversed = Vec::with_capacity(code.len() * 2);
     for instruction in std::mem::take(code).into_iter().rev() {
-        let touched = touched(&instruction);
+        let touched = [instruction.read(), instruction.written()].concat();
         let mut frees: Vec<ValueId> = touched.into_iter().filter(|value| seen.insert(*value)).collect();
         frees.sort_unstable();
         reversed.extend(frees.into_iter().rev().map(|value| Instruction::Free { value }));
@@ -516,18 +516,4 @@ pub(crate) fn insert_frees(code: &mut Vec<Instruction>, kept: &BTreeSet<ValueId>
     }
     reversed.reverse();
     *code = reversed;
-}
-
-/// Values an instruction reads or writes.
-fn touched(instruction: &Instruction) -> Vec<ValueId> {
-    match instruction {
-        Instruction::Load { output } | Instruction::Parameter { output, .. } => vec![*output],
-        Instruction::Forward { operands, results, .. } => operands.iter().chain(results).copied().collect(),
-        Instruction::Backward { operands, gradients, results, .. } => {
-            operands.iter().chain(gradients).chain(results).flatten().copied().collect()
-        }
-        Instruction::Convert { input, output, .. } => vec![*input, *output],
-        Instruction::Accumulate { gradient, .. } => vec![*gradient],
-        Instruction::Free { .. } => Vec::new(),
-    }
 }

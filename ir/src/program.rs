@@ -174,6 +174,46 @@ pub struct Program {
     pub stream_gradient: Option<ValueId>,
 }
 
+impl Instruction {
+    /// Values that it reads.
+    pub fn read(&self) -> Vec<ValueId> {
+        match self {
+            Self::Load { .. } | Self::Parameter { .. } | Self::Free { .. } => Vec::new(),
+            Self::Forward { operands, .. } => operands.clone(),
+            Self::Backward { operands, gradients, .. } => {
+                operands.iter().chain(gradients).flatten().copied().collect()
+            }
+            Self::Convert { input, .. } => vec![*input],
+            Self::Accumulate { gradient, .. } => vec![*gradient],
+        }
+    }
+
+    /// Values that it makes.
+    pub fn written(&self) -> Vec<ValueId> {
+        match self {
+            Self::Load { output } | Self::Parameter { output, .. } | Self::Convert { output, .. } => {
+                vec![*output]
+            }
+            Self::Forward { results, .. } => results.clone(),
+            Self::Backward { results, .. } => results.iter().flatten().copied().collect(),
+            Self::Accumulate { .. } | Self::Free { .. } => Vec::new(),
+        }
+    }
+
+    /// The operator that it runs, and which way.
+    pub fn kernel(&self) -> Option<(OpId, Pass)> {
+        match self {
+            Self::Forward { op, .. } => Some((*op, Pass::Forward)),
+            Self::Backward { op, .. } => Some((*op, Pass::Backward)),
+            Self::Load { .. }
+            | Self::Parameter { .. }
+            | Self::Convert { .. }
+            | Self::Accumulate { .. }
+            | Self::Free { .. } => None,
+        }
+    }
+}
+
 impl Program {
     /// Axes round which blocks of an operator's keys travel: they cut its second operand along a loop that is whole
     /// otherwise.

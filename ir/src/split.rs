@@ -37,13 +37,13 @@ pub fn split_backward(layer: &Layer, program: &Program) -> SplitBackward {
     let code: Vec<Instruction> =
         program.backward.iter().flat_map(|one| in_products(layer, program, one)).collect();
     let parts = parts(layer, &code, program);
-    let made: BTreeSet<ValueId> = pick(&code, &parts, Part::Input).flat_map(written).collect();
+    let made: BTreeSet<ValueId> = pick(&code, &parts, Part::Input).flat_map(Instruction::written).collect();
     let mut input: Vec<Instruction> = pick(&code, &parts, Part::Input).cloned().collect();
     let mut weight: Vec<Instruction> = Vec::new();
     let mut present: BTreeSet<ValueId> = BTreeSet::new();
     let mut carried: BTreeSet<ValueId> = BTreeSet::new();
     for instruction in pick(&code, &parts, Part::Weight) {
-        for value in read(instruction) {
+        for value in instruction.read() {
             if !present.insert(value) {
                 continue;
             }
@@ -54,7 +54,7 @@ pub fn split_backward(layer: &Layer, program: &Program) -> SplitBackward {
                 }
             }
         }
-        present.extend(written(instruction));
+        present.extend(instruction.written());
         weight.push(instruction.clone());
     }
     let kept = carried.iter().copied().chain(program.stream_gradient).collect();
@@ -99,15 +99,15 @@ fn parts(layer: &Layer, code: &[Instruction], program: &Program) -> Vec<Part> {
     let mut statistics: BTreeSet<OpId> = BTreeSet::new();
     for (part, instruction) in parts.iter_mut().zip(code).rev() {
         let kept = matches!(instruction, Instruction::Forward { op, .. } if statistics.contains(op));
-        if kept || written(instruction).iter().any(|value| needed.contains(value)) {
+        if kept || instruction.written().iter().any(|value| needed.contains(value)) {
             *part = Part::Input;
             if let Instruction::Backward { op, .. } = instruction
                 && layer.ops[op.0].kind.keeps_statistics()
             {
                 statistics.insert(*op);
             }
-            needed.extend(read(instruction));
-            made.extend(written(instruction));
+            needed.extend(instruction.read());
+            made.extend(instruction.written());
         }
     }
     for (part, instruction) in parts.iter_mut().zip(code) {
@@ -130,29 +130,6 @@ fn source(code: &[Instruction], value: ValueId) -> Option<&Instruction> {
         | Instruction::Accumulate { .. }
         | Instruction::Free { .. } => false,
     })
-}
-
-fn read(instruction: &Instruction) -> Vec<ValueId> {
-    match instruction {
-        Instruction::Load { .. } | Instruction::Parameter { .. } | Instruction::Free { .. } => Vec::new(),
-        Instruction::Forward { operands, .. } => operands.clone(),
-        Instruction::Backward { operands, gradients, .. } => {
-            operands.iter().chain(gradients).flatten().copied().collect()
-        }
-        Instruction::Convert { input, .. } => vec![*input],
-        Instruction::Accumulate { gradient, .. } => vec![*gradient],
-    }
-}
-
-fn written(instruction: &Instruction) -> Vec<ValueId> {
-    match instruction {
-        Instruction::Load { output }
-        | Instruction::Parameter { output, .. }
-        | Instruction::Convert { output, .. } => vec![*output],
-        Instruction::Forward { results, .. } => results.clone(),
-        Instruction::Backward { results, .. } => results.iter().flatten().copied().collect(),
-        Instruction::Accumulate { .. } | Instruction::Free { .. } => Vec::new(),
-    }
 }
 
 #[cfg(test)]
@@ -185,7 +162,8 @@ mod tests {
     fn computed(code: &[Instruction]) -> Vec<ValueId> {
         let is_source =
             |one: &&Instruction| matches!(one, Instruction::Load { .. } | Instruction::Parameter { .. });
-        let mut values: Vec<ValueId> = code.iter().filter(|one| !is_source(one)).flat_map(written).collect();
+        let mut values: Vec<ValueId> =
+            code.iter().filter(|one| !is_source(one)).flat_map(Instruction::written).collect();
         values.sort_unstable();
         values
     }
