@@ -263,8 +263,10 @@ impl<E: Real> Rank<'_, E> {
         let tag = self.parameter_tag(key, Class::Update, step);
         let state = self.state(key)?;
         let (n_flat, new) = (state.n_flat, one_dim(state.master.clone()));
-        let stored =
+        let mut stored =
             elements(convert(comm, &self.seat, &update.gather, &Subject { tag, shape: &[n_flat] }, new)?);
+        // What is sent is rounded on its way; what stays is rounded here, so that all copies are the same.
+        self.edges().round_all(&mut stored);
         let state = self.state(key)?;
         if stored.len() != state.stored.len() {
             return Err(unfit(format!("layer {}: an update does not end in the parameter's storage", key.0)));

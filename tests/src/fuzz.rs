@@ -17,11 +17,14 @@ use ir::schedule::{Schedule, table};
 use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
 use proptest::prelude::*;
+use serde_json::json;
 
 mod draw;
 mod models;
 
+pub(crate) use draw::Chooser;
 use draw::{Decisions, Drawn, draw_model};
+pub(crate) use models::model;
 pub use models::{Family, ModelSizes};
 
 /// Most devices of a case.
@@ -84,14 +87,24 @@ impl Case {
             return None;
         }
         let model = models::model(self.family, &self.sizes)?;
-        let mut decisions = Decisions::new(&self.decisions);
         let n_layers = model.kinds_in_order().len() as u32;
-        let (schedule, n_micro_batches) = self.schedule(n_layers)?;
-        let drawn = draw_model(&model, &mesh, (self.micro_batch, self.sequence), &mut decisions)?;
-        let chunks = chunks(&model, schedule.placement().n_chunks(self.n_stages), &mut decisions)?;
-        let order = (schedule, n_micro_batches);
-        let plan = self.document((&model, mesh), order, (drawn, chunks))?;
-        with_algorithms(with_token_order(plan, &mut decisions), &mut decisions)
+        let order = self.schedule(n_layers)?;
+        self.on_nodes(1, (&model, mesh), order, &mut Decisions::new(&self.decisions))
+    }
+
+    /// The plan on so many nodes in which somebody decides everything that sizes, mesh and schedule leave open.
+    pub(crate) fn on_nodes(
+        &self,
+        n_nodes: u64,
+        (model, mesh): (&Model, Mesh),
+        order: (Schedule, u32),
+        chooser: &mut dyn Chooser,
+    ) -> Option<Plan> {
+        let drawn = draw_model(model, &mesh, (self.micro_batch, self.sequence), chooser)?;
+        let chunks = chunks(model, order.0.placement().n_chunks(self.n_stages), chooser)?;
+        let mut plan = self.document((model, mesh), order, (drawn, chunks))?;
+        plan.cluster = cluster(n_nodes)?;
+        with_algorithms(with_token_order(plan, chooser), chooser)
     }
 
     /// The schedule among those that have a table here, with micro-batches that suit it.
@@ -149,7 +162,7 @@ impl Case {
             runners_up: Vec::new(),
             warnings: Vec::new(),
             forms: Vec::new(),
-            cluster: cluster()?,
+            cluster: cluster(1)?,
             model: native::write(model),
         };
         plan.roles = open(&plan).ok()?.roles(&plan);
@@ -158,19 +171,19 @@ impl Case {
 }
 
 /// The plan in another order of tokens, where its sequence cuts into such pieces and so it was decided.
-fn with_token_order(mut plan: Plan, decisions: &mut Decisions<'_>) -> Plan {
+fn with_token_order(mut plan: Plan, chooser: &mut dyn Chooser) -> Plan {
     let cp = plan.roles.cp;
     let fits = |order: &TokenOrder| plan.job.sequence.is_multiple_of(order.pieces(cp));
     let orders = [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped];
     let orders: Vec<TokenOrder> = orders.into_iter().filter(fits).collect();
     if cp > 1 && orders.len() > 1 {
-        plan.job.token_order = orders[decisions.pick(orders.len())];
+        plan.job.token_order = orders[chooser.token_order(&orders) % orders.len()];
     }
     plan
 }
 
 /// The plan with an algorithm drawn for every purpose, kind and axes of its collectives.
-fn with_algorithms(mut plan: Plan, decisions: &mut Decisions<'_>) -> Option<Plan> {
+fn with_algorithms(mut plan: Plan, chooser: &mut dyn Chooser) -> Option<Plan> {
     let opened = open(&plan).ok()?;
     for (entry, open) in plan.entries.iter_mut().zip(&opened.entries) {
         let mut rules: Vec<Rule> = Vec::new();
@@ -178,7 +191,7 @@ fn with_algorithms(mut plan: Plan, decisions: &mut Decisions<'_>) -> Option<Plan
             let Some(kind) = step.kind.collective() else { continue };
             let options = kind.algorithms();
             if !rules.iter().any(|rule| (rule.class, rule.kind, &rule.axes) == (class, kind, &step.axes)) {
-                let algorithm = options[decisions.pick(options.len())];
+                let algorithm = options[chooser.algorithm(options) % options.len()];
                 rules.push(Rule { class, kind, axes: step.axes, tensor: None, algorithm });
             }
         }
@@ -210,7 +223,7 @@ fn schedules() -> Vec<Schedule> {
 }
 
 /// Layers in order, cut at random places; no chunk is empty.
-fn chunks(model: &Model, n_chunks: u32, decisions: &mut Decisions<'_>) -> Option<Vec<Vec<EntryRun>>> {
+fn chunks(model: &Model, n_chunks: u32, chooser: &mut dyn Chooser) -> Option<Vec<Vec<EntryRun>>> {
     let kinds = model.kinds_in_order();
     let n_chunks = n_chunks as usize;
     let mut chunks = Vec::new();
@@ -218,7 +231,7 @@ fn chunks(model: &Model, n_chunks: u32, decisions: &mut Decisions<'_>) -> Option
     for left in (1..=n_chunks).rev() {
         let most = (kinds.len() - at).checked_sub(left - 1).filter(|&most| most > 0)?;
         let even = (kinds.len() - at).div_ceil(left).min(most);
-        let take = if left == 1 { most } else { 1 + (even - 1 + decisions.pick(most)) % most };
+        let take = if left == 1 { most } else { chooser.layers(even, most) };
         let mut runs: Vec<EntryRun> = Vec::new();
         for &kind in &kinds[at..at + take] {
             match runs.last_mut() {
@@ -232,12 +245,15 @@ fn chunks(model: &Model, n_chunks: u32, decisions: &mut Decisions<'_>) -> Option
     Some(chunks)
 }
 
-/// One node with as many devices as any case has.
-fn cluster() -> Option<Cluster> {
-    let text = r#"{"schema_version": 1, "name": "fuzz",
-        "groups": [{"device": "h100-sxm", "count": 32, "devices_per_node": 32, "host_memory_gib": 64}],
-        "tiers": [{"name": "links", "devices": 32, "bandwidth_gb_per_s": 100, "latency_us": 2, "wiring": "switch"}]}"#;
-    frontends::read_cluster("fuzz.json", text).ok()
+/// So many nodes with as many devices as any case has.
+fn cluster(n_nodes: u64) -> Option<Cluster> {
+    let per_node = MAX_RANKS / n_nodes;
+    let inner = json!({"name": "links", "devices": per_node, "bandwidth_gb_per_s": 100, "latency_us": 2, "wiring": "switch"});
+    let outer = json!({"name": "network", "devices": MAX_RANKS, "bandwidth_gb_per_s": 25, "latency_us": 10, "wiring": "switch"});
+    let tiers = if n_nodes == 1 { vec![inner] } else { vec![inner, outer] };
+    let group = json!({"device": "h100-sxm", "count": MAX_RANKS, "devices_per_node": per_node, "host_memory_gib": 64});
+    let document = json!({"schema_version": 1, "name": "fuzz", "groups": [group], "tiers": tiers});
+    frontends::read_cluster("fuzz.json", &document.to_string()).ok()
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ir::collective::Algorithm;
 use ir::conversion::steps;
 use ir::graph::{Layer, Model, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
@@ -11,6 +12,25 @@ use ir::program::{AxisSet, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::strategy::{Placements, Strategy, placements, strategies};
+use ir::token_order::TokenOrder;
+
+/// Who decides between legal options; every answer is an index of the options given, or is taken modulo their number.
+pub(crate) trait Chooser {
+    /// Where an axis cuts the stream.
+    fn stream(&mut self, axis: AxisId, options: &[Placement]) -> usize;
+    /// What an operator does with all axes.
+    fn strategy(&mut self, layer: &Layer, op: OpId, options: &[(Strategy, Placements)]) -> usize;
+    /// Whether backward computes the results of an operator again.
+    fn again(&mut self, op: &Op) -> bool;
+    /// Over which of the axes on which a parameter is whole its three states are cut.
+    fn storage(&mut self, whole: AxisSet) -> Storage;
+    /// How many layers a chunk takes, of 1 to `most`, where `even` would be fair.
+    fn layers(&mut self, even: usize, most: usize) -> usize;
+    /// The order of the tokens of a cut sequence.
+    fn token_order(&mut self, options: &[TokenOrder]) -> usize;
+    /// The algorithm of a collective.
+    fn algorithm(&mut self, options: &[Algorithm]) -> usize;
+}
 
 /// Decisions, taken in turn; past the end all are zero.
 pub(crate) struct Decisions<'a> {
@@ -24,10 +44,47 @@ impl<'a> Decisions<'a> {
     }
 
     /// One of `n` options.
-    pub(crate) fn pick(&mut self, n: usize) -> usize {
+    fn pick(&mut self, n: usize) -> usize {
         let decision = self.list.get(self.at).copied().unwrap_or(0);
         self.at += 1;
         usize::from(decision) % n.max(1)
+    }
+
+    /// Some of the axes of a set.
+    fn subset(&mut self, of: AxisSet) -> AxisSet {
+        let axes: Vec<AxisId> = of.axes().into_iter().filter(|_| self.pick(2) == 1).collect();
+        AxisSet::of(&axes)
+    }
+}
+
+impl Chooser for Decisions<'_> {
+    fn stream(&mut self, _: AxisId, options: &[Placement]) -> usize {
+        self.pick(options.len())
+    }
+
+    fn strategy(&mut self, _: &Layer, _: OpId, options: &[(Strategy, Placements)]) -> usize {
+        self.pick(options.len())
+    }
+
+    fn again(&mut self, _: &Op) -> bool {
+        self.pick(2) == 1
+    }
+
+    fn storage(&mut self, whole: AxisSet) -> Storage {
+        let optimizer = self.subset(whole);
+        Storage { parameter: self.subset(optimizer), gradient: self.subset(optimizer), optimizer }
+    }
+
+    fn layers(&mut self, even: usize, most: usize) -> usize {
+        1 + (even - 1 + self.pick(most)) % most
+    }
+
+    fn token_order(&mut self, options: &[TokenOrder]) -> usize {
+        self.pick(options.len())
+    }
+
+    fn algorithm(&mut self, options: &[Algorithm]) -> usize {
+        self.pick(options.len())
     }
 }
 
@@ -44,9 +101,9 @@ pub(crate) fn draw_model(
     model: &Model,
     mesh: &Mesh,
     (micro_batch, sequence): (u64, u64),
-    decisions: &mut Decisions<'_>,
+    chooser: &mut dyn Chooser,
 ) -> Option<Vec<Drawn>> {
-    let stream = draw_stream(model, mesh, (micro_batch, sequence), decisions)?;
+    let stream = draw_stream(model, mesh, (micro_batch, sequence), chooser)?;
     let mut tied = Tied::new();
     let mut drawn = Vec::new();
     for (kind, layer) in model.layers.iter().enumerate() {
@@ -57,7 +114,7 @@ pub(crate) fn draw_model(
             .map(|((_, tensor), &one)| (*tensor, one))
             .collect();
         let draw = Draw { layer, mesh, sizes: &sizes, stream, tied: &given };
-        let choice = draw.choice(decisions)?;
+        let choice = draw.choice(chooser)?;
         for tie in model.ties.iter().filter(|tie| tie.owner.layer == kind) {
             let used = draw.used(&choice, tie.owner.tensor)?;
             tied.insert((tie.copy.layer, tie.copy.tensor), (used, choice.storage[&tie.owner.tensor]));
@@ -72,7 +129,7 @@ fn draw_stream(
     model: &Model,
     mesh: &Mesh,
     (micro_batch, sequence): (u64, u64),
-    decisions: &mut Decisions<'_>,
+    chooser: &mut dyn Chooser,
 ) -> Option<Sharding> {
     let layer = model.layers.iter().find(|layer| layer.stream_in.is_some())?;
     let shape = layer.shape(layer.stream_in?, &layer.sizes(micro_batch, sequence));
@@ -84,7 +141,7 @@ fn draw_stream(
         };
         let mut options = vec![Placement::Replicate];
         options.extend((0..shape.len()).filter(fits).map(|dim| Placement::Shard(dim as u8)));
-        sharding = sharding.with(axis, options[decisions.pick(options.len())]);
+        sharding = sharding.with(axis, *options.get(chooser.stream(axis, &options))?);
     }
     Some(sharding)
 }
@@ -98,25 +155,26 @@ struct Draw<'a> {
 }
 
 impl Draw<'_> {
-    fn choice(&self, decisions: &mut Decisions<'_>) -> Option<LayerChoice> {
+    fn choice(&self, chooser: &mut dyn Chooser) -> Option<LayerChoice> {
         let is_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
         let out = if is_loss { Sharding::REPLICATED } else { self.stream };
         let mut chosen: Vec<(Strategy, Placements)> = Vec::new();
         for op in self.layer.op_ids() {
             let options = self.options(op, &chosen, out);
-            chosen.push(options.get(decisions.pick(options.len()))?.clone());
+            let at = chooser.strategy(self.layer, op, &options);
+            chosen.push(options.get(at)?.clone());
         }
-        let again = |op: &Op, decisions: &mut Decisions<'_>| {
-            let again = decisions.pick(2) == 1 && op.kind != OpKind::Fork;
+        let again = |op: &Op, chooser: &mut dyn Chooser| {
+            let again = chooser.again(op) && op.kind != OpKind::Fork;
             if again { Recompute::Again } else { Recompute::Keep }
         };
-        let recompute = self.layer.ops.iter().map(|op| again(op, decisions)).collect();
+        let recompute = self.layer.ops.iter().map(|op| again(op, chooser)).collect();
         let mut choice = LayerChoice {
             stream: if self.layer.stream_in.is_some() { self.stream } else { Sharding::REPLICATED },
             out,
             strategies: chosen.iter().map(|(strategy, _)| *strategy).collect(),
             recompute,
-            storage: self.storages(&chosen, decisions),
+            storage: self.storages(&chosen, chooser),
         };
         if lower(self.layer, self.mesh, self.sizes, &choice).is_err() {
             // Not every cut of the three states goes together; whole storage always does.
@@ -174,18 +232,13 @@ impl Draw<'_> {
     fn storages(
         &self,
         chosen: &[(Strategy, Placements)],
-        decisions: &mut Decisions<'_>,
+        chooser: &mut dyn Chooser,
     ) -> BTreeMap<TensorId, Storage> {
         let mut all = BTreeMap::new();
         for (op, (_, places)) in self.layer.ops.iter().zip(chosen) {
             for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| self.layer.is_parameter(**t)) {
                 let whole = whole_axes(self.mesh, places.operands[i]);
-                let optimizer = subset(whole, decisions);
-                let drawn = Storage {
-                    parameter: subset(optimizer, decisions),
-                    gradient: subset(optimizer, decisions),
-                    optimizer,
-                };
+                let drawn = chooser.storage(whole);
                 all.insert(tensor, self.tied.get(&tensor).map_or(drawn, |(_, storage)| *storage));
             }
         }
@@ -199,10 +252,4 @@ impl Draw<'_> {
         let i = op.operands.iter().position(|&t| t == tensor)?;
         Some(placements(&signature(self.layer, op), choice.strategies[at]).operands[i])
     }
-}
-
-/// Some of the axes of a set.
-fn subset(of: AxisSet, decisions: &mut Decisions<'_>) -> AxisSet {
-    let axes: Vec<AxisId> = of.axes().into_iter().filter(|_| decisions.pick(2) == 1).collect();
-    AxisSet::of(&axes)
 }

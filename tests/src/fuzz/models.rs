@@ -75,7 +75,7 @@ pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
 }
 
 /// The model by way of its Hugging Face description; `None` where the family does not allow the sizes.
-pub(super) fn model(family: Family, sizes: &ModelSizes) -> Option<Model> {
+pub(crate) fn model(family: Family, sizes: &ModelSizes) -> Option<Model> {
     let text = description(family, sizes).to_string();
     frontends::read_model("fuzz.json", &text).ok()
 }

@@ -1,0 +1,59 @@
+//! The table of docs/coverage.md is what runs.
+//!
+//! `UPDATE_DOCS=1 cargo test -p tests --test coverage` writes it anew.
+
+#![expect(clippy::disallowed_methods, reason = "plans are verified as files, and the table is one")]
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ir::text::write_plan;
+use tests::coverage::{Recipe, features, show};
+
+const HEAD: &str = "\
+# What runs
+
+Every strategy and every schedule, on a dense model and on one with experts. Each cell is a plan of a small model that
+was run with real numbers on all its ranks and held to one device: loss, gradients and updated weights within the
+tolerance of the format, the bytes of every purpose and tier as predicted, the arena of every rank as planned. *Sent* is what all ranks sent in two steps and *peak* the largest arena, in f64, predicted and counted
+alike; *roles* is what the planner calls the plan when it looks at its shardings alone.
+
+Written by `UPDATE_DOCS=1 cargo test -p tests --test coverage`; the same test fails where the table is not current.
+
+| strategy or schedule | model | verified in | ranks | sent, bytes | peak, bytes | roles |
+|---|---|---|--:|--:|--:|---|
+";
+
+fn row(name: &str, kind: &str, recipe: &Result<Recipe, &'static str>, file: &Path) -> String {
+    let recipe = match recipe {
+        Ok(recipe) => recipe,
+        Err(reason) => return format!("| {name} | {kind} | impossible: {reason} | | | | |\n"),
+    };
+    let plan = recipe.plan().unwrap_or_else(|| panic!("{name}, {kind}: what is wished is not legal"));
+    fs::write(file, write_plan(&plan)).unwrap();
+    let shown = show(file).unwrap_or_else(|error| panic!("{name}, {kind}: {error}"));
+    let (ranks, sent, peak, formats) = (shown.n_ranks, shown.sent, shown.peak, shown.formats.join(", "));
+    format!("| {name} | {kind} | {formats} | {ranks} | {sent} | {peak} | {} |\n", shown.roles)
+}
+
+#[test]
+fn the_table_of_what_runs_is_current() {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("coverage.txt");
+    let mut table = HEAD.to_owned();
+    for feature in features() {
+        let dense = row(&feature.name, "dense", &feature.dense, &file);
+        let routed = row(&feature.name, "experts", &feature.routed, &file);
+        write!(table, "{dense}{routed}").unwrap();
+    }
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/coverage.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&document, &table).unwrap();
+    }
+    let found = fs::read_to_string(&document).unwrap_or_default();
+    let differs = table.lines().zip(found.lines()).find(|(should, is)| should != is);
+    assert!(
+        found == table,
+        "docs/coverage.md is not current (UPDATE_DOCS=1 writes it anew); first difference: {differs:?}"
+    );
+}
