@@ -9,7 +9,7 @@ use crate::failure::{Failure, exit_code};
 use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
-use crate::{check, clusters, completions, estimate, explain, models, optimize, schema, show, verify};
+use crate::{check, clusters, completions, estimate, explain, models, optimize, schema, show, train, verify};
 
 /// Runs one command line, program name included, and returns the exit code.
 pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal: &mut Terminal<'_>) -> u8 {
@@ -34,6 +34,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Optimize(args) => optimize::run(args, terminal),
         Command::Estimate(args) => estimate::run(args, terminal),
         Command::Verify(args) => verify::run_command(args, terminal),
+        Command::Run(args) => train::run(args, terminal),
         Command::Check(args) => check::run(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
@@ -49,6 +50,7 @@ fn form(command: &Command) -> Form {
         Command::Optimize(args) => Form::of(&args.json),
         Command::Estimate(args) => Form::of(&args.json),
         Command::Verify(args) => Form::of(&args.json),
+        Command::Run(args) => Form::of(&args.json),
         Command::Check(args) => Form::of(&args.json),
         Command::Explain(args) => Form::of(&args.json),
         Command::Show(args) => Form::of(&args.json),

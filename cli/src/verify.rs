@@ -4,13 +4,13 @@ use executor::compare::{Comparison, Precision, Quantity, compare};
 use executor::job::Reference;
 use executor::kernels::Real;
 use executor::run::{Outcome, run, run_programs, run_routed};
-use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::entry::Proof;
-use ir::shrink::{ShrinkError, ShrinkLimits, Shrunk, shrink};
+use ir::shrink::Shrunk;
 use serde::Serialize;
 
 use crate::args::{ElementArg, VerifyArgs};
+use crate::copy::{self, SEED, SmallRun, small};
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
@@ -19,10 +19,8 @@ use crate::proof::{outcomes, proof_words};
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
 
-mod copy;
 mod counts;
 
-use copy::{SEED, SmallRun};
 use counts::{BytesCheck, Counted, counted, predicted};
 
 /// Differences that are told; there may be as many as tensors.
@@ -30,12 +28,6 @@ const SHOWN: usize = 8;
 
 /// Seeds that are tried in single precision.
 const SEEDS: u64 = 64;
-
-/// Most parameters over all ranks, and tokens of a micro-batch, of a plan that is run as it is.
-const MAX_ELEMENTS: u64 = 1 << 26;
-
-/// Most micro-batches of a plan that is run as it is.
-const MAX_MICRO_BATCHES: u64 = 1 << 10;
 
 /// Share of the tolerance that rounding on one device may take for a seed to be of use.
 const SOUND: f64 = 0.25;
@@ -107,13 +99,12 @@ struct Difference {
 /// Verifies a plan, or says what differs.
 pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, whole) = input::plan(&args.plan)?;
-    let small =
-        if args.whole { as_it_is(args, &plan, &whole)? } else { shrunk(&args.plan, &plan, args.ranks)? };
+    let small = small(&args.plan, (&plan, &whole), &args.copy)?;
     writeln!(
         terminal.err,
         "running {} of the {}plan",
         figures::counted(small.plan.n_devices(), "rank"),
-        if args.whole { "" } else { "shrunk " }
+        if args.copy.whole { "" } else { "shrunk " }
     )?;
     let opened =
         open(&small.plan).map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
@@ -126,37 +117,6 @@ pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Res
         return Ok(());
     }
     Err(Failure::NotVerified(format!("{}: {}", args.plan, first_difference(&verdict))))
-}
-
-/// The plan without shrinking, where it is small enough to run on one machine.
-fn as_it_is(args: &VerifyArgs, plan: &Plan, opened: &OpenPlan) -> Result<Shrunk, Failure> {
-    let too_large = |what: String| {
-        let what = format!("{}: {what}: too large to be run as it is", args.plan);
-        Err(Failure::argument_with_hint(what, "leave out --whole to run a small copy"))
-    };
-    if plan.n_devices() > args.ranks {
-        return too_large(format!("{} ranks exceed the limit of {}", plan.n_devices(), args.ranks));
-    }
-    let tokens = plan.job.sequence.saturating_mul(plan.micro_batch);
-    let elements = opened.model.n_parameters().saturating_mul(plan.n_devices()).saturating_add(tokens);
-    if elements > MAX_ELEMENTS || plan.n_micro_batches > MAX_MICRO_BATCHES {
-        let n_parameters = opened.model.n_parameters();
-        return too_large(format!(
-            "{n_parameters} parameters and {tokens} tokens on {} ranks",
-            plan.n_devices()
-        ));
-    }
-    Ok(Shrunk::whole(plan))
-}
-
-fn shrunk(file: &str, plan: &Plan, max_ranks: u64) -> Result<Shrunk, Failure> {
-    shrink(plan, &ShrinkLimits { max_ranks }).map_err(|error| match error {
-        ShrinkError::TooManyRanks { .. } => {
-            Failure::argument_with_hint(format!("{file}: {error}"), "allow more with --ranks")
-        }
-        ShrinkError::Plan(_) => Failure::argument(format!("{file}: {error}")),
-        ShrinkError::Broken(_) => Failure::bug(error.to_string()),
-    })
 }
 
 fn verdict(

@@ -29,6 +29,11 @@ impl Block {
         self.0.iter().map(Range::len).collect()
     }
 
+    /// Rows of every dim.
+    pub(crate) fn rows(&self) -> Vec<Range<u64>> {
+        self.0.iter().map(|rows| rows.start as u64..rows.end as u64).collect()
+    }
+
     /// Number of elements.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(Range::len).product()

@@ -64,16 +64,21 @@ impl<'a, E: Element> RankComm<'a, E> {
     /// Sends data to one rank, without waiting for it.
     pub fn send(&mut self, to: usize, tag: Tag, data: Vec<E>) -> Result<(), ExecutorError> {
         let pair = vec![self.rank(), to];
-        let instruction =
-            self.by(Algorithm::Direct).begin(Operation::SendReceive, tag, pair, vec![data.len()])?;
-        self.post(to, &instruction, data)
+        self.during_message(&tag.clone(), |comm| {
+            let lens = vec![data.len()];
+            let instruction = comm.by(Algorithm::Direct).begin(Operation::SendReceive, tag, pair, lens)?;
+            comm.post(to, &instruction, data)
+        })
     }
 
     /// Waits for what `from` sends under the same tag, which must be `len` elements.
     pub fn recv(&mut self, from: usize, tag: Tag, len: usize) -> Result<Vec<E>, ExecutorError> {
         let pair = vec![from, self.rank()];
-        let instruction = self.by(Algorithm::Direct).begin(Operation::SendReceive, tag, pair, vec![len])?;
-        self.take(from, &instruction)
+        self.during_message(&tag.clone(), |comm| {
+            let lens = vec![len];
+            let instruction = comm.by(Algorithm::Direct).begin(Operation::SendReceive, tag, pair, lens)?;
+            comm.take(from, &instruction)
+        })
     }
 }
 

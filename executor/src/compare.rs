@@ -31,6 +31,16 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// What rounding may change of a number, and is sure to be felt: in bf16, which rounds at every use, half the distance
+    /// to the next number, else all of it.
+    pub fn unit(self) -> f64 {
+        match self {
+            Self::F32 => f64::from(f32::EPSILON),
+            Self::F64 => f64::EPSILON,
+            Self::Bf16 => BF16 / 4.0,
+        }
+    }
+
     /// How far numbers may differ, relative to the tensor's largest.
     pub fn tolerance(self) -> f64 {
         match self {
@@ -176,7 +186,6 @@ impl Judge<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::counters::Counters;
 
     /// One parameter with a large gradient, one with a small.
     fn outcome(large: f64, small: f64, parameter: f64) -> Outcome {
@@ -186,15 +195,8 @@ mod tests {
             losses: vec![1.0],
             gradients: vec![tensors(large, small)],
             parameters: vec![tensors(parameter, 1.0)],
-            counters: Counters::default(),
             n_ops: vec![1, 1],
-            saved: Vec::new(),
-            carried: Vec::new(),
-            peak_saved: Vec::new(),
-            memory: Vec::new(),
-            routes: crate::routing::Routes::default(),
-            dropped: std::collections::BTreeMap::new(),
-            rerouted: std::collections::BTreeMap::new(),
+            ..Outcome::default()
         }
     }
 

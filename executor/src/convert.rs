@@ -15,6 +15,7 @@ use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::instruction::Tag;
 use crate::kernels::Real;
+use crate::observe::Activity;
 
 /// Where a rank sits.
 #[derive(Clone, Debug)]
@@ -66,7 +67,14 @@ pub(crate) fn convert<E: Real>(
     steps.iter().try_fold(tensor, |tensor, step| {
         let exchange = Exchange::new(seat, step, subject);
         exchange.expect_shape(&tensor, &exchange.before, "before")?;
-        let mut tensor = exchange.run(comm, step, tensor)?;
+        let mut tensor = match step.kind.collective() {
+            Some(kind) => {
+                let (algorithm, tag) = (step.algorithm, &subject.tag);
+                let activity = Activity::Communication { kind, algorithm, tag };
+                comm.during(activity, |comm| exchange.run(comm, step, tensor))?
+            }
+            None => exchange.run(comm, step, tensor)?,
+        };
         if step.kind.is_collective() {
             // What a rank summed itself is as coarse as what the others got of it.
             comm.edges().round_all(&mut tensor);

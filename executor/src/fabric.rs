@@ -13,15 +13,19 @@
 //! Kahn 1974, "The semantics of a simple language for parallel programming".
 
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use ir::collective::{Algorithm, CollectiveKind};
+
 use crate::counters::{Counters, Traffic};
 use crate::element::{Edges, Element};
 use crate::error::{ExecutorError, Waiting};
 use crate::instruction::{Instruction, Operation, Tag};
+use crate::observe::{Activity, Moved, Nobody, Observer};
 
 /// Says which link tier joins two ranks.
 pub type TierOf<'a> = dyn Fn(usize, usize) -> usize + Sync + 'a;
@@ -40,13 +44,27 @@ where
     T: Send,
     F: Fn(&mut RankComm<'_, E>) -> Result<T, ExecutorError> + Sync,
 {
+    run_observed_ranks(n_ranks, (tier_of, &Nobody), body)
+}
+
+/// Like [`run_ranks`], telling an observer of every communication.
+pub fn run_observed_ranks<E, T, F>(
+    n_ranks: usize,
+    (tier_of, observer): (&TierOf<'_>, &dyn Observer),
+    body: F,
+) -> Result<Vec<(T, Counters)>, ExecutorError>
+where
+    E: Element,
+    T: Send,
+    F: Fn(&mut RankComm<'_, E>) -> Result<T, ExecutorError> + Sync,
+{
     let fabric = Fabric::new(n_ranks, tier_of);
     let results: Vec<Option<(T, Counters)>> = thread::scope(|scope| {
         let mut threads = Vec::with_capacity(n_ranks);
         for rank in 0..n_ranks {
             let (fabric, body) = (&fabric, &body);
             let thread = thread::Builder::new().name(format!("rank {rank}"));
-            match thread.spawn_scoped(scope, move || run_rank(fabric, rank, body)) {
+            match thread.spawn_scoped(scope, move || run_rank((fabric, observer), rank, body)) {
                 Ok(handle) => threads.push(handle),
                 Err(error) => {
                     fabric.fail_unstarted(rank, &error.to_string());
@@ -60,12 +78,17 @@ where
     Ok(results.into_iter().flatten().collect())
 }
 
-fn run_rank<E, T, F>(fabric: &Fabric<'_, E>, rank: usize, body: &F) -> Option<(T, Counters)>
+fn run_rank<E, T, F>(
+    (fabric, observer): (&Fabric<'_, E>, &dyn Observer),
+    rank: usize,
+    body: &F,
+) -> Option<(T, Counters)>
 where
     E: Element,
     F: Fn(&mut RankComm<'_, E>) -> Result<T, ExecutorError>,
 {
-    let mut comm = RankComm { fabric, rank, counters: Counters::default(), edges: Edges::Exact };
+    let (counters, moved) = (Counters::default(), Cell::default());
+    let mut comm = RankComm { fabric, observer, rank, counters, moved, edges: Edges::Exact };
     let returned = catch_unwind(AssertUnwindSafe(|| body(&mut comm)));
     let mut state = fabric.lock();
     let last = || state.last[rank].as_deref().cloned().map(Box::new);
@@ -101,8 +124,11 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 /// One rank's handle to the others. The collectives are in [`crate::collective`].
 pub struct RankComm<'a, E: Element> {
     fabric: &'a Fabric<'a, E>,
+    observer: &'a dyn Observer,
     rank: usize,
     counters: Counters,
+    /// Bytes of all messages so far.
+    moved: Cell<Moved>,
     edges: Edges,
 }
 
@@ -115,6 +141,23 @@ impl<E: Element> RankComm<'_, E> {
     /// How what is sent is rounded.
     pub(crate) fn edges(&self) -> Edges {
         self.edges
+    }
+
+    /// Does something that the observer is told of.
+    pub(crate) fn during<T>(&mut self, activity: Activity<'_>, body: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.moved.get();
+        self.observer.begins(self.rank, activity);
+        let result = body(self);
+        let Moved { sent, received } = self.moved.get();
+        let moved = Moved { sent: sent - before.sent, received: received - before.received };
+        self.observer.ends(self.rank, moved);
+        result
+    }
+
+    /// One end of a message that the observer is told of.
+    pub(crate) fn during_message<T>(&mut self, tag: &Tag, body: impl FnOnce(&mut Self) -> T) -> T {
+        let (kind, algorithm) = (CollectiveKind::SendRecv, Algorithm::Direct);
+        self.during(Activity::Communication { kind, algorithm, tag }, body)
     }
 
     /// This rank.
@@ -168,7 +211,10 @@ impl<E: Element> RankComm<'_, E> {
             label: Arc::clone(instruction.tag.label()),
             tier,
         };
-        self.counters.add(traffic, data.len() as u64 * self.edges.element_bytes::<E>());
+        let bytes = data.len() as u64 * self.edges.element_bytes::<E>();
+        self.counters.add(traffic, bytes);
+        let moved = self.moved.get();
+        self.moved.set(Moved { sent: moved.sent + bytes, ..moved });
         let mut data = data;
         self.edges.round_all(&mut data);
         self.deliver(to, instruction, data)
@@ -189,6 +235,9 @@ impl<E: Element> RankComm<'_, E> {
         let message = self.fabric.take(self.rank, from, instruction)?;
         let theirs = &message.instruction;
         if theirs == instruction {
+            let bytes = message.data.len() as u64 * self.edges.element_bytes::<E>();
+            let moved = self.moved.get();
+            self.moved.set(Moved { received: moved.received + bytes, ..moved });
             return Ok(message.data);
         }
         Err(self.fail(match instruction.operation {

@@ -11,6 +11,7 @@ use ndarray::{ArrayD, IxDyn};
 use ir::graph::{Data, Dim, Extent, Init, Layer, Model, TensorId};
 use ir::op::OpKind;
 
+use crate::job::Text;
 use crate::kernels::{Real, Value};
 
 /// Noise on parameters that begin at one or zero: an error in their gradient shows.
@@ -117,6 +118,28 @@ pub(crate) struct Batch<'a> {
     pub(crate) micro_batch: u64,
     /// Which labels the loss counts.
     pub(crate) counting: Counting,
+    /// What the tokens are.
+    pub(crate) text: Text,
+    /// Sequences before the first of this run.
+    pub(crate) first_sequence: u64,
+}
+
+/// Words of the chain: few, so that some dozens of steps are enough to learn it.
+const WORDS: u64 = 16;
+
+/// One in so many words is drawn instead of following from the one before.
+const SURPRISE: u64 = 16;
+
+/// The token at a position of a chain: word `5 w + 3` follows word `w`, modulo the number of words, but for surprises.
+/// With 16 words that runs through all of them (Hull, Dobell 1962). Words are spread over the vocabulary.
+///
+/// Whoever knows the rule is left with the surprises: `ln(16) / 16 + H(1/16) = 0.41` of `ln(16) = 2.77`, at most.
+fn chained(random: Random, position: u64, vocabulary: u64) -> u64 {
+    let words = vocabulary.min(WORDS);
+    let is_drawn = |at: u64| at == 0 || random.bits(2 * at).is_multiple_of(SURPRISE);
+    let start = (0..=position).rev().find(|&at| is_drawn(at)).unwrap_or(0);
+    let word = (start..position).fold(random.bits(2 * start + 1) % words, |word, _| (5 * word + 3) % words);
+    word * (vocabulary / words)
 }
 
 /// Label of a token that the loss leaves out, as in PyTorch's cross-entropy.
@@ -174,7 +197,7 @@ impl Batch<'_> {
     /// The next token, where it counts.
     fn label(&self, seq: u64, row: u64, position: u64) -> i64 {
         let length = self.positions.len() as u64;
-        let random = Random::new(self.seed, seq * self.micro_batch + row, "prompt");
+        let random = Random::new(self.seed, self.sequence(seq, row), "prompt");
         let prompt = random.bits(0) % length.div_ceil(2).max(1);
         let left_out = position < prompt || (length > 1 && position + 1 == length);
         if self.counting == Counting::Answers && left_out {
@@ -184,8 +207,17 @@ impl Batch<'_> {
     }
 
     fn token(&self, seq: u64, row: u64, position: u64) -> i64 {
-        let random = Random::new(self.seed, seq * self.micro_batch + row, "tokens");
-        (random.bits(position) % self.vocabulary.max(1)) as i64
+        let random = Random::new(self.seed, self.sequence(seq, row), "tokens");
+        let vocabulary = self.vocabulary.max(1);
+        match self.text {
+            Text::Noise => (random.bits(position) % vocabulary) as i64,
+            Text::Chain => chained(random, position, vocabulary) as i64,
+        }
+    }
+
+    /// A sequence of a micro-batch, counted from the first of training.
+    fn sequence(&self, seq: u64, row: u64) -> u64 {
+        self.first_sequence + seq * self.micro_batch + row
     }
 
     /// Integers as a function of the sequence and of the position in it.
@@ -257,10 +289,42 @@ mod tests {
             vocabulary: 50,
             micro_batch: 2,
             counting: Counting::Answers,
+            text: Text::Noise,
+            first_sequence: 0,
         };
         let counted: Vec<u64> = (0..4).map(|seq| batch.n_counted(seq)).collect();
         assert!(counted.iter().all(|&n| (2..=30).contains(&n)), "{counted:?}");
         assert!(counted.iter().any(|&n| n != counted[0]), "{counted:?}");
+    }
+
+    #[test]
+    fn most_words_of_a_chain_follow_from_the_one_before() {
+        let random = Random::new(3, 5, "tokens");
+        for vocabulary in [1, 7, 16, 50] {
+            let words: Vec<u64> = (0..400).map(|at| chained(random, at, vocabulary)).collect();
+            let (n, apart) = (vocabulary.min(WORDS), vocabulary / vocabulary.min(WORDS));
+            let follows = |pair: &&[u64]| pair[1] == (5 * (pair[0] / apart) + 3) % n * apart;
+            assert!(words.iter().all(|&word| word < vocabulary));
+            // A surprise may be what was expected.
+            assert!((360..400).contains(&(words.windows(2).filter(follows).count())), "{vocabulary}");
+        }
+    }
+
+    #[test]
+    fn the_data_goes_on_where_it_stopped() {
+        let batch = |first_sequence| Batch {
+            seed: 1,
+            positions: &[0, 1, 2, 3],
+            vocabulary: 50,
+            micro_batch: 2,
+            counting: Counting::Answers,
+            text: Text::Chain,
+            first_sequence,
+        };
+        let (whole, rest) = (batch(0), batch(6));
+        assert_eq!(whole.token(4, 1, 2), rest.token(1, 1, 2));
+        assert_eq!(whole.label(4, 1, 2), rest.label(1, 1, 2));
+        assert_eq!(whole.n_counted(4), rest.n_counted(1));
     }
 
     #[test]
@@ -271,6 +335,8 @@ mod tests {
             vocabulary: 50,
             micro_batch: 2,
             counting: Counting::All,
+            text: Text::Noise,
+            first_sequence: 0,
         };
         let dims = [
             Dim { name: "b".into(), extent: Extent::MicroBatch },

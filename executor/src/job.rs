@@ -16,6 +16,7 @@ use ir::token_order::TokenOrder;
 use crate::element::Edges;
 
 use crate::run::Tensors;
+use crate::states::States;
 
 pub use crate::kernels::optimizer::AdamW;
 
@@ -54,6 +55,42 @@ pub struct Execution<'a> {
     pub optimizer: AdamW,
     /// How numbers are rounded where they leave an operator or a rank.
     pub edges: Edges,
+    /// What a run of more than a few steps asks for.
+    pub training: Training<'a>,
+}
+
+/// What a run of more than a few steps asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Training<'a> {
+    /// What the tokens are.
+    pub text: Text,
+    /// States with which the run begins, behind the steps and sequences that they have seen; nothing for a fresh start.
+    pub from: Option<&'a States>,
+    /// What the outcome tells.
+    pub record: Recorded,
+}
+
+impl Training<'_> {
+    /// A check of a few steps: tokens that have nothing in them to learn, every gradient and parameter told.
+    pub const CHECK: Self = Self { text: Text::Noise, from: None, record: Recorded::EveryStep };
+}
+
+/// What the tokens of a run are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Text {
+    /// Each token is drawn alone.
+    Noise,
+    /// Each token but a few follows from the one before by one rule: a model can learn to predict it.
+    Chain,
+}
+
+/// What the outcome of a run tells of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// Gradients and parameters of every step.
+    EveryStep,
+    /// The states after the last step, whole and as the ranks hold them.
+    States,
 }
 
 /// Consecutive layers that run as one action.

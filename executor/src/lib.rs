@@ -8,6 +8,8 @@ pub mod counters;
 
 pub mod error;
 
+pub mod observe;
+
 pub mod fabric;
 
 pub mod collective;
@@ -15,6 +17,8 @@ pub mod collective;
 pub mod kernels;
 
 mod label;
+
+pub mod states;
 
 pub mod job;
 
@@ -45,6 +49,8 @@ mod assemble;
 pub mod run;
 
 pub mod compare;
+
+pub mod agreement;
 
 pub use label::Class;
 

@@ -20,6 +20,8 @@ use crate::job::{Execution, Instance, LayerIdx};
 use crate::kernels;
 use crate::label::{Phase, Place};
 use crate::routing::Routes;
+use crate::run::ParameterName;
+use crate::states::{self, States};
 
 /// Rows of every loop of an operator.
 pub(crate) type Rows = Vec<Range<u64>>;
@@ -191,10 +193,20 @@ impl<'a> Prepared<'a> {
         self.ties.iter().any(|tie| tie.copy == key)
     }
 
+    /// Moments with which a parameter begins on a stage, if it owns the parameter and there are any.
+    pub(crate) fn moments(&self, key: ParameterKey, stage: u32) -> Option<&'a states::Moments> {
+        let from = self.execution.training.from?;
+        let is_owned = self.stage_of(key.0) == stage && !self.is_copy(key);
+        let name = (key.0, self.tensor_name(key.0, key.1).to_owned());
+        from.moments.get(&name).filter(|_| is_owned)
+    }
+
     pub(crate) fn batch(&self) -> Batch<'_> {
-        let Execution { seed, micro_batch, .. } = *self.execution;
+        let Execution { seed, micro_batch, training, .. } = *self.execution;
         let (positions, vocabulary) = (self.positions.as_slice(), self.vocabulary);
-        Batch { seed, positions, vocabulary, micro_batch, counting: self.counting }
+        let first_sequence = training.from.map_or(0, |from| from.sequences);
+        let text = training.text;
+        Batch { seed, positions, vocabulary, micro_batch, counting: self.counting, text, first_sequence }
     }
 
     /// Tokens of a step, over all micro-batches, that the loss counts: one for each rank to divide by, so that a
@@ -291,13 +303,24 @@ impl<'a> Prepared<'a> {
             for tensor in layer.parameters() {
                 let Role::Parameter(init) = layer.tensors[tensor.0].role else { continue };
                 let name = (layer_idx, layer.tensors[tensor.0].name.clone());
-                let value = match self.execution.given.get(&name) {
+                let given = match self.execution.training.from {
+                    None => self.execution.given.get(&name),
+                    // The copy of a tie begins with what its owner has.
+                    Some(_) if self.is_copy((layer_idx, tensor)) => None,
+                    Some(from) => {
+                        Some(from.parameters.get(&name).ok_or_else(|| missing(&name, "parameter"))?)
+                    }
+                };
+                let value = match given {
                     Some(given) if given.shape() == whole_shape(layer, tensor) => given.clone(),
                     Some(_) => return Err(unfit(format!("the given `{}` has another shape", name.1))),
                     None => initial::parameter(self.execution.seed, layer_idx, layer, tensor, init),
                 };
                 drawn.insert((layer_idx, tensor), value);
             }
+        }
+        if let Some(from) = self.execution.training.from {
+            self.check_states(from)?;
         }
         for tie in &self.ties {
             if let Some(owner) = drawn.get(&tie.owner).cloned() {
@@ -306,6 +329,34 @@ impl<'a> Prepared<'a> {
         }
         Ok(drawn)
     }
+}
+
+impl Prepared<'_> {
+    /// States are of this model: nothing too much, and moments of the shape of their parameters.
+    fn check_states(&self, from: &States) -> Result<(), ExecutorError> {
+        let known = |(layer_idx, name): &ParameterName| {
+            let layer = (*layer_idx < self.instances.len()).then(|| self.layer(*layer_idx))?;
+            let tensor = layer.parameters().find(|tensor| layer.tensors[tensor.0].name == *name)?;
+            Some(whole_shape(layer, tensor))
+        };
+        for name in from.parameters.keys().chain(from.moments.keys()) {
+            let Some(shape) = known(name) else {
+                return Err(unfit(format!(
+                    "the states have `{}` of layer {}, the model has not",
+                    name.1, name.0
+                )));
+            };
+            let moments = from.moments.get(name).map(|moments| [&moments.first, &moments.second]);
+            if moments.into_iter().flatten().any(|moment| moment.shape() != shape) {
+                return Err(unfit(format!("the given moments of `{}` have another shape", name.1)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn missing((layer_idx, name): &ParameterName, what: &str) -> ExecutorError {
+    unfit(format!("the states lack {what} `{name}` of layer {layer_idx}"))
 }
 
 /// Shape of a whole parameter.

@@ -23,10 +23,11 @@ use crate::kernels::ring::Attended;
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
 use crate::memory::{Held, MemoryPlan, RankMemory, Watch};
+use crate::observe::Activity;
 use crate::prepare::{Border, ParameterKey, Prepared, unfit};
 use crate::ring::RingKey;
 use crate::routing::Routes;
-use crate::update::State;
+use crate::update::{Carried, State};
 
 /// Values of one layer and micro-batch.
 type Environment<E> = BTreeMap<ValueId, Value<E>>;
@@ -40,6 +41,8 @@ pub(crate) struct Record {
     pub(crate) gradients: Vec<BTreeMap<ParameterKey, Vec<f64>>>,
     /// Per step and parameter, the new value, as it is stored.
     pub(crate) parameters: Vec<BTreeMap<ParameterKey, Vec<f64>>>,
+    /// Values and moments of owned parameters after the last step, where they are asked for.
+    pub(crate) states: BTreeMap<ParameterKey, Carried>,
     /// Per layer, bytes kept from forward to backward of one micro-batch.
     pub(crate) saved: BTreeMap<LayerIdx, u64>,
     /// Per layer, bytes carried from one part of backward to the other of one micro-batch.
@@ -104,7 +107,7 @@ impl<'a, E: Real> Rank<'a, E> {
                 let key = (layer_idx, update.tensor);
                 let whole =
                     run.initial.get(&key).ok_or_else(|| unfit("an update is of no parameter".into()))?;
-                let state = State::new(&seat, update, whole);
+                let state = State::new(&seat, update, whole, run.moments(key, seat.stage));
                 watch.make(Held::State(key), state.bytes())?;
                 states.insert(key, state);
             }
@@ -132,13 +135,14 @@ impl<'a, E: Real> Rank<'a, E> {
             for &action in row {
                 let seq = u64::from(step) * u64::from(self.run.execution.n_micro_batches)
                     + u64::from(action.micro_batch);
-                match action.section {
-                    Section::Forward => self.forward(comm, action, seq)?,
-                    Section::Backward | Section::BackwardInput => self.backward(comm, action, seq)?,
-                    Section::BackwardWeight => self.backward_weight(comm, action, seq)?,
-                }
+                let chunk = self.run.execution.shape().chunk(action);
+                comm.during(Activity::Action { step, action, chunk }, |comm| match action.section {
+                    Section::Forward => self.forward(comm, action, seq),
+                    Section::Backward | Section::BackwardInput => self.backward(comm, action, seq),
+                    Section::BackwardWeight => self.backward_weight(comm, action, seq),
+                })?;
             }
-            self.update(comm, u64::from(step))?;
+            comm.during(Activity::Update { step }, |comm| self.update(comm, u64::from(step)))?;
             self.watch.end_step();
         }
         self.record.memory = self.watch.report();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::graph::TensorId;
+use ir::graph::{Model, TensorId};
 use ir::lower::lower;
 use ir::program::{Program, Update};
 use ndarray::ArrayD;
@@ -11,15 +11,19 @@ use crate::assemble::{Layout, assemble};
 use crate::convert::Seat;
 use crate::counters::Counters;
 use crate::error::ExecutorError;
-use crate::fabric::{RankComm, TierOf, run_ranks};
+use crate::fabric::{RankComm, TierOf, run_observed_ranks};
+use crate::initial;
 use crate::instruction::CollectiveKind;
-use crate::job::{Execution, LayerIdx};
+use crate::job::{Execution, LayerIdx, Recorded};
 use crate::kernels::Real;
 use crate::label::Class;
 use crate::memory::{self, MemoryPlan, RankMemory};
+use crate::observe::{Nobody, Observer};
 use crate::prepare::{ParameterKey, Prepared};
 use crate::rank::{Rank, Record};
 use crate::routing::Routes;
+use crate::states::{Moments, Shard, States};
+use crate::update::{Carried, flat_cut};
 
 /// A parameter by the layer that has it and its name there.
 pub type ParameterName = (LayerIdx, String);
@@ -28,7 +32,7 @@ pub type ParameterName = (LayerIdx, String);
 pub type Tensors = BTreeMap<ParameterName, ArrayD<f64>>;
 
 /// What a run gave.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Per step, the mean loss over all tokens that count.
     pub losses: Vec<f64>,
@@ -37,6 +41,10 @@ pub struct Outcome {
     pub gradients: Vec<Tensors>,
     /// Per step, every parameter after its update.
     pub parameters: Vec<Tensors>,
+    /// After the last step, what training needs to go on, where it was asked for.
+    pub states: Option<States>,
+    /// The same as every rank holds it.
+    pub shards: Vec<Vec<Shard>>,
     /// Bytes sent by all ranks, by label, kind and link tier.
     pub counters: Counters,
     /// Operators of every layer.
@@ -91,7 +99,7 @@ pub fn programs(execution: &Execution<'_>) -> Result<Vec<Program>, ExecutorError
 /// the same element.
 pub fn run<E: Real>(execution: &Execution<'_>, tier_of: &TierOf<'_>) -> Result<Outcome, ExecutorError> {
     let (programs, routes) = (programs(execution)?, Routes::default());
-    run_prepared::<E>(&Prepared::new(execution, &programs, &routes)?, &[], tier_of)
+    run_prepared::<E>(&Prepared::new(execution, &programs, &routes)?, &[], (tier_of, &Nobody))
 }
 
 /// Like [`run_programs`], but routers choose the experts that a reference run chose: in single precision rounding may decide
@@ -105,7 +113,7 @@ pub fn run_routed<E: Real>(
     reference: &Outcome,
     tier_of: &TierOf<'_>,
 ) -> Result<Outcome, ExecutorError> {
-    run_in_arenas::<E>(&Prepared::new(execution, programs, &reference.routes)?, tier_of)
+    run_observed::<E>(execution, (programs, &reference.routes), (tier_of, &Nobody))
 }
 
 /// Runs an execution with given programs, one per entry of its choices, each rank in an arena that was planned before.
@@ -117,25 +125,56 @@ pub fn run_programs<E: Real>(
     programs: &[Program],
     tier_of: &TierOf<'_>,
 ) -> Result<Outcome, ExecutorError> {
-    run_in_arenas::<E>(&Prepared::new(execution, programs, &Routes::default())?, tier_of)
+    run_observed::<E>(execution, (programs, &Routes::default()), (tier_of, &Nobody))
 }
 
-/// Plans the memory of every rank and holds the run to it.
-fn run_in_arenas<E: Real>(prepared: &Prepared<'_>, tier_of: &TierOf<'_>) -> Result<Outcome, ExecutorError> {
-    run_prepared::<E>(prepared, &memory::plans(prepared, size_of::<E>() as u64), tier_of)
+/// Like [`run_programs`], telling an observer what every rank does; routers choose the experts that `routes` names.
+///
+/// # Errors
+/// As for [`run_routed`].
+pub fn run_observed<E: Real>(
+    execution: &Execution<'_>,
+    (programs, routes): (&[Program], &Routes),
+    (tier_of, observer): (&TierOf<'_>, &dyn Observer),
+) -> Result<Outcome, ExecutorError> {
+    let prepared = Prepared::new(execution, programs, routes)?;
+    run_prepared::<E>(&prepared, &memory::plans(&prepared, size_of::<E>() as u64), (tier_of, observer))
+}
+
+/// Words of a model: rows of the smallest table that its tokens or labels point into.
+pub fn vocabulary(model: &Model) -> Option<u64> {
+    initial::vocabulary(model)
+}
+
+/// The states with which a run begins.
+///
+/// # Errors
+/// As for [`run`].
+pub fn start(execution: &Execution<'_>) -> Result<States, ExecutorError> {
+    let (programs, routes) = (programs(execution)?, Routes::default());
+    let prepared = Prepared::new(execution, &programs, &routes)?;
+    let own = prepared.initial.iter().filter(|(key, _)| !prepared.is_copy(**key));
+    let parameters = own.map(|(&key, value)| ((key.0, name(&prepared, key)), value.clone())).collect();
+    let before = execution.training.from;
+    Ok(States {
+        steps: before.map_or(0, |before| before.steps),
+        sequences: before.map_or(0, |before| before.sequences),
+        parameters,
+        moments: before.map_or(BTreeMap::new(), |before| before.moments.clone()),
+    })
 }
 
 fn run_prepared<E: Real>(
     prepared: &Prepared<'_>,
     plans: &[MemoryPlan],
-    tier_of: &TierOf<'_>,
+    listening: (&TierOf<'_>, &dyn Observer),
 ) -> Result<Outcome, ExecutorError> {
     let execution = prepared.execution;
     let n_ranks = execution.n_ranks() as usize;
     let body =
         |comm: &mut RankComm<'_, E>| Rank::new(prepared, comm.rank(), plans.get(comm.rank()))?.run(comm);
     let (records, counts): (Vec<Record>, Vec<Counters>) =
-        run_ranks::<E, Record, _>(n_ranks, tier_of, body)?.into_iter().unzip();
+        run_observed_ranks::<E, Record, _>(n_ranks, listening, body)?.into_iter().unzip();
     let mut counters = Counters::default();
     counts.iter().for_each(|one| counters.merge(one));
     let joined = Joined { prepared, records: &records, seats: seats(execution) };
@@ -143,6 +182,8 @@ fn run_prepared<E: Real>(
         losses: joined.losses()?,
         gradients: joined.tensors(|record| &record.gradients, Of::Gradients)?,
         parameters: joined.tensors(|record| &record.parameters, Of::Parameters)?,
+        states: joined.states()?,
+        shards: joined.shards()?,
         counters,
         n_ops: (0..prepared.instances.len()).map(|layer_idx| prepared.layer(layer_idx).ops.len()).collect(),
         saved: records.iter().map(|record| record.saved.clone()).collect(),
@@ -215,7 +256,8 @@ impl Joined<'_> {
     ) -> Result<Vec<Tensors>, ExecutorError> {
         let run = self.prepared;
         let mut steps = Vec::new();
-        for step in 0..run.execution.steps as usize {
+        let n_recorded = self.records.iter().map(|record| parts(record).len()).min().unwrap_or(0);
+        for step in 0..n_recorded {
             let parts: Vec<_> = self.records.iter().map(|record| &parts(record)[step]).collect();
             let mut tensors = Tensors::new();
             for layer_idx in 0..run.instances.len() {
@@ -231,6 +273,86 @@ impl Joined<'_> {
             steps.push(tensors);
         }
         Ok(steps)
+    }
+
+    /// What every rank carries on.
+    fn shards(&self) -> Result<Vec<Vec<Shard>>, ExecutorError> {
+        let run = self.prepared;
+        let of_rank = |(seat, record): (&Seat<'_>, &Record)| {
+            let one = |(&key, Carried { values, moments }): (&ParameterKey, &Carried)| {
+                let (update, shape) = (run.update(key)?, run.shape(key.0, key.1));
+                let block = seat.block(update.used, &shape);
+                let cut = flat_cut(seat, block.len() as u64, update.storage.optimizer);
+                let start = cut.start() as u64;
+                Ok(Shard {
+                    name: (key.0, name(run, key)),
+                    shape,
+                    block: block.rows(),
+                    elements: start..start + values.len() as u64,
+                    values: values.clone(),
+                    moments: moments.clone(),
+                })
+            };
+            record.states.iter().map(one).collect()
+        };
+        self.seats.iter().zip(self.records).map(of_rank).collect()
+    }
+
+    /// What they carry on, whole.
+    fn states(&self) -> Result<Option<States>, ExecutorError> {
+        let run = self.prepared;
+        let execution = run.execution;
+        match execution.training.record {
+            Recorded::EveryStep => return Ok(None),
+            Recorded::States => {}
+        }
+        let (before, steps) = (execution.training.from, u64::from(execution.steps));
+        let per_step = u64::from(execution.n_micro_batches) * execution.micro_batch;
+        let mut states = States {
+            steps: before.map_or(0, |before| before.steps) + steps,
+            sequences: before.map_or(0, |before| before.sequences) + steps * per_step,
+            ..States::default()
+        };
+        for layer_idx in 0..run.instances.len() {
+            for update in &run.program(layer_idx).updates {
+                let key = (layer_idx, update.tensor);
+                let name = (layer_idx, name(run, key));
+                if let Some(whole) = self.state((key, update), &|carried| Some(&carried.values))? {
+                    states.parameters.insert(name.clone(), whole);
+                }
+                let moment = |i: usize| {
+                    self.state((key, update), &move |carried| carried.moments.as_ref().map(|both| &both[i]))
+                };
+                if let (Some(first), Some(second)) = (moment(0)?, moment(1)?) {
+                    states.moments.insert(name, Moments { first, second });
+                }
+            }
+        }
+        Ok(Some(states))
+    }
+
+    /// One of the states of a parameter, whole; nothing where no rank has it.
+    fn state(
+        &self,
+        (key, update): (ParameterKey, &Update),
+        of: &dyn Fn(&Carried) -> Option<&Vec<f64>>,
+    ) -> Result<Option<ArrayD<f64>>, ExecutorError> {
+        let part = |record: &Record| {
+            let values = record.states.get(&key).and_then(of).cloned();
+            values.map(|values| (key, values)).into_iter().collect::<BTreeMap<_, _>>()
+        };
+        let parts: Vec<_> = self.records.iter().map(part).collect();
+        if parts.iter().all(BTreeMap::is_empty) {
+            return Ok(None);
+        }
+        let parts: Vec<_> = parts.iter().collect();
+        let layout = Layout {
+            what: format!("a state of `{}` of layer {}", name(self.prepared, key), key.0),
+            shape: self.prepared.shape(key.0, key.1),
+            used: update.used,
+            cut: update.storage.optimizer,
+        };
+        assemble(&self.seats, &parts, key, &layout).map(Some)
     }
 
     fn layout(&self, key: ParameterKey, update: &Update, (of, step): (Of, usize)) -> Layout {

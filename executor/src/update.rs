@@ -17,12 +17,14 @@ use crate::convert::{Seat, Subject, convert, elements};
 use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::instruction::Tag;
+use crate::job::Recorded;
 use crate::kernels::optimizer::{Moments, adamw_step};
 use crate::kernels::{Real, Tensor};
 use crate::label::{Class, Phase};
 use crate::memory::Held;
 use crate::prepare::{ParameterKey, TiedPair, unfit};
 use crate::rank::{Rank, flattened};
+use crate::states;
 
 /// What a rank holds of a parameter.
 pub(crate) struct State<E> {
@@ -38,6 +40,15 @@ pub(crate) struct State<E> {
     accumulator: Vec<E>,
 }
 
+/// What a rank carries of a parameter from step to step.
+#[derive(Clone, Debug)]
+pub(crate) struct Carried {
+    /// The values as they are updated.
+    pub(crate) values: Vec<f64>,
+    /// First and second moments, where there are any.
+    pub(crate) moments: Option<[Vec<f64>; 2]>,
+}
+
 /// Part of a flattened block of `n_flat` elements that a cut leaves to this rank.
 pub(crate) fn flat_cut(seat: &Seat<'_>, n_flat: u64, cut: AxisSet) -> Block {
     let axes = cut.axes().into_iter();
@@ -46,21 +57,34 @@ pub(crate) fn flat_cut(seat: &Seat<'_>, n_flat: u64, cut: AxisSet) -> Block {
 }
 
 impl<E: Real> State<E> {
-    pub(crate) fn new(seat: &Seat<'_>, update: &Update, whole: &ArrayD<f64>) -> Self {
+    pub(crate) fn new(
+        seat: &Seat<'_>,
+        update: &Update,
+        whole: &ArrayD<f64>,
+        moments: Option<&states::Moments>,
+    ) -> Self {
         let shape: Vec<u64> = whole.shape().iter().map(|&n| n as u64).collect();
         let block = seat.block(update.used, &shape);
-        let own = seat.block(Sharding::REPLICATED, &shape).cut(whole, &block).mapv(E::from_f64);
-        let n_flat = own.len() as u64;
-        let flat = flattened(own);
+        let n_flat = block.len() as u64;
         let all = seat.block(Sharding::REPLICATED, &[n_flat]);
-        let cut = |axes| elements(all.cut(&flat, &flat_cut(seat, n_flat, axes)));
+        let cut = |whole: &ArrayD<f64>, axes| {
+            let own = seat.block(Sharding::REPLICATED, &shape).cut(whole, &block).mapv(E::from_f64);
+            elements(all.cut(&flattened(own), &flat_cut(seat, n_flat, axes)))
+        };
+        let state = |whole| cut(whole, update.storage.optimizer);
         Self {
             n_flat,
-            stored: cut(update.storage.parameter),
-            master: cut(update.storage.optimizer),
-            moments: None,
+            stored: cut(whole, update.storage.parameter),
+            master: state(whole),
+            moments: moments.map(|moments| (state(&moments.first), state(&moments.second))),
             accumulator: vec![E::zero(); flat_cut(seat, n_flat, update.storage.gradient).len()],
         }
+    }
+
+    /// What is carried to the next step: the values as they are updated, and their moments.
+    pub(crate) fn carried(&self) -> Carried {
+        let moments = self.moments.as_ref().map(|(first, second)| [wide(first), wide(second)]);
+        Carried { values: wide(&self.master), moments }
     }
 
     /// Bytes of all of it, moments included from the beginning.
@@ -117,9 +141,25 @@ impl<E: Real> Rank<'_, E> {
         for &key in &keys {
             parameters.insert(key, self.store(comm, key, step)?);
         }
-        self.record.gradients.push(gradients.into_iter().map(|(key, values)| (key, wide(&values))).collect());
-        self.record.parameters.push(parameters);
+        match self.run.execution.training.record {
+            Recorded::EveryStep => {
+                let gradients = gradients.into_iter().map(|(key, values)| (key, wide(&values)));
+                self.record.gradients.push(gradients.collect());
+                self.record.parameters.push(parameters);
+            }
+            Recorded::States if step + 1 == u64::from(self.run.execution.steps) => self.record_states(),
+            Recorded::States => {}
+        }
         Ok(())
+    }
+
+    /// What this rank carries on, of parameters that it owns.
+    fn record_states(&mut self) {
+        for (&key, state) in &self.states {
+            if self.run.stage_of(key.0) == self.seat.stage && !self.run.is_copy(key) {
+                self.record.states.insert(key, state.carried());
+            }
+        }
     }
 
     fn finish_gradient(
@@ -225,10 +265,11 @@ impl<E: Real> Rank<'_, E> {
 
     fn step(&mut self, key: ParameterKey, gradient: &[E], step: u64) -> Result<(), ExecutorError> {
         let hyper = self.run.execution.optimizer;
+        let before = self.run.execution.training.from.map_or(0, |from| from.steps);
         let state = self.state(key)?;
         let n = state.master.len();
         let (m, v) = state.moments.get_or_insert_with(|| (vec![E::zero(); n], vec![E::zero(); n]));
-        adamw_step(&mut state.master, gradient, Moments { m, v }, &hyper, step + 1)
+        adamw_step(&mut state.master, gradient, Moments { m, v }, &hyper, before + step + 1)
             .map_err(|source| ExecutorError::Kernel { place: format!("layer {}, update", key.0), source })
     }
 

@@ -98,6 +98,49 @@ fn a_plan_is_verified_in_both_precisions() {
 }
 
 #[test]
+fn a_plan_is_trained_beside_one_device() {
+    insta::assert_snapshot!(shape(&["run", &plan("trained.json"), "--steps", "4"]));
+}
+
+#[test]
+fn a_trace_has_every_action_of_every_rank() {
+    let (file, trace) = (plan("traced.json"), scratch("trace.json"));
+    let words = ["run", &file, "--steps", "2", "--trace", &trace.to_string_lossy(), "--json"];
+    let said = planner(&words);
+    assert_eq!(said.code, 0, "{said}");
+    let trained = json(&said.out);
+    #[expect(clippy::disallowed_methods, reason = "a test of files")]
+    let trace = json(&fs::read_to_string(&trace).unwrap());
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |what: &str| events.iter().filter(|event| event["cat"] == what).count() as u64;
+    let n_ranks = trained["n_ranks"].as_u64().unwrap();
+    // Two steps of four micro-batches, each forward and backward once per rank.
+    assert_eq!((of("forward"), of("backward"), of("update")), (8 * n_ranks, 8 * n_ranks, 2 * n_ranks));
+    let threads: std::collections::BTreeSet<u64> =
+        events.iter().filter(|event| event["ph"] == "X").filter_map(|event| event["tid"].as_u64()).collect();
+    assert_eq!(threads.len() as u64, n_ranks);
+    let sent = |event: &&Value| event["cat"] == "communication" && event["args"]["sent_bytes"] != 0;
+    assert!(events.iter().any(|event| sent(&event)));
+    assert!(events.iter().filter(|event| event["ph"] == "X").all(|event| event["dur"].as_f64() >= Some(0.0)));
+}
+
+#[test]
+fn losses_of_a_training_fall_and_are_those_of_one_device() {
+    for precision in ["f64", "f32", "bf16"] {
+        let said =
+            planner(&["run", &plan("learning.json"), "--steps", "24", "--precision", precision, "--json"]);
+        assert_eq!(said.code, 0, "{said}");
+        let trained = json(&said.out);
+        let losses: Vec<f64> =
+            trained["losses"].as_array().unwrap().iter().map(|loss| loss["plan"].as_f64().unwrap()).collect();
+        assert_eq!(losses.len(), 24);
+        assert!(losses[23] < 0.9 * losses[0], "{precision}: {losses:?}");
+        assert!(trained["n_judged"].as_u64() >= Some(6), "{precision}: {trained}");
+        assert_eq!(trained["equal"], true);
+    }
+}
+
+#[test]
 fn a_named_plan_is_estimated() {
     insta::assert_snapshot!(shape(&[
         "estimate",
@@ -262,7 +305,7 @@ fn no_plan_as_data_has_the_changes_that_help() {
 #[test]
 fn every_command_has_help_with_an_example() {
     for command in
-        ["optimize", "estimate", "verify", "explain", "models", "clusters", "schema", "completions"]
+        ["optimize", "estimate", "verify", "run", "explain", "models", "clusters", "schema", "completions"]
     {
         let help = planner(&[command, "--help"]);
         assert_eq!((help.code, help.err.as_str()), (0, ""), "{help}");
@@ -313,6 +356,10 @@ fn arguments_that_are_wrong_are_named() {
         &["estimate"],
         &["estimate", "--plan", "no-plan.json", "--tp", "2"],
         &["verify", "no-plan.json"],
+        &["run", "no-plan.json"],
+        &["run", "no-plan.json", "--steps", "0"],
+        &["run", "no-plan.json", "--lr", "nan"],
+        &["run", "no-plan.json", "--precision", "both"],
         &["clusters", "--nodes", "2"],
         &["schema", "graph"],
     ];

@@ -49,6 +49,7 @@ fn outcome(model: &Model, given: Tensors) -> Outcome {
         steps: 1,
         optimizer: AdamW { lr: 1e-2, eps: 1e-3, beta1: 0.9, beta2: 0.95, weight_decay: 0.1 },
         edges: executor::element::Edges::Exact,
+        training: executor::job::Training::CHECK,
     };
     run::<f64>(&Reference::of(&base).execution(&base), &|_, _| 0).unwrap()
 }

@@ -101,6 +101,7 @@ fn outcome(model: &Model, golden: &Value) -> Outcome {
             weight_decay: setting("weight_decay"),
         },
         edges: executor::element::Edges::Exact,
+        training: executor::job::Training::CHECK,
     };
     let alone = Reference::of(&question);
     run::<f64>(&alone.execution(&question), &|_, _| 0).unwrap_or_else(|error| panic!("{error}"))

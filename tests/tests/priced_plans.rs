@@ -67,6 +67,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
         steps: STEPS,
         optimizer: AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.0 },
         edges: executor::element::Edges::Exact,
+        training: executor::job::Training::CHECK,
     };
     let outcome = run::<f32>(&execution, &|a, b| tier_of(&plan.cluster, a, b)).unwrap();
     let mut sums = vec![0; plan.cluster.tiers.len()];

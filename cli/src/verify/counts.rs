@@ -20,7 +20,7 @@ use ir::sharding::{Placement, Sharding};
 use ir::split::split_backward;
 use serde::Serialize;
 
-use super::copy::{STEPS, SmallRun};
+use crate::copy::{STEPS, SmallRun};
 
 /// Bytes by name.
 type Bytes = BTreeMap<String, u64>;

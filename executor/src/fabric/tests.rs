@@ -179,7 +179,7 @@ fn a_rank_that_ignores_its_error_fails_the_run_all_the_same() {
 fn ranks_without_a_thread_fail_the_run() {
     let fabric = Fabric::<f64>::new(3, &|_, _| 0);
     fabric.fail_unstarted(1, "too many");
-    assert_eq!(run_rank(&fabric, 0, &|comm| comm.recv(1, tag("x"), 1).map(drop)), None);
+    assert_eq!(run_rank((&fabric, &Nobody), 0, &|comm| comm.recv(1, tag("x"), 1).map(drop)), None);
     assert_eq!(fabric.outcome().unwrap_err().to_string(), "no thread for rank 1 of 3: too many");
 }
 

@@ -21,6 +21,7 @@ use model::{decoder, execution, experts, mlp, model, plain, tied};
 mod drawn;
 mod grids;
 mod model;
+mod training;
 
 const ONE_STAGE: (Schedule, u32, u32) = (Schedule::GPipe, 1, 2);
 

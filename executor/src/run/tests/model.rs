@@ -15,7 +15,7 @@ use ir::sharding::Sharding;
 use ir::strategy::Strategy;
 
 use crate::element::Edges;
-use crate::job::{AdamW, Chunk, Execution, TokenLayout};
+use crate::job::{AdamW, Chunk, Execution, TokenLayout, Training};
 
 pub(super) const MICRO_BATCH: u64 = 8;
 pub(super) const SEQUENCE: u64 = 8;
@@ -363,5 +363,6 @@ pub(super) fn execution<'a>(
         steps: 2,
         optimizer: ADAMW,
         edges: Edges::Exact,
+        training: Training::CHECK,
     }
 }

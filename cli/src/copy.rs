@@ -1,17 +1,24 @@
-//! The run of a shrunk plan: what the executor asks for, read off the plan.
+//! A copy of a plan that is small enough to run here: the plan shrunk, and what the executor asks for, read off it.
 
 use executor::compare::Precision;
 use executor::element::Edges;
-use executor::job::{AdamW, Chunk, Execution, TokenLayout};
+use executor::job::{AdamW, Chunk, Execution, TokenLayout, Training};
 use ir::graph::Layer;
 use ir::lower::LayerChoice;
 use ir::plan::check::OpenPlan;
 use ir::plan::{EntryRun, Plan};
 use ir::program::Program;
 use ir::schedule::Action;
-use ir::shrink::Shrunk;
+use ir::shrink::{ShrinkError, ShrinkLimits, Shrunk, shrink};
 
+use crate::args::CopyArgs;
 use crate::failure::Failure;
+
+/// Most parameters over all ranks, and tokens of a micro-batch, of a plan that is run as it is.
+const MAX_ELEMENTS: u64 = 1 << 26;
+
+/// Most micro-batches of a plan that is run as it is.
+const MAX_MICRO_BATCHES: u64 = 1 << 10;
 
 /// Updates that are run: the second has moments from the first.
 pub(crate) const STEPS: u32 = 2;
@@ -30,6 +37,46 @@ fn adamw(precision: Precision) -> AdamW {
         Precision::F32 | Precision::Bf16 => (1e-3, 1e-1),
     };
     AdamW { lr, eps, beta1: 0.9, beta2: 0.95, weight_decay: 0.1 }
+}
+
+/// The plan that is run: a shrunk copy, or with `--whole` the plan itself.
+pub(crate) fn small(
+    file: &str,
+    (plan, opened): (&Plan, &OpenPlan),
+    args: &CopyArgs,
+) -> Result<Shrunk, Failure> {
+    if args.whole { as_it_is(file, plan, opened, args.ranks) } else { shrunk(file, plan, args.ranks) }
+}
+
+/// The plan without shrinking, where it is small enough to run on one machine.
+fn as_it_is(file: &str, plan: &Plan, opened: &OpenPlan, max_ranks: u64) -> Result<Shrunk, Failure> {
+    let too_large = |what: String| {
+        let what = format!("{file}: {what}: too large to be run as it is");
+        Err(Failure::argument_with_hint(what, "leave out --whole to run a small copy"))
+    };
+    if plan.n_devices() > max_ranks {
+        return too_large(format!("{} ranks exceed the limit of {}", plan.n_devices(), max_ranks));
+    }
+    let tokens = plan.job.sequence.saturating_mul(plan.micro_batch);
+    let elements = opened.model.n_parameters().saturating_mul(plan.n_devices()).saturating_add(tokens);
+    if elements > MAX_ELEMENTS || plan.n_micro_batches > MAX_MICRO_BATCHES {
+        let n_parameters = opened.model.n_parameters();
+        return too_large(format!(
+            "{n_parameters} parameters and {tokens} tokens on {} ranks",
+            plan.n_devices()
+        ));
+    }
+    Ok(Shrunk::whole(plan))
+}
+
+fn shrunk(file: &str, plan: &Plan, max_ranks: u64) -> Result<Shrunk, Failure> {
+    shrink(plan, &ShrinkLimits { max_ranks }).map_err(|error| match error {
+        ShrinkError::TooManyRanks { .. } => {
+            Failure::argument_with_hint(format!("{file}: {error}"), "allow more with --ranks")
+        }
+        ShrinkError::Plan(_) => Failure::argument(format!("{file}: {error}")),
+        ShrinkError::Broken(_) => Failure::bug(error.to_string()),
+    })
 }
 
 /// A plan small enough to run.
@@ -88,6 +135,7 @@ impl<'a> SmallRun<'a> {
                 Precision::F64 | Precision::F32 => Edges::Exact,
                 Precision::Bf16 => Edges::Bf16,
             },
+            training: Training::CHECK,
         }
     }
 
