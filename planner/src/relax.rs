@@ -28,9 +28,9 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
         shorter_sequences(request),
         smaller_batches(request),
         lower_precision(request),
-        one_pin_less(request, PINS.len()),
+        no_pins(request),
     ];
-    let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin));
+    let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
     let first_that_fits = |family: Vec<Change>| {
         family.into_iter().find_map(|(change, relaxed)| {
             let found = search(&relaxed, constants, &|_: Progress| ()).ok()?;
@@ -102,7 +102,7 @@ fn lower_precision(request: &Request) -> Vec<Change> {
 type Pin = (&'static str, fn(&mut Pins));
 
 /// All pins.
-const PINS: [Pin; 13] = [
+const PINS: [Pin; 15] = [
     ("tp", |pins| pins.tp = None),
     ("pp", |pins| pins.pp = None),
     ("dp", |pins| pins.dp = None),
@@ -115,21 +115,23 @@ const PINS: [Pin; 13] = [
     ("recompute", |pins| pins.recompute = None),
     ("zero", |pins| pins.zero = None),
     ("sequence-parallel", |pins| pins.sequence_parallel = None),
+    ("cp-kind", |pins| pins.cp_kind = None),
+    ("token-order", |pins| pins.token_order = None),
     ("layers-per-stage", |pins| pins.layers_per_stage = None),
 ];
 
-/// The request without one of its pins; past the last, without any.
-fn one_pin_less(request: &Request, pin: usize) -> Vec<Change> {
+/// The request without one of its pins, where it has that one.
+fn one_pin_less(request: &Request, pin: usize) -> Option<Change> {
+    let (name, take_back) = PINS.get(pin)?;
     let mut relaxed = request.clone();
-    let change = match PINS.get(pin) {
-        Some((name, take_back)) => {
-            take_back(&mut relaxed.pins);
-            format!("no pinned {name}")
-        }
-        None => {
-            relaxed.pins = Pins::default();
-            "no pinned choices".into()
-        }
-    };
-    if relaxed == *request { Vec::new() } else { vec![(change, relaxed)] }
+    take_back(&mut relaxed.pins);
+    (relaxed != *request).then(|| (format!("no pinned {name}"), relaxed))
+}
+
+/// The request without any of its pins, where it has several.
+fn no_pins(request: &Request) -> Vec<Change> {
+    let relaxed = Request { pins: Pins::default(), ..request.clone() };
+    let has_one =
+        (0..PINS.len()).filter_map(|pin| one_pin_less(request, pin)).any(|(_, less)| less == relaxed);
+    if has_one || relaxed == *request { Vec::new() } else { vec![("no pinned choices".into(), relaxed)] }
 }

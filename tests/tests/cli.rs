@@ -303,6 +303,20 @@ fn no_plan_as_data_has_the_changes_that_help() {
 }
 
 #[test]
+fn the_only_pin_is_taken_back_once() {
+    let said = planner(&["optimize", "llama-3-8b", "dgx-h100", "--pin", "micro-batch=512", "--json"]);
+    assert_eq!(said.code, 3, "{said}");
+    let overflow = &json(&said.out)["no_plan"]["relaxations"];
+    let pins: Vec<&str> = overflow
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|one| one["change"].as_str().filter(|change| change.starts_with("no pinned")))
+        .collect();
+    assert_eq!(pins, ["no pinned micro-batch"], "{said}");
+}
+
+#[test]
 fn every_command_has_help_with_an_example() {
     for command in
         ["optimize", "estimate", "verify", "run", "explain", "models", "clusters", "schema", "completions"]
