@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Print a plan, or the program of one of its layers, in a form for eyes and diffs
     Show(ShowArgs),
+    /// Price published training runs and say how far the predictions are off
+    Validate(ValidateArgs),
     /// List the shipped models, or describe one
     Models(ModelsArgs),
     /// List the shipped clusters, or describe one
@@ -340,6 +342,40 @@ pub(crate) struct ShowArgs {
     /// Print what every device runs for this layer kind instead
     #[arg(long, value_name = "LAYER")]
     pub(crate) program: Option<String>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner validate\n  \
+    planner validate --source megatron-sc21 --rows\n\n\
+    Every row of fixtures/published that the planner can express is priced as `planner estimate` would.\n\
+    Constants are the same for all rows.")]
+pub(crate) struct ValidateArgs {
+    /// Only this source
+    #[arg(long, value_name = "NAME")]
+    pub(crate) source: Option<String>,
+    /// List every row
+    #[arg(long)]
+    pub(crate) rows: bool,
+    /// List every row that is not priced, with its reason
+    #[arg(long)]
+    pub(crate) omitted: bool,
+    /// Constants of a cluster of your own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibration: Option<String>,
+    /// Fit the constants to the rows first, and say how far a source is off whose rows were left out
+    #[arg(long)]
+    pub(crate) fit: bool,
+    /// With --fit: also what the error becomes without each constant
+    #[arg(long, requires = "fit")]
+    pub(crate) ablate: bool,
+    /// With --fit: write the fitted constants as a calibration
+    #[arg(long, value_name = "FILE", requires = "fit")]
+    pub(crate) write: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArgs,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }

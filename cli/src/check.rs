@@ -5,7 +5,6 @@
 
 use std::path::Path;
 
-use cost_model::memory::{GradientFormat, LossKernel};
 use cost_model::program_memory::{MemoryContext, carried_bytes, program_memory};
 use cost_model::{BackwardParts, Constants, PipelineTimes, Transfers, simulate};
 use ir::op_work::KernelChoice;
@@ -173,12 +172,13 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
     let element_bytes = cost_model::rates::element_bytes(precision).0;
     let context = MemoryContext {
         precision,
-        gradients: GradientFormat::Full,
-        loss: LossKernel::Unfused,
+        gradients: plan.job.engine.gradients,
+        loss: plan.job.engine.loss,
         kernels: KernelChoice {
             attention: plan.job.attention,
             element_bytes,
             token_order: plan.job.token_order,
+            dropout: plan.job.engine.dropout,
         },
         constants: &constants,
     };

@@ -9,7 +9,9 @@ use crate::failure::{Failure, exit_code};
 use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
-use crate::{check, clusters, completions, estimate, explain, models, optimize, schema, show, train, verify};
+use crate::{
+    check, clusters, completions, estimate, explain, models, optimize, schema, show, train, validate, verify,
+};
 
 /// Runs one command line, program name included, and returns the exit code.
 pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal: &mut Terminal<'_>) -> u8 {
@@ -38,6 +40,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Check(args) => check::run(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
+        Command::Validate(args) => validate::run(args, terminal),
         Command::Models(args) => models::run(args, terminal),
         Command::Clusters(args) => clusters::run(args, terminal),
         Command::Schema(args) => schema::run(args, terminal),
@@ -54,6 +57,7 @@ fn form(command: &Command) -> Form {
         Command::Check(args) => Form::of(&args.json),
         Command::Explain(args) => Form::of(&args.json),
         Command::Show(args) => Form::of(&args.json),
+        Command::Validate(args) => Form::of(&args.json),
         Command::Models(args) => Form::of(&args.json),
         Command::Clusters(args) => Form::of(&args.json),
         Command::Schema(_) | Command::Completions(_) => Form::Text,

@@ -23,6 +23,7 @@ mod copy;
 mod verify;
 mod train;
 mod check;
+mod validate;
 mod explain;
 mod show;
 mod models;

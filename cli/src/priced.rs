@@ -60,6 +60,7 @@ fn request(plan: &Plan, opened: &OpenPlan) -> Request {
         precision: plan.job.precision,
         attention: plan.job.attention,
         token_order: plan.job.token_order,
+        engine: plan.job.engine,
     };
     Request {
         model: opened.model.clone(),

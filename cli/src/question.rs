@@ -3,6 +3,7 @@
 use frontends::capacity::limit_experts;
 use frontends::{Size, rescale};
 use ir::cluster::{Cluster, Precision};
+use ir::engine::Engine;
 use ir::plan::{InputDigests, Plan};
 use ir::work::AttentionKernel;
 use planner::request::{Job, Pins, Request, Solver};
@@ -46,6 +47,7 @@ impl Question {
             precision: args.precision.map_or(defaults.precision, precision),
             attention: args.attention.map_or(defaults.attention, attention),
             token_order: Job::default_order(sequence, cluster.n_devices()),
+            engine: Engine::default(),
         };
         // There is one update rule; the match will ask for more when there are more.
         match args.optimizer {

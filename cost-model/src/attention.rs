@@ -3,6 +3,7 @@
 //! Flash (arXiv 2205.14135, 2307.08691) is bound by arithmetic; its rate falls with few queries. Eager is four (backward:
 //! eight) passes over materialised scores and two (four) batched matrix products, without saving for the mask.
 
+use ir::engine::Dropout;
 use ir::units::{Bytes, Flops, Seconds};
 use ir::work::{AttentionKernel, GemmOutput, Pass};
 
@@ -68,7 +69,7 @@ fn flash_time(sizes: Attention, pass: Pass, rates: &Rates, constants: &Constants
 }
 
 /// Two (backward four) batched products over the full square, and the softmax's traffic: it reads and writes every
-/// score, 2 elements forward and 3 backward.
+/// score, 2 elements forward and 3 backward; dropout 2 elements and a mask more each way.
 fn eager_time(sizes: Attention, pass: Pass, rates: &Rates, constants: &Constants) -> Seconds {
     let Attention { batch_heads: batch, queries, keys, dim_qk, dim_v, .. } = sizes;
     let product = |m, n, k| gemm_time(GemmShape { batch, m, n, k }, GemmOutput::Operand, rates, constants);
@@ -82,8 +83,13 @@ fn eager_time(sizes: Attention, pass: Pass, rates: &Rates, constants: &Constants
             3.0,
         ),
     };
-    let softmax: Bytes = rates.element * (passes * batch * queries * keys);
-    products + stream_time(softmax, 1, rates, constants)
+    // Dropout reads and writes the probabilities and writes or reads a mask of one byte.
+    let (dropout, kernels) = match constants.engine.dropout {
+        Dropout::On => (rates.element * 2.0 + Bytes(1.0), 2),
+        Dropout::Off => (Bytes::ZERO, 1),
+    };
+    let softmax: Bytes = (rates.element * passes + dropout) * (batch * queries * keys);
+    products + stream_time(softmax * constants.stream_factor(), kernels, rates, constants)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::{Architecture, Precision};
+use ir::engine::{Engine, FlashKernel, Kernels};
 use ir::units::{Bytes, Seconds};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -118,9 +119,12 @@ pub struct Constants {
     /// Host time of one iteration.
     #[serde(deserialize_with = "value")]
     pub host_per_iteration_s: Seconds,
-    /// Least time of one layer and pass in eager host code.
+    /// Host time per kernel of a layer, fused.
     #[serde(deserialize_with = "value")]
-    pub host_per_layer_pass_s: Seconds,
+    pub launch_fused_s: Seconds,
+    /// Host time per kernel of a layer, eager.
+    #[serde(deserialize_with = "value")]
+    pub launch_eager_s: Seconds,
     /// Reserved over allocated bytes.
     #[serde(deserialize_with = "value")]
     pub fragmentation_factor: f64,
@@ -142,12 +146,46 @@ pub struct Constants {
     /// Peak bytes per logit, fused cross-entropy.
     #[serde(deserialize_with = "value")]
     pub logits_fused_bytes_per_element: f64,
+    /// The software that runs the job; no constant, but what decides which of them count.
+    #[serde(skip)]
+    pub engine: Engine,
 }
 
 impl Constants {
     /// The constants shipped with the crate. Parsing takes about 50 us: load once per run, not per price.
     pub fn load() -> Self {
         serde_json::from_str(CONSTANTS_JSON).expect("a test reads the embedded file")
+    }
+
+    /// The same world as one engine sees it.
+    pub fn under(self, engine: Engine) -> Self {
+        Self { engine, ..self }
+    }
+
+    /// Slow-down of memory-bound operators of a layer against fused kernels.
+    pub(crate) fn stream_factor(&self) -> f64 {
+        match self.engine.kernels {
+            Kernels::Fused => 1.0,
+            Kernels::Eager => self.eager_stream_factor,
+        }
+    }
+
+    /// Host time per kernel of a layer.
+    pub(crate) fn launch(&self) -> Seconds {
+        match self.engine.kernels {
+            Kernels::Fused => self.launch_fused_s,
+            Kernels::Eager => self.launch_eager_s,
+        }
+    }
+
+    /// Sustained over 16-bit peak rate of the attention core on a family.
+    pub(crate) fn attention_efficiency(&self, architecture: Architecture) -> f64 {
+        match (architecture, self.engine.flash) {
+            (Architecture::Hopper, FlashKernel::Second) => {
+                self.attention_efficiency_hopper_flash_2_fraction_of_peak
+            }
+            _ => self.attention_efficiency_fraction_of_peak.of(architecture),
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use ir::engine::TensorOverlap;
 use ir::graph::{Layer, OpId};
 use ir::program::{Instruction, ValueId};
 use ir::units::Seconds;
@@ -18,15 +19,6 @@ use ir::units::Seconds;
 use crate::constants::Constants;
 use crate::overlap::tensor_gather_exposed;
 use crate::tensor_bytes::{Buffers, backward_buffers, forward_buffers};
-
-/// Whether an engine cuts tensor parallel products into chunks that run beside their communication.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TensorOverlap {
-    /// It does.
-    Chunked,
-    /// It does not: communication shows in full.
-    Absent,
-}
 
 /// Times of one instruction's matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

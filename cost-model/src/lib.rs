@@ -15,6 +15,7 @@ pub mod group;
 pub mod links;
 pub mod memory;
 pub mod overlap;
+pub mod parameters;
 pub mod program_bytes;
 #[cfg(test)]
 mod program_fixture;
@@ -35,10 +36,10 @@ pub use algorithms::algorithms;
 pub use attention::Attention;
 pub use collective::{Algorithm, Choice, CollectiveKind, choose, price};
 pub use constants::{CONSTANTS_JSON, Constants};
-pub use exposure::TensorOverlap;
 pub use gemm::GemmShape;
 pub use group::{Group, GroupAxis};
 pub use memory::MemoryBreakdown;
+pub use parameters::{PARAMETERS, Parameter};
 pub use program_bytes::{
     BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, kept_bytes,
     program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
@@ -53,4 +54,4 @@ pub use simulate::{BackwardParts, PipelineTimes, SimulateError, Transfers, lower
 pub use step_price::{PriceContext, StepPrice, collective_kind, price_step};
 pub use tensor_bytes::{ActivationKind, activation_kind};
 pub use traffic::{bytes_sent, bytes_sent_per_tier};
-pub use work_time::{host_bound, work_time};
+pub use work_time::{n_kernels, work_time};

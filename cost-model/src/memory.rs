@@ -5,20 +5,12 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::Precision;
+use ir::engine::{GradientFormat, LossKernel};
 use ir::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::constants::Constants;
 use crate::rates::element_bytes;
-
-/// Number format in which gradients are accumulated and reduced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GradientFormat {
-    /// fp32, as Megatron's main gradients.
-    Full,
-    /// The job's own precision.
-    Half,
-}
 
 /// Bytes that one parameter's states take, each where it is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,17 +65,6 @@ pub fn update_traffic(n_parameters: f64, states: StateBytes) -> Bytes {
         (states.master, states.parameter)
     };
     (states.gradient * 3.0 + (value + states.moments) * 2.0 + cast) * n_parameters
-}
-
-/// How the loss over the vocabulary is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LossKernel {
-    /// Eager fp32 cross-entropy: 14 bytes per logit at its peak.
-    Plain,
-    /// Megatron's vocabulary-parallel cross-entropy: 8 bytes.
-    Unfused,
-    /// Fused and in place: 4 bytes.
-    Fused,
 }
 
 /// Peak bytes of `n_logits` local logits.

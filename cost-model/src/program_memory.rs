@@ -14,6 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::Precision;
+use ir::engine::{GradientFormat, LossKernel};
 use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
@@ -23,7 +24,7 @@ use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
 
 use crate::constants::Constants;
-use crate::memory::{GradientFormat, LossKernel, StateBytes, logits_bytes};
+use crate::memory::{StateBytes, logits_bytes};
 use crate::program_work::ProgramWork;
 use crate::rates::element_bytes;
 use crate::tensor_bytes::{

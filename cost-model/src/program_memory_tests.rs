@@ -6,13 +6,19 @@ use crate::program_fixture::{
     AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, lowered,
     mlp, moe,
 };
+use ir::engine::Dropout;
 use ir::token_order::TokenOrder;
 
 const SHAPE: Shape = Shape { b: 2, s: 16, h: 32, heads: 4, f: 128 };
 
 fn account(lowered: &Lowered, attention: AttentionKernel, loss: LossKernel) -> ProgramMemory {
     let constants = Constants::load();
-    let kernels = KernelChoice { attention, token_order: TokenOrder::ZigZag, element_bytes: 2.0 };
+    let kernels = KernelChoice {
+        attention,
+        token_order: TokenOrder::ZigZag,
+        element_bytes: 2.0,
+        dropout: Dropout::Off,
+    };
     let context = MemoryContext {
         precision: Precision::Bf16,
         gradients: GradientFormat::Full,

@@ -38,7 +38,7 @@ use crate::step_price::{PriceContext, collective_kind, group_of, price_full, pri
 use crate::stream::stream_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
 use crate::traffic::bytes_sent_per_tier;
-use crate::work_time::work_time;
+use crate::work_time::{n_kernels, work_time};
 
 /// Prices a program.
 pub fn price_program(
@@ -97,6 +97,9 @@ impl Pricing<'_> {
             }
         }
         self.hide_buckets(self.section_buckets(code), &mut price);
+        let n_collectives: u32 = price.communication.values().map(|one| one.count).sum();
+        let n_kernels = self.n_kernels(code, pass) + f64::from(n_collectives);
+        price.launch = self.context.constants.launch() * n_kernels;
         price
     }
 
@@ -135,21 +138,14 @@ impl Pricing<'_> {
         buckets
     }
 
+    /// Kernels that a section launches, collectives apart.
+    fn n_kernels(&self, code: &[Instruction], pass: Pass) -> f64 {
+        code.iter().flat_map(|one| self.works(one, pass).0).map(|work| n_kernels(&work)).sum()
+    }
+
     /// Prices what an instruction computes.
     fn compute(&self, instruction: &Instruction, pass: Pass, price: &mut SectionPrice) -> OpSeconds {
-        let (works, again) = match instruction {
-            Instruction::Forward { op, .. } => {
-                (self.work().of(*op, Pass::Forward, &self.context.kernels), pass == Pass::Backward)
-            }
-            Instruction::Backward { op, results, .. } => {
-                (self.work().backward(*op, results, &self.context.kernels), false)
-            }
-            Instruction::Load { .. }
-            | Instruction::Parameter { .. }
-            | Instruction::Convert { .. }
-            | Instruction::Accumulate { .. }
-            | Instruction::Free { .. } => (Vec::new(), false),
-        };
+        let (works, again) = self.works(instruction, pass);
         let mut seconds = OpSeconds::default();
         for work in &works {
             let time = op_seconds(self.context, std::slice::from_ref(work));
@@ -167,6 +163,23 @@ impl Pricing<'_> {
             }
         }
         seconds
+    }
+
+    /// The work of an instruction, and whether it is done again.
+    fn works(&self, instruction: &Instruction, pass: Pass) -> (Vec<Work>, bool) {
+        match instruction {
+            Instruction::Forward { op, .. } => {
+                (self.work().of(*op, Pass::Forward, &self.context.kernels), pass == Pass::Backward)
+            }
+            Instruction::Backward { op, results, .. } => {
+                (self.work().backward(*op, results, &self.context.kernels), false)
+            }
+            Instruction::Load { .. }
+            | Instruction::Parameter { .. }
+            | Instruction::Convert { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => (Vec::new(), false),
+        }
     }
 
     /// Prices what attention on a ring adds to attention: blocks merged, and hops that show.

@@ -7,14 +7,13 @@ use ir::work::AttentionKernel;
 use super::*;
 use crate::collective;
 use crate::constants::Constants;
-use crate::exposure::TensorOverlap;
 use crate::gemm::{GemmShape, gemm_time};
 use crate::group::tests::{dgx_a100, group};
-use crate::memory::GradientFormat;
 use crate::program_fixture::{
     DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, lowered, mlp, moe,
 };
 use crate::rates::tests::a100;
+use ir::engine::{Dropout, GradientFormat, TensorOverlap};
 
 const SHAPE: Shape = Shape { b: 8, s: 1024, h: 2048, heads: 16, f: 8192 };
 
@@ -30,6 +29,7 @@ fn price_with(lowered: &Lowered, tensor_overlap: TensorOverlap, rank_offset: u64
             attention: AttentionKernel::Flash,
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
+            dropout: Dropout::Off,
         },
         tensor_overlap,
         rank_offset,

@@ -31,10 +31,9 @@ impl Rates {
         let attention_precision = attention_precision(precision);
         let (attention_peak, _) = self::peak(device, attention_precision, constants);
         let gemm = &constants.gemm_efficiency_fraction_of_peak;
-        let attention = &constants.attention_efficiency_fraction_of_peak;
         Self {
             gemm: peak * gemm.of(device.architecture, runs_as),
-            attention: attention_peak * attention.of(device.architecture),
+            attention: attention_peak * constants.attention_efficiency(device.architecture),
             memory: device.memory_bandwidth_bytes_per_s * constants.memory_efficiency_fraction,
             compute_units: f64::from(device.compute_units.max(1)),
             operand: Bytes(if runs_as == Precision::Fp8 { 1.0 } else { element_bytes(precision).0 }),

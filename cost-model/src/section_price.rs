@@ -67,14 +67,21 @@ pub struct SectionPrice {
     pub weight_gradient: Seconds,
     /// Communications.
     pub communication: Communication,
+    /// Host time to launch it all, beside what the device does.
+    pub launch: Seconds,
     /// Bytes a device sends per tier of the cluster.
     pub bytes_per_tier: Vec<Bytes>,
 }
 
 impl SectionPrice {
-    /// Wall time: compute and what shows of communication.
+    /// Wall time: compute and what shows of communication, or the launches if these take longer.
     pub fn seconds(&self) -> Seconds {
-        self.compute.total() + self.exposed()
+        (self.compute.total() + self.exposed()).max(self.launch)
+    }
+
+    /// What the device waits for launches.
+    pub fn waiting(&self) -> Seconds {
+        self.seconds() - self.compute.total() - self.exposed()
     }
 
     /// What shows of communication.

@@ -2,15 +2,14 @@
 
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Step, StepKind};
+use ir::engine::{GradientFormat, TensorOverlap};
 use ir::mesh::{AxisId, Mesh};
 use ir::op_work::KernelChoice;
 use ir::units::Bytes;
 
 use crate::collective::{Choice, CollectiveKind, choose};
 use crate::constants::Constants;
-use crate::exposure::TensorOverlap;
 use crate::group::{Group, GroupAxis};
-use crate::memory::GradientFormat;
 use crate::traffic::bytes_sent_per_tier;
 
 /// Where and how a program runs.

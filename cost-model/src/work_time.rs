@@ -2,7 +2,7 @@
 
 use ir::cluster::{Device, Precision};
 use ir::units::Seconds;
-use ir::work::Work;
+use ir::work::{AttentionKernel, Pass, Work};
 
 use crate::attention::{Attention, attention_time};
 use crate::constants::Constants;
@@ -25,22 +25,27 @@ pub fn work_time(work: &Work, device: &Device, precision: Precision, constants: 
             attention_time(sizes, pass, kernel, &rates, constants)
         }
         Work::Stream { bytes, kernels } => {
-            stream_time(bytes, kernels, &Rates::new(device, precision, constants), constants)
+            let rates = Rates::new(device, precision, constants);
+            stream_time(bytes * constants.stream_factor(), kernels, &rates, constants)
         }
     }
 }
 
-/// Least time of one layer's pass where the host launches its kernels eagerly.
-///
-/// A layer whose kernels take 0.3 ms takes 0.8 ms.
-pub fn host_bound(layer: Seconds, constants: &Constants) -> Seconds {
-    layer.max(constants.host_per_layer_pass_s)
+/// Kernels that `work` launches: scores, mask, softmax and sum of attention apart where they are materialised.
+pub fn n_kernels(work: &Work) -> f64 {
+    match work {
+        Work::Gemm { .. } => 1.0,
+        Work::Attention { kernel: AttentionKernel::Flash, .. } => 2.0,
+        Work::Attention { kernel: AttentionKernel::Eager, pass: Pass::Forward, .. } => 4.0,
+        Work::Attention { kernel: AttentionKernel::Eager, pass: Pass::Backward, .. } => 8.0,
+        Work::Stream { kernels, .. } => f64::from(*kernels),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use ir::units::Bytes;
-    use ir::work::{AttentionKernel, GemmOutput, Pass};
+    use ir::work::GemmOutput;
 
     use super::*;
     use crate::rates::tests::a100;

@@ -15,6 +15,7 @@ pub mod conversion;
 pub mod strategy;
 pub mod program;
 pub mod token_order;
+pub mod engine;
 pub mod op_work;
 pub mod lower;
 pub mod split;

@@ -4,6 +4,7 @@
 //! its largest tensor (cost tables of fused kernels: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Dao 2023,
 //! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
 
+use crate::engine::Dropout;
 use crate::graph::{Layer, Op, Sizes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
@@ -22,6 +23,8 @@ pub struct KernelChoice {
     pub token_order: TokenOrder,
     /// Bytes of one activation element.
     pub element_bytes: f64,
+    /// Dropout on what enters the residual stream.
+    pub dropout: Dropout,
 }
 
 /// Expected local length of every factor of an operator under a strategy: of travelling blocks, all are walked.
@@ -76,7 +79,11 @@ pub fn op_work(
         OpKind::Glu { .. } => stream(result(0) * fill, 6.0, 10.0),
         OpKind::Act { .. } => stream(result(0) * fill, 4.0, 6.0),
         OpKind::Gate => stream(result(0), 4.0, 8.0),
-        OpKind::Add => stream(result(0), 6.0, 0.0),
+        // With dropout a mask of one byte is written, and backward scales the gradient of one operand by it.
+        OpKind::Add => match kernels.dropout {
+            Dropout::Off => stream(result(0), 6.0, 0.0),
+            Dropout::On => stream(result(0), 7.0, 5.0),
+        },
         OpKind::Scale { .. } => stream(result(0), 0.0, 0.0),
         OpKind::Softcap { .. } => stream(result(0), 4.0, 6.0),
         // Forward it is the same tensor; backward it adds the gradients of all readers but the first.
@@ -161,6 +168,7 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
         attention: AttentionKernel::Flash,
         token_order: TokenOrder::Natural,
         element_bytes: 2.0,
+        dropout: Dropout::Off,
     };
     attention(sig, &whole, *window, Pass::Forward, &kernels)
         .iter()

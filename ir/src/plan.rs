@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, Precision};
+use crate::engine::Engine;
 use crate::mesh::Mesh;
 use crate::names::Roles;
 use crate::native::{LayerDocument, ModelDocument};
@@ -124,6 +125,9 @@ pub struct Job {
     pub attention: AttentionKernel,
     /// Which tokens of a cut sequence a device holds.
     pub token_order: TokenOrder,
+    /// The software that runs it, where it is not the default.
+    #[serde(default, skip_serializing_if = "Engine::is_default")]
+    pub engine: Engine,
 }
 
 /// Update rule.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use cost_model::Constants;
 use ir::cluster::{Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring};
+use ir::engine::{Dropout, GradientFormat};
 use ir::graph::Layer;
 use ir::lower::lower;
 use ir::mesh::Mesh;
@@ -91,7 +92,9 @@ fn find(layer: Layer, setting: Setting<'_>) -> Found {
             attention: AttentionKernel::Flash,
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
+            dropout: Dropout::Off,
         },
+        gradients: GradientFormat::Full,
     };
     let prices = Prices::new(machine, &mesh, &[]);
     let sizes = layer.sizes(setting.micro_batch, setting.sequence);

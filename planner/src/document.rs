@@ -1,7 +1,9 @@
 //! From the winner to the plan document: every figure read off programs, prices and the simulation.
 
+use cost_model::Constants;
 use ir::lower::lower;
 use ir::names::{Arrangement, PlacedLayer, Roles, roles};
+use ir::plan::check::open;
 use ir::plan::entry::Entry as EntryDocument;
 use ir::plan::prediction::{Breakdown, RunnerUp, SearchReport};
 use ir::plan::{
@@ -16,7 +18,7 @@ use crate::candidate::Scope;
 use crate::chosen::chosen;
 use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
-use crate::price::price;
+use crate::price::price_with;
 use crate::price::setting::Entry;
 use crate::request::Request;
 
@@ -28,10 +30,11 @@ const N_RUNNERS_UP: usize = 5;
 ///
 /// # Errors
 /// Where what was found cannot be opened again: a fault of the search. `None` where nothing was found.
-pub fn plan(found: &Found<'_>) -> Option<Result<Plan, PlanError>> {
+pub fn plan(found: &Found<'_>, constants: &Constants) -> Option<Result<Plan, PlanError>> {
     let best = found.ranking.first()?;
     let mut plan = unpriced(found, best);
-    Some(price(&plan).and_then(|predicted| {
+    let priced = open(&plan).and_then(|opened| price_with(&plan, &opened, constants));
+    Some(priced.and_then(|predicted| {
         if predicted.step_time_s != best.step_time() {
             let (found, priced) = (best.step_time().0, predicted.step_time_s.0);
             let what = format!("the search found a step of {found} s, the plan's own price is {priced} s");
@@ -59,6 +62,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             optimizer: Optimizer::AdamW,
             attention: request.job.attention,
             token_order: if cuts_queries(scope, best) { order } else { TokenOrder::Natural },
+            engine: request.job.engine,
         },
         roles: named,
         mesh: best.candidate.shape.mesh.clone(),

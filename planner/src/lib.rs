@@ -43,18 +43,33 @@ use request::{NoPlan, OnProgress, Relaxation, Request};
 /// Where the request contradicts itself, or no plan fits; then with changes that would make one fit.
 pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, NoPlan> {
     let constants = Constants::load();
+    match optimize_with(request, &constants, on_progress) {
+        Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
+            let relaxations = relax::relaxations(request, &constants.under(request.job.engine));
+            Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
+        }
+        answer => answer,
+    }
+}
+
+/// The same in a world with given constants, without changes that would make a plan fit.
+///
+/// # Errors
+/// As those of [`optimize()`].
+pub fn optimize_with(
+    request: &Request,
+    constants: &Constants,
+    on_progress: OnProgress<'_>,
+) -> Result<Plan, NoPlan> {
+    let constants = constants.clone().under(request.job.engine);
     match optimize::search(request, &constants, on_progress) {
-        Ok(found) => match document::plan(&found) {
+        Ok(found) => match document::plan(&found, &constants) {
             Some(Ok(plan)) => as_pinned(request, plan),
             Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),
             None => {
                 Err(NoPlan::Broken { place: "search".into(), what: "it came back without a plan".into() })
             }
         },
-        Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
-            let relaxations = relax::relaxations(request, &constants);
-            Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
-        }
         Err(other) => Err(other),
     }
 }
@@ -80,7 +95,7 @@ fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
 
 /// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.
 pub fn relaxations(request: &Request) -> Vec<Relaxation> {
-    let constants = Constants::load();
+    let constants = Constants::load().under(request.job.engine);
     let mut list = relax::relaxations(request, &constants);
     if let Ok(found) = optimize::search(request, &constants, &|_| ()) {
         let fastest = found.ranking.first();

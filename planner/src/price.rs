@@ -35,7 +35,15 @@ pub fn price(plan: &Plan) -> Result<Prediction, PlanError> {
 /// # Errors
 /// What cannot be priced, and where it stands.
 pub fn price_open(plan: &Plan, opened: &OpenPlan) -> Result<Prediction, PlanError> {
-    let constants = Constants::load();
+    price_with(plan, opened, &Constants::load())
+}
+
+/// Prices a plan that has been opened in a world with given constants.
+///
+/// # Errors
+/// What cannot be priced, and where it stands.
+pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Prediction, PlanError> {
+    let constants = constants.clone().under(plan.job.engine);
     let table = plan.actions()?;
     let is_part = |action: &Action| action.section == Section::BackwardWeight;
     let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
@@ -55,6 +63,7 @@ fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, 
         precision: plan.job.precision,
         attention: plan.job.attention,
         token_order: plan.job.token_order,
+        engine: plan.job.engine,
     };
     let none = || PlanError { place: "cluster.groups".into(), what: "the cluster has no devices".into() };
     Setting::new(&plan.cluster, job, constants).ok_or_else(none)

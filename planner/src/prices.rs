@@ -5,12 +5,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use cost_model::memory::{GradientFormat, StateBytes, update_traffic};
+use cost_model::memory::{StateBytes, update_traffic};
 use cost_model::program_memory::doubles_as_master;
 use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Step, StepKind, steps};
+use ir::engine::GradientFormat;
 use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
 use ir::mesh::{AxisId, Mesh};
@@ -37,6 +38,8 @@ pub struct Machine<'a> {
     pub precision: Precision,
     /// Kernels of the engine.
     pub kernels: KernelChoice,
+    /// Format in which gradients are accumulated and reduced.
+    pub gradients: GradientFormat,
 }
 
 /// Seconds per micro-batch and per step, bytes of state: what one storage of one parameter costs.
@@ -272,7 +275,7 @@ impl<'a> Prices<'a> {
 
     /// Seconds of everything that one storage of `elements` local elements asks for, shown in full, and its bytes.
     fn storage_times(&self, elements: u64, storage: Storage, unfinished: AxisSet) -> Option<StorageTimes> {
-        let bytes = StateBytes::adamw(self.machine.precision, GradientFormat::Full);
+        let bytes = StateBytes::adamw(self.machine.precision, self.machine.gradients);
         let flat = |list: &[Step], element: Bytes| -> f64 {
             list.iter().map(|step| self.step(step, &[elements], element.0)).sum()
         };

@@ -1,6 +1,7 @@
 //! What is asked of the search, and how it answers when there is no plan.
 
 use ir::cluster::{Cluster, Precision};
+use ir::engine::Engine;
 use ir::graph::Model;
 use ir::token_order::TokenOrder;
 use ir::units::{Bytes, GIB, Seconds};
@@ -19,6 +20,8 @@ pub struct Job {
     pub attention: AttentionKernel,
     /// Which tokens of a cut sequence a device holds.
     pub token_order: TokenOrder,
+    /// The software that runs the plan.
+    pub engine: Engine,
 }
 
 /// Tokens of a step that a job gets without a word of the user: what runs of today's large models use.
@@ -43,6 +46,7 @@ impl Job {
             precision,
             attention: AttentionKernel::Flash,
             token_order: Self::default_order(sequence, cluster.n_devices()),
+            engine: Engine::default(),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use ir::cluster::{Cluster, Precision};
 use ir::collective::Rule;
+use ir::engine::Engine;
 use ir::graph::Model;
 use ir::mesh::Mesh;
 use ir::names::{Arrangement, roles};
@@ -146,6 +147,7 @@ impl Case {
                 optimizer: Optimizer::AdamW,
                 attention: AttentionKernel::Flash,
                 token_order: TokenOrder::Natural,
+                engine: Engine::default(),
             },
             roles: roles(&none),
             entries: entries.collect(),

@@ -114,8 +114,9 @@ fn a_trace_has_every_action_of_every_rank() {
     let events = trace["traceEvents"].as_array().unwrap();
     let of = |what: &str| events.iter().filter(|event| event["cat"] == what).count() as u64;
     let n_ranks = trained["n_ranks"].as_u64().unwrap();
-    // Two steps of four micro-batches, each forward and backward once per rank.
-    assert_eq!((of("forward"), of("backward"), of("update")), (8 * n_ranks, 8 * n_ranks, 2 * n_ranks));
+    // Two steps of four micro-batches, each forward and backward once per rank and virtual stage.
+    let passes = 8 * 2 * n_ranks;
+    assert_eq!((of("forward"), of("backward"), of("update")), (passes, passes, 2 * n_ranks));
     let threads: std::collections::BTreeSet<u64> =
         events.iter().filter(|event| event["ph"] == "X").filter_map(|event| event["tid"].as_u64()).collect();
     assert_eq!(threads.len() as u64, n_ranks);

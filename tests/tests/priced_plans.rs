@@ -115,8 +115,8 @@ fn tensor_parallel_devices_send_the_bytes_that_are_priced() {
 
 #[test]
 fn stages_send_their_stream_and_their_shared_embedding() {
-    assert_sends_what_is_priced("dp=8,pp=2,micro-batch=1,zero=1", "dp 8, pp 2, ZeRO-1");
-    assert_sends_what_is_priced("dp=2,tp=2,pp=4,micro-batch=4,zero=2", "dp 2, tp 2, pp 4");
+    assert_sends_what_is_priced("dp=8,pp=2,micro-batch=1,zero=1,schedule=1f1b", "dp 8, pp 2, ZeRO-1");
+    assert_sends_what_is_priced("dp=2,tp=2,pp=4,micro-batch=4,zero=2,schedule=1f1b", "dp 2, tp 2, pp 4");
 }
 
 #[test]
@@ -195,15 +195,15 @@ fn a_plan_edited_to_overflow_names_stage_term_and_changes_that_help() {
         "overflow.json",
         &[
             ("/job/sequence", json!(1 << 18)),
-            ("/micro_batch", json!(64)),
-            ("/n_micro_batches", json!(1)),
+            ("/micro_batch", json!(32)),
+            ("/n_micro_batches", json!(2)),
             ("/cluster/groups/0/device/memory_bytes", json!(8e9)),
         ],
     );
     let said = planner(&["estimate", "--plan", &file]);
     assert_eq!(said.code, 3, "{said}");
     assert!(said.err.contains("error: the plan does not fit: it needs"), "{said}");
-    assert!(said.err.contains("on stage 1, most of it logits"), "{said}");
+    assert!(said.err.contains("on stage 1, most of it activations: logits"), "{said}");
     let changes = said.err.lines().skip_while(|line| !line.starts_with("a plan fits with")).skip(2).count();
     assert!(changes >= 2 && said.err.contains("another plan for the same job"), "{said}");
 }

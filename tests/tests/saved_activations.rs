@@ -23,10 +23,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
 use cost_model::Constants;
-use cost_model::memory::{GradientFormat, LossKernel};
 use cost_model::program_memory::{MemoryContext, program_memory};
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use ir::cluster::Precision;
+use ir::engine::{Dropout, Engine, GradientFormat, LossKernel};
 use ir::op_work::KernelChoice;
 use ir::plan::check::open;
 use ir::token_order::TokenOrder;
@@ -79,6 +79,7 @@ fn saved(model: &str, attention: AttentionKernel, cut: Cut, recompute: Recompute
         precision: Precision::Bf16,
         attention,
         token_order: TokenOrder::ZigZag,
+        engine: Engine::default(),
     };
     let request = Request { model, cluster, job, pins: pins(cut, recompute), solver: Solver::Structured };
     let plan = planner::optimize(&request, &|_: Progress| ()).unwrap_or_else(|error| panic!("{error}"));
@@ -88,7 +89,12 @@ fn saved(model: &str, attention: AttentionKernel, cut: Cut, recompute: Recompute
         precision: Precision::Bf16,
         gradients: GradientFormat::Full,
         loss: LossKernel::Unfused,
-        kernels: KernelChoice { attention, token_order: TokenOrder::ZigZag, element_bytes: 2.0 },
+        kernels: KernelChoice {
+            attention,
+            token_order: TokenOrder::ZigZag,
+            element_bytes: 2.0,
+            dropout: Dropout::Off,
+        },
         constants: &constants,
     };
     let decoder =

@@ -10,6 +10,7 @@ use std::cell::Cell;
 use cost_model::Constants;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model, shipped_models};
 use ir::cluster::Precision;
+use ir::engine::{Dropout, GradientFormat};
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
 use ir::token_order::TokenOrder;
@@ -54,7 +55,9 @@ fn each_problem(model: &str, sizes: &[u64], given: &Given, check: impl Fn(&str, 
             attention: AttentionKernel::Flash,
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
+            dropout: Dropout::Off,
         },
+        gradients: GradientFormat::Full,
     };
     let prices = Prices::new(machine, &mesh, &[]);
     let clock = Clock { micro_batches: 8.0, in_flight: 2.0 };

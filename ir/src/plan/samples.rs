@@ -6,6 +6,7 @@ use crate::builder::LayerBuilder;
 use crate::cluster::{
     Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring,
 };
+use crate::engine::Engine;
 use crate::graph::{Data, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, TensorId, Tie};
 use crate::lower::{LayerChoice, Recompute, whole_axes};
 use crate::mesh::Mesh;
@@ -125,6 +126,7 @@ impl Sample {
             optimizer: Optimizer::AdamW,
             attention: AttentionKernel::Flash,
             token_order: TokenOrder::Natural,
+            engine: Engine::default(),
         };
         let entries =
             model.layers.iter().map(|layer| Entry::of(layer, &mesh, &self.choice(layer, &mesh))).collect();

@@ -108,6 +108,7 @@ pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
                 *found.exposed_communication_s.entry(communication_name(*class, *kind)).or_default() +=
                     one.exposed * times;
             }
+            found.host_s += section.waiting() * times;
         }
     }
     found.exposed_communication_s.insert("pipeline send/receive".into(), parts.sends);

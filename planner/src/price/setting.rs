@@ -1,7 +1,6 @@
 //! What every price of a job stands on: the machines, the job, the bytes a device has; and the price of one layer.
 
-use cost_model::exposure::TensorOverlap;
-use cost_model::memory::{GradientFormat, LossKernel, StateBytes};
+use cost_model::memory::StateBytes;
 use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, program_memory};
 use cost_model::rates::element_bytes;
 use cost_model::{
@@ -20,9 +19,6 @@ use ir::units::{Bytes, Seconds};
 
 use crate::prices::Machine;
 use crate::request::Job;
-
-/// Format in which gradients are accumulated and reduced: that of Megatron's main gradients.
-const GRADIENTS: GradientFormat = GradientFormat::Full;
 
 /// Communicators of a rank that take buffers: data, tensor, pipeline and expert parallel ones.
 const N_COMMUNICATORS: f64 = 4.0;
@@ -130,9 +126,17 @@ impl<'a> Setting<'a> {
             attention: job.attention,
             token_order: job.token_order,
             element_bytes: element_bytes(precision).0,
+            dropout: job.engine.dropout,
         };
         Some(Self {
-            machine: Machine { cluster, device, constants, precision, kernels },
+            machine: Machine {
+                cluster,
+                device,
+                constants,
+                precision,
+                kernels,
+                gradients: job.engine.gradients,
+            },
             job,
             memory,
             capacity: memory - own.max(cluster.reserve_bytes.0),
@@ -147,7 +151,7 @@ impl<'a> Setting<'a> {
 
     /// Bytes of one parameter's states.
     pub fn states(&self) -> StateBytes {
-        StateBytes::adamw(self.machine.precision, GRADIENTS)
+        StateBytes::adamw(self.machine.precision, self.job.engine.gradients)
     }
 
     /// Prices the program of a choice for a layer kind.
@@ -163,8 +167,8 @@ impl<'a> Setting<'a> {
         let times = self.times();
         let bytes = MemoryContext {
             precision: machine.precision,
-            gradients: GRADIENTS,
-            loss: LossKernel::Unfused,
+            gradients: self.job.engine.gradients,
+            loss: self.job.engine.loss,
             kernels: machine.kernels,
             constants: machine.constants,
         };
@@ -198,10 +202,10 @@ impl<'a> Setting<'a> {
             cluster: machine.cluster,
             device: machine.device,
             precision: machine.precision,
-            gradients: GRADIENTS,
+            gradients: self.job.engine.gradients,
             constants: machine.constants,
             kernels: machine.kernels,
-            tensor_overlap: TensorOverlap::Absent,
+            tensor_overlap: self.job.engine.tensor_overlap,
             rank_offset: 0,
         }
     }

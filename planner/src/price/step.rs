@@ -8,6 +8,7 @@
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, simulate};
+use ir::engine::GradientOverlap;
 use ir::schedule::{Action, InFlight, ScheduleError, in_flight, table};
 use ir::units::{Bytes, Seconds};
 
@@ -143,15 +144,23 @@ fn boundaries(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Seconds> {
 
 /// Gradients, optimizer and parameters, where they take longest.
 fn once_per_step(setting: &Setting<'_>, staged: &Staged<'_>, parts: &mut StepParts) {
-    let constants = setting.machine.constants;
+    let (constants, overlap) = (setting.machine.constants, setting.job.engine.gradient_overlap);
     for stage in 0..staged.n_stages as usize {
         let once = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
         let n_layers: u64 = staged.runs(stage).map(|(_, count)| count).sum();
         let buckets = u32::try_from(n_layers).unwrap_or(u32::MAX);
         let reduce = once(&|entry| entry.price.update.gradient_reduce);
-        let sync = gradient_reduction_exposed(reduce, once(&Entry::backward_seconds), buckets, constants);
+        let sync = match overlap {
+            GradientOverlap::Beside => {
+                gradient_reduction_exposed(reduce, once(&Entry::backward_seconds), buckets, constants)
+            }
+            GradientOverlap::Absent => reduce,
+        };
         let spread = once(&|entry| entry.price.update.parameter_gather);
-        let gather = parameter_gather_exposed(spread, once(&forward), buckets, constants);
+        let gather = match overlap {
+            GradientOverlap::Beside => parameter_gather_exposed(spread, once(&forward), buckets, constants),
+            GradientOverlap::Absent => spread,
+        };
         let optimizer = once(&|entry| entry.price.update.optimizer);
         if sync + gather + optimizer > parts.gradient_sync + parts.parameter_gather + parts.optimizer {
             (parts.gradient_sync, parts.parameter_gather, parts.optimizer) = (sync, gather, optimizer);

@@ -1,0 +1,157 @@
+//! The constants that measurements may move, by name: what a fit searches and what a calibration of a cluster sets.
+//!
+//! A name is that of the data file, `table.family.precision` where it is a table. One figure may stand for several
+//! entries: 16-bit formats run on the same units.
+
+use ir::cluster::{Architecture, Precision};
+use ir::units::Seconds;
+
+use crate::constants::Constants;
+
+/// A constant that may be moved, and between which values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parameter {
+    /// Name in the data file.
+    pub name: &'static str,
+    /// Least value with a meaning.
+    pub least: f64,
+    /// Largest value with a meaning.
+    pub most: f64,
+}
+
+const fn parameter(name: &'static str, least: f64, most: f64) -> Parameter {
+    Parameter { name, least, most }
+}
+
+/// All constants that may be moved.
+#[rustfmt::skip]
+pub const PARAMETERS: &[Parameter] = &[
+    parameter("gemm_efficiency_fraction_of_peak.volta.fp16",       0.3,  1.0),
+    parameter("gemm_efficiency_fraction_of_peak.ampere.bf16",      0.3,  1.0),
+    parameter("gemm_efficiency_fraction_of_peak.hopper.bf16",      0.3,  1.0),
+    parameter("gemm_efficiency_fraction_of_peak.hopper.fp8",       0.3,  1.0),
+    parameter("gemm_efficiency_fraction_of_peak.blackwell.bf16",   0.3,  1.0),
+    parameter("gemm_efficiency_fraction_of_peak.blackwell.fp8",    0.2,  1.0),
+    parameter("attention_efficiency_fraction_of_peak.ampere",      0.1,  1.0),
+    parameter("attention_efficiency_fraction_of_peak.hopper",      0.1,  1.0),
+    parameter("attention_efficiency_fraction_of_peak.blackwell",   0.1,  1.0),
+    parameter("attention_efficiency_hopper_flash_2_fraction_of_peak", 0.1, 1.0),
+    parameter("gemm_prologue_k",                                   0.0,  400.0),
+    parameter("memory_efficiency_fraction",                        0.3,  1.0),
+    parameter("eager_stream_factor",                               1.0,  3.0),
+    parameter("node_link_efficiency_fraction",                     0.4,  1.0),
+    parameter("network_efficiency_fraction",                       0.4,  1.0),
+    parameter("gathered_overlap_slowdown_fraction",                0.0,  1.0),
+    parameter("overlap_slowdown_fraction",                         0.0,  1.0),
+    parameter("tensor_overlap_residual_fraction",                  0.0,  1.0),
+    parameter("jitter_fraction_per_log2_nodes",                    0.0,  0.03),
+    parameter("host_per_iteration_s",                              0.0,  0.2),
+    parameter("launch_fused_s",                                    0.0,  2e-4),
+    parameter("launch_eager_s",                                    0.0,  2e-4),
+];
+
+/// Where a constant lives.
+enum Place<'a> {
+    Plain(&'a mut f64),
+    Time(&'a mut Seconds),
+    Gemm(&'a mut Constants, Architecture, &'static [Precision]),
+    Attention(&'a mut Constants, Architecture),
+}
+
+impl Constants {
+    /// Value of a constant that may be moved.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        let mut copy = self.clone();
+        Some(match copy.place(name)? {
+            Place::Plain(value) => *value,
+            Place::Time(time) => time.0,
+            Place::Gemm(own, architecture, precisions) => {
+                own.gemm_efficiency_fraction_of_peak.of(architecture, *precisions.first()?)
+            }
+            Place::Attention(own, architecture) => own.attention_efficiency_fraction_of_peak.of(architecture),
+        })
+    }
+
+    /// Moves a constant; `None` where none of the name may be moved.
+    pub fn set(&mut self, name: &str, to: f64) -> Option<()> {
+        match self.place(name)? {
+            Place::Plain(value) => *value = to,
+            Place::Time(time) => *time = Seconds(to),
+            Place::Gemm(own, architecture, precisions) => {
+                for &precision in precisions {
+                    own.gemm_efficiency_fraction_of_peak.set(architecture, precision, to);
+                }
+            }
+            Place::Attention(own, architecture) => {
+                own.attention_efficiency_fraction_of_peak.set(architecture, to);
+            }
+        }
+        Some(())
+    }
+
+    fn place(&mut self, name: &str) -> Option<Place<'_>> {
+        const HALF: &[Precision] = &[Precision::Bf16, Precision::Fp16];
+        const EIGHT: &[Precision] = &[Precision::Fp8];
+        let (table, rest) = name.split_once('.').unwrap_or((name, ""));
+        let (family, precision) = rest.split_once('.').unwrap_or((rest, ""));
+        Some(match table {
+            "gemm_efficiency_fraction_of_peak" => {
+                let precisions = match precision {
+                    "bf16" | "fp16" => HALF,
+                    "fp8" => EIGHT,
+                    _ => return None,
+                };
+                Place::Gemm(self, architecture(family)?, precisions)
+            }
+            "attention_efficiency_fraction_of_peak" => Place::Attention(self, architecture(family)?),
+            "attention_efficiency_hopper_flash_2_fraction_of_peak" => {
+                Place::Plain(&mut self.attention_efficiency_hopper_flash_2_fraction_of_peak)
+            }
+            "gemm_prologue_k" => Place::Plain(&mut self.gemm_prologue_k),
+            "memory_efficiency_fraction" => Place::Plain(&mut self.memory_efficiency_fraction),
+            "eager_stream_factor" => Place::Plain(&mut self.eager_stream_factor),
+            "node_link_efficiency_fraction" => Place::Plain(&mut self.node_link_efficiency_fraction),
+            "network_efficiency_fraction" => Place::Plain(&mut self.network_efficiency_fraction),
+            "gathered_overlap_slowdown_fraction" => {
+                Place::Plain(&mut self.gathered_overlap_slowdown_fraction)
+            }
+            "overlap_slowdown_fraction" => Place::Plain(&mut self.overlap_slowdown_fraction),
+            "tensor_overlap_residual_fraction" => Place::Plain(&mut self.tensor_overlap_residual_fraction),
+            "jitter_fraction_per_log2_nodes" => Place::Plain(&mut self.jitter_fraction_per_log2_nodes),
+            "host_per_iteration_s" => Place::Time(&mut self.host_per_iteration_s),
+            "launch_fused_s" => Place::Time(&mut self.launch_fused_s),
+            "launch_eager_s" => Place::Time(&mut self.launch_eager_s),
+            _ => return None,
+        })
+    }
+}
+
+fn architecture(name: &str) -> Option<Architecture> {
+    serde_json::from_value(serde_json::Value::String(name.into())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_parameter_can_be_read_and_moved_and_nothing_else_moves() {
+        for parameter in PARAMETERS {
+            let before = Constants::load();
+            let value = before.get(parameter.name).unwrap();
+            assert!((parameter.least..=parameter.most).contains(&value), "{}: {value}", parameter.name);
+            let mut after = before.clone();
+            after.set(parameter.name, parameter.most).unwrap();
+            assert_eq!(after.get(parameter.name), Some(parameter.most));
+            after.set(parameter.name, value).unwrap();
+            assert_eq!(after, before, "{}", parameter.name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_moves_nothing() {
+        let mut constants = Constants::load();
+        assert_eq!(constants.set("gemm_efficiency_fraction_of_peak.ampere.int4", 0.5), None);
+        assert_eq!(constants.get("nothing"), None);
+    }
+}

@@ -1,0 +1,136 @@
+//! The software that runs a plan, as far as it moves time and memory: which kernels are fused, what is overlapped,
+//! what else is computed.
+//!
+//! It changes no result that a plan is held to, and `verify` runs none of it. The same plan differs by 10 to 25 %
+//! between generations of frameworks, mostly for these reasons.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// An engine. The default is a present-day one with fused kernels and overlapped gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Engine {
+    /// Kernels of operators that are bound by memory.
+    pub kernels: Kernels,
+    /// Generation of the tiled attention kernel.
+    pub flash: FlashKernel,
+    /// Dropout on attention probabilities and on what enters the residual stream.
+    pub dropout: Dropout,
+    /// Products in chunks beside tensor parallel communication.
+    pub tensor_overlap: TensorOverlap,
+    /// Gradients reduced and parameters gathered beside computation.
+    pub gradient_overlap: GradientOverlap,
+    /// Number format in which gradients are accumulated and reduced.
+    pub gradients: GradientFormat,
+    /// How the loss over the vocabulary is computed.
+    pub loss: LossKernel,
+}
+
+impl Engine {
+    /// Megatron-LM and its forks until 2022: scores materialised, dropout, gradients reduced after the last backward.
+    pub const MEGATRON_LM: Self = Self {
+        kernels: Kernels::Fused,
+        flash: FlashKernel::Second,
+        dropout: Dropout::On,
+        tensor_overlap: TensorOverlap::Absent,
+        gradient_overlap: GradientOverlap::Absent,
+        gradients: GradientFormat::Full,
+        loss: LossKernel::Unfused,
+    };
+
+    /// PyTorch FSDP around plain modules: nothing fused, parameters prefetched.
+    pub const FSDP: Self = Self {
+        kernels: Kernels::Eager,
+        flash: FlashKernel::Second,
+        dropout: Dropout::Off,
+        tensor_overlap: TensorOverlap::Absent,
+        gradient_overlap: GradientOverlap::Beside,
+        gradients: GradientFormat::Full,
+        loss: LossKernel::Plain,
+    };
+
+    /// True for the engine of a job that names none.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Kernels of operators that are bound by memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kernels {
+    /// One kernel per group of operators, written by hand or compiled.
+    #[default]
+    Fused,
+    /// One kernel per operator, launched by the interpreter.
+    Eager,
+}
+
+/// Generation of the tiled attention kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlashKernel {
+    /// Made for the device: FlashAttention-3 or cuDNN on Hopper.
+    #[default]
+    Current,
+    /// FlashAttention 1 or 2, made for Ampere.
+    Second,
+}
+
+/// Dropout on attention probabilities and on what enters the residual stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dropout {
+    /// It is applied.
+    On,
+    /// It is not.
+    #[default]
+    Off,
+}
+
+/// Whether an engine cuts tensor parallel products into chunks that run beside their communication.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TensorOverlap {
+    /// It does.
+    Chunked,
+    /// It does not: communication shows in full.
+    #[default]
+    Absent,
+}
+
+/// Whether gradients are reduced and parameters gathered beside computation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GradientOverlap {
+    /// In buckets, behind the last backward and before the first forward.
+    #[default]
+    Beside,
+    /// After the last backward, in full.
+    Absent,
+}
+
+/// Number format in which gradients are accumulated and reduced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GradientFormat {
+    /// fp32, as Megatron's main gradients.
+    #[default]
+    Full,
+    /// The job's own precision.
+    Half,
+}
+
+/// How the loss over the vocabulary is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossKernel {
+    /// Eager fp32 cross-entropy: 14 bytes per logit at its peak.
+    Plain,
+    /// Megatron's vocabulary-parallel cross-entropy: 8 bytes.
+    #[default]
+    Unfused,
+    /// Fused and in place: 4 bytes.
+    Fused,
+}

@@ -1,0 +1,180 @@
+//! From a row to the question that `estimate` would be asked, with the engine that the source describes.
+//!
+//! What a source leaves open (recomputation, micro-batch, virtual stages) becomes several questions; the fastest plan
+//! that fits in the devices' memory stands for the row. Nothing is chosen by its error.
+
+use ir::cluster::Precision;
+use ir::engine::{Engine, FlashKernel, GradientFormat, GradientOverlap, TensorOverlap};
+use ir::work::AttentionKernel;
+use planner::request::{Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
+
+use crate::express_cluster::{Memory, cluster};
+use crate::express_model::model;
+use crate::row::Row;
+
+/// Why a row is not priced.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Reason {
+    /// Without a model of the dispatcher nothing is claimed of mixtures of experts.
+    #[error("a mixture of experts: no claim")]
+    Experts,
+    /// The model cannot be written.
+    #[error("model: {0}")]
+    Model(String),
+    /// The machines are not known.
+    #[error("machines: {0}")]
+    Cluster(String),
+    /// A number format without rates.
+    #[error("precision {0}")]
+    Precision(String),
+    /// More than one thing that a price needs is not stated.
+    #[error("the source states too little of the run")]
+    Incomplete,
+    /// No time was measured.
+    #[error("no time was measured")]
+    NoTime,
+    /// The planner finds no such plan.
+    #[error("plan: {0}")]
+    Plan(String),
+}
+
+/// Virtual stages that are tried where a source leaves them open.
+const VIRTUAL_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
+
+/// Micro-batches that are tried where a source leaves them open.
+const MICRO_BATCHES: [u64; 4] = [1, 2, 4, 8];
+
+/// The questions of a row: one where everything is stated. The first list that has a plan counts: recomputing less is
+/// faster where it fits.
+///
+///
+/// # Errors
+/// Why there is none.
+pub fn questions(row: &Row) -> Result<Vec<Vec<Request>>, Reason> {
+    if row.complete == 0 {
+        return Err(Reason::Incomplete);
+    }
+    let (recompute, micro_batches, virtual_stages) = open_choices(row);
+    // What fits decides what is open; what is stated has fit.
+    let stated = recompute.len() == 1 && micro_batches.len() == 1;
+    let memory = if stated { Memory::Unlimited } else { Memory::Listed };
+    let (model, cluster) = (model(row)?, cluster(row, memory)?);
+    let job = job(row)?;
+    let mut lists = Vec::new();
+    for &recompute in &recompute {
+        let mut list = Vec::new();
+        for &micro_batch in &micro_batches {
+            for &vpp in &virtual_stages {
+                let pins = pins(row, recompute, (micro_batch, vpp))?;
+                let (model, cluster) = (model.clone(), cluster.clone());
+                list.push(Request { model, cluster, job, pins, solver: Solver::Structured });
+            }
+        }
+        lists.push(list);
+    }
+    Ok(lists)
+}
+
+type OpenChoices = (Vec<RecomputeKind>, Vec<u64>, Vec<u32>);
+
+fn open_choices(row: &Row) -> OpenChoices {
+    let recompute = match row.recompute.as_str() {
+        "none" => vec![RecomputeKind::None],
+        "selective" => vec![RecomputeKind::Selective],
+        "full" => vec![RecomputeKind::Full],
+        // A tiled attention kernel keeps nothing that recomputing it would save.
+        _ if row.attention == "flash" => vec![RecomputeKind::None, RecomputeKind::Full],
+        _ => vec![RecomputeKind::None, RecomputeKind::Selective, RecomputeKind::Full],
+    };
+    let micro_batches = row.micro_batch.map_or(MICRO_BATCHES.to_vec(), |one| vec![one]);
+    let virtual_stages = match (row.vpp, row.pp.unwrap_or(1)) {
+        (Some(one), _) => vec![one],
+        (None, 1) => vec![1],
+        (None, pp) => {
+            VIRTUAL_STAGES.into_iter().filter(|&v| even(row.layers, pp * u64::from(v)).is_some()).collect()
+        }
+    };
+    (recompute, micro_batches, virtual_stages)
+}
+
+fn job(row: &Row) -> Result<Job, Reason> {
+    let precision = match row.precision.as_str() {
+        "bf16" => Precision::Bf16,
+        "fp16" => Precision::Fp16,
+        "fp8" | "mxfp8" => Precision::Fp8,
+        other => return Err(Reason::Precision(other.into())),
+    };
+    let attention = if row.attention == "eager" { AttentionKernel::Eager } else { AttentionKernel::Flash };
+    Ok(Job {
+        sequence: row.seq,
+        global_batch: row.global_batch.ok_or(Reason::Incomplete)?,
+        precision,
+        attention,
+        token_order: Job::default_order(row.seq, row.devices),
+        engine: engine(row),
+    })
+}
+
+/// The engine of a row's software, with what the row says of it.
+fn engine(row: &Row) -> Engine {
+    let beside = |what: &str| row.overlap.split(';').any(|one| one == what);
+    let known = match row.stack.as_str() {
+        "megatron-lm" => Engine::MEGATRON_LM,
+        "fsdp" => Engine::FSDP,
+        _ => Engine::default(),
+    };
+    Engine {
+        flash: if row.attention == "flash-2" { FlashKernel::Second } else { known.flash },
+        tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { TensorOverlap::Absent },
+        gradient_overlap: if beside("gradients") { GradientOverlap::Beside } else { GradientOverlap::Absent },
+        gradients: if row.reduce == "half" { GradientFormat::Half } else { known.gradients },
+        ..known
+    }
+}
+
+fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> Result<Pins, Reason> {
+    let (tp, pp) = (row.tp.ok_or(Reason::Incomplete)?, row.pp.ok_or(Reason::Incomplete)?);
+    Ok(Pins {
+        tp: Some(tp),
+        pp: Some(pp),
+        dp: Some(row.dp.ok_or(Reason::Incomplete)?),
+        cp: Some(row.cp.unwrap_or(1)),
+        ep: Some(row.ep.unwrap_or(1)),
+        etp: Some(1),
+        vpp: Some(vpp),
+        micro_batch: Some(micro_batch),
+        schedule: Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB }),
+        recompute: Some(recompute),
+        zero: row.zero.parse().ok().filter(|stage| *stage <= 3),
+        sequence_parallel: (tp > 1).then_some(match row.sequence_parallel.as_str() {
+            "1" => SequenceParallel::On,
+            _ => SequenceParallel::Off,
+        }),
+        cp_kind: None,
+        token_order: None,
+        layers_per_stage: layers_per_stage(row, pp * u64::from(vpp)),
+    })
+}
+
+/// As Megatron cuts: evenly, or so that embedding and head count as a layer each; what neither fits is left to the
+/// planner, as is a cut that the source made by hand.
+fn layers_per_stage(row: &Row, n_chunks: u64) -> Option<Vec<u64>> {
+    if n_chunks <= 1 || row.schedule == "balanced" {
+        return None;
+    }
+    even(row.layers, n_chunks)
+}
+
+fn even(layers: u64, n_chunks: u64) -> Option<Vec<u64>> {
+    if layers.is_multiple_of(n_chunks) {
+        return Some(vec![layers / n_chunks; n_chunks as usize]);
+    }
+    if !(layers + 2).is_multiple_of(n_chunks) {
+        return None;
+    }
+    let each = (layers + 2) / n_chunks;
+    let mut counts = vec![each; n_chunks as usize];
+    counts[0] -= 1;
+    counts[n_chunks as usize - 1] -= 1;
+    Some(counts)
+}

@@ -1,0 +1,16 @@
+//! Published measurements against predictions: rows of tables become questions, are priced as any question is, and the
+//! error is counted.
+//!
+//! Modules in reading order; each uses only those above it.
+#![warn(missing_docs)]
+
+pub mod row;
+mod express_model;
+mod express_cluster;
+pub mod express;
+pub mod case;
+pub mod score;
+pub mod report;
+pub mod fit;
+pub mod calibration;
+pub mod global;

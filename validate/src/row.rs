@@ -1,0 +1,145 @@
+//! A measured training run as the tables of `fixtures/published` have it, and nothing of what it means.
+
+use serde::{Deserialize, Serialize};
+
+/// One run. An empty cell is what the source does not state.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Row {
+    /// Name of the row.
+    pub id: String,
+    /// Name of the source; `fixtures/published/README.md` says where it is.
+    pub source: String,
+    /// `core`, or `bulk` for one large sweep that would drown everything else.
+    pub tier: String,
+    /// 2: everything that a price needs is stated; 1: one thing is not; 0: more.
+    pub complete: u8,
+    /// Software.
+    pub stack: String,
+    /// When it was published.
+    pub date: String,
+    /// `gpt` (two-matrix MLP), `llama` (gated), `moe`, `moe-mla`.
+    pub arch: String,
+    /// Decoder layers.
+    pub layers: u64,
+    /// Width of the stream.
+    pub hidden: u64,
+    /// Query heads.
+    pub heads: u64,
+    /// Key and value heads.
+    pub kv_heads: Option<u64>,
+    /// Length of a head.
+    pub head_dim: Option<u64>,
+    /// Inner width of the MLP.
+    pub ffn: Option<u64>,
+    /// Function between its products.
+    pub activation: String,
+    /// Vocabulary as trained, padding included.
+    pub vocab: Option<u64>,
+    /// Tokens of a sequence.
+    pub seq: u64,
+    /// Experts.
+    pub experts: Option<u64>,
+    /// Experts of a token.
+    pub topk: Option<u64>,
+    /// Inner width of an expert.
+    pub expert_ffn: Option<u64>,
+    /// Experts of every token.
+    pub shared_experts: Option<u64>,
+    /// Layers with a dense MLP among those with experts.
+    pub dense_layers: Option<u64>,
+    /// Device, by its name in `fixtures/devices.json`.
+    pub device: String,
+    /// Devices of the run.
+    pub devices: u64,
+    /// Devices of a node.
+    pub node: u64,
+    /// Link inside the node, per device and direction.
+    pub node_gb_per_s: Option<f64>,
+    /// Network, per device and direction.
+    pub network_gb_per_s: Option<f64>,
+    /// Tensor-parallel degree.
+    pub tp: Option<u64>,
+    /// Pipeline stages.
+    pub pp: Option<u64>,
+    /// Data-parallel degree.
+    pub dp: Option<u64>,
+    /// Context-parallel degree.
+    pub cp: Option<u64>,
+    /// Expert-parallel degree.
+    pub ep: Option<u64>,
+    /// Virtual stages of a rank.
+    pub vpp: Option<u32>,
+    /// Sequences of a micro-batch on a replica.
+    pub micro_batch: Option<u64>,
+    /// Sequences of a step.
+    pub global_batch: Option<u64>,
+    /// `1` where the stream is cut along the sequence between tensor-parallel products.
+    pub sequence_parallel: String,
+    /// `none`, `selective`, `full`, `custom`.
+    pub recompute: String,
+    /// ZeRO stage, or words where the framework chose.
+    pub zero: String,
+    /// Number format.
+    pub precision: String,
+    /// `half` where gradients are reduced in the job's format.
+    pub reduce: String,
+    /// `flash`, `flash-2`, `eager`.
+    pub attention: String,
+    /// `none`, `1f1b`, `interleaved`, `balanced` (1F1B with layers cut to even out the vocabulary).
+    pub schedule: String,
+    /// What runs beside computation, separated by `;`: `gradients`, `tensor`.
+    pub overlap: String,
+    /// Measured time of a step.
+    pub step_s: Option<f64>,
+    /// Measured peak of device memory.
+    pub peak_memory_gb: Option<f64>,
+    /// What that peak is.
+    pub memory_kind: String,
+    /// 1 where the run died of memory.
+    pub oom: u8,
+    /// Cells that were computed from others, `;` between them.
+    pub derived: String,
+}
+
+/// Rows of a text with comma-separated values under a header.
+///
+/// # Errors
+/// Line and column of what cannot be read.
+pub fn read(text: &str) -> Result<Vec<Row>, csv::Error> {
+    csv::Reader::from_reader(text.as_bytes()).deserialize().collect()
+}
+
+/// The rows that are shipped.
+pub fn shipped() -> Vec<Row> {
+    let tables = [
+        include_str!("../../fixtures/published/training.csv"),
+        include_str!("../../fixtures/published/single-node.csv"),
+    ];
+    tables.iter().flat_map(|table| read(table).expect("a test reads the embedded tables")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_tables_are_whole() {
+        let rows = shipped();
+        assert_eq!(rows.iter().filter(|row| row.tier == "bulk").count(), 1440);
+        let mut ids: Vec<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), rows.len(), "names are unique");
+        let degrees = |row: &Row| Some(row.tp? * row.pp? * row.dp? * row.cp?);
+        assert!(rows.iter().all(|row| degrees(row).is_none_or(|n| n == row.devices)));
+    }
+
+    #[test]
+    fn a_broken_cell_is_named() {
+        let header = include_str!("../../fixtures/published/training.csv").lines().next().unwrap();
+        let cells = vec!["x"; header.split(',').count()].join(",");
+        let error = read(&format!("{header}\n{cells}\n")).unwrap_err().to_string();
+        assert!(error.contains("line: 2"), "{error}");
+    }
+}
