@@ -106,7 +106,7 @@ pub(crate) struct EstimateArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
     /// Predict this plan instead of one that the options name
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "PinArgs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "LoraArgs", "PinArgs"])]
     pub(crate) plan: Option<String>,
     #[command(flatten)]
     pub(crate) pins: PinArgs,
@@ -140,6 +140,24 @@ pub(crate) struct JobArgs {
     /// Update rule [default: adamw]
     #[arg(long, value_enum)]
     pub(crate) optimizer: Option<OptimizerArg>,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
+}
+
+/// Low-rank adapters in place of training all of a model.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Job")]
+pub(crate) struct LoraArgs {
+    /// Freeze the model and train low-rank adapters of this rank beside its products
+    #[arg(long, value_name = "RANK", value_parser = counts())]
+    pub(crate) lora: Option<u64>,
+    /// An adapter's result counts ALPHA / RANK times [default: the rank, so once]
+    #[arg(long, value_name = "ALPHA", requires = "lora")]
+    pub(crate) lora_alpha: Option<f64>,
+    /// Products to adapt, comma-separated: attention.q, all of `attention` or `mlp`, or q_proj and its like
+    /// [default: those of attention and MLP]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "lora")]
+    pub(crate) lora_targets: Vec<String>,
 }
 
 /// Another size of the same cluster.
@@ -384,10 +402,13 @@ pub(crate) struct ValidateArgs {
 #[command(after_help = "Examples:\n  \
     planner models\n  \
     planner models llama-3-8b --json\n  \
-    planner models llama-3-8b --native > my-model.json")]
+    planner models llama-3-8b --native > my-model.json\n  \
+    planner models llama-3-8b --lora 16")]
 pub(crate) struct ModelsArgs {
     /// File or name of a model
     pub(crate) model: Option<String>,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
     /// Print the model in the native form, to be changed and planned for

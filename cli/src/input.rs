@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 
+use frontends::lora::{Lora, adapt};
 use frontends::{InputError, Position, Shipped, read_cluster, read_model, shipped_clusters, shipped_models};
 use ir::cluster::Cluster;
 use ir::graph::Model;
@@ -13,6 +14,7 @@ use ir::plan::check::{OpenPlan, open};
 use ir::text::read_plan;
 use sha2::{Digest, Sha256};
 
+use crate::args::LoraArgs;
 use crate::failure::Failure;
 
 /// Largest plan that is read: the plan of a large model has well below a megabyte.
@@ -39,6 +41,14 @@ pub(crate) fn model(argument: &str) -> Result<Described<Model>, Failure> {
         model.name = folder;
     }
     Ok(Described { value: model, digest: digest(&source.text) })
+}
+
+/// The model with adapters beside its products, where they are asked for.
+pub(crate) fn adapted(mut model: Model, args: &LoraArgs) -> Result<Model, Failure> {
+    let Some(rank) = args.lora else { return Ok(model) };
+    let lora = Lora { rank, alpha: args.lora_alpha, targets: args.lora_targets.clone() };
+    adapt(&mut model, &lora).map_err(|what| Failure::argument(format!("--lora: {what}")))?;
+    Ok(model)
 }
 
 /// Reads a cluster from a file or by name.

@@ -18,6 +18,8 @@ use crate::terminal::Terminal;
 struct ModelSummary {
     name: String,
     parameters: u64,
+    /// Those that are learned.
+    trained: u64,
     /// Layers, embedding and head included.
     n_layers: u64,
     default_sequence: u64,
@@ -37,6 +39,7 @@ struct LayerDetail {
     name: String,
     count: u64,
     parameters_each: u64,
+    trained_each: u64,
     operators: Vec<OperatorDetail>,
     parameters: Vec<ParameterDetail>,
 }
@@ -52,6 +55,7 @@ struct ParameterDetail {
     name: String,
     dims: Vec<String>,
     shape: Vec<u64>,
+    trained: bool,
 }
 
 /// Lists the shipped models, or describes the one that was asked for.
@@ -59,7 +63,7 @@ pub(crate) fn run(args: &ModelsArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     let text = match &args.model {
         None => all(Form::of(&args.json))?,
         Some(argument) => {
-            let model = input::model(argument)?.value;
+            let model = input::adapted(input::model(argument)?.value, &args.lora)?;
             if args.native {
                 json(&native::write(&model))?
             } else if args.json.json {
@@ -99,6 +103,7 @@ fn summary(model: &Model) -> ModelSummary {
     ModelSummary {
         name: model.name.clone(),
         parameters: model.n_parameters(),
+        trained: model.n_trained(),
         n_layers: model.n_layers(),
         default_sequence: model.default_sequence,
     }
@@ -109,6 +114,7 @@ fn detail(model: &Model) -> ModelDetail {
         name: layer.name.clone(),
         count: count(model, kind),
         parameters_each: layer.n_parameters(),
+        trained_each: layer.n_trained(),
         operators: layer
             .ops
             .iter()
@@ -131,16 +137,21 @@ fn parameter(layer: &Layer, tensor: TensorId) -> ParameterDetail {
         name: layer.tensors[tensor.0].name.clone(),
         dims: labelled.iter().map(|(name, _)| (*name).to_owned()).collect(),
         shape: labelled.iter().map(|(_, length)| *length).collect(),
+        trained: layer.is_trained(tensor),
     }
 }
 
 fn describe(model: &Model) -> String {
-    let head = list(&[
+    let mut head = vec![
         ("model", model.name.clone()),
         ("parameters", figures::grouped(model.n_parameters())),
         ("layers", model.n_layers().to_string()),
         ("sequence", model.default_sequence.to_string()),
-    ]);
+    ];
+    if model.n_trained() < model.n_parameters() {
+        head.insert(2, ("trained", figures::grouped(model.n_trained())));
+    }
+    let head = list(&head);
     let mut rows = Vec::new();
     for layer in detail(model).layers {
         let operators: Vec<&str> = layer.operators.iter().map(|op| op.name.as_str()).collect();

@@ -37,6 +37,7 @@ impl Question {
                 "give a mixture of experts a factor above 0, such as 1.25",
             ));
         }
+        model.value = input::adapted(model.value, &args.lora)?;
         let described = input::cluster(cluster)?;
         let cluster = resized(described.value, &args.size)?;
         let defaults = Job::defaults(&model.value, &cluster);

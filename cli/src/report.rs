@@ -45,7 +45,7 @@ pub(crate) fn question(plan: &Plan, defaults: &[&str]) -> String {
     ];
     let words: Vec<&str> = settings.iter().map(|(_, word)| word.as_str()).collect();
     let mut rows = vec![
-        ("model", format!("{}, {} parameters", plan.model.name, figures::count(n_parameters(plan)))),
+        ("model", format!("{}, {}", plan.model.name, parameters(plan))),
         ("cluster", cluster(plan)),
         ("job", words.join(", ")),
     ];
@@ -55,9 +55,16 @@ pub(crate) fn question(plan: &Plan, defaults: &[&str]) -> String {
     list(&rows)
 }
 
-/// Parameters of the embedded model; the plan was checked, so it can be read.
-fn n_parameters(plan: &Plan) -> f64 {
-    ir::native::read(&plan.model).map_or(f64::NAN, |model| model.n_parameters() as f64)
+/// Parameters of the embedded model, and how many of them are learned if not all are; the plan was checked, so it can be
+/// read.
+fn parameters(plan: &Plan) -> String {
+    let Ok(model) = ir::native::read(&plan.model) else { return String::new() };
+    let count = |n: u64| figures::count(n as f64);
+    let all = format!("{} parameters", count(model.n_parameters()));
+    if model.n_trained() == model.n_parameters() {
+        return all;
+    }
+    format!("{all}, {} of them trained", count(model.n_trained()))
 }
 
 fn cluster(plan: &Plan) -> String {

@@ -6,7 +6,7 @@
 //! backward_peak = the same in backward, which begins with all that is saved          -> Walk
 //! working()     = the larger peak less saved: once per stage, whatever is in flight
 //! logits        = scores of the loss and their gradient beyond what is saved of them, once
-//! states        = parameters, gradients, optimizer, each over its own cut
+//! states        = parameters, gradients, optimizer, each over its own cut; of frozen ones only the parameter
 //! ```
 //! Gathered parameters and their gradients stand apart, in whole parameters: how many units live at once is the
 //! engine's affair (`memory::gathered_units`).
@@ -93,7 +93,7 @@ pub fn program_memory(
     sizes: &Sizes,
     program: &Program,
 ) -> ProgramMemory {
-    let storages = program.updates.iter().map(|update| (update.tensor, update.storage)).collect();
+    let storages = program.held().map(|held| (held.tensor, held.storage)).collect();
     let account = Account { context, layer, mesh, sizes, program, storages };
     let saved = account.saved();
     let mut memory = ProgramMemory {
@@ -114,7 +114,7 @@ pub fn carried_bytes(
     program: &Program,
     split: &SplitBackward,
 ) -> Bytes {
-    let storages = program.updates.iter().map(|update| (update.tensor, update.storage)).collect();
+    let storages = program.held().map(|held| (held.tensor, held.storage)).collect();
     let account = Account { context, layer, mesh, sizes, program, storages };
     let bytes = |id: &ValueId| {
         let value = program.value(*id);
@@ -264,20 +264,22 @@ impl Account<'_> {
 
     fn states(&self, memory: &mut ProgramMemory) {
         let one = self.state_bytes();
-        for update in &self.program.updates {
-            let shape = self.layer.shape(update.tensor, self.sizes);
-            let whole = update.used.local_elements(self.mesh, &shape);
+        for held in self.program.held() {
+            let shape = self.layer.shape(held.tensor, self.sizes);
+            let whole = held.used.local_elements(self.mesh, &shape);
             let cut = |axes: AxisSet| {
                 axes.axes().iter().fold(whole, |elements, &axis| elements.div_ceil(self.mesh.size(axis)))
                     as f64
             };
-            if !doubles_as_master(update.storage) {
-                memory.parameters += one.parameter * cut(update.storage.parameter);
+            if !doubles_as_master(held.storage) {
+                memory.parameters += one.parameter * cut(held.storage.parameter);
             }
-            memory.gradients += one.gradient * cut(update.storage.gradient);
-            memory.optimizer += one.optimizer() * cut(update.storage.optimizer);
-            if !update.storage.parameter.is_empty() {
+            if !held.storage.parameter.is_empty() {
                 memory.gathered_parameters += whole as f64;
+            }
+            if held.trained {
+                memory.gradients += one.gradient * cut(held.storage.gradient);
+                memory.optimizer += one.optimizer() * cut(held.storage.optimizer);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The work of a program's operators on the device with the largest blocks, sizes read off the shardings of its values.
 
-use ir::graph::{Layer, OpId, Sizes};
+use ir::graph::{Layer, Op, OpId, Sizes};
 use ir::mesh::{AxisId, Mesh};
-use ir::op_work::{KernelChoice, op_work};
+use ir::op_work::{KernelChoice, backward_work, op_work};
 use ir::program::{Instruction, Program, ValueId};
 use ir::sharding::Sharding;
 use ir::signature::{FactorId, Signature, signature};
@@ -22,11 +22,17 @@ pub(crate) struct ProgramWork<'a> {
 impl ProgramWork<'_> {
     /// Work of an operator in one pass. Backward and recomputation run where forward ran.
     pub(crate) fn of(&self, op: OpId, pass: Pass, kernels: &KernelChoice) -> Vec<Work> {
-        let Some((operands, results)) = self.forward(op) else { return Vec::new() };
+        let Some((op, sig, local)) = self.operator(op) else { return Vec::new() };
+        op_work((self.layer, op, &sig), &local, self.sizes, pass, kernels)
+    }
+
+    /// An operator with the local length of each of its factors.
+    fn operator(&self, op: OpId) -> Option<(&Op, Signature, Vec<f64>)> {
+        let (operands, results) = self.forward(op)?;
         let op = &self.layer.ops[op.0];
         let sig = signature(self.layer, op);
         let local = self.local_lengths(&sig, (operands, results));
-        op_work((self.layer, op, &sig), &local, self.sizes, pass, kernels)
+        Some((op, sig, local))
     }
 
     /// Axes round which blocks of an operator's keys travel, and their sizes; nothing where none do.
@@ -46,17 +52,16 @@ impl ProgramWork<'_> {
         })
     }
 
-    /// Work of an operator's backward. A product whose operand gets no gradient is left out.
+    /// Work of an operator's backward, as far as gradients are asked for.
     pub(crate) fn backward(
         &self,
         op: OpId,
         gradients: &[Option<ValueId>],
         kernels: &KernelChoice,
     ) -> Vec<Work> {
-        let works = self.of(op, Pass::Backward, kernels);
-        let one_per_operand = works.len() == gradients.len();
-        let wanted = |i: usize| !one_per_operand || gradients[i].is_some();
-        works.into_iter().enumerate().filter(|(i, _)| wanted(*i)).map(|(_, work)| work).collect()
+        let Some((op, sig, local)) = self.operator(op) else { return Vec::new() };
+        let gets: Vec<bool> = gradients.iter().map(Option::is_some).collect();
+        backward_work((self.layer, op, &sig), &local, self.sizes, kernels, &gets)
     }
 
     /// Local length of every factor, from a tensor that has it.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ir::graph::{Data, Role};
-use ir::program::{Instruction, ValueId};
+use ir::program::{AxisSet, HeldParameter, Instruction, Storage, ValueId};
 use ir::schedule::Section;
 
 use crate::arena::{Arena, Buffer, Placed, place};
@@ -80,9 +80,8 @@ impl<'a> Walk<'a> {
         let stage = seat.stage;
         let (buffers, of, live) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         let mut walk = Self { run, seat, element_bytes, moment: 0, buffers, of, live };
-        let parameters: Vec<ParameterKey> = walk.parameters(stage);
-        for &key in &parameters {
-            walk.make(Held::State(key), walk.state_bytes(key));
+        for (key, held) in walk.parameters(stage) {
+            walk.make(Held::State(key), walk.state_bytes(key, &held));
         }
         for action in &run.execution.table[stage as usize] {
             let layers = run.layers_of(run.execution.shape().chunk(*action));
@@ -96,17 +95,20 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        for &key in &parameters {
-            walk.make(Held::Gradient(key), walk.cut_bytes(key));
+        for (key, held) in walk.parameters(stage).into_iter().filter(|(_, held)| held.trained) {
+            walk.make(
+                Held::Gradient(key),
+                walk.cut_elements(key, &held, held.storage.optimizer) * element_bytes,
+            );
         }
         walk.moment += 1;
         walk.live.keys().copied().collect::<Vec<_>>().into_iter().for_each(|held| walk.drop(held));
         walk
     }
 
-    fn parameters(&self, stage: u32) -> Vec<ParameterKey> {
+    fn parameters(&self, stage: u32) -> Vec<(ParameterKey, HeldParameter)> {
         let of_layer = |layer_idx: LayerIdx| {
-            self.run.program(layer_idx).updates.iter().map(move |update| (layer_idx, update.tensor))
+            self.run.program(layer_idx).held().map(move |held| ((layer_idx, held.tensor), held))
         };
         self.run.layers_on(stage).into_iter().flat_map(of_layer).collect()
     }
@@ -170,30 +172,25 @@ impl<'a> Walk<'a> {
         let block = self.seat.block(value.sharding, &self.run.shape(layer_idx, value.tensor));
         let width = match self.run.layer(layer_idx).tensors[value.tensor.0].role {
             Role::Data(Data::Tokens | Data::Labels | Data::Positions) => size_of::<i64>() as u64,
-            Role::Data(Data::AlibiSlopes | Data::RouterBias) | Role::Activation | Role::Parameter(_) => {
-                self.element_bytes
-            }
+            Role::Data(Data::AlibiSlopes | Data::RouterBias)
+            | Role::Activation
+            | Role::Parameter(_)
+            | Role::Frozen(_) => self.element_bytes,
         };
         block.len() as u64 * width
     }
 
-    /// Elements of the flattened local block.
-    fn flat(&self, (layer_idx, tensor): ParameterKey) -> u64 {
-        let shape = self.run.shape(layer_idx, tensor);
-        let update = self.run.program(layer_idx).updates.iter().find(|update| update.tensor == tensor);
-        update.map_or(0, |update| self.seat.block(update.used, &shape).len() as u64)
+    /// Elements of the flattened local block of a parameter that a cut leaves to this rank.
+    fn cut_elements(&self, (layer_idx, tensor): ParameterKey, held: &HeldParameter, cut: AxisSet) -> u64 {
+        let flat = self.seat.block(held.used, &self.run.shape(layer_idx, tensor)).len() as u64;
+        flat_cut(&self.seat, flat, cut).len() as u64
     }
 
-    fn cut_bytes(&self, key: ParameterKey) -> u64 {
-        let Ok(update) = self.run.update(key) else { return 0 };
-        flat_cut(&self.seat, self.flat(key), update.storage.optimizer).len() as u64 * self.element_bytes
-    }
-
-    fn state_bytes(&self, key: ParameterKey) -> u64 {
-        let Ok(update) = self.run.update(key) else { return 0 };
-        let cut = |axes| flat_cut(&self.seat, self.flat(key), axes).len() as u64;
-        let updated = cut(update.storage.optimizer);
-        (cut(update.storage.parameter) + cut(update.storage.gradient) + 3 * updated) * self.element_bytes
+    fn state_bytes(&self, key: ParameterKey, held: &HeldParameter) -> u64 {
+        let cut = |axes| self.cut_elements(key, held, axes);
+        let Storage { parameter, gradient, optimizer } = held.storage;
+        let learned = if held.trained { cut(gradient) + 3 * cut(optimizer) } else { 0 };
+        (cut(parameter) + learned) * self.element_bytes
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ir::conversion::{Step, steps};
-use ir::graph::{Layer, Role, Sizes, TensorId};
+use ir::graph::{Layer, Sizes, TensorId};
 use ir::lower::LayerChoice;
-use ir::program::{Program, Update};
+use ir::program::{HeldParameter, Program, Update};
 use ir::schedule::{Action, Section, check_table};
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
@@ -189,6 +189,15 @@ impl<'a> Prepared<'a> {
         })
     }
 
+    /// How a parameter is held.
+    fn held(&self, (layer_idx, tensor): ParameterKey) -> Result<HeldParameter, ExecutorError> {
+        let find = self.program(layer_idx).held().find(|held| held.tensor == tensor);
+        find.ok_or_else(|| {
+            let name = self.tensor_name(layer_idx, tensor);
+            unfit(format!("layer {layer_idx}: its program does not hold parameter `{name}`"))
+        })
+    }
+
     pub(crate) fn is_copy(&self, key: ParameterKey) -> bool {
         self.ties.iter().any(|tie| tie.copy == key)
     }
@@ -280,7 +289,7 @@ impl<'a> Prepared<'a> {
                 return Err(unfit("a tie names a layer that does not occur".into()));
             };
             let pair = TiedPair { owner: (owner, tie.owner.tensor), copy: (copy, tie.copy.tensor) };
-            let (a, b) = (self.update(pair.owner)?, self.update(pair.copy)?);
+            let (a, b) = (self.held(pair.owner)?, self.held(pair.copy)?);
             let shape = |(layer_idx, tensor)| self.shape(layer_idx, tensor);
             if shape(pair.owner) != shape(pair.copy) || a.used != b.used || a.storage != b.storage {
                 let name = |(layer_idx, tensor)| {
@@ -301,7 +310,7 @@ impl<'a> Prepared<'a> {
         for layer_idx in 0..self.instances.len() {
             let layer = self.layer(layer_idx);
             for tensor in layer.parameters() {
-                let Role::Parameter(init) = layer.tensors[tensor.0].role else { continue };
+                let Some(init) = layer.tensors[tensor.0].role.init() else { continue };
                 let name = (layer_idx, layer.tensors[tensor.0].name.clone());
                 let given = match self.execution.training.from {
                     None => self.execution.given.get(&name),

@@ -27,7 +27,7 @@ use crate::observe::Activity;
 use crate::prepare::{Border, ParameterKey, Prepared, unfit};
 use crate::ring::RingKey;
 use crate::routing::Routes;
-use crate::update::{Carried, State};
+use crate::update::{Carried, FrozenState, State};
 
 /// Values of one layer and micro-batch.
 type Environment<E> = BTreeMap<ValueId, Value<E>>;
@@ -70,8 +70,10 @@ enum Direction {
 pub(crate) struct Rank<'a, E> {
     pub(crate) run: &'a Prepared<'a>,
     pub(crate) seat: Seat<'a>,
-    /// States of its parameters.
+    /// States of its learned parameters.
     pub(crate) states: BTreeMap<ParameterKey, State<E>>,
+    /// Its frozen parameters.
+    pub(crate) frozen: BTreeMap<ParameterKey, FrozenState<E>>,
     pub(crate) record: Record,
     /// Its memory against the plan of it.
     pub(crate) watch: Watch<'a>,
@@ -101,21 +103,29 @@ impl<'a, E: Real> Rank<'a, E> {
         memory: Option<&'a MemoryPlan>,
     ) -> Result<Self, ExecutorError> {
         let seat = Seat::new(run.execution.mesh, rank);
-        let (mut states, mut watch) = (BTreeMap::new(), Watch::new(memory));
+        let (mut states, mut frozen, mut watch) = (BTreeMap::new(), BTreeMap::new(), Watch::new(memory));
+        let initial = |key: ParameterKey| {
+            run.initial.get(&key).ok_or_else(|| unfit("a tensor is held that is no parameter".into()))
+        };
         for layer_idx in run.layers_on(seat.stage) {
             for update in &run.program(layer_idx).updates {
                 let key = (layer_idx, update.tensor);
-                let whole =
-                    run.initial.get(&key).ok_or_else(|| unfit("an update is of no parameter".into()))?;
-                let state = State::new(&seat, update, whole, run.moments(key, seat.stage));
+                let state = State::new(&seat, update, initial(key)?, run.moments(key, seat.stage));
                 watch.make(Held::State(key), state.bytes())?;
                 states.insert(key, state);
+            }
+            for one in &run.program(layer_idx).frozen {
+                let key = (layer_idx, one.tensor);
+                let state = FrozenState::new(&seat, one, initial(key)?);
+                watch.make(Held::State(key), state.bytes())?;
+                frozen.insert(key, state);
             }
         }
         Ok(Self {
             run,
             seat,
             states,
+            frozen,
             record: Record::default(),
             watch,
             saved: BTreeMap::new(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::graph::{Model, TensorId};
 use ir::lower::lower;
-use ir::program::{Program, Update};
+use ir::program::{HeldParameter, Program, Update};
 use ndarray::ArrayD;
 
 use crate::assemble::{Layout, assemble};
@@ -261,12 +261,12 @@ impl Joined<'_> {
             let parts: Vec<_> = self.records.iter().map(|record| &parts(record)[step]).collect();
             let mut tensors = Tensors::new();
             for layer_idx in 0..run.instances.len() {
-                for update in &run.program(layer_idx).updates {
-                    let key = (layer_idx, update.tensor);
-                    if of == Of::Gradients && run.is_copy(key) {
+                for held in run.program(layer_idx).held() {
+                    let key = (layer_idx, held.tensor);
+                    if of == Of::Gradients && (!held.trained || run.is_copy(key)) {
                         continue;
                     }
-                    let whole = assemble(&self.seats, &parts, key, &self.layout(key, update, (of, step)))?;
+                    let whole = assemble(&self.seats, &parts, key, &self.layout(key, &held, (of, step)))?;
                     tensors.insert((layer_idx, name(run, key)), whole);
                 }
             }
@@ -355,15 +355,15 @@ impl Joined<'_> {
         assemble(&self.seats, &parts, key, &layout).map(Some)
     }
 
-    fn layout(&self, key: ParameterKey, update: &Update, (of, step): (Of, usize)) -> Layout {
+    fn layout(&self, key: ParameterKey, held: &HeldParameter, (of, step): (Of, usize)) -> Layout {
         let (what, cut) = match of {
-            Of::Gradients => ("the gradient of ", update.storage.optimizer),
-            Of::Parameters => ("", update.storage.parameter),
+            Of::Gradients => ("the gradient of ", held.storage.optimizer),
+            Of::Parameters => ("", held.storage.parameter),
         };
         Layout {
             what: format!("{what}`{}` of layer {} in step {step}", name(self.prepared, key), key.0),
             shape: self.prepared.shape(key.0, key.1),
-            used: update.used,
+            used: held.used,
             cut,
         }
     }

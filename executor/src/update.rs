@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use ir::conversion::Step;
-use ir::program::{AxisSet, Update};
+use ir::program::{AxisSet, Frozen, Update};
 use ir::sharding::{Placement, Sharding};
 use ndarray::{Array1, ArrayD};
 
@@ -49,6 +49,33 @@ pub(crate) struct Carried {
     pub(crate) moments: Option<[Vec<f64>; 2]>,
 }
 
+/// What a rank holds of a frozen parameter: nothing but its cut of the value.
+pub(crate) struct FrozenState<E> {
+    /// Elements of the local block in use, all cuts together.
+    n_flat: u64,
+    stored: Vec<E>,
+}
+
+impl<E: Real> FrozenState<E> {
+    pub(crate) fn new(seat: &Seat<'_>, frozen: &Frozen, whole: &ArrayD<f64>) -> Self {
+        let flat = own_block(seat, frozen.used, whole);
+        let n_flat = flat.len() as u64;
+        let all = seat.block(Sharding::REPLICATED, &[n_flat]);
+        Self { n_flat, stored: elements(all.cut(&flat, &flat_cut(seat, n_flat, frozen.cut))) }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        size_of_val(self.stored.as_slice()) as u64
+    }
+}
+
+/// The block of a whole parameter that a rank uses, flattened.
+fn own_block<E: Real>(seat: &Seat<'_>, used: Sharding, whole: &ArrayD<f64>) -> Tensor<E> {
+    let shape: Vec<u64> = whole.shape().iter().map(|&n| n as u64).collect();
+    let own = seat.block(Sharding::REPLICATED, &shape).cut(whole, &seat.block(used, &shape));
+    flattened(own.mapv(E::from_f64))
+}
+
 /// Part of a flattened block of `n_flat` elements that a cut leaves to this rank.
 pub(crate) fn flat_cut(seat: &Seat<'_>, n_flat: u64, cut: AxisSet) -> Block {
     let axes = cut.axes().into_iter();
@@ -64,12 +91,11 @@ impl<E: Real> State<E> {
         moments: Option<&states::Moments>,
     ) -> Self {
         let shape: Vec<u64> = whole.shape().iter().map(|&n| n as u64).collect();
-        let block = seat.block(update.used, &shape);
-        let n_flat = block.len() as u64;
+        let n_flat = seat.block(update.used, &shape).len() as u64;
         let all = seat.block(Sharding::REPLICATED, &[n_flat]);
         let cut = |whole: &ArrayD<f64>, axes| {
-            let own = seat.block(Sharding::REPLICATED, &shape).cut(whole, &block).mapv(E::from_f64);
-            elements(all.cut(&flattened(own), &flat_cut(seat, n_flat, axes)))
+            let own = own_block(seat, update.used, whole);
+            elements(all.cut(&own, &flat_cut(seat, n_flat, axes)))
         };
         let state = |whole| cut(whole, update.storage.optimizer);
         Self {
@@ -116,10 +142,11 @@ impl<E: Real> Rank<'_, E> {
         gather: &[Step],
         tag: Tag,
     ) -> Result<Tensor<E>, ExecutorError> {
-        let state = self.states.get(&key);
-        let state = state.ok_or_else(|| unfit(format!("layer {}: a parameter without an update", key.0)))?;
-        let subject = Subject { tag, shape: &[state.n_flat] };
-        convert(comm, &self.seat, gather, &subject, one_dim(state.stored.clone()))
+        let learned = self.states.get(&key).map(|state| (state.n_flat, &state.stored));
+        let held = learned.or_else(|| self.frozen.get(&key).map(|state| (state.n_flat, &state.stored)));
+        let (n_flat, stored) =
+            held.ok_or_else(|| unfit(format!("layer {}: a parameter that is not held", key.0)))?;
+        convert(comm, &self.seat, gather, &Subject { tag, shape: &[n_flat] }, one_dim(stored.clone()))
     }
 
     pub(crate) fn update(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
@@ -137,7 +164,8 @@ impl<E: Real> Rank<'_, E> {
         }
         self.return_ties(comm, step)?;
         self.return_twins(comm, step)?;
-        let mut parameters = BTreeMap::new();
+        let mut parameters: BTreeMap<ParameterKey, Vec<f64>> =
+            self.frozen.iter().map(|(&key, state)| (key, wide(&state.stored))).collect();
         for &key in &keys {
             parameters.insert(key, self.store(comm, key, step)?);
         }

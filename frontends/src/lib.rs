@@ -21,6 +21,7 @@ mod native_roles;
 mod native;
 mod model;
 pub mod capacity;
+pub mod lora;
 
 #[cfg(test)]
 mod bad_input_tests;

@@ -66,8 +66,20 @@ pub enum Role {
     Activation,
     /// Learned; the value is how it is initialised for a run.
     Parameter(Init),
+    /// A parameter that stays as it is: it has no gradient and no optimizer state.
+    Frozen(Init),
     /// Given with the batch or fixed: tokens, labels, positions.
     Data(Data),
+}
+
+impl Role {
+    /// How a parameter begins, learned or frozen; nothing for what is no parameter.
+    pub fn init(self) -> Option<Init> {
+        match self {
+            Self::Parameter(init) | Self::Frozen(init) => Some(init),
+            Self::Activation | Self::Data(_) => None,
+        }
+    }
 }
 
 /// Initial value of a parameter when a plan is run.
@@ -246,8 +258,13 @@ impl Layer {
         self.op_ids().find(|op| self.ops[op.0].operands.contains(&tensor))
     }
 
-    /// True for a learned tensor.
+    /// True for a tensor that is kept from step to step, learned or frozen.
     pub fn is_parameter(&self, tensor: TensorId) -> bool {
+        self.tensors[tensor.0].role.init().is_some()
+    }
+
+    /// True for a parameter that is learned.
+    pub fn is_trained(&self, tensor: TensorId) -> bool {
         matches!(self.tensors[tensor.0].role, Role::Parameter(_))
     }
 
@@ -256,12 +273,12 @@ impl Layer {
         matches!(self.tensors[tensor.0].role, Role::Data(_))
     }
 
-    /// Learned tensors.
+    /// Learned and frozen tensors.
     pub fn parameters(&self) -> impl Iterator<Item = TensorId> + '_ {
         self.tensor_ids().filter(|&tensor| self.is_parameter(tensor))
     }
 
-    /// Elements of a learned tensor, whose dims the model fixes.
+    /// Elements of a parameter, whose dims the model fixes.
     pub fn parameter_elements(&self, tensor: TensorId) -> u64 {
         let length = |dim: &DimId| match self.dims[dim.0].extent {
             Extent::Fixed(n) | Extent::Uneven(n) => n,
@@ -270,20 +287,37 @@ impl Layer {
         self.tensors[tensor.0].dims.iter().map(length).product()
     }
 
-    /// Elements of all learned tensors.
+    /// Elements of all parameters.
     pub fn n_parameters(&self) -> u64 {
         self.parameters().map(|tensor| self.parameter_elements(tensor)).sum()
+    }
+
+    /// Elements of those that are learned.
+    pub fn n_trained(&self) -> u64 {
+        let trained = self.parameters().filter(|&tensor| self.is_trained(tensor));
+        trained.map(|tensor| self.parameter_elements(tensor)).sum()
     }
 }
 
 impl Model {
-    /// Learned elements; a tied parameter counts once.
+    /// Elements of all parameters; a tied one counts once.
     pub fn n_parameters(&self) -> u64 {
         let all: u64 =
             self.sequence.iter().map(|run| run.count * self.layers[run.layer].n_parameters()).sum();
-        let copies: u64 =
-            self.ties.iter().map(|tie| self.layers[tie.copy.layer].parameter_elements(tie.copy.tensor)).sum();
+        let copies: u64 = self.ties.iter().map(|tie| self.elements(tie.copy)).sum();
         all - copies
+    }
+
+    /// Elements of those that are learned.
+    pub fn n_trained(&self) -> u64 {
+        let all: u64 = self.sequence.iter().map(|run| run.count * self.layers[run.layer].n_trained()).sum();
+        let is_trained = |tie: &&Tie| self.layers[tie.copy.layer].is_trained(tie.copy.tensor);
+        let copies: u64 = self.ties.iter().filter(is_trained).map(|tie| self.elements(tie.copy)).sum();
+        all - copies
+    }
+
+    fn elements(&self, side: ParameterRef) -> u64 {
+        self.layers[side.layer].parameter_elements(side.tensor)
     }
 
     /// Layers in all runs, embedding and head included.
@@ -364,6 +398,12 @@ fn check_ties(model: &Model) -> Result<(), GraphError> {
         let elements = |side: ParameterRef| model.layers[side.layer].parameter_elements(side.tensor);
         if elements(tie.owner) != elements(tie.copy) {
             return Err(GraphError::Model("a tie joins parameters of different size".into()));
+        }
+        let is_trained = |side: ParameterRef| model.layers[side.layer].is_trained(side.tensor);
+        if is_trained(tie.owner) != is_trained(tie.copy) {
+            return Err(GraphError::Model(
+                "a tie joins a parameter that is trained to one that is not".into(),
+            ));
         }
     }
     Ok(())

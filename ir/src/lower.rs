@@ -11,7 +11,7 @@ use crate::conversion::{Step, steps};
 use crate::graph::{Layer, Op, OpId, Role, Sizes, TensorId};
 use crate::mesh::{AxisId, MAX_AXES, Mesh};
 use crate::op::OpKind;
-use crate::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use crate::program::{AxisSet, Frozen, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use crate::sharding::{Placement, Sharding};
 use crate::signature::{Signature, signature};
 use crate::strategy::{Placements, Strategy, is_legal, placements};
@@ -71,7 +71,7 @@ pub enum LowerError {
     },
     /// A parameter's storage is not a cut of what the operator uses.
     #[error(
-        "layer `{layer}`, parameter `{tensor}`: its storage must cut axes that its use leaves whole, and the optimizer's cut must hold the others"
+        "layer `{layer}`, parameter `{tensor}`: its storage must cut axes that its use leaves whole, and the optimizer's cut must hold the others; a frozen one has only the parameter's"
     )]
     Storage {
         /// The layer.
@@ -102,7 +102,8 @@ pub fn whole_axes(mesh: &Mesh, used: Sharding) -> AxisSet {
     AxisSet::of(&mesh.axis_ids().filter(whole).collect::<Vec<_>>())
 }
 
-/// Tensors of a layer that get a gradient in backward.
+/// Tensors of a layer that get a gradient in backward: the result depends on them, and the stream or a learned parameter
+/// leads to them. (A result that nothing learned leads to has only the gradient that arrives.)
 pub fn gradient_tensors(layer: &Layer) -> BTreeSet<TensorId> {
     let mut have = BTreeSet::from([layer.out]);
     for op in layer.ops.iter().rev() {
@@ -111,7 +112,42 @@ pub fn gradient_tensors(layer: &Layer) -> BTreeSet<TensorId> {
             have.extend(differentiated.map(|(_, &tensor)| tensor).filter(|&tensor| !layer.is_data(tensor)));
         }
     }
+    let asked = asked_for(layer);
+    have.retain(|tensor| asked.contains(tensor) || *tensor == layer.out);
     have
+}
+
+/// Tensors whose gradient somebody asks for: the stream's layer before, learned parameters, and what they lead to.
+fn asked_for(layer: &Layer) -> BTreeSet<TensorId> {
+    let trained = layer.parameters().filter(|&tensor| layer.is_trained(tensor));
+    let mut asked: BTreeSet<TensorId> = layer.stream_in.into_iter().chain(trained).collect();
+    for op in &layer.ops {
+        let differentiated = op.operands.iter().enumerate().filter(|(i, _)| op.kind.differentiates(*i));
+        if differentiated.into_iter().any(|(_, tensor)| asked.contains(tensor)) {
+            asked.extend(&op.results);
+        }
+    }
+    asked
+}
+
+/// Whether backward of an operator runs at all, for tensors that get a gradient.
+pub fn runs_backward(op: &Op, gradients: &BTreeSet<TensorId>) -> bool {
+    op.results.iter().any(|tensor| gradients.contains(tensor)) && gets(op, gradients).contains(&true)
+}
+
+/// Which operands of an operator get a gradient.
+pub fn gets(op: &Op, gradients: &BTreeSet<TensorId>) -> Vec<bool> {
+    let one = |(i, tensor): (usize, &TensorId)| op.kind.differentiates(i) && gradients.contains(tensor);
+    op.operands.iter().enumerate().map(one).collect()
+}
+
+/// Operands that backward of an operator reads, in order: those that its line saves; of a product only what the gradients
+/// that are asked for need, so that `x` of `x w` is not kept for a frozen `w`.
+pub fn backward_reads(op: &Op, gradients: &BTreeSet<TensorId>) -> Vec<usize> {
+    let asked = gets(op, gradients).into_iter().enumerate().filter(|(_, gets)| *gets);
+    let needs: BTreeSet<usize> = asked.flat_map(|(i, _)| op.kind.gradient_needs(i)).collect();
+    // A line lists operands that only some forms of its operator have.
+    needs.into_iter().filter(|&i| i < op.operands.len()).collect()
 }
 
 /// Lowers a layer.
@@ -189,15 +225,18 @@ impl Lowering<'_> {
         let out = self.bring(self.layer.out, self.choice.out, &mut forward)?;
         let saved = self.saved_values();
         let (mut backward, out_gradient, stream_gradient) = self.backward(&saved)?;
-        let updates = self.updates()?;
+        let (updates, frozen) = self.parameters()?;
         let kept: BTreeSet<ValueId> = saved.iter().copied().chain([out]).collect();
         insert_frees(&mut forward.code, &kept);
-        insert_frees(&mut backward.code, &stream_gradient.into_iter().collect());
+        let leaves = stream_gradient.into_iter().collect();
+        insert_frees(&mut backward.code, &leaves);
+        free_unread(&mut backward.code, out_gradient, &leaves);
         Ok(Program {
             values: std::mem::take(&mut self.values),
             forward: forward.code,
             backward: backward.code,
             updates,
+            frozen,
             saved: saved.into_iter().collect(),
             stream,
             out,
@@ -255,7 +294,7 @@ impl Lowering<'_> {
         }
         match self.layer.tensors[tensor.0].role {
             Role::Data(_) => into.code.push(Instruction::Load { output: wanted }),
-            Role::Parameter(_) => {
+            Role::Parameter(_) | Role::Frozen(_) => {
                 let storage = self.choice.storage[&tensor];
                 let gather =
                     flat_steps(AxisSet::EMPTY, storage.parameter, AxisSet::EMPTY).unwrap_or_default();
@@ -296,15 +335,14 @@ impl Lowering<'_> {
 
     /// Whether backward of an operator runs at all.
     fn runs_backward(&self, op: OpId) -> bool {
-        self.op(op).results.iter().any(|tensor| self.gradients.contains(tensor))
-            && self.op(op).operands.iter().any(|tensor| self.gradients.contains(tensor))
+        runs_backward(self.op(op), &self.gradients)
     }
 
     /// Operands that backward of an operator reads, with their shardings.
     fn needs(&self, op: OpId) -> Vec<(usize, TensorId, Sharding)> {
-        let saves = self.op(op).kind.line().saves;
+        let reads = backward_reads(self.op(op), &self.gradients);
         let operands = self.op(op).operands.iter().zip(&self.ops[op.0].1.operands).enumerate();
-        operands.filter(|(i, _)| saves.contains(i)).map(|(i, (&t, &s))| (i, t, s)).collect()
+        operands.filter(|(i, _)| reads.contains(i)).map(|(i, (&t, &s))| (i, t, s)).collect()
     }
 
     /// The values kept from forward to backward, in id order.
@@ -393,11 +431,11 @@ impl Lowering<'_> {
             operands[i] = Some(self.bring(tensor, sharding, into)?);
         }
         let targets: Vec<TensorId> = self.op(op).operands.clone();
+        let gets = gets(self.op(op), &self.gradients);
         let mut results = Vec::new();
         for (i, &tensor) in targets.iter().enumerate() {
-            let gets = self.op(op).kind.differentiates(i) && self.gradients.contains(&tensor);
             let sharding = self.ops[op.0].1.operand_gradients[i];
-            results.push(gets.then(|| self.gradient(tensor, sharding)));
+            results.push(gets[i].then(|| self.gradient(tensor, sharding)));
         }
         into.code.push(Instruction::Backward { op, operands, gradients, results: results.clone() });
         for (tensor, gradient) in targets.into_iter().zip(results) {
@@ -453,17 +491,28 @@ impl Lowering<'_> {
             .ok_or_else(|| self.storage_error(tensor))
     }
 
-    fn updates(&mut self) -> Result<Vec<Update>, LowerError> {
-        let mut updates = Vec::new();
+    /// What happens to learned parameters at the end of a step, and how the others are held.
+    fn parameters(&mut self) -> Result<(Vec<Update>, Vec<Frozen>), LowerError> {
+        let (mut updates, mut frozen) = (Vec::new(), Vec::new());
         for op in self.layer.op_ids() {
             for i in 0..self.op(op).operands.len() {
                 let tensor = self.op(op).operands[i];
-                if self.layer.is_parameter(tensor) {
-                    updates.push(self.update(tensor, op, i)?);
+                match self.layer.tensors[tensor.0].role {
+                    Role::Parameter(_) => updates.push(self.update(tensor, op, i)?),
+                    Role::Frozen(_) => frozen.push(self.frozen(tensor, op, i)?),
+                    Role::Activation | Role::Data(_) => {}
                 }
             }
         }
-        Ok(updates)
+        Ok((updates, frozen))
+    }
+
+    fn frozen(&self, tensor: TensorId, op: OpId, operand: usize) -> Result<Frozen, LowerError> {
+        let used = self.ops[op.0].1.operands[operand];
+        let storage = self.choice.storage[&tensor];
+        let cut = storage.parameter;
+        let legal = storage == Storage::frozen(cut) && whole_axes(self.mesh, used).contains(cut);
+        if legal { Ok(Frozen { tensor, used, cut }) } else { Err(self.storage_error(tensor)) }
     }
 
     fn update(&self, tensor: TensorId, op: OpId, operand: usize) -> Result<Update, LowerError> {
@@ -501,6 +550,16 @@ fn partial_cut(partial: AxisSet, from: AxisSet, to: AxisSet, rest: AxisSet) -> O
         after = after.with(axis, side(to, rest));
     }
     steps(before, after)
+}
+
+/// Frees a value that a section begins with and never reads, before all else.
+pub(crate) fn free_unread(code: &mut Vec<Instruction>, value: ValueId, kept: &BTreeSet<ValueId>) {
+    let touches = |one: &Instruction| {
+        matches!(one, Instruction::Free { value: freed } if *freed == value) || one.read().contains(&value)
+    };
+    if !kept.contains(&value) && !code.iter().any(touches) {
+        code.insert(0, Instruction::Free { value });
+    }
 }
 
 /// Marks the last reading of every value that is not kept.

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{DimId, Extent, Layer, Op, OpId, TensorId};
-use crate::lower::{LayerChoice, Recompute, whole_axes};
+use crate::lower::{LayerChoice, Recompute, backward_reads, gradient_tensors, whole_axes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
 use crate::program::AxisSet;
@@ -405,23 +405,33 @@ fn cuts_vocabulary(layers: &[PlacedLayer], axis: AxisId) -> bool {
     })
 }
 
-/// The cut of most of the dense parameters, by elements.
+/// The cut of most of the dense parameters, by elements. Frozen ones have one state, the parameter: where most of them
+/// are cut that is stage 3, else the learned ones say what is cut.
 fn zero(mesh: &Mesh, layers: &[PlacedLayer]) -> Zero {
-    let votes = body(layers).into_iter().flat_map(|placed| {
-        let layer = placed.layer;
-        let dense = layer.op_ids().filter(move |op| !is_expert_op(layer, &layer.ops[op.0]));
-        dense.flat_map(move |op| parameter_cuts(mesh, placed, op))
-    });
-    let (stage, hybrid) = majority(votes).unwrap_or((0, None));
+    let votes = |held: fn(&Layer, TensorId) -> bool| {
+        let of_layer = move |placed: PlacedLayer| {
+            let layer = placed.layer;
+            let dense = layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0]));
+            dense.flat_map(|op| parameter_cuts(mesh, placed, op, held)).collect::<Vec<_>>()
+        };
+        majority(body(layers).into_iter().flat_map(of_layer))
+    };
+    let frozen = votes(|layer, tensor| !layer.is_trained(tensor)).filter(|(stage, _)| *stage > 0);
+    let (stage, hybrid) = frozen.or_else(|| votes(Layer::is_trained)).unwrap_or((0, None));
     Zero { stage, hybrid }
 }
 
-/// ZeRO stage and group of every parameter of an operator, weighted by elements.
-fn parameter_cuts(mesh: &Mesh, placed: PlacedLayer, op: OpId) -> Vec<((u8, Option<u64>), u64)> {
+/// ZeRO stage and group of those parameters of an operator that are held so, weighted by elements.
+fn parameter_cuts(
+    mesh: &Mesh,
+    placed: PlacedLayer,
+    op: OpId,
+    held: fn(&Layer, TensorId) -> bool,
+) -> Vec<((u8, Option<u64>), u64)> {
     let (layer, choice) = (placed.layer, placed.choice);
     let used = placements(&signature(layer, &layer.ops[op.0]), choice.strategies[op.0]).operands;
     let operands = layer.ops[op.0].operands.iter().zip(used);
-    let parameters = operands.filter(|(tensor, _)| layer.is_parameter(**tensor));
+    let parameters = operands.filter(|(tensor, _)| layer.is_parameter(**tensor) && held(layer, **tensor));
     let size = |set: AxisSet| set.axes().into_iter().map(|axis| mesh.size(axis)).product::<u64>();
     parameters
         .filter_map(|(tensor, used)| {
@@ -449,13 +459,11 @@ fn recompute(layers: &[PlacedLayer]) -> RecomputeRole {
 fn layer_recompute(placed: PlacedLayer) -> RecomputeRole {
     let layer = placed.layer;
     let again = |op: OpId| placed.choice.recompute.get(op.0) == Some(&Recompute::Again);
+    let gradients = gradient_tensors(layer);
     let read_by_backward: Vec<OpId> = layer
-        .op_ids()
-        .flat_map(|op| {
-            let operands = layer.ops[op.0].operands.iter().enumerate();
-            let saves = layer.ops[op.0].kind.line().saves;
-            operands.filter(|(i, _)| saves.contains(i)).map(|(_, &tensor)| tensor).collect::<Vec<_>>()
-        })
+        .ops
+        .iter()
+        .flat_map(|op| backward_reads(op, &gradients).into_iter().map(|i| op.operands[i]))
         .filter_map(|tensor| original_producer(layer, tensor))
         .collect();
     match (read_by_backward.iter().all(|&op| again(op)), layer.op_ids().any(again)) {

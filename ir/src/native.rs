@@ -117,6 +117,18 @@ pub struct TensorDocument {
     /// What it is.
     #[serde(default, skip_serializing_if = "TensorRole::is_activation")]
     pub role: TensorRole,
+    /// Whether a parameter is learned; one that is not stays as it is, without gradient and optimizer state.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub trainable: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_yes(flag: &bool) -> bool {
+    *flag
 }
 
 /// What a tensor is.
@@ -253,7 +265,15 @@ fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentEr
             at.ok_or_else(|| error(format!("{place}.tensors[{i}].dims"), format!("no dim is named `{name}`")))
         };
         let ids = tensor.dims.split_whitespace().map(dim).collect::<Result<Vec<_>, _>>()?;
-        tensors.push(Tensor { name: tensor.name.clone(), dims: ids, role: role(tensor.role) });
+        let role = match (role(tensor.role), tensor.trainable) {
+            (role, true) => role,
+            (Role::Parameter(init), false) => Role::Frozen(init),
+            (_, false) => {
+                let what = format!("`{}` is no parameter: only those can be left untrained", tensor.name);
+                return Err(error(format!("{place}.tensors[{i}].trainable"), what));
+            }
+        };
+        tensors.push(Tensor { name: tensor.name.clone(), dims: ids, role });
     }
     let find = |name: &str, place: String| {
         let at = tensors.iter().position(|tensor| tensor.name == name).map(TensorId);
@@ -338,7 +358,12 @@ fn write_layer(layer: &Layer) -> LayerDocument {
         tensors: layer
             .tensors
             .iter()
-            .map(|t| TensorDocument { name: t.name.clone(), dims: dims_text(t), role: write_role(t.role) })
+            .map(|t| TensorDocument {
+                name: t.name.clone(),
+                dims: dims_text(t),
+                role: write_role(t.role),
+                trainable: !matches!(t.role, Role::Frozen(_)),
+            })
             .collect(),
         ops: layer
             .ops
@@ -369,9 +394,9 @@ fn write_extent(extent: Extent) -> Length {
 fn write_role(role: Role) -> TensorRole {
     match role {
         Role::Activation => TensorRole::Activation,
-        Role::Parameter(Init::Normal) => TensorRole::Parameter,
-        Role::Parameter(Init::One) => TensorRole::ParameterOne,
-        Role::Parameter(Init::Zero) => TensorRole::ParameterZero,
+        Role::Parameter(Init::Normal) | Role::Frozen(Init::Normal) => TensorRole::Parameter,
+        Role::Parameter(Init::One) | Role::Frozen(Init::One) => TensorRole::ParameterOne,
+        Role::Parameter(Init::Zero) | Role::Frozen(Init::Zero) => TensorRole::ParameterZero,
         Role::Data(Data::Tokens) => TensorRole::Tokens,
         Role::Data(Data::Labels) => TensorRole::Labels,
         Role::Data(Data::Positions) => TensorRole::Positions,

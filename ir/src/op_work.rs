@@ -103,6 +103,26 @@ pub fn op_work(
     }
 }
 
+/// The kernels of a backward that yields the gradients of some operands only. A product runs one for each; where only a
+/// learned table or vector could get one and does not, nothing runs; all else runs whole.
+pub fn backward_work(
+    (layer, op, sig): (&Layer, &Op, &Signature),
+    local: &[f64],
+    sizes: &Sizes,
+    kernels: &KernelChoice,
+    gets: &[bool],
+) -> Vec<Work> {
+    let all = || op_work((layer, op, sig), local, sizes, Pass::Backward, kernels);
+    let sums_a_table = matches!(op.kind, OpKind::Embed | OpKind::Bias | OpKind::AddPosition { .. });
+    if !gets.contains(&true) || (sums_a_table && gets.last() != Some(&true)) {
+        return Vec::new();
+    }
+    if !op.kind.is_product() {
+        return all();
+    }
+    all().into_iter().zip(gets).filter(|(_, gets)| **gets).map(|(work, _)| work).collect()
+}
+
 /// Forward one product; backward one per operand: `dx = dy w'` and, into the accumulator, `dw = x' dy`.
 fn linear(sig: &Signature, local: &[f64], fill: f64, pass: Pass) -> Vec<Work> {
     let mut sizes = [1.0_f64; 4];

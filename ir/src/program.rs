@@ -1,7 +1,7 @@
 //! Programs: what every device of a stage does for one layer, in single-assignment form.
 //!
-//! A program has a forward and a backward section, called once per micro-batch, and one update per parameter, called
-//! once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is part of
+//! A program has a forward and a backward section, called once per micro-batch, and one update per learned parameter,
+//! called once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is part of
 //! backward: the same instructions as in forward, emitted where a value is first needed.
 
 use crate::collective::{Algorithm, CommunicationClass, Rule};
@@ -78,6 +78,18 @@ pub struct Storage {
     pub optimizer: AxisSet,
 }
 
+impl Storage {
+    /// Only the parameter is there, in this cut: that of a frozen one.
+    pub fn frozen(parameter: AxisSet) -> Self {
+        Self { parameter, gradient: AxisSet::EMPTY, optimizer: AxisSet::EMPTY }
+    }
+
+    /// The cut that holds all others: the optimizer's, or where there is none the parameter's.
+    pub fn widest(self) -> AxisSet {
+        AxisSet(self.parameter.0 | self.gradient.0 | self.optimizer.0)
+    }
+}
+
 /// One thing that every device of the mesh does.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Instruction {
@@ -151,6 +163,30 @@ pub struct Update {
     pub gather: Vec<Step>,
 }
 
+/// A parameter that is used and never updated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// The parameter.
+    pub tensor: TensorId,
+    /// Sharding in which the operator uses it.
+    pub used: Sharding,
+    /// Its cut between uses, on the flattened block.
+    pub cut: AxisSet,
+}
+
+/// How a parameter is held between uses, learned or frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldParameter {
+    /// The parameter.
+    pub tensor: TensorId,
+    /// Sharding in which the operator uses it.
+    pub used: Sharding,
+    /// Where its states live; of a frozen one there is only the parameter.
+    pub storage: Storage,
+    /// Whether it has a gradient and optimizer states.
+    pub trained: bool,
+}
+
 /// Everything a device does for one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
@@ -160,8 +196,10 @@ pub struct Program {
     pub forward: Vec<Instruction>,
     /// Once per micro-batch; begins with the gradient of `out`, ends with that of the stream.
     pub backward: Vec<Instruction>,
-    /// Once per step and parameter.
+    /// Once per step and learned parameter.
     pub updates: Vec<Update>,
+    /// Parameters that are only used.
+    pub frozen: Vec<Frozen>,
     /// Values kept from forward to backward.
     pub saved: Vec<ValueId>,
     /// The incoming stream, if any.
@@ -215,6 +253,19 @@ impl Instruction {
 }
 
 impl Program {
+    /// How every parameter is held: the learned ones, then the frozen.
+    pub fn held(&self) -> impl Iterator<Item = HeldParameter> + '_ {
+        let learned = self.updates.iter().map(|update| {
+            let Update { tensor, used, storage, .. } = *update;
+            HeldParameter { tensor, used, storage, trained: true }
+        });
+        let frozen = self.frozen.iter().map(|&Frozen { tensor, used, cut }| {
+            let storage = Storage::frozen(cut);
+            HeldParameter { tensor, used, storage, trained: false }
+        });
+        learned.chain(frozen)
+    }
+
     /// Axes round which blocks of an operator's keys travel: they cut its second operand along a loop that is whole
     /// otherwise.
     pub fn ring_axes(&self, sig: &Signature, keys: ValueId) -> Vec<AxisId> {

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use crate::graph::{Layer, OpId};
-use crate::lower::insert_frees;
+use crate::lower::{free_unread, insert_frees};
 use crate::program::{Instruction, Program, ValueId};
 
 /// The two parts of a program's backward.
@@ -59,6 +59,7 @@ pub fn split_backward(layer: &Layer, program: &Program) -> SplitBackward {
     }
     let kept = carried.iter().copied().chain(program.stream_gradient).collect();
     insert_frees(&mut input, &kept);
+    free_unread(&mut input, program.out_gradient, &kept);
     insert_frees(&mut weight, &BTreeSet::new());
     SplitBackward { input, weight, carried: carried.into_iter().collect() }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use ir::graph::{Layer, OpId, Sizes, TensorId};
-use ir::lower::{LayerChoice, Recompute, gradient_tensors};
+use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
 use ir::mesh::MAX_AXES;
 use ir::op::OpKind;
 use ir::program::{AxisSet, Storage};
@@ -69,6 +69,15 @@ impl StorageRule {
             Self::Optimizer => wanted(false, false, true),
             Self::Gradient => wanted(false, true, true),
             Self::Parameter => wanted(true, true, true),
+        }
+    }
+
+    /// The same of a parameter that is frozen: it has no gradient and no optimizer state to cut.
+    fn admits_frozen(self, storage: Storage, whole: AxisSet) -> bool {
+        match self {
+            Self::Free => true,
+            Self::Whole | Self::Optimizer | Self::Gradient => storage == Storage::default(),
+            Self::Parameter => storage == Storage::frozen(whole),
         }
     }
 }
@@ -196,13 +205,14 @@ impl Builder<'_, '_> {
     fn node(&mut self, op: OpId, space: &Space<'_>, given: &Given) -> Option<Node> {
         let one = &self.layer.ops[op.0];
         let sig = &self.signatures[op.0];
+        let gets = gets(one, &self.gradients);
         let strategies = space.strategies(one, sig, (self.prices.mesh(), self.prices.views()), self.sizes);
         let mut choices = Vec::new();
         let (mut forms, mut picks) = (Vec::new(), Vec::new());
         for strategy in strategies {
             let places = placements(sig, strategy);
             let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
-            let backward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Backward));
+            let backward = self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets));
             let storages = self.storages(op, &places, (forward, backward), given);
             for recompute in recompute_options(&one.kind, given.recompute) {
                 let again =
@@ -235,9 +245,17 @@ impl Builder<'_, '_> {
             }
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
-            let mut storages = self.prices.storages(elements, used, places.operand_gradients[i], own);
+            let mut storages = if self.layer.is_trained(tensor) {
+                self.prices.storages(elements, used, places.operand_gradients[i], own)
+            } else {
+                self.prices.frozen_storages(elements, used, own)
+            };
             let whole = ir::lower::whole_axes(self.prices.mesh(), used);
-            storages.retain(|(storage, _)| given.storage.admits(*storage, whole));
+            let admits = |storage| match self.layer.is_trained(tensor) {
+                true => given.storage.admits(storage, whole),
+                false => given.storage.admits_frozen(storage, whole),
+            };
+            storages.retain(|(storage, _)| admits(*storage));
             if let Some((wanted_use, wanted)) = given.tied.get(&tensor) {
                 storages.retain(|(storage, _)| used == *wanted_use && storage == wanted);
             }
@@ -302,9 +320,9 @@ impl Builder<'_, '_> {
     }
 
     fn reader_ports(&self, op: OpId, operand: usize, tensor: TensorId) -> Vec<Port> {
-        let kind = &self.layer.ops[op.0].kind;
-        let saves = kind.line().saves.contains(&operand)
-            && self.layer.ops[op.0].results.iter().any(|t| self.gradients.contains(t));
+        let one = &self.layer.ops[op.0];
+        let saves =
+            runs_backward(one, &self.gradients) && backward_reads(one, &self.gradients).contains(&operand);
         let port = |form: &Form| Port {
             value: form.places.operands[operand],
             gradient: self.gradient(tensor, form.places.operand_gradients[operand]),

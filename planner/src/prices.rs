@@ -15,7 +15,7 @@ use ir::engine::GradientFormat;
 use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
 use ir::mesh::{AxisId, Mesh};
-use ir::op_work::{KernelChoice, local_lengths, op_work};
+use ir::op_work::{KernelChoice, backward_work, local_lengths, op_work};
 use ir::program::{AxisSet, Storage};
 use ir::sharding::Sharding;
 use ir::signature::Signature;
@@ -155,6 +155,20 @@ impl<'a> Prices<'a> {
         seconds + self.ring(sig, strategy, (&local, pass), seconds)
     }
 
+    /// Seconds of an operator's backward, as far as its operands get gradients.
+    pub fn backward(
+        &self,
+        layer: &Layer,
+        op: &Op,
+        sig: &Signature,
+        (strategy, sizes, gets): (Strategy, &Sizes, &[bool]),
+    ) -> f64 {
+        let local = local_lengths(sig, strategy, self.mesh, sizes);
+        let work = backward_work((layer, op, sig), &local, sizes, &self.machine.kernels, gets);
+        let seconds = work.iter().map(|work| self.work(work)).sum();
+        seconds + self.ring(sig, strategy, (&local, Pass::Backward), seconds)
+    }
+
     /// What a ring adds to attention over all keys.
     fn ring(
         &self,
@@ -246,7 +260,29 @@ impl<'a> Prices<'a> {
         times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward)))).collect()
     }
 
-    fn all_storage_times(&self, elements: u64, whole: AxisSet, unfinished: AxisSet) -> Vec<StorageTimes> {
+    /// Storages of a frozen parameter, each with its price; the plain one first. It is gathered before the operator, and
+    /// before its backward if that runs; nothing else is ever sent or updated.
+    pub fn frozen_storages(
+        &self,
+        elements: u64,
+        used: Sharding,
+        (forward, backward): (f64, f64),
+    ) -> Vec<(Storage, StoragePrice)> {
+        let element = StateBytes::adamw(self.machine.precision, GradientFormat::Full).parameter;
+        let price = |cut: AxisSet| {
+            let steps = flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY)?;
+            let gather = steps.iter().map(|step| self.step(step, &[elements], element.0)).sum();
+            let again = if backward > 0.0 { self.hidden(gather, backward) } else { 0.0 };
+            let per_micro_batch = self.hidden(gather, forward) + again;
+            let state = elements as f64 * element.0 / self.parts(cut);
+            Some((Storage::frozen(cut), StoragePrice { per_micro_batch, per_step: 0.0, state }))
+        };
+        let cuts = self.cuts(elements, whole_axes(self.mesh, used));
+        std::iter::once(AxisSet::EMPTY).chain(cuts).filter_map(price).collect()
+    }
+
+    /// Ways to cut a parameter between uses over axes that hold it whole: all of them, those of a node, one.
+    fn cuts(&self, elements: u64, whole: AxisSet) -> Vec<AxisSet> {
         let near = |axis: &AxisId| self.views[axis.0].reach == Reach::Node;
         let node: Vec<AxisId> = whole.axes().into_iter().filter(near).collect();
         let mut cuts = vec![whole, AxisSet::of(&node)];
@@ -255,12 +291,17 @@ impl<'a> Prices<'a> {
             cuts.truncate(1);
         }
         let mut seen: Vec<AxisSet> = Vec::new();
-        let mut storages = vec![Storage::default()];
         for cut in cuts.into_iter().filter(|cut| !cut.is_empty()) {
-            if seen.contains(&cut) {
-                continue;
+            if !seen.contains(&cut) {
+                seen.push(cut);
             }
-            seen.push(cut);
+        }
+        seen
+    }
+
+    fn all_storage_times(&self, elements: u64, whole: AxisSet, unfinished: AxisSet) -> Vec<StorageTimes> {
+        let mut storages = vec![Storage::default()];
+        for cut in self.cuts(elements, whole) {
             let none = AxisSet::EMPTY;
             storages.push(Storage { parameter: none, gradient: none, optimizer: cut });
             storages.push(Storage { parameter: none, gradient: cut, optimizer: cut });
@@ -308,15 +349,18 @@ impl<'a> Prices<'a> {
     /// Gathers and reductions of every micro-batch run beside the operator (FSDP prefetch); those of the step run
     /// behind the last backward and before the first forward of the operator.
     fn storage_price(&self, times: &StorageTimes, (forward, backward): (f64, f64)) -> StoragePrice {
-        let hidden = |communication: f64, compute: f64| {
-            let slowdown = self.machine.constants.gathered_overlap_slowdown_fraction;
-            (communication - compute).max(0.0) + slowdown * communication.min(compute)
-        };
+        let hidden = |communication: f64, compute: f64| self.hidden(communication, compute);
         StoragePrice {
             per_micro_batch: hidden(times.gather, forward) + hidden(times.gather + times.every, backward),
             per_step: hidden(times.reduce, backward) + hidden(times.spread, forward) + times.update,
             state: times.state,
         }
+    }
+
+    /// What shows of communication beside an operator's own compute.
+    fn hidden(&self, communication: f64, compute: f64) -> f64 {
+        let slowdown = self.machine.constants.gathered_overlap_slowdown_fraction;
+        (communication - compute).max(0.0) + slowdown * communication.min(compute)
     }
 }
 

@@ -125,7 +125,9 @@ impl<'a> Scope<'a> {
             let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Original).into_iter().next()?;
             let choice = built.choice(&self.chooser(&built).fastest(&built.problem)?.2);
             let used = built.used(&choice, tie.copy.tensor)?;
+            let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);
             let storage = match base.storage {
+                StorageRule::Free if is_frozen => Storage::default(),
                 StorageRule::Free => {
                     let cut = whole_axes(bench.prices.mesh(), used);
                     Storage { parameter: AxisSet::EMPTY, gradient: cut, optimizer: cut }

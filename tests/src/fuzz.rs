@@ -294,6 +294,7 @@ mod tests {
             ("zig-zag", plan.job.token_order == TokenOrder::ZigZag),
             ("tie", !plan.model.ties.is_empty()),
             ("uneven vocabulary", plan.roles.vocabulary_parallel > 1),
+            ("adapters", case.sizes.lora > 0),
         ];
         list.extend(marks.into_iter().filter(|(_, has)| *has).map(|(name, _)| name.to_owned()));
         list
@@ -341,6 +342,7 @@ mod tests {
             "zig-zag",
             "tie",
             "uneven vocabulary",
+            "adapters",
         ];
         let rare: Vec<&str> =
             expected.into_iter().filter(|name| seen.get(*name).copied().unwrap_or(0) < plans / 50).collect();

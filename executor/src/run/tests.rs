@@ -19,6 +19,7 @@ use crate::job::{Reference, TokenLayout};
 use model::{decoder, execution, experts, mlp, model, plain, tied};
 
 mod drawn;
+mod frozen;
 mod grids;
 mod model;
 mod training;

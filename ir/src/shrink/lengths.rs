@@ -289,8 +289,8 @@ fn too_small_to_store(plan: &Plan, open: &OpenPlan, mesh: &Mesh, sizes: &SmallSi
                 let large: Vec<u64> =
                     classes.iter().filter_map(|&class| sizes.classes.length(class)).collect();
                 let small: Vec<u64> = classes.iter().map(|class| sizes.lengths[class.0]).collect();
-                let before = Stored::of(&plan.mesh, used, storage.optimizer, &large);
-                let after = Stored::of(mesh, used, storage.optimizer, &small);
+                let before = Stored::of(&plan.mesh, used, storage.widest(), &large);
+                let after = Stored::of(mesh, used, storage.widest(), &small);
                 if after.fits_as(before) {
                     continue;
                 }

@@ -18,7 +18,7 @@ use crate::conversion::{Step, StepKind};
 use crate::graph::{Layer, OpId, TensorId};
 use crate::mesh::{AxisId, Mesh};
 use crate::plan::entry::{read_sharding, write_sharding};
-use crate::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use crate::program::{AxisSet, Frozen, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use crate::sharding::Sharding;
 
 /// In place of a value that is not there.
@@ -56,6 +56,7 @@ pub fn write_program(layer: &Layer, mesh: &Mesh, program: &Program) -> String {
     }
     text.push_str("updates\n");
     program.updates.iter().for_each(|one| text.push_str(&format!("  {}\n", writer.update(one))));
+    program.frozen.iter().for_each(|one| text.push_str(&format!("  {}\n", writer.frozen(one))));
     text
 }
 
@@ -119,6 +120,12 @@ impl Writer<'_> {
         let cuts: String = [parameter, gradient, optimizer].map(|cut| format!(" {}", self.cut(cut))).concat();
         let (reduce, gather) = (self.steps(&update.reduce), self.steps(&update.gather));
         format!("update {}{cuts} {used} :{reduce} :{gather}", write_name(&tensor.name))
+    }
+
+    fn frozen(&self, frozen: &Frozen) -> String {
+        let tensor = &self.layer.tensors[frozen.tensor.0];
+        let used = write_sharding(frozen.used, self.mesh, &dims(self.layer, frozen.tensor));
+        format!("frozen {} {} {used}", write_name(&tensor.name), self.cut(frozen.cut))
     }
 
     fn cut(&self, cut: AxisSet) -> String {
@@ -192,6 +199,7 @@ impl<'a> Reader<'a> {
             forward: Vec::new(),
             backward: Vec::new(),
             updates: Vec::new(),
+            frozen: Vec::new(),
             saved: Vec::new(),
             stream: None,
             out: ValueId(usize::MAX),
@@ -231,6 +239,12 @@ impl<'a> Reader<'a> {
             "update" => {
                 let update = self.update(line)?;
                 self.program.updates.push(update);
+            }
+            "frozen" => {
+                let tensor = self.tensor(line, 1)?;
+                let cut = self.cut(line, 2)?;
+                let used = self.sharding(line, 3..line.words.len(), tensor)?;
+                self.program.frozen.push(Frozen { tensor, used, cut });
             }
             _ => {
                 let instruction = self.instruction(line)?;
@@ -338,11 +352,7 @@ impl<'a> Reader<'a> {
 
     fn update(&self, line: &Line<'_>) -> Result<Update, TextError> {
         let tensor = self.tensor(line, 1)?;
-        let cut = |at: usize| match line.words.get(at) {
-            Some(&"-") => Ok(AxisSet::EMPTY),
-            Some(word) => self.axes(line, word).map(|axes| AxisSet::of(&axes)),
-            None => Err(line.error("expected the cuts of the three states")),
-        };
+        let cut = |at: usize| self.cut(line, at);
         let storage = Storage { parameter: cut(2)?, gradient: cut(3)?, optimizer: cut(4)? };
         let used = Self::until(line, 5, ":");
         let second =
@@ -356,6 +366,15 @@ impl<'a> Reader<'a> {
             .collect();
         let gather = self.steps(line, second + 1)?;
         Ok(Update { tensor, used: self.sharding(line, used, tensor)?, storage, reduce: reduce?, gather })
+    }
+
+    /// Axes that cut a state, or `-`.
+    fn cut(&self, line: &Line<'_>, at: usize) -> Result<AxisSet, TextError> {
+        match line.words.get(at) {
+            Some(&"-") => Ok(AxisSet::EMPTY),
+            Some(word) => self.axes(line, word).map(|axes| AxisSet::of(&axes)),
+            None => Err(line.error("expected the axes that cut each state, or `-`")),
+        }
     }
 
     fn axes(&self, line: &Line<'_>, word: &str) -> Result<Vec<AxisId>, TextError> {
@@ -438,6 +457,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn frozen_parameters_survive() {
+        let mut sample = Sample::new(Family::Dense, &[(2, Policy::Data)]);
+        sample.zero = 3;
+        let (mut model, mesh) = (sample.model(), sample.mesh());
+        let layer = &mut model.layers[1];
+        let mut choice = sample.choice(layer, &mesh);
+        let first = layer.parameters().next().unwrap();
+        layer.tensors[first.0].role = crate::graph::Role::Frozen(crate::graph::Init::Normal);
+        choice.storage.insert(first, Storage::frozen(AxisSet::of(&[AxisId(0)])));
+        let program = lower(layer, &mesh, &layer.sizes(4, 64), &choice).unwrap();
+        assert_eq!((program.frozen.len(), program.held().count()), (1, layer.parameters().count()));
+        let text = write_program(layer, &mesh, &program);
+        assert_eq!(read_program(layer, &mesh, &text).as_ref(), Ok(&program), "{text}");
     }
 
     #[test]

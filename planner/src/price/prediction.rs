@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cost_model::CollectiveKind;
 use cost_model::program_bytes::CommunicationClass;
 use ir::cluster::DeviceGroup;
-use ir::lower::Recompute;
+use ir::lower::{Recompute, gets, gradient_tensors};
 use ir::op::OpKind;
 use ir::op_work::model_flops;
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
@@ -59,23 +59,27 @@ struct StepFlops {
 
 impl StepFlops {
     /// Forward once and backward twice, as Megatron counts: 6 per active parameter and token without the input
-    /// embedding, head once, plus attention (Narayanan et al. 2021, arXiv 2104.04473, appendix).
+    /// embedding, head once, plus attention (Narayanan et al. 2021, arXiv 2104.04473, appendix). Of a product with a
+    /// frozen weight backward is once: that weight's gradient is no work of the model.
     fn of(setting: &Setting<'_>, staged: &Staged<'_>) -> Self {
         let mut flops = Self { model: 0.0, causal: 0.0, run: 0.0 };
         for (entry, count) in staged.entries.iter().zip(staged.counts()) {
             let layer = &staged.model.layers[entry.kind];
             let sizes = layer.sizes(staged.micro_batch, setting.job.sequence);
             let times = count as f64 * staged.n_micro_batches as f64;
+            let gradients = gradient_tensors(layer);
             for (op, recompute) in layer.ops.iter().zip(&entry.choice.recompute) {
                 if !matches!(op.kind, OpKind::Linear | OpKind::Attention { .. }) {
                     continue;
                 }
                 let sig = signature(layer, op);
                 let of = |unmasked| model_flops(layer, op, &sig, &sizes, unmasked) * times;
-                flops.model += 3.0 * of(Some(1.0));
-                flops.causal += 3.0 * of(None);
+                let n_gradients = gets(op, &gradients).into_iter().filter(|gets| *gets).count().min(2);
+                let passes = 1.0 + n_gradients as f64;
+                flops.model += passes * of(Some(1.0));
+                flops.causal += passes * of(None);
                 let again = if *recompute == Recompute::Again { 1.0 } else { 0.0 };
-                flops.run += (3.0 + again) * of(Some(1.0));
+                flops.run += (passes + again) * of(Some(1.0));
             }
         }
         flops

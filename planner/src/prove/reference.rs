@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use egg::Id;
 use ir::graph::{Op, OpId, TensorId};
-use ir::lower::gradient_tensors;
+use ir::lower::{backward_reads, gradient_tensors};
 
 use super::term::{Graph, Term};
 
@@ -36,8 +36,9 @@ pub(super) fn reference(graph: &mut Graph<'_>) -> Reference {
         if !op.results.iter().any(|tensor| gradients.contains_key(tensor)) {
             continue;
         }
+        let reads = backward_reads(op, &have);
         let read = |(k, tensor): (usize, &TensorId)| {
-            let read = layer.is_data(*tensor) || op.kind.line().saves.contains(&k);
+            let read = layer.is_data(*tensor) || reads.contains(&k);
             read.then(|| values.get(tensor).copied()).flatten()
         };
         let operands: Vec<Option<Id>> = op.operands.iter().enumerate().map(read).collect();

@@ -10,7 +10,7 @@ use egg::Id;
 use ir::conversion::Step;
 use ir::graph::{Layer, Op, OpId, TensorId};
 use ir::mesh::AxisId;
-use ir::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use ir::program::{AxisSet, HeldParameter, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use ir::signature::signature;
 use ir::split::SplitBackward;
 
@@ -80,7 +80,10 @@ pub(super) fn claims(
         }
     }
     for tensor in layer.parameters().collect::<Vec<_>>() {
-        obligations.push(run.updated(graph, tensor)?);
+        obligations.push(match layer.is_trained(tensor) {
+            true => run.updated(graph, tensor)?,
+            false => run.kept(graph, tensor)?,
+        });
     }
     Ok(Claims { obligations, trace: run.trace })
 }
@@ -268,16 +271,29 @@ impl Run<'_> {
         }
     }
 
+    /// How a parameter is held: once, and learned if the layer says so.
+    fn held(&self, tensor: TensorId) -> Result<HeldParameter, String> {
+        let name = &self.layer.tensors[tensor.0].name;
+        let mut all = self.program.held().filter(|held| held.tensor == tensor);
+        match (all.next(), all.next()) {
+            (Some(held), None) if held.trained == self.layer.is_trained(tensor) => Ok(held),
+            (Some(_), None) => {
+                Err(format!("`{name}` is updated though it is frozen, or the other way round"))
+            }
+            _ => Err(format!("`{name}` is not held once")),
+        }
+    }
+
     fn parameter(&mut self, graph: &mut Graph<'_>, id: ValueId, gather: &[Step]) -> Result<(), String> {
         let value = self.program.value(id);
         if !self.layer.is_parameter(value.tensor) || value.side != Side::Primal {
             return Err(format!("{} is not a parameter", self.name(id)));
         }
-        let update = self.storage(value.tensor)?;
-        if update.used != value.sharding {
+        let held = self.held(value.tensor)?;
+        if held.used != value.sharding {
             return Err(format!("{} is stored for another use", self.name(id)));
         }
-        let cut = update.storage.parameter;
+        let cut = held.storage.parameter;
         let used = self.given(graph, value)?;
         let stored = flat_slices(graph, used, cut);
         let block = convert(graph, stored, gather, Layout::Flat)?;
@@ -432,6 +448,18 @@ impl Run<'_> {
             found: self.get(id)?,
             expected: sliced(graph, whole, value.sharding),
         }))
+    }
+
+    /// A frozen parameter has no gradient to be updated with; its stored block stays that of the whole one.
+    fn kept(&self, graph: &mut Graph<'_>, tensor: TensorId) -> Result<Obligation, String> {
+        let held = self.held(tensor)?;
+        let name = &self.layer.tensors[tensor.0].name;
+        if self.accumulated.contains_key(&tensor) || self.reference.gradients.contains_key(&tensor) {
+            return Err(format!("`{name}` is frozen but gets a gradient"));
+        }
+        let block = sliced(graph, self.reference.values[&tensor], held.used);
+        let stored = flat_slices(graph, block, held.storage.parameter);
+        Ok(Obligation { what: format!("`{name}` after a step"), found: stored, expected: stored })
     }
 
     /// The stored block after a step: that of the new value of the whole parameter.

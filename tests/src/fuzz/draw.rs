@@ -238,7 +238,10 @@ impl Draw<'_> {
         for (op, (_, places)) in self.layer.ops.iter().zip(chosen) {
             for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| self.layer.is_parameter(**t)) {
                 let whole = whole_axes(self.mesh, places.operands[i]);
-                let drawn = chooser.storage(whole);
+                let drawn = match self.layer.is_trained(tensor) {
+                    true => chooser.storage(whole),
+                    false => Storage::frozen(chooser.storage(whole).parameter),
+                };
                 all.insert(tensor, self.tied.get(&tensor).map_or(drawn, |(_, storage)| *storage));
             }
         }

@@ -1,5 +1,6 @@
 //! Small models of real families, with odd sizes.
 
+use frontends::lora::{Lora, adapt};
 use ir::graph::Model;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -48,6 +49,8 @@ pub struct ModelSizes {
     pub vocabulary: u64,
     /// Whether embedding and head are one, where the family leaves the choice.
     pub tied: bool,
+    /// Rank of the adapters that alone are learned; 0 learns everything.
+    pub lora: u64,
 }
 
 /// Any family.
@@ -60,7 +63,8 @@ pub(super) fn families() -> impl Strategy<Value = Family> {
 pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
     let attention = (prop_oneof![Just(1_u64), Just(2), Just(3), Just(4)], 1_u64..=3, 1_u64..=3);
     let mlp = (prop_oneof![Just(6_u64), Just(8), Just(12), Just(15)], 1_u64..=3, 1_u64..=2);
-    let ends = (prop_oneof![Just(17_u64), Just(24), Just(35), Just(48)], any::<bool>());
+    let lora = prop_oneof![3 => Just(0_u64), 1 => 1_u64..=4];
+    let ends = (prop_oneof![Just(17_u64), Just(24), Just(35), Just(48)], any::<bool>(), lora);
     (1_u64..=4, attention, mlp, ends).prop_map(|(n_layers, attention, mlp, ends)| ModelSizes {
         n_layers,
         kv_heads: attention.0,
@@ -71,13 +75,19 @@ pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
         top_k: mlp.2,
         vocabulary: ends.0,
         tied: ends.1,
+        lora: ends.2,
     })
 }
 
 /// The model by way of its Hugging Face description; `None` where the family does not allow the sizes.
 pub(crate) fn model(family: Family, sizes: &ModelSizes) -> Option<Model> {
     let text = description(family, sizes).to_string();
-    frontends::read_model("fuzz.json", &text).ok()
+    let mut model = frontends::read_model("fuzz.json", &text).ok()?;
+    if sizes.lora > 0 {
+        let lora = Lora { rank: sizes.lora, alpha: Some(2.0), targets: Vec::new() };
+        adapt(&mut model, &lora).ok()?;
+    }
+    Some(model)
 }
 
 fn description(family: Family, sizes: &ModelSizes) -> Value {
@@ -180,6 +190,7 @@ mod tests {
             top_k: 2,
             vocabulary: 17,
             tied: false,
+            lora: 0,
         };
         for family in [Llama, Gpt2, Gemma2, Falcon, Bloom, Mixtral, GptOss, DeepSeekV2, DeepSeekV3] {
             let text = description(family, &sizes).to_string();

@@ -4,10 +4,10 @@ pub(crate) mod layers;
 mod mutants;
 mod numbers;
 
-use ir::graph::{Layer, Sizes};
+use ir::graph::{Layer, Role, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
-use ir::program::{AxisSet, Instruction, Program, Storage};
+use ir::program::{AxisSet, Instruction, Program, Storage, ValueId};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::split::{SplitBackward, split_backward};
@@ -74,7 +74,9 @@ fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> Layer
         for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| layer.is_parameter(**t)) {
             let optimizer = pick.subset(whole_axes(mesh, placed.operands[i]));
             let (parameter, gradient) = (pick.subset(optimizer), pick.subset(optimizer));
-            storage.insert(tensor, Storage { parameter, gradient, optimizer });
+            let states = Storage { parameter, gradient, optimizer };
+            storage
+                .insert(tensor, if layer.is_trained(tensor) { states } else { Storage::frozen(parameter) });
         }
     }
     LayerChoice { stream, out, strategies: chosen, recompute, storage }
@@ -139,9 +141,57 @@ proptest! {
     }
 
     #[test]
+    fn what_is_frozen_needs_no_update(seed: u64, which in 0..layers::COUNT, frozen: u64) {
+        let layer = with_frozen(layers::all()[which].clone(), frozen);
+        check_proven(&layer, &Mesh::of_sizes(&[2, 2]).unwrap(), seed);
+    }
+
+    #[test]
     fn blocks_may_be_unequal(seed: u64, which in 2..4usize) {
         check_proven(&layers::all()[which], &Mesh::of_sizes(&[3, 2]).unwrap(), seed);
     }
+}
+
+/// A layer with those parameters frozen whose bit is set.
+fn with_frozen(mut layer: Layer, bits: u64) -> Layer {
+    let parameters: Vec<TensorId> = layer.parameters().collect();
+    for (_, tensor) in parameters.into_iter().enumerate().filter(|(i, _)| bits >> (i % 64) & 1 == 1) {
+        if let Role::Parameter(init) = layer.tensors[tensor.0].role {
+            layer.tensors[tensor.0].role = Role::Frozen(init);
+        }
+    }
+    layer
+}
+
+/// A program of the layer in which everything is learned does not fit the layer in which something is frozen, nor the
+/// other way round, and no parameter may be missing.
+#[test]
+fn what_is_frozen_must_be_held_and_not_learned() {
+    let (learned, mesh) = (layers::dense(), Mesh::of_sizes(&[2]).unwrap());
+    let frozen = with_frozen(learned.clone(), 0b100);
+    let of = |layer: &Layer| random_program(layer, &mesh, 1).unwrap();
+    let ((sizes, all), (_, some)) = (of(&learned), of(&frozen));
+    let reason = |layer: &Layer, program: &Program| match prove(layer, &mesh, &sizes, program) {
+        Proof::Proven { .. } => String::from("proven"),
+        Proof::NotProven { reason } => reason,
+    };
+    assert_eq!(reason(&frozen, &some), "proven");
+    assert!(reason(&frozen, &all).contains("is updated though it is frozen"));
+    assert!(reason(&learned, &some).contains("the other way round"));
+    let mut missing = some.clone();
+    missing.frozen.clear();
+    assert!(reason(&frozen, &missing).contains("is not held once"));
+    let mut accumulated = some.clone();
+    let tensor = some.frozen[0].tensor;
+    let gradient = all.backward.iter().find_map(|one| match one {
+        Instruction::Accumulate { gradient, .. } if all.value(*gradient).tensor == tensor => Some(one),
+        _ => None,
+    });
+    let Some(Instruction::Accumulate { gradient, reduce }) = gradient else { panic!("no gradient") };
+    accumulated.values.push(all.value(*gradient));
+    let gradient = ValueId(accumulated.values.len() - 1);
+    accumulated.backward.push(Instruction::Accumulate { gradient, reduce: reduce.clone() });
+    assert!(reason(&frozen, &accumulated).contains("is read but not there"));
 }
 
 /// Whatever is left out of a split, its order or what it carries, is noticed.
