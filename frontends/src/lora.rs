@@ -98,16 +98,11 @@ fn is_projection(layer: &Layer, op: &Op) -> bool {
     let between = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
     let dims = |tensor: TensorId| &layer.tensors[tensor.0].dims;
     let has_columns = dims(op.results[0]).iter().any(|dim| !dims(op.operands[0]).contains(dim));
-    let mut result = op.results[0];
-    loop {
-        let Some(reader) = layer.reader(result).map(|reader| &layer.ops[reader.0]) else { break };
-        match &reader.kind {
-            OpKind::Bias => result = reader.results[0],
-            OpKind::Route { .. } => return false,
-            _ => break,
-        }
-    }
-    between && has_columns
+    let reader = |tensor: TensorId| layer.reader(tensor).map(|reader| &layer.ops[reader.0]);
+    let biased = reader(op.results[0]).filter(|reader| reader.kind == OpKind::Bias);
+    let last = biased.map_or(op.results[0], |bias| bias.results[0]);
+    let scores = reader(last).is_some_and(|reader| matches!(reader.kind, OpKind::Route { .. }));
+    between && has_columns && !scores
 }
 
 fn freeze(tensor: &mut Tensor) {

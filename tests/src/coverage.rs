@@ -35,6 +35,7 @@ impl Recipe {
             top_k: 2,
             vocabulary: 12,
             tied: false,
+            lora: 0,
         };
         let over_batch = wishes.axes.iter().filter(|axis| axis.stream == Some(0)).map(|axis| axis.size);
         let case = Case {

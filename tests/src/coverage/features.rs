@@ -196,6 +196,10 @@ fn models() -> Vec<Feature> {
         families("position bias by head", tp(), Family::Bloom, Err("no such family")),
         families("attention beside the MLP", tp(), Family::Falcon, Err("no such family")),
         both("gradient accumulation", tp().micro_batches(3)),
+        both(
+            "adapters beside frozen weights (LoRA)",
+            stored(&[DATA, TENSOR], [&[0]; 3]).stages(2).sizes(|sizes| sizes.lora = 2),
+        ),
     ]
 }
 

@@ -183,10 +183,8 @@ fn what_is_frozen_must_be_held_and_not_learned() {
     assert!(reason(&frozen, &missing).contains("is not held once"));
     let mut accumulated = some.clone();
     let tensor = some.frozen[0].tensor;
-    let gradient = all.backward.iter().find_map(|one| match one {
-        Instruction::Accumulate { gradient, .. } if all.value(*gradient).tensor == tensor => Some(one),
-        _ => None,
-    });
+    let is_it = |one: &&Instruction| matches!(one, Instruction::Accumulate { gradient, .. } if all.value(*gradient).tensor == tensor);
+    let gradient = all.backward.iter().find(is_it);
     let Some(Instruction::Accumulate { gradient, reduce }) = gradient else { panic!("no gradient") };
     accumulated.values.push(all.value(*gradient));
     let gradient = ValueId(accumulated.values.len() - 1);
