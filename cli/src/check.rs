@@ -172,8 +172,7 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
     let element_bytes = cost_model::rates::element_bytes(precision).0;
     let context = MemoryContext {
         precision,
-        gradients: plan.job.engine.gradients,
-        loss: plan.job.engine.loss,
+        engine: plan.job.engine,
         kernels: KernelChoice {
             attention: plan.job.attention,
             element_bytes,

@@ -14,11 +14,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::Precision;
-use ir::engine::{GradientFormat, LossKernel};
-use ir::graph::{Layer, OpId, Sizes, TensorId};
+use ir::engine::{Accumulation, Dropout, Engine};
+use ir::graph::{DimId, Layer, Op, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
+use ir::op::OpKind;
 use ir::op_work::KernelChoice;
-use ir::program::{AxisSet, Instruction, Program, Side, Storage, Value, ValueId};
+use ir::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use ir::split::SplitBackward;
 use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
@@ -37,11 +38,9 @@ use crate::tensor_bytes::{
 pub struct MemoryContext<'a> {
     /// Precision of the job.
     pub precision: Precision,
-    /// Format of gradient accumulators.
-    pub gradients: GradientFormat,
-    /// Kernel of the loss.
-    pub loss: LossKernel,
-    /// Kernels of the engine.
+    /// The engine.
+    pub engine: Engine,
+    /// Its kernels of attention.
     pub kernels: KernelChoice,
     /// Constants of the world.
     pub constants: &'a Constants,
@@ -66,6 +65,8 @@ pub struct ProgramMemory {
     pub optimizer: Bytes,
     /// Parameters that are gathered for use: the unit of `memory::gathered_units`.
     pub gathered_parameters: f64,
+    /// Tensors that stand for weight gradients which are added inside products: once, however many such layers there are.
+    pub stand_ins: Bytes,
 }
 
 impl ProgramMemory {
@@ -104,6 +105,7 @@ pub fn program_memory(
         ..ProgramMemory::default()
     };
     account.states(&mut memory);
+    memory.stand_ins = account.stand_ins();
     memory
 }
 
@@ -174,8 +176,8 @@ impl Account<'_> {
 
     /// Scores are kept as one fp32 tensor, or less where the kernel's peak is less.
     fn saved_logits(&self, value: Value) -> Bytes {
-        let one =
-            logits_bytes(1.0, self.context.loss, self.context.constants).min(element_bytes(Precision::Fp32));
+        let one = logits_bytes(1.0, self.context.engine.loss, self.context.constants)
+            .min(element_bytes(Precision::Fp32));
         one * self.elements(value)
     }
 
@@ -185,22 +187,39 @@ impl Account<'_> {
         });
         let largest = scores.map(|&value| self.elements(value)).fold(0.0, f64::max);
         let kept = saved.get(&ActivationKind::Logits).copied().unwrap_or_default();
-        (logits_bytes(largest, self.context.loss, self.context.constants) - kept).max(Bytes::ZERO)
+        (logits_bytes(largest, self.context.engine.loss, self.context.constants) - kept).max(Bytes::ZERO)
     }
 
     /// What an operator's kernel keeps besides its operands: the log-sum-exp of each query in fp32, or, eager, the
-    /// probabilities (arXiv 2307.08691 section 3; arXiv 2205.05198 section 4.1 without dropout).
+    /// probabilities (arXiv 2307.08691 section 3); with dropout also what it makes of them, its mask, and the mask of what
+    /// is added to the stream (arXiv 2205.05198 section 4.1).
     fn kernel_bytes(&self, op: OpId) -> Bytes {
+        // Probabilities before and after dropout, and its mask of one byte.
+        let (copies, masks) = match self.context.engine.dropout {
+            Dropout::On => (2.0, 1.0),
+            Dropout::Off => (1.0, 0.0),
+        };
         let bytes = |work: &Work| match *work {
             Work::Attention { batch_heads, queries, keys, kernel, .. } => match kernel {
                 AttentionKernel::Flash => element_bytes(Precision::Fp32) * (batch_heads * queries),
                 AttentionKernel::Eager => {
-                    element_bytes(self.context.precision) * (batch_heads * queries * keys)
+                    (element_bytes(self.context.precision) * copies + Bytes(masks))
+                        * (batch_heads * queries * keys)
                 }
             },
             Work::Gemm { .. } | Work::Stream { .. } => Bytes::ZERO,
         };
+        if self.layer.ops[op.0].kind == OpKind::Add {
+            return Bytes(masks * self.added_elements(op));
+        }
         self.work().of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
+    }
+
+    /// Local elements of a sum.
+    fn added_elements(&self, op: OpId) -> f64 {
+        let result = self.layer.ops[op.0].results.first();
+        let made = self.program.values.iter().find(|v| Some(&v.tensor) == result && v.side == Side::Primal);
+        made.map_or(0.0, |value| self.elements(*value))
     }
 
     /// Blocks of keys that an instruction has on their way round a ring.
@@ -239,6 +258,7 @@ impl Account<'_> {
         if let Some(storage) = self.storages.get(&value.tensor) {
             return match value.side {
                 Side::Primal => Bytes::ZERO,
+                Side::Gradient if self.adds_inside(value.tensor) => Bytes::ZERO,
                 Side::Gradient => self.fresh_gradient(*storage) * self.elements(value),
             };
         }
@@ -258,8 +278,43 @@ impl Account<'_> {
         }
     }
 
+    /// Whether a weight's gradient is added to its accumulator inside the product that yields it: of matrices that are
+    /// held whole, beside accumulators that are.
+    fn adds_inside(&self, tensor: TensorId) -> bool {
+        let fused = self.context.engine.accumulation == Accumulation::Fused;
+        let whole = |storage: &Storage| storage.parameter.is_empty() && storage.gradient.is_empty();
+        fused && self.product_of(tensor).is_some() && self.storages.get(&tensor).is_some_and(whole)
+    }
+
+    /// The product that reads a weight.
+    fn product_of(&self, tensor: TensorId) -> Option<&Op> {
+        let is_weight = |op: &&Op| op.kind == OpKind::Linear && op.operands.get(1) == Some(&tensor);
+        self.layer.ops.iter().find(is_weight)
+    }
+
+    /// One tensor in the job's precision per weight, and one for all experts (NVIDIA/TransformerEngine
+    /// transformer_engine/pytorch/module/base.py, `get_dummy_wgrad`, which keeps them by shape).
+    fn stand_ins(&self) -> Bytes {
+        let weights = self.program.updates.iter().filter(|update| self.adds_inside(update.tensor));
+        let elements = |update: &Update| {
+            let shape = self.layer.shape(update.tensor, self.sizes);
+            let copies = self.product_of(update.tensor).map_or(1, |op| self.experts(op, update, &shape));
+            update.used.local_elements(self.mesh, &shape) as f64 / copies.max(1) as f64
+        };
+        element_bytes(self.context.precision) * weights.map(elements).sum::<f64>()
+    }
+
+    /// Local length of what a weight, what it multiplies and the result all walk: its experts.
+    fn experts(&self, op: &Op, update: &Update, shape: &[u64]) -> u64 {
+        let dims = |tensor: TensorId| &self.layer.tensors[tensor.0].dims;
+        let everywhere =
+            |dim: &&DimId| op.results.iter().chain(&op.operands[..1]).all(|&t| dims(t).contains(dim));
+        let own = dims(update.tensor).iter().enumerate().filter(|(_, dim)| everywhere(dim));
+        own.map(|(i, _)| update.used.local_size(self.mesh, i, shape[i])).product()
+    }
+
     fn state_bytes(&self) -> StateBytes {
-        StateBytes::adamw(self.context.precision, self.context.gradients)
+        StateBytes::adamw(self.context.precision, self.context.engine.gradients)
     }
 
     fn states(&self, memory: &mut ProgramMemory) {

@@ -6,27 +6,26 @@ use crate::program_fixture::{
     AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, lowered,
     mlp, moe,
 };
-use ir::engine::Dropout;
+use ir::engine::{Accumulation, Dropout, LossKernel};
 use ir::token_order::TokenOrder;
 
 const SHAPE: Shape = Shape { b: 2, s: 16, h: 32, heads: 4, f: 128 };
 
 fn account(lowered: &Lowered, attention: AttentionKernel, loss: LossKernel) -> ProgramMemory {
     let constants = Constants::load();
+    let context = context(attention, loss, &constants);
+    program_memory(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program)
+}
+
+fn context(attention: AttentionKernel, loss: LossKernel, constants: &Constants) -> MemoryContext<'_> {
     let kernels = KernelChoice {
         attention,
         token_order: TokenOrder::ZigZag,
         element_bytes: 2.0,
         dropout: Dropout::Off,
     };
-    let context = MemoryContext {
-        precision: Precision::Bf16,
-        gradients: GradientFormat::Full,
-        loss,
-        kernels,
-        constants: &constants,
-    };
-    program_memory(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program)
+    let engine = Engine { loss, accumulation: Accumulation::Separate, ..Engine::default() };
+    MemoryContext { precision: Precision::Bf16, engine, kernels, constants }
 }
 
 fn flash(lowered: &Lowered) -> ProgramMemory {
@@ -49,6 +48,35 @@ const QUERIES: f64 = 2.0 * 4.0 * 16.0;
 fn a_gpt_layer_saves_32_bytes_per_element_and_two_per_probability() {
     let saved = account(&gpt_on(&[1], &[], &[]), AttentionKernel::Eager, LossKernel::Fused).saved_total();
     assert_eq!(saved, Bytes(32.0 * SBH + 2.0 * PAIRS));
+}
+
+/// Masks of one byte, and the probabilities after dropout: the paper's own figure.
+#[test]
+fn with_dropout_a_gpt_layer_saves_34_bytes_per_element_and_five_per_probability() {
+    let constants = Constants::load();
+    let lowered = gpt_on(&[1], &[], &[]);
+    let engine = Engine { dropout: Dropout::On, ..Engine::default() };
+    let context = MemoryContext { engine, ..context(AttentionKernel::Eager, LossKernel::Fused, &constants) };
+    let saved = program_memory(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program);
+    assert_eq!(saved.saved_total(), Bytes(34.0 * SBH + 5.0 * PAIRS));
+}
+
+/// Two bytes per weight of the four products, cut as they are; nothing where gradients have tensors of their own.
+#[test]
+fn sums_inside_products_leave_a_stand_in_per_weight() {
+    let constants = Constants::load();
+    let inside = |lowered: &Lowered| {
+        let engine = Engine { loss: LossKernel::Fused, ..Engine::default() };
+        let context =
+            MemoryContext { engine, ..context(AttentionKernel::Flash, LossKernel::Fused, &constants) };
+        program_memory(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program)
+    };
+    let weights = (4 * 32 * 32 + 2 * 32 * 128) as f64;
+    let whole = gpt_on(&[1], &[], &[]);
+    assert_eq!(inside(&whole).stand_ins, Bytes(2.0 * weights));
+    assert_eq!(inside(&gpt_on(&[4], &[TENSOR], &[])).stand_ins, Bytes(2.0 * weights / 4.0));
+    assert_eq!(flash(&whole).stand_ins, Bytes::ZERO);
+    assert!(flash(&whole).working() > inside(&whole).working());
 }
 
 #[test]

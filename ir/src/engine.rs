@@ -25,6 +25,8 @@ pub struct Engine {
     pub gradients: GradientFormat,
     /// How the loss over the vocabulary is computed.
     pub loss: LossKernel,
+    /// Where the products of weight gradients leave them.
+    pub accumulation: Accumulation,
 }
 
 impl Engine {
@@ -37,6 +39,7 @@ impl Engine {
         gradient_overlap: GradientOverlap::Absent,
         gradients: GradientFormat::Full,
         loss: LossKernel::Unfused,
+        accumulation: Accumulation::Separate,
     };
 
     /// PyTorch FSDP around plain modules: nothing fused, parameters prefetched.
@@ -48,6 +51,7 @@ impl Engine {
         gradient_overlap: GradientOverlap::Beside,
         gradients: GradientFormat::Full,
         loss: LossKernel::Plain,
+        accumulation: Accumulation::Separate,
     };
 
     /// True for the engine of a job that names none.
@@ -120,6 +124,18 @@ pub enum GradientFormat {
     Full,
     /// The job's own precision.
     Half,
+}
+
+/// Where the products of weight gradients leave them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Accumulation {
+    /// Added to the accumulator inside the product, as Megatron-Core does; what stands for the gradient elsewhere in
+    /// the framework is one 16-bit tensor per weight shape that lives for ever.
+    #[default]
+    Fused,
+    /// In tensors of their own, added afterwards.
+    Separate,
 }
 
 /// How the loss over the vocabulary is computed.

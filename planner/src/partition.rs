@@ -15,8 +15,10 @@ pub struct LayerCost {
     pub saved: f64,
     /// Bytes needed while it runs.
     pub working: f64,
-    /// Bytes of the logits, which a stage has once, beside whatever runs.
+    /// Bytes of the logits while it runs.
     pub logits: f64,
+    /// Bytes that a stage has once for every kind of layer that it has.
+    pub once: f64,
 }
 
 /// Costs of every kind at every level: a level is a price of memory, from fastest to smallest.
@@ -28,6 +30,8 @@ pub struct Levels {
     pub kinds: Vec<usize>,
     /// `counts[i][kind]`: layers of a kind among the first `i`.
     counts: Vec<Vec<u64>>,
+    /// `ends[i][kind]`: one past the last layer of a kind among the first `i`.
+    ends: Vec<Vec<usize>>,
 }
 
 /// Layers of one chunk and how they are run.
@@ -51,13 +55,16 @@ impl Levels {
     /// Prepares costs for many questions about ranges of layers.
     pub fn new(costs: Vec<Vec<LayerCost>>, kinds: Vec<usize>) -> Self {
         let n_kinds = costs.first().map_or(0, Vec::len);
-        let mut counts = vec![vec![0; n_kinds]];
-        for &kind in &kinds {
+        let (mut counts, mut ends) = (vec![vec![0; n_kinds]], vec![vec![0; n_kinds]]);
+        for (i, &kind) in kinds.iter().enumerate() {
             let mut next = counts.last().cloned().unwrap_or_default();
             next[kind] += 1;
             counts.push(next);
+            let mut next = ends.last().cloned().unwrap_or_default();
+            next[kind] = i + 1;
+            ends.push(next);
         }
-        Self { costs, kinds, counts }
+        Self { costs, kinds, counts, ends }
     }
 
     fn count(&self, from: usize, to: usize, kind: usize) -> f64 {
@@ -69,13 +76,17 @@ impl Levels {
     }
 
     fn memory(&self, from: usize, to: usize, level: usize, in_flight: f64) -> f64 {
-        let present = |kind: &usize| self.count(from, to, *kind) > 0.0;
-        let most = |of: &dyn Fn(&LayerCost) -> f64| {
-            let kinds = (0..self.costs[level].len()).filter(present);
-            kinds.map(|kind| of(&self.costs[level][kind])).fold(0.0, f64::max)
+        let present = || (0..self.costs[level].len()).filter(|&kind| self.count(from, to, kind) > 0.0);
+        // When backward reaches a layer, what those behind it kept is free again.
+        let beside = |kind: usize| {
+            let cost = &self.costs[level][kind];
+            let free = self.sum(self.ends[to][kind], to, level, |cost| cost.saved);
+            (cost.working - free).max(0.0) + cost.logits
         };
-        let once = most(&|cost| cost.working) + most(&|cost| cost.logits);
-        self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved) + once
+        let once: f64 = present().map(|kind| self.costs[level][kind].once).sum();
+        self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved)
+            + once
+            + present().map(beside).fold(0.0, f64::max)
     }
 
     /// The kind with most layers in a range; ties to the first.
@@ -104,7 +115,7 @@ impl Levels {
         let more = |of: &dyn Fn(&LayerCost) -> f64| {
             (of(&self.costs[level][kind]) - of(&self.costs[faster][kind])).max(0.0)
         };
-        let working = more(&|cost| cost.working) + more(&|cost| cost.logits);
+        let working = more(&|cost| cost.working) + more(&|cost| cost.logits) + more(&|cost| cost.once);
         let over = self.memory(from, to, faster, in_flight) + working - capacity;
         let needed = (over / gain).ceil();
         if gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind) {
@@ -190,9 +201,22 @@ mod tests {
     use super::*;
 
     fn levels(times: &[f64], sequence: &[usize]) -> Levels {
-        let cost = |time: &f64| LayerCost { time: *time, state: 1.0, saved: 1.0, working: 0.0, logits: 0.0 };
-        let small =
-            |time: &f64| LayerCost { time: *time * 1.5, state: 1.0, saved: 0.1, working: 0.0, logits: 0.0 };
+        let cost = |time: &f64| LayerCost {
+            time: *time,
+            state: 1.0,
+            saved: 1.0,
+            working: 0.0,
+            logits: 0.0,
+            once: 0.0,
+        };
+        let small = |time: &f64| LayerCost {
+            time: *time * 1.5,
+            state: 1.0,
+            saved: 0.1,
+            working: 0.0,
+            logits: 0.0,
+            once: 0.0,
+        };
         Levels::new(
             vec![times.iter().map(cost).collect(), times.iter().map(small).collect()],
             sequence.to_vec(),
@@ -216,11 +240,14 @@ mod tests {
     }
 
     #[test]
-    fn logits_stay_beside_the_largest_working_set() {
-        let cost = |working, logits| LayerCost { time: 1.0, state: 0.0, saved: 0.0, working, logits };
-        let levels = Levels::new(vec![vec![cost(5.0, 0.0), cost(1.0, 3.0)]], vec![0, 1]);
-        assert_eq!(levels.chunk(0, 2, 1.0, 8.0).map(|chunk| chunk.memory), Some(8.0));
-        assert_eq!(levels.chunk(0, 2, 1.0, 7.0), None);
+    fn a_layer_works_beside_what_those_before_it_keep() {
+        let cost =
+            |working, logits, saved| LayerCost { time: 1.0, state: 0.0, saved, working, logits, once: 0.0 };
+        let levels = |first| Levels::new(vec![vec![cost(first, 0.0, 1.0), cost(1.0, 3.0, 2.0)]], vec![0, 1]);
+        // Three bytes are kept; the last layer works in four, and the first in its own beside all but two.
+        assert_eq!(levels(5.0).chunk(0, 2, 1.0, 8.0).map(|chunk| chunk.memory), Some(7.0));
+        assert_eq!(levels(8.0).chunk(0, 2, 1.0, 9.0).map(|chunk| chunk.memory), Some(9.0));
+        assert_eq!(levels(8.0).chunk(0, 2, 1.0, 8.0), None);
     }
 
     #[test]

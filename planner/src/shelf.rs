@@ -107,6 +107,7 @@ impl<'a> Scope<'a> {
             saved: entry.memory.saved_total().0 * slack,
             working: entry.memory.working().0 * slack,
             logits: entry.memory.logits.0 * slack,
+            once: entry.memory.stand_ins.0,
         };
         let depth = shelf.levels.first().map_or(0, Vec::len);
         let at = |level: usize| {

@@ -26,7 +26,7 @@ use cost_model::Constants;
 use cost_model::program_memory::{MemoryContext, program_memory};
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use ir::cluster::Precision;
-use ir::engine::{Dropout, Engine, GradientFormat, LossKernel};
+use ir::engine::{Dropout, Engine};
 use ir::op_work::KernelChoice;
 use ir::plan::check::open;
 use ir::token_order::TokenOrder;
@@ -87,8 +87,7 @@ fn saved(model: &str, attention: AttentionKernel, cut: Cut, recompute: Recompute
     let constants = Constants::load();
     let context = MemoryContext {
         precision: Precision::Bf16,
-        gradients: GradientFormat::Full,
-        loss: LossKernel::Unfused,
+        engine: Engine::default(),
         kernels: KernelChoice {
             attention,
             token_order: TokenOrder::ZigZag,

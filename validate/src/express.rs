@@ -4,7 +4,7 @@
 //! that fits in the devices' memory stands for the row. Nothing is chosen by its error.
 
 use ir::cluster::Precision;
-use ir::engine::{Engine, FlashKernel, GradientFormat, GradientOverlap, TensorOverlap};
+use ir::engine::{Engine, FlashKernel, GradientFormat, GradientOverlap, LossKernel, TensorOverlap};
 use ir::work::AttentionKernel;
 use planner::request::{Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
 
@@ -128,6 +128,8 @@ fn engine(row: &Row) -> Engine {
         tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { TensorOverlap::Absent },
         gradient_overlap: if beside("gradients") { GradientOverlap::Beside } else { GradientOverlap::Absent },
         gradients: if row.reduce == "half" { GradientFormat::Half } else { known.gradients },
+        // "Cross-entropy fused" in the names of its source.
+        loss: if row.id.ends_with("_cef") { LossKernel::Fused } else { known.loss },
         ..known
     }
 }

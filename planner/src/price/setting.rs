@@ -167,8 +167,7 @@ impl<'a> Setting<'a> {
         let times = self.times();
         let bytes = MemoryContext {
             precision: machine.precision,
-            gradients: self.job.engine.gradients,
-            loss: self.job.engine.loss,
+            engine: self.job.engine,
             kernels: machine.kernels,
             constants: machine.constants,
         };

@@ -1,8 +1,10 @@
 //! Bytes of a device of one stage at its peak, by category.
 //!
 //! ```text
-//! states + in flight * saved + waiting * carried + the largest working set of a layer + logits + reserve        -> stage_memory()
+//! states + in flight * saved + waiting * carried + the largest working set of a layer + stand-ins + logits + reserve        -> stage_memory()
 //! ```
+
+use std::collections::BTreeMap;
 
 use cost_model::MemoryBreakdown;
 use ir::units::Bytes;
@@ -17,7 +19,8 @@ const CARRIED: &str = "carried to weight gradients";
 /// Peak memory of a stage by category; `held` counts its micro-batches in whole stages.
 pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, held: Held) -> MemoryBreakdown {
     let mut memory = MemoryBreakdown::default();
-    let (mut working, mut freed) = (Bytes::ZERO, Bytes::ZERO);
+    let mut freed = Bytes::ZERO;
+    let mut stand_ins: BTreeMap<usize, Bytes> = BTreeMap::new();
     for (entry, count) in staged.runs(stage) {
         let own = &entry.memory;
         memory.parameters += own.parameters * count as f64;
@@ -33,12 +36,33 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
             *memory.activations.entry(CARRIED.to_string()).or_default() += carried;
             freed += carried;
         }
-        memory.logits = memory.logits.max(own.logits);
-        working = working.max(own.working());
+        let most = stand_ins.entry(entry.kind).or_default();
+        *most = most.max(own.stand_ins);
     }
-    memory.buffers = working;
+    let (working, logits) = beside_all_saved(staged, stage);
+    memory.logits = logits;
+    memory.buffers = working + stand_ins.into_values().sum();
     freed += working + memory.logits;
     let slack = setting.machine.constants.fragmentation_factor - 1.0;
     memory.reserve = freed * slack + Bytes(setting.reserve());
     memory
+}
+
+/// The working set and the logits of the layer that needs most beyond what the stage keeps for backward.
+///
+/// When backward reaches a layer, what those behind it in their chunk kept is free again.
+fn beside_all_saved(staged: &Staged<'_>, stage: usize) -> (Bytes, Bytes) {
+    let mut most = (Bytes::ZERO, Bytes::ZERO);
+    for runs in staged.chunks_of(stage) {
+        let mut free = Bytes::ZERO;
+        for (entry, count) in runs.iter().rev().map(|&(entry, count)| (&staged.entries[entry], count)) {
+            let logits = entry.memory.logits;
+            let working = (entry.memory.working() - free).max(Bytes::ZERO);
+            if working + logits > most.0 + most.1 {
+                most = (working, logits);
+            }
+            free += entry.memory.saved_total() * count as f64;
+        }
+    }
+    most
 }

@@ -55,9 +55,13 @@ pub struct Transfer {
 impl Staged<'_> {
     /// The runs of a stage, over all its chunks.
     pub fn runs(&self, stage: usize) -> impl Iterator<Item = (&Entry, u64)> {
+        self.chunks_of(stage).flatten().map(|&(entry, count)| (&self.entries[entry], count))
+    }
+
+    /// The chunks of a stage, each as runs of (entry, count).
+    pub fn chunks_of(&self, stage: usize) -> impl Iterator<Item = &Vec<(usize, u64)>> {
         let own = self.schedule.placement().chunks_of(self.n_stages as u32, stage as u32);
-        let runs = own.into_iter().filter_map(|chunk| self.chunks.get(chunk as usize)).flatten();
-        runs.map(|&(entry, count)| (&self.entries[entry], count))
+        own.into_iter().filter_map(|chunk| self.chunks.get(chunk as usize))
     }
 
     /// A sum over the layers of a stage.
