@@ -380,6 +380,9 @@ pub(crate) struct ValidateArgs {
     /// List every row that is not priced, with its reason
     #[arg(long)]
     pub(crate) omitted: bool,
+    /// Peak memory instead of time
+    #[arg(long, conflicts_with_all = ["fit", "omitted"])]
+    pub(crate) memory: bool,
     /// Constants of a cluster of your own
     #[arg(long, value_name = "FILE")]
     pub(crate) calibration: Option<String>,

@@ -24,6 +24,7 @@ mod verify;
 mod train;
 mod check;
 mod validate;
+mod validate_memory;
 mod explain;
 mod show;
 mod models;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use validate::calibration::Calibration;
 use validate::case::{Case, Omitted, cases};
 use validate::global::global;
+use validate::memory::memory_report;
 use validate::report::{RowReport, SourceReport, Validation, validation};
 use validate::row::{Row, shipped};
 
@@ -18,6 +19,7 @@ use crate::input::read_file;
 use crate::output::{json, write_whole};
 use crate::table::{Side, table};
 use crate::terminal::Terminal;
+use crate::validate_memory;
 
 /// Rows that are named as the worst.
 const N_WORST: usize = 10;
@@ -43,6 +45,12 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
         None => shipped.clone(),
     };
     let rows = rows(args)?;
+    if args.memory {
+        let found = memory_report(&rows, &start);
+        let text = if args.json.json { json(&found)? } else { validate_memory::text(&found, args.rows) };
+        write!(terminal.out, "{text}")?;
+        return Ok(());
+    }
     let (cases, omitted) = cases(&rows, &start);
     let constants = if args.fit { refit(args, (&shipped, &start), &cases, terminal)? } else { start };
     let found = validation(&cases, &omitted, &constants);

@@ -14,3 +14,4 @@ pub mod report;
 pub mod fit;
 pub mod calibration;
 pub mod global;
+pub mod memory;
