@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
     let rows = rows(args)?;
     if args.memory {
         let found = memory_report(&rows, &start);
-        let text = if args.json.json { json(&found)? } else { validate_memory::text(&found, args.rows) };
+        let text = if args.json.json { json(&found)? } else { validate_memory::text(&found, args) };
         write!(terminal.out, "{text}")?;
         return Ok(());
     }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use validate::memory::{Measure, MemorySource};
 
+use crate::args::ValidateArgs;
 use crate::table::{Side, table};
 
 fn percent(fraction: f64) -> String {
@@ -11,7 +12,7 @@ fn percent(fraction: f64) -> String {
 }
 
 /// Sources as a table, and every row where they are asked for.
-pub(crate) fn text(found: &[MemorySource], with_rows: bool) -> String {
+pub(crate) fn text(found: &[MemorySource], args: &ValidateArgs) -> String {
     let columns = [
         ("peak memory", Side::Left),
         ("measured", Side::Left),
@@ -46,7 +47,7 @@ pub(crate) fn text(found: &[MemorySource], with_rows: bool) -> String {
         ]
     };
     let mut text = table(&columns, &found.iter().map(row).collect::<Vec<_>>());
-    if with_rows {
+    if args.rows {
         let columns = [
             ("row", Side::Left),
             ("measured GiB", Side::Right),
