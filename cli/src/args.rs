@@ -202,6 +202,9 @@ pub(crate) struct PinArgs {
     /// Order of the micro-batches
     #[arg(long, value_enum)]
     pub(crate) schedule: Option<ScheduleArg>,
+    /// Slices of every sequence, for seq1f1b and terapipe; cut so that all take equally long
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    pub(crate) slices: Option<u32>,
     /// What backward computes again
     #[arg(long, value_enum)]
     pub(crate) recompute: Option<RecomputeArg>,
@@ -515,6 +518,12 @@ pub(crate) enum ScheduleArg {
     DualPipeV,
     /// Two pipelines in opposite directions, two copies of every parameter
     Chimera,
+    /// 1F1B over slices of sequences (--slices), the backward of a micro-batch from its last slice to its first
+    #[value(name = "seq1f1b")]
+    Seq1F1B,
+    /// All forwards, then all backwards, over slices of sequences (--slices)
+    #[value(name = "terapipe")]
+    TeraPipe,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -33,6 +33,7 @@ struct Checked {
     n_stages: u32,
     n_virtual_stages: u32,
     n_micro_batches: u32,
+    n_slices: u32,
     n_actions: usize,
     /// Streams and gradients sent from stage to stage in a step.
     n_messages: usize,
@@ -106,20 +107,27 @@ fn of_table(file: &str, placement: PlacementArg) -> Result<Checked, Failure> {
         PlacementArg::V => Placement::Waves { virtual_stages },
         PlacementArg::Bidirectional => Placement::Bidirectional,
     };
-    let n_micro_batches = counts(|action| action.micro_batch);
-    check_table(&rows, placement, n_micro_batches).map_err(|error| wrong(error.to_string()))?;
-    checked("custom".into(), &rows, TableShape { n_stages: rows.len() as u32, placement, n_micro_batches })
+    let shape = TableShape {
+        n_stages: rows.len() as u32,
+        placement,
+        n_micro_batches: counts(|action| action.micro_batch),
+        n_slices: counts(|action| action.slice),
+    };
+    check_table(&rows, shape).map_err(|error| wrong(error.to_string()))?;
+    checked("custom".into(), &rows, shape)
 }
 
 /// Figures of a table that has passed the check.
 fn checked(schedule: String, rows: &[Vec<Action>], shape: TableShape) -> Result<Checked, Failure> {
-    let each = |seconds: f64| vec![Seconds(seconds); shape.n_chunks() as usize];
+    let n_places = shape.n_chunks() as usize * shape.n_slices as usize;
+    let each = |seconds: f64| vec![Seconds(seconds); n_places];
     let times = PipelineTimes {
         placement: shape.placement,
+        n_slices: shape.n_slices,
         forward: each(1.0),
         backward: each(2.0),
         parts: Some(BackwardParts { input: each(1.0), weight: each(1.0) }),
-        boundary: vec![Seconds::ZERO; shape.n_chunks() as usize - 1],
+        boundary: vec![Seconds::ZERO; n_places - shape.n_slices as usize],
         transfers: Transfers::Overlapped,
     };
     let timeline = simulate(rows, &times).map_err(|error| Failure::bug(error.to_string()))?;
@@ -142,6 +150,7 @@ fn checked(schedule: String, rows: &[Vec<Action>], shape: TableShape) -> Result<
         n_stages: shape.n_stages,
         n_virtual_stages: shape.n_virtual_stages(),
         n_micro_batches: shape.n_micro_batches,
+        n_slices: shape.n_slices,
         n_actions: rows.iter().map(Vec::len).sum(),
         n_messages: messages(rows, shape),
         n_overtaken: overtaken(rows, shape),
@@ -181,24 +190,24 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
         },
         constants: &constants,
     };
-    let of_entry = |at: usize| {
-        let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
-        let program = &opened.entries[at].program;
+    let shape = plan.table_shape();
+    let of_entry = |at: usize, slice: u32| {
+        let ((layer, program), sizes) = (opened.run(at), opened.run_sizes(plan, at, slice));
         let saved = program_memory(&context, layer, &plan.mesh, &sizes, program).saved_total();
         let split = split_backward(layer, program);
         (saved, carried_bytes((&context, layer, &plan.mesh, &sizes), program, &split))
     };
-    let entries: Vec<(Bytes, Bytes)> = (0..plan.entries.len()).map(of_entry).collect();
-    let sum = |chunk: u32, of: fn(&(Bytes, Bytes)) -> Bytes| -> Bytes {
+    let of_slice = |slice: u32| (0..plan.entries.len()).map(|at| of_entry(at, slice)).collect();
+    let slices: Vec<Vec<(Bytes, Bytes)>> = (0..shape.n_slices).map(of_slice).collect();
+    let sum = |(chunk, slice): (u32, u32), of: fn(&(Bytes, Bytes)) -> Bytes| -> Bytes {
         let runs = plan.chunks[chunk as usize].iter();
-        runs.map(|run| of(&entries[run.entry]) * run.count as f64).sum()
+        runs.map(|run| of(&slices[slice as usize][run.entry]) * run.count as f64).sum()
     };
-    let shape = plan.table_shape();
     let peak = |row: &Vec<Action>| {
         let (mut now, mut most) = (Bytes::ZERO, Bytes::ZERO);
         for action in row {
-            let chunk = shape.chunk(*action);
-            let (saved, carried) = (sum(chunk, |bytes| bytes.0), sum(chunk, |bytes| bytes.1));
+            let place = (shape.chunk(*action), action.slice);
+            let (saved, carried) = (sum(place, |bytes| bytes.0), sum(place, |bytes| bytes.1));
             now = match action.section {
                 Section::Forward => now + saved,
                 Section::Backward => now - saved,
@@ -213,7 +222,9 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
 }
 
 fn report(checked: &Checked) -> String {
-    let micro_batches = format!("{} micro-batches", checked.n_micro_batches);
+    let slices =
+        if checked.n_slices > 1 { format!(" of {} slices", checked.n_slices) } else { String::new() };
+    let micro_batches = format!("{} micro-batches{slices}", checked.n_micro_batches);
     let order = match checked.n_overtaken {
         0 => "received in the order sent".to_owned(),
         n => format!("{n} of them received after a later one"),

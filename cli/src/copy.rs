@@ -10,6 +10,7 @@ use ir::plan::{EntryRun, Plan};
 use ir::program::Program;
 use ir::schedule::Action;
 use ir::shrink::{ShrinkError, ShrinkLimits, Shrunk, shrink};
+use ir::slices::Slices;
 
 use crate::args::CopyArgs;
 use crate::failure::Failure;
@@ -100,7 +101,7 @@ impl<'a> SmallRun<'a> {
         let n_micro_batches = u32::try_from(plan.n_micro_batches).map_err(too_many)?;
         let table =
             plan.actions().map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
-        let programs = opened.entries.iter().map(|entry| entry.program.clone()).collect();
+        let programs = (0..opened.entries.len()).map(|entry| opened.run(entry).1.clone()).collect();
         Ok(Self { plan, opened, table, programs, stands_for: &small.stands_for, n_stages, n_micro_batches })
     }
 
@@ -111,6 +112,14 @@ impl<'a> SmallRun<'a> {
 
     /// What is run.
     pub(crate) fn execution(&self, precision: Precision, seed: u64) -> Execution<'a> {
+        let whole = self.in_whole(precision, seed);
+        let Some(sliced) = &self.opened.sliced else { return whole };
+        let choices = sliced.entries.iter().map(|entry| (entry.layer, entry.choice.clone())).collect();
+        Execution { model: &sliced.model, choices, slices: sliced.slices.clone(), ..whole }
+    }
+
+    /// The same with every sequence in one piece, of which the reference is made. Its table may be of slices.
+    pub(crate) fn in_whole(&self, precision: Precision, seed: u64) -> Execution<'a> {
         let layers = |run: &EntryRun| std::iter::repeat_n(run.entry, run.count as usize);
         let chunk = |runs: &Vec<EntryRun>| Chunk { layers: runs.iter().flat_map(layers).collect() };
         let choices: Vec<(usize, LayerChoice)> =
@@ -126,6 +135,7 @@ impl<'a> SmallRun<'a> {
             n_micro_batches: self.n_micro_batches,
             sequence: self.plan.job.sequence,
             tokens: TokenLayout { order: self.plan.job.token_order, parts: self.opened.roles(self.plan).cp },
+            slices: Slices::whole(self.plan.job.sequence),
             table: self.table.clone(),
             seed,
             given: executor::run::Tensors::new(),
@@ -143,6 +153,10 @@ impl<'a> SmallRun<'a> {
     pub(crate) fn chunk(&self, chunk: usize) -> Vec<(&'a Layer, &'a Program, usize)> {
         let entry = |run: &EntryRun| std::iter::repeat_n(run.entry, run.count as usize);
         let entries = self.plan.chunks[chunk].iter().flat_map(entry);
-        entries.map(|entry| (self.opened.layer(entry), &self.opened.entries[entry].program, entry)).collect()
+        let run = |entry: usize| {
+            let (layer, program) = self.opened.run(entry);
+            (layer, program, entry)
+        };
+        entries.map(run).collect()
     }
 }

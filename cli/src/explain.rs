@@ -412,6 +412,11 @@ fn glossary(plan: &Plan) -> String {
             "between uses cut over replicas: 1 optimizer state, 2 also gradients, 3 also parameters",
         ),
         (true, "micro-batch", "sequences of one replica at a time x how often per step"),
+        (
+            plan.n_slices() > 1,
+            "slice",
+            "part of every sequence that a stage runs at a time, after those before it",
+        ),
         (roles.pp > 1, "bubble", "time in which a stage waits for others at the beginning and end of a step"),
         (true, "MFU", "the model's FLOPs over what the devices could do; HFU counts recomputed ones too"),
         (true, "exposed", "communication that computation does not hide"),

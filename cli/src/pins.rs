@@ -25,7 +25,7 @@ pub(crate) fn read(texts: &[String]) -> Result<Pins, Failure> {
     let line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
-        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, recompute, zero, sequence-parallel, cp-kind, token-order, \
+        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, sequence-parallel, cp-kind, token-order, \
                     layers-per-stage; `planner estimate --help` says what each takes";
         Failure::argument_with_hint(format!("--pin: {what}"), hint)
     })?;
@@ -77,7 +77,10 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             ScheduleArg::Hanayo => ScheduleKind::Hanayo,
             ScheduleArg::DualPipeV => ScheduleKind::DualPipeV,
             ScheduleArg::Chimera => ScheduleKind::Chimera,
+            ScheduleArg::Seq1F1B => ScheduleKind::Seq1F1B,
+            ScheduleArg::TeraPipe => ScheduleKind::TeraPipe,
         }),
+        slices: args.slices,
         recompute: args.recompute.map(|recompute| match recompute {
             RecomputeArg::None => RecomputeKind::None,
             RecomputeArg::Selective => RecomputeKind::Selective,
@@ -136,6 +139,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         } else {
             ScheduleKind::OneFOneB
         })),
+        slices: pins.slices,
         recompute: pins.recompute.or(Some(RecomputeKind::None)),
         zero: pins.zero.or(Some(1)),
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),

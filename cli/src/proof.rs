@@ -28,10 +28,14 @@ pub(crate) fn outcomes(plan: &Plan, opened: &OpenPlan) -> Vec<Proof> {
     let one = |at: usize| {
         let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
         let program = &opened.entries[at].program;
-        let whole = prove::prove(layer, &plan.mesh, &sizes, program);
+        let whole = match prove::prove(layer, &plan.mesh, &sizes, program) {
+            prove::Proof::Proven { .. } if opened.sliced.is_some() => one_slice(plan, opened, at),
+            other @ (prove::Proof::Proven { .. } | prove::Proof::NotProven { .. }) => other,
+        };
         let proof = match whole {
             // What is proven of the whole must hold of the parts as well.
             prove::Proof::Proven { .. } if splits => {
+                let ((layer, program), sizes) = (opened.run(at), opened.run_sizes(plan, at, 0));
                 let split = split_backward(layer, program);
                 prove::prove_split((layer, &plan.mesh, &sizes), program, &split)
             }
@@ -43,6 +47,13 @@ pub(crate) fn outcomes(plan: &Plan, opened: &OpenPlan) -> Vec<Proof> {
         }
     };
     (0..opened.entries.len()).into_par_iter().map(one).collect()
+}
+
+/// Whether what runs for the last slice of a sequence computes its layer, given what earlier slices have kept. That slices
+/// together compute their sequence is no part of it: only a run shows that.
+fn one_slice(plan: &Plan, opened: &OpenPlan, at: usize) -> prove::Proof {
+    let ((layer, program), last) = (opened.run(at), plan.table_shape().n_slices - 1);
+    prove::prove(layer, &plan.mesh, &opened.run_sizes(plan, at, last), program)
 }
 
 /// Whether the layer of an entry, where it stands for another, is proven equal to that one: found by the rules that

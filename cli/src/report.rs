@@ -125,9 +125,24 @@ pub(crate) fn arrangement(plan: &Plan) -> String {
     list(&[
         ("roles", degrees(&plan.roles) + &recomputed_layers(plan)),
         ("mesh", format!("{}, each of {on}", figures::counted(plan.n_stages, "stage"))),
-        ("schedule", format!("{}, {micro_batches} of {} sequences", plan.schedule, plan.micro_batch)),
+        (
+            "schedule",
+            format!("{}, {micro_batches} of {} sequences{}", plan.schedule, plan.micro_batch, slices(plan)),
+        ),
         ("proof", proof_words(proofs)),
     ])
+}
+
+/// `, each in slices of 1536, 1280 and 1280 tokens`, where sequences are cut.
+fn slices(plan: &Plan) -> String {
+    let lengths: Vec<String> = plan.slices.iter().map(ToString::to_string).collect();
+    match lengths.as_slice() {
+        [] => String::new(),
+        [first, rest @ ..] if rest.iter().all(|length| length == first) => {
+            format!(", each in {} slices of {first} tokens", lengths.len())
+        }
+        [rest @ .., last] => format!(", each in slices of {} and {last} tokens", rest.join(", ")),
+    }
 }
 
 /// ` in 13 of 32 layers`, where not all layers compute something again; embedding and head apart.

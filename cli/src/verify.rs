@@ -180,7 +180,7 @@ fn dropped(expected: &Outcome) -> Option<Dropped> {
 
 /// The run of one device.
 fn alone<E: Real>(small: &SmallRun<'_>, (precision, seed): (Precision, u64)) -> Result<Outcome, Failure> {
-    let execution = small.execution(precision, seed);
+    let execution = small.in_whole(precision, seed);
     run::<E>(&Reference::of(&execution).execution(&execution), &|_, _| 0)
         .map_err(|error| Failure::NotVerified(format!("one device: {error}")))
 }

@@ -26,6 +26,7 @@ pub mod rates;
 pub mod ring;
 pub mod section_price;
 pub mod simulate;
+pub mod slice_lengths;
 pub mod step_price;
 pub mod stream;
 pub mod tensor_bytes;
@@ -44,13 +45,14 @@ pub use program_bytes::{
     BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, kept_bytes,
     program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
 };
-pub use program_memory::{MemoryContext, ProgramMemory, carried_bytes, program_memory};
+pub use program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
 pub use program_price::{price_program, price_split};
 pub use rates::Rates;
 pub use section_price::{
     Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, SplitPrice, UpdatePrice,
 };
 pub use simulate::{BackwardParts, PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
+pub use slice_lengths::{SliceCost, balanced_slices, equal_slices};
 pub use step_price::{PriceContext, StepPrice, collective_kind, price_step};
 pub use tensor_bytes::{ActivationKind, activation_kind};
 pub use traffic::{bytes_sent, bytes_sent_per_tier};

@@ -12,6 +12,7 @@
 //! engine's affair (`memory::gathered_units`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use ir::cluster::Precision;
 use ir::engine::{Accumulation, Dropout, Engine};
@@ -80,6 +81,22 @@ impl ProgramMemory {
         (self.forward_peak.max(self.backward_peak) - self.saved_total()).max(Bytes::ZERO)
     }
 
+    /// The memory of a micro-batch that runs slice by slice: all that its slices save, and what the largest works with.
+    pub fn of_slices(slices: &[Self]) -> Self {
+        let mut all = slices.first().cloned().unwrap_or_default();
+        all.saved = BTreeMap::new();
+        for (kind, bytes) in slices.iter().flat_map(|one| &one.saved) {
+            *all.saved.entry(*kind).or_default() += *bytes;
+        }
+        let most = |of: &dyn Fn(&Self) -> Bytes| slices.iter().map(of).fold(Bytes::ZERO, Bytes::max);
+        let saved = all.saved_total();
+        let beyond = |peak: &dyn Fn(&Self) -> Bytes| saved + most(&|one| peak(one) - one.saved_total());
+        all.forward_peak = beyond(&|one| one.forward_peak);
+        all.backward_peak = beyond(&|one| one.backward_peak);
+        all.logits = most(&|one| one.logits);
+        all
+    }
+
     /// Parameters, gradients and optimizer.
     pub fn states(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer
@@ -132,6 +149,30 @@ pub fn carried_bytes(
         }
     };
     split.carried.iter().map(bytes).sum()
+}
+
+/// Bytes of gradients that a slice's backward leaves for the slices before: of all keys and values before its own.
+pub fn owed_bytes(
+    (context, layer, mesh, sizes): (&MemoryContext<'_>, &Layer, &Mesh, &Sizes),
+    program: &Program,
+    tokens: &Range<u64>,
+) -> Bytes {
+    let storages = program.updates.iter().map(|update| (update.tensor, update.storage)).collect();
+    let account = Account { context, layer, mesh, sizes, program, storages };
+    let of_all = |instruction: &Instruction| match instruction {
+        Instruction::Backward { op, gradients, .. } if layer.ops[op.0].kind == OpKind::Extend => {
+            gradients.iter().flatten().map(|id| account.bytes(program.value(*id))).sum()
+        }
+        Instruction::Load { .. }
+        | Instruction::Parameter { .. }
+        | Instruction::Forward { .. }
+        | Instruction::Backward { .. }
+        | Instruction::Convert { .. }
+        | Instruction::Accumulate { .. }
+        | Instruction::Free { .. } => Bytes::ZERO,
+    };
+    let all: Bytes = program.backward.iter().map(of_all).sum();
+    all * (tokens.start as f64 / tokens.end.max(1) as f64)
 }
 
 /// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered

@@ -74,6 +74,27 @@ pub struct SectionPrice {
 }
 
 impl SectionPrice {
+    /// Several, one after another.
+    pub fn sum<'a>(sections: impl Iterator<Item = &'a Self>) -> Self {
+        let (mut sum, mut seconds) = (Self::default(), Seconds::ZERO);
+        for one in sections {
+            sum.compute.gemm += one.compute.gemm;
+            sum.compute.attention += one.compute.attention;
+            sum.compute.stream += one.compute.stream;
+            sum.compute.recompute += one.compute.recompute;
+            seconds += one.seconds();
+            sum.weight_gradient += one.weight_gradient;
+            for (key, price) in &one.communication {
+                sum.communication.entry(*key).or_default().add(*price);
+            }
+            sum.bytes_per_tier.resize(one.bytes_per_tier.len(), Bytes::ZERO);
+            sum.bytes_per_tier.iter_mut().zip(&one.bytes_per_tier).for_each(|(sum, own)| *sum += *own);
+        }
+        // Where launches take longer than a section, they do so section by section.
+        sum.launch = seconds;
+        sum
+    }
+
     /// Wall time: compute and what shows of communication, or the launches if these take longer.
     pub fn seconds(&self) -> Seconds {
         (self.compute.total() + self.exposed()).max(self.launch)

@@ -23,11 +23,16 @@ pub enum Transfers {
     Overlapped,
 }
 
-/// Times of a pipeline's parts for one micro-batch.
+/// Times of a pipeline's parts for one micro-batch, or for each slice of it.
+///
+/// Where sequences are cut, every list has the slices of a chunk one behind the other in place of the chunk: attention of
+/// a later slice takes longer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineTimes {
     /// Which rank holds which chunk.
     pub placement: Placement,
+    /// Slices of every sequence; 1 where they are not cut.
+    pub n_slices: u32,
     /// Forward, per chunk.
     pub forward: Vec<Seconds>,
     /// Full backward, per chunk, recomputation included.
@@ -57,14 +62,16 @@ pub enum SimulateError {
     Table(#[from] ScheduleError),
     /// The times do not fit the table.
     #[error(
-        "{n_stages} ranks need times for {n_chunks} chunks and a transfer between neighbours, found {forward} forward, \
-         {backward} backward and {boundary} transfers"
+        "{n_stages} ranks need times for {n_chunks} chunks of {n_slices} slices and a transfer between neighbours, found \
+         {forward} forward, {backward} backward and {boundary} transfers"
     )]
     Lengths {
         /// Pipeline ranks of the table.
         n_stages: usize,
         /// Chunks of the table.
         n_chunks: usize,
+        /// Slices of every sequence.
+        n_slices: u32,
         /// Forward times.
         forward: usize,
         /// Backward times.
@@ -81,16 +88,17 @@ impl PipelineTimes {
     fn shape(&self, table: &[Vec<Action>]) -> Result<TableShape, SimulateError> {
         let n_stages = table.len();
         let n_chunks = self.placement.n_chunks(n_stages as u32) as usize;
-        let fits = n_chunks > 0
-            && self.forward.len() == n_chunks
-            && self.backward.len() == n_chunks
-            && self.boundary.len() == n_chunks - 1;
+        let (n_slices, n_places) = (self.n_slices, n_chunks * self.n_slices as usize);
+        let fits = n_places > 0
+            && self.forward.len() == n_places
+            && self.backward.len() == n_places
+            && self.boundary.len() == n_places - n_slices as usize;
         if !fits {
             let (forward, backward, boundary) =
                 (self.forward.len(), self.backward.len(), self.boundary.len());
-            return Err(SimulateError::Lengths { n_stages, n_chunks, forward, backward, boundary });
+            return Err(SimulateError::Lengths { n_stages, n_chunks, n_slices, forward, backward, boundary });
         }
-        let parts = |parts: &BackwardParts| parts.input.len() == n_chunks && parts.weight.len() == n_chunks;
+        let parts = |parts: &BackwardParts| parts.input.len() == n_places && parts.weight.len() == n_places;
         let is_part = |action: &Action| match action.section {
             Section::Forward | Section::Backward => false,
             Section::BackwardInput | Section::BackwardWeight => true,
@@ -99,16 +107,22 @@ impl PipelineTimes {
             return Err(SimulateError::NoParts);
         }
         let n_micro_batches = table.iter().flatten().map(|action| action.micro_batch + 1).max().unwrap_or(0);
-        Ok(TableShape { n_stages: n_stages as u32, placement: self.placement, n_micro_batches })
+        Ok(TableShape { n_stages: n_stages as u32, placement: self.placement, n_micro_batches, n_slices })
     }
 
-    fn compute(&self, section: Section, chunk: usize) -> Seconds {
+    /// Place of a slice of a chunk in the lists.
+    fn at(&self, (chunk, slice): (usize, u32)) -> usize {
+        chunk * self.n_slices as usize + slice as usize
+    }
+
+    fn compute(&self, section: Section, place: (usize, u32)) -> Seconds {
+        let at = self.at(place);
         let part = |of: fn(&BackwardParts) -> &Vec<Seconds>| {
-            self.parts.as_ref().map_or(self.backward[chunk], |parts| of(parts)[chunk])
+            self.parts.as_ref().map_or(self.backward[at], |parts| of(parts)[at])
         };
         match section {
-            Section::Forward => self.forward[chunk],
-            Section::Backward => self.backward[chunk],
+            Section::Forward => self.forward[at],
+            Section::Backward => self.backward[at],
             Section::BackwardInput => part(|parts| &parts.input),
             Section::BackwardWeight => part(|parts| &parts.weight),
         }
@@ -116,7 +130,7 @@ impl PipelineTimes {
 
     /// Transfer of an action's result to the chunk that needs it; zero at both ends of the model and where the next chunk
     /// is on the same rank.
-    fn send(&self, section: Section, chunk: usize, n_stages: u32) -> Seconds {
+    fn send(&self, section: Section, (chunk, slice): (usize, u32), n_stages: u32) -> Seconds {
         let boundary = match section {
             Section::Forward => Some(chunk),
             Section::Backward | Section::BackwardInput => chunk.checked_sub(1),
@@ -126,7 +140,8 @@ impl PipelineTimes {
             let rank = |chunk: usize| self.placement.seat(n_stages, chunk as u32, 0).rank;
             rank(at) != rank(at + 1)
         });
-        sent.and_then(|at| self.boundary.get(at)).copied().unwrap_or(Seconds::ZERO)
+        let time = sent.and_then(|before| self.boundary.get(self.at((before, slice))));
+        time.copied().unwrap_or(Seconds::ZERO)
     }
 
     fn exposed(&self, send: Seconds) -> Seconds {
@@ -145,7 +160,8 @@ pub fn simulate(table: &[Vec<Action>], times: &PipelineTimes) -> Result<Timeline
     let mut ranks: Vec<RankTimeline> = table.iter().map(|row| empty_rank(row.len())).collect();
     let makespan_s = walk(table, shape, times, |span, sending| {
         let rank = &mut ranks[span.action.rank as usize];
-        rank.busy_s += times.compute(span.action.section, shape.chunk(span.action) as usize);
+        let place = (shape.chunk(span.action) as usize, span.action.slice);
+        rank.busy_s += times.compute(span.action.section, place);
         rank.sending_s += sending;
         rank.spans.push(span);
     })?;
@@ -190,11 +206,11 @@ fn walk(
     let mut free = vec![Seconds::ZERO; table.len()];
     let mut makespan = Seconds::ZERO;
     for action in order {
-        let chunk = shape.chunk(action) as usize;
+        let place = (shape.chunk(action) as usize, action.slice);
         let ready = shape.needs(action).map_or(Seconds::ZERO, |needed| arrival[needed]);
         let start_s = free[action.rank as usize].max(ready);
-        let end_s = start_s + times.compute(action.section, chunk);
-        let send = times.send(action.section, chunk, shape.n_stages);
+        let end_s = start_s + times.compute(action.section, place);
+        let send = times.send(action.section, place, shape.n_stages);
         let sending = times.exposed(send);
         // The last chunk's forward goes to its own backward: `send` is zero there.
         arrival[shape.yields(action)] = end_s + send;
@@ -211,23 +227,28 @@ fn walk(
 /// chunks' work (and its own exposed transfers, but for the last); then the last gradient must go back to chunk 0:
 /// `sum_{i<c} (F + t) + m sum_{i on rank} (F + B + sends) + sum_{i<c} (B + t)`. No shorter than one micro-batch alone.
 /// Equal to the makespan of GPipe, 1F1B and the interleaved schedule where chunks are equal and transfers free. Where
-/// backward is split, weights may come after the last gradient, so the way back does not count.
+/// backward is split, weights may come after the last gradient, so the way back does not count. Of slices, the first is
+/// the first on the way in and the last on the way back.
 ///
 /// Lowered by one part in 10^9, far more than rounding can add. Zero where the times do not fit the ranks.
 pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
     const ROUNDING: f64 = 1e-9;
     let n_chunks = times.placement.n_chunks(n_stages) as usize;
-    if n_chunks == 0 || times.forward.len() != n_chunks || times.backward.len() != n_chunks {
+    let n_places = n_chunks * times.n_slices as usize;
+    if n_places == 0 || times.forward.len() != n_places || times.backward.len() != n_places {
         return Seconds::ZERO;
     }
     let gradient = if times.parts.is_some() { Section::BackwardInput } else { Section::Backward };
-    let send = |section, chunk| times.send(section, chunk, n_stages);
+    let send = |section, chunk| times.send(section, (chunk, 0), n_stages);
+    let compute = |section, chunk| times.compute(section, (chunk, 0));
     let mut bound = Seconds::ZERO;
     for rank in 0..n_stages {
         let chunks = times.placement.chunks_of(n_stages, rank);
         let first = chunks.iter().copied().min().unwrap_or(0) as usize;
-        let way_in: Seconds = (0..first).map(|c| times.forward[c] + send(Section::Forward, c)).sum();
-        let way_out: Seconds = (0..first).map(|c| times.backward[c] + send(Section::Backward, c + 1)).sum();
+        let way_in: Seconds =
+            (0..first).map(|c| compute(Section::Forward, c) + send(Section::Forward, c)).sum();
+        let way_out: Seconds =
+            (0..first).map(|c| compute(Section::Backward, c) + send(Section::Backward, c + 1)).sum();
         let work = rank_work(&chunks, n_stages, n_micro_batches, times);
         let (last_send, way_out) = match times.parts {
             // The rank's last send is part of the way out.
@@ -242,7 +263,7 @@ pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -
     let alone: Seconds = (0..n_chunks)
         .map(|chunk| {
             let both_ways = send(Section::Forward, chunk) * 2.0;
-            times.forward[chunk] + times.compute(gradient, chunk) + both_ways
+            compute(Section::Forward, chunk) + compute(gradient, chunk) + both_ways
         })
         .sum();
     bound.max(alone) * (1.0 - ROUNDING)
@@ -251,19 +272,19 @@ pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -
 /// Computation and exposed transfers of one rank's chunks.
 fn rank_work(chunks: &[u32], n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
     let share = f64::from(n_micro_batches / times.placement.n_copies());
-    let per_micro_batch: Seconds = chunks
-        .iter()
-        .map(|&chunk| {
-            let chunk = chunk as usize;
-            let sends = times.send(Section::Forward, chunk, n_stages)
-                + times.send(Section::Backward, chunk, n_stages);
-            let backward = match &times.parts {
-                None => times.backward[chunk],
-                Some(parts) => times.backward[chunk].min(parts.input[chunk] + parts.weight[chunk]),
-            };
-            times.forward[chunk] + backward + times.exposed(sends)
-        })
-        .sum();
+    let places =
+        chunks.iter().flat_map(|&chunk| (0..times.n_slices).map(move |slice| (chunk as usize, slice)));
+    let work = |place: (usize, u32)| {
+        let sends =
+            times.send(Section::Forward, place, n_stages) + times.send(Section::Backward, place, n_stages);
+        let at = times.at(place);
+        let backward = match &times.parts {
+            None => times.backward[at],
+            Some(parts) => times.backward[at].min(parts.input[at] + parts.weight[at]),
+        };
+        times.forward[at] + backward + times.exposed(sends)
+    };
+    let per_micro_batch: Seconds = places.map(work).sum();
     per_micro_batch * share
 }
 
@@ -285,6 +306,7 @@ mod tests {
         let n_chunks = placement.n_chunks(p) as usize;
         PipelineTimes {
             placement,
+            n_slices: 1,
             forward: vec![Seconds(1.0); n_chunks],
             backward: vec![Seconds(2.0); n_chunks],
             parts: None,
@@ -324,6 +346,7 @@ mod tests {
         let parts = BackwardParts { input: each(input), weight: each(weight) };
         PipelineTimes {
             placement,
+            n_slices: 1,
             forward: each(forward),
             backward: each(input + weight),
             parts: Some(parts),
@@ -424,6 +447,52 @@ mod tests {
         }
     }
 
+    /// Every slice of a chunk takes its share of F = 1 and B = 2; transfers are free.
+    fn sliced(p: u32, shares: &[f64]) -> PipelineTimes {
+        let each =
+            |whole: f64| (0..p).flat_map(|_| shares.iter().map(|share| Seconds(whole * share))).collect();
+        PipelineTimes {
+            n_slices: shares.len() as u32,
+            forward: each(1.0),
+            backward: each(2.0),
+            boundary: vec![Seconds::ZERO; (p as usize - 1) * shares.len()],
+            ..unit(p, ONE, 0.0, Transfers::Overlapped)
+        }
+    }
+
+    fn makespan_of(schedule: Schedule, (p, m): (u32, u32), shares: &[f64]) -> f64 {
+        let (rows, times) = (table(schedule, p, m).unwrap(), sliced(p, shares));
+        let timeline = simulate(&rows, &times).unwrap();
+        assert!(lower_bound(p, m, &times) <= timeline.makespan_s, "{schedule} p={p} m={m}");
+        timeline.makespan_s.0
+    }
+
+    /// arXiv 2406.03488 section 3.2 and 2102.07988 equation 1, equal slices: 1F1B's and GPipe's bubble, with m k units of a
+    /// k-th: `(p - 1)(F + B) / k`.
+    #[test]
+    fn closed_forms_of_slices_are_exact() {
+        for (p, m) in SHAPES.into_iter().chain([(4, 1), (8, 3)]) {
+            for k in [2, 4, 8] {
+                let shares = vec![1.0 / f64::from(k); k as usize];
+                let expected = 3.0 * f64::from(m) + 3.0 * f64::from(p - 1) / f64::from(k);
+                for schedule in [Schedule::Seq1F1B { slices: k }, Schedule::TeraPipe { slices: k }] {
+                    assert_eq!(makespan_of(schedule, (p, m), &shares), expected, "{schedule} p={p} m={m}");
+                }
+            }
+        }
+    }
+
+    /// arXiv 2102.07988 equation 5: the forward of unequal slices takes their sum, and the longest `p - 1` times again; and
+    /// as much backward.
+    #[test]
+    fn terapipe_waits_for_the_longest_slice() {
+        for (p, m) in SHAPES {
+            let shares = [0.5, 0.25, 0.25];
+            let time = makespan_of(Schedule::TeraPipe { slices: 3 }, (p, m), &shares);
+            assert_eq!(time, 3.0 * f64::from(m) + 3.0 * 0.5 * f64::from(p - 1), "p={p} m={m}");
+        }
+    }
+
     #[test]
     fn eager_1f1b_hides_transfers_that_1f1b_waits_for() {
         let time = |schedule: Schedule| {
@@ -468,7 +537,7 @@ mod tests {
     fn times_that_do_not_fit_are_an_error() {
         let rows = table(Schedule::OneFOneB, 4, 8).unwrap();
         let error = simulate(&rows, &unit(6, ONE, 0.0, Transfers::Exposed)).unwrap_err();
-        insta::assert_snapshot!(error, @"4 ranks need times for 4 chunks and a transfer between neighbours, found 6 forward, 6 backward and 5 transfers");
+        insta::assert_snapshot!(error, @"4 ranks need times for 4 chunks of 1 slices and a transfer between neighbours, found 6 forward, 6 backward and 5 transfers");
     }
 
     proptest! {
@@ -485,6 +554,7 @@ mod tests {
             let (m, n_chunks) = (p * groups, schedule.placement().n_chunks(p) as usize);
             let times = PipelineTimes {
                 placement: schedule.placement(),
+                n_slices: 1,
                 parts: None,
                 forward: times[..n_chunks].iter().map(|time| Seconds(time.0)).collect(),
                 backward: times[..n_chunks].iter().map(|time| Seconds(time.1)).collect(),

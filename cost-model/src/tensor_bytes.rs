@@ -64,6 +64,7 @@ pub fn activation_kind(layer: &Layer, tensor: TensorId) -> ActivationKind {
         | OpKind::Bias
         | OpKind::Rope { .. }
         | OpKind::Split { .. }
+        | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::Scale { .. }
         | OpKind::Softcap { .. } => ActivationKind::Linear,
@@ -127,6 +128,7 @@ pub(crate) fn forward_buffers(kind: &OpKind) -> Buffers {
         | OpKind::Gate
         | OpKind::Add
         | OpKind::Softcap { .. }
+        | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::Route { .. }
         | OpKind::Dispatch
@@ -156,6 +158,7 @@ pub(crate) fn backward_buffers(kind: &OpKind) -> Buffers {
         | OpKind::Gate
         | OpKind::Softcap { .. }
         | OpKind::Split { .. }
+        | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::Route { .. }
         | OpKind::Dispatch

@@ -5,6 +5,7 @@
 //! element does not depend on how many were drawn before it.
 
 use std::f64::consts::PI;
+use std::ops::Range;
 
 use ndarray::{ArrayD, IxDyn};
 
@@ -165,16 +166,21 @@ impl Counting {
 }
 
 impl Batch<'_> {
-    /// A data tensor, whole, for the `seq`-th micro-batch since the first step.
+    /// A data tensor, whole, for the `seq`-th micro-batch since the first step, or for a slice of it.
     pub(crate) fn data<E: Real>(&self, layer: &Layer, layer_idx: usize, data: Data, place: Slot) -> Value<E> {
-        let Slot { tensor, seq } = place;
-        let sizes = layer.sizes(self.micro_batch, self.positions.len() as u64);
+        let Slot { tensor, seq, tokens } = place;
+        let first = tokens.start as usize;
+        let sizes = layer.sizes_of(self.micro_batch, tokens);
         let shape = layer.shape(tensor, &sizes);
         let dims: Vec<&Dim> = layer.tensors[tensor.0].dims.iter().map(|dim| &layer.dims[dim.0]).collect();
         match data {
-            Data::Tokens => Value::Index(self.by_place(&shape, &dims, |row, at| self.token(seq, row, at))),
-            Data::Labels => Value::Index(self.by_place(&shape, &dims, |row, at| self.label(seq, row, at))),
-            Data::Positions => Value::Index(self.by_place(&shape, &dims, |_, at| at as i64)),
+            Data::Tokens => {
+                Value::Index(self.by_place((&shape, &dims), first, |row, at| self.token(seq, row, at)))
+            }
+            Data::Labels => {
+                Value::Index(self.by_place((&shape, &dims), first, |row, at| self.label(seq, row, at)))
+            }
+            Data::Positions => Value::Index(self.by_place((&shape, &dims), first, |_, at| at as i64)),
             Data::AlibiSlopes => {
                 let heads = shape.iter().product();
                 Value::Float(from_counter(&shape, |head| slope(head, heads)).mapv(E::from_f64))
@@ -220,23 +226,33 @@ impl Batch<'_> {
         self.first_sequence + seq * self.micro_batch + row
     }
 
-    /// Integers as a function of the sequence and of the position in it.
-    fn by_place(&self, shape: &[u64], dims: &[&Dim], value: impl Fn(u64, u64) -> i64) -> ArrayD<i64> {
+    /// Integers as a function of the sequence and of the position in it, from the `first` token of a slice on.
+    fn by_place(
+        &self,
+        (shape, dims): (&[u64], &[&Dim]),
+        first: usize,
+        value: impl Fn(u64, u64) -> i64,
+    ) -> ArrayD<i64> {
         let shape: Vec<usize> = shape.iter().map(|&n| n as usize).collect();
         let along = |extent: Extent| dims.iter().position(|dim| dim.extent == extent);
-        let (row, at) = (along(Extent::MicroBatch), along(Extent::Sequence));
+        let (row, so_far) = (along(Extent::MicroBatch), along(Extent::UpToSlice));
+        let own = along(Extent::Sequence).map(|dim| (dim, first));
+        let at = own.or(so_far.map(|dim| (dim, 0)));
         ArrayD::from_shape_fn(IxDyn(&shape), |i| {
-            value(row.map_or(0, |dim| i[dim] as u64), at.map_or(0, |dim| self.positions[i[dim]]))
+            let position = at.map_or(0, |(dim, first)| self.positions[first + i[dim]]);
+            value(row.map_or(0, |dim| i[dim] as u64), position)
         })
     }
 }
 
 /// A tensor of a micro-batch.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Slot {
     pub(crate) tensor: TensorId,
     /// Micro-batches before this one, counted from the first step.
     pub(crate) seq: u64,
+    /// Tokens of every sequence.
+    pub(crate) tokens: Range<u64>,
 }
 
 /// Slope of a head's position bias: `2^(-8 (i+1) / n)` for `n` heads, `n` a power of two; the rest between those.
@@ -343,7 +359,8 @@ mod tests {
             Dim { name: "s".into(), extent: Extent::Sequence },
         ];
         let of = |shift| {
-            batch.by_place(&[2, 4], &dims.iter().collect::<Vec<_>>(), |r, p| batch.token(5, r, p + shift))
+            let dims: Vec<&Dim> = dims.iter().collect();
+            batch.by_place((&[2, 4], &dims), 0, |r, p| batch.token(5, r, p + shift))
         };
         let (tokens, labels) = (of(0), of(1));
         for row in 0..2 {

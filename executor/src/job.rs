@@ -10,6 +10,7 @@ use ir::mesh::Mesh;
 use ir::program::Storage;
 use ir::schedule::{Action, Placement, Section, TableShape};
 use ir::sharding::Sharding;
+use ir::slices::Slices;
 use ir::strategy::Strategy;
 use ir::token_order::TokenOrder;
 
@@ -43,6 +44,8 @@ pub struct Execution<'a> {
     pub sequence: u64,
     /// How a sequence's tokens are laid out before they are cut.
     pub tokens: TokenLayout,
+    /// Where a sequence is cut into slices that run one by one. The model's layers and choices are then the sliced ones.
+    pub slices: Slices,
     /// What every pipeline rank runs, in order.
     pub table: Vec<Vec<Action>>,
     /// Of parameters and tokens.
@@ -137,7 +140,7 @@ impl Execution<'_> {
     /// The counts that fix the table's actions.
     pub fn shape(&self) -> TableShape {
         let (n_stages, n_micro_batches) = (self.n_stages, self.n_micro_batches);
-        TableShape { n_stages, placement: self.placement, n_micro_batches }
+        TableShape { n_stages, placement: self.placement, n_micro_batches, n_slices: self.slices.n() }
     }
 
     /// All layers in the model's order.
@@ -174,7 +177,8 @@ impl Reference {
             sorted.into_iter().enumerate().map(|(entry, kind)| (kind, entry)).collect()
         };
         let choices = used.keys().map(|&kind| (kind, whole_choice(&execution.model.layers[kind]))).collect();
-        let action = |section, micro_batch| Action { rank: 0, section, virtual_stage: 0, micro_batch };
+        let action =
+            |section, micro_batch| Action { rank: 0, section, virtual_stage: 0, micro_batch, slice: 0 };
         let micro_batches = 0..execution.n_micro_batches;
         let row =
             micro_batches.flat_map(|m| [action(Section::Forward, m), action(Section::Backward, m)]).collect();
@@ -195,6 +199,7 @@ impl Reference {
             chunks: vec![self.chunk.clone()],
             choices: self.choices.clone(),
             tokens: TokenLayout::NATURAL,
+            slices: Slices::whole(of.sequence),
             table: self.table.clone(),
             ..of.clone()
         }

@@ -42,6 +42,8 @@ mod operate;
 
 mod ring;
 
+mod extend;
+
 mod update;
 
 mod assemble;

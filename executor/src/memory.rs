@@ -1,14 +1,15 @@
 //! The memory of a rank: which buffers its step has and when, and whether the run keeps to it.
 //!
 //! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
-//! is a buffer of its own from the instruction that makes it to the one that frees it, saved values up to backward.
+//! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved values up to backward.
 //! States of parameters live all the time, finished gradients during the update. Run, every buffer is registered at its
 //! planned offset as it appears, with the bytes it really has. What messages hold on their way is not counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ir::graph::{Data, Role};
+use ir::graph::{Data, OpId, Role};
+use ir::op::OpKind;
 use ir::program::{AxisSet, HeldParameter, Instruction, Storage, ValueId};
 use ir::schedule::Section;
 
@@ -24,8 +25,10 @@ use crate::update::flat_cut;
 pub(crate) enum Held {
     /// The states of a parameter: stored, to be updated, both moments, accumulator.
     State(ParameterKey),
-    /// A value of a layer and micro-batch.
+    /// A value of a layer and unit: a micro-batch, or a slice of one.
     Value(LayerIdx, u32, ValueId),
+    /// Gradients of keys that a unit leaves for the slices before it.
+    Owed(LayerIdx, u32, OpId),
     /// A finished gradient.
     Gradient(ParameterKey),
 }
@@ -84,13 +87,12 @@ impl<'a> Walk<'a> {
             walk.make(Held::State(key), walk.state_bytes(key, &held));
         }
         for action in &run.execution.table[stage as usize] {
-            let layers = run.layers_of(run.execution.shape().chunk(*action));
+            let (shape, action) = (run.execution.shape(), *action);
+            let (layers, unit) = (run.layers_of(shape.chunk(action)), shape.unit(action));
             match action.section {
-                Section::Forward => {
-                    layers.into_iter().for_each(|layer| walk.forward(layer, action.micro_batch))
-                }
+                Section::Forward => layers.into_iter().for_each(|layer| walk.forward(layer, unit)),
                 Section::Backward | Section::BackwardInput | Section::BackwardWeight => {
-                    let at = |layer| (layer, action.micro_batch);
+                    let at = |layer| (layer, unit);
                     layers.into_iter().rev().for_each(|layer| walk.backward(at(layer), action.section));
                 }
             }
@@ -113,52 +115,83 @@ impl<'a> Walk<'a> {
         self.run.layers_on(stage).into_iter().flat_map(of_layer).collect()
     }
 
-    fn forward(&mut self, layer_idx: LayerIdx, micro_batch: u32) {
+    fn forward(&mut self, layer_idx: LayerIdx, unit: u32) {
         let program = self.run.program(layer_idx);
-        let held = |value: ValueId| Held::Value(layer_idx, micro_batch, value);
-        program.stream.iter().for_each(|&value| self.make(held(value), self.value_bytes(layer_idx, value)));
-        self.section((layer_idx, micro_batch), &program.forward);
+        let held = |value: ValueId| Held::Value(layer_idx, unit, value);
+        if let Some(stream) = program.stream {
+            self.make(held(stream), self.value_bytes((layer_idx, unit), stream));
+        }
+        self.section((layer_idx, unit), &program.forward);
         self.drop(held(program.out));
     }
 
-    fn backward(&mut self, (layer_idx, micro_batch): (LayerIdx, u32), section: Section) {
+    fn backward(&mut self, (layer_idx, unit): (LayerIdx, u32), section: Section) {
         let run = self.run;
         let program = run.program(layer_idx);
         let split = run.split(layer_idx).ok();
         let (code, carried): (&[Instruction], &[ValueId]) = match (section, split) {
             (Section::BackwardWeight, Some(split)) => {
-                return self.section((layer_idx, micro_batch), &split.weight);
+                return self.section((layer_idx, unit), &split.weight);
             }
             (Section::BackwardInput, Some(split)) => (&split.input, &split.carried),
             (_, _) => (&program.backward, &[]),
         };
-        let held = |value: ValueId| Held::Value(layer_idx, micro_batch, value);
-        self.make(held(program.out_gradient), self.value_bytes(layer_idx, program.out_gradient));
-        self.section((layer_idx, micro_batch), code);
+        let held = |value: ValueId| Held::Value(layer_idx, unit, value);
+        self.make(held(program.out_gradient), self.value_bytes((layer_idx, unit), program.out_gradient));
+        self.section((layer_idx, unit), code);
         let leaves = program.stream_gradient.iter().filter(|id| !carried.contains(id));
         leaves.for_each(|&value| self.drop(held(value)));
     }
 
-    fn section(&mut self, (layer_idx, micro_batch): (LayerIdx, u32), code: &[Instruction]) {
+    fn section(&mut self, (layer_idx, unit): (LayerIdx, u32), code: &[Instruction]) {
         for instruction in code {
             self.moment += 1;
-            for value in instruction.written() {
-                let bytes = self.value_bytes(layer_idx, value);
-                self.make(Held::Value(layer_idx, micro_batch, value), bytes);
+            if let Instruction::Backward { op, gradients, .. } = instruction {
+                self.owe((layer_idx, unit), *op, gradients);
             }
-            if let Instruction::Free { value } = instruction {
-                self.drop(Held::Value(layer_idx, micro_batch, *value));
+            for value in instruction.written() {
+                let bytes = self.value_bytes((layer_idx, unit), value);
+                self.make(Held::Value(layer_idx, unit, value), bytes);
+            }
+            match instruction {
+                Instruction::Free { value } => self.drop(Held::Value(layer_idx, unit, *value)),
+                Instruction::Backward { op, .. }
+                    if self.live.contains_key(&Held::Owed(layer_idx, unit + 1, *op)) =>
+                {
+                    self.moment += 1;
+                    self.drop(Held::Owed(layer_idx, unit + 1, *op));
+                }
+                Instruction::Load { .. }
+                | Instruction::Parameter { .. }
+                | Instruction::Forward { .. }
+                | Instruction::Backward { .. }
+                | Instruction::Convert { .. }
+                | Instruction::Accumulate { .. } => {}
             }
         }
         self.moment += 1;
     }
 
-    fn make(&mut self, held: Held, bytes: u64) {
-        let at = self.buffers.len();
-        if self.live.insert(held, at).is_none() {
-            self.buffers.push(Buffer { bytes, from: self.moment, to: usize::MAX });
-            self.of.entry(held).or_default().push(at);
+    /// What backward of an operator that extends keys leaves for the slices before: all rows of its gradient but its own.
+    fn owe(&mut self, (layer_idx, unit): (LayerIdx, u32), op: OpId, gradients: &[Option<ValueId>]) {
+        let slices = &self.run.execution.slices;
+        let tokens = slices.range(unit % slices.n());
+        let extends = self.run.layer(layer_idx).ops[op.0].kind == OpKind::Extend;
+        if let (true, 1.., [Some(gradient)]) = (extends, tokens.start, gradients) {
+            let all = self.value_bytes((layer_idx, unit), *gradient);
+            self.make(Held::Owed(layer_idx, unit, op), all / tokens.end * tokens.start);
         }
+    }
+
+    /// A buffer appears. One that is there already, as a kept value whose operator runs again for another result, stays.
+    fn make(&mut self, held: Held, bytes: u64) {
+        if self.live.contains_key(&held) {
+            return;
+        }
+        let at = self.buffers.len();
+        self.live.insert(held, at);
+        self.buffers.push(Buffer { bytes, from: self.moment, to: usize::MAX });
+        self.of.entry(held).or_default().push(at);
     }
 
     fn drop(&mut self, held: Held) {
@@ -167,9 +200,10 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn value_bytes(&self, layer_idx: LayerIdx, value: ValueId) -> u64 {
+    fn value_bytes(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
         let value = self.run.program(layer_idx).value(value);
-        let block = self.seat.block(value.sharding, &self.run.shape(layer_idx, value.tensor));
+        let shape = self.run.shape_of(layer_idx, value.tensor, unit % self.run.execution.slices.n());
+        let block = self.seat.block(value.sharding, &shape);
         let width = match self.run.layer(layer_idx).tensors[value.tensor.0].role {
             Role::Data(Data::Tokens | Data::Labels | Data::Positions) => size_of::<i64>() as u64,
             Role::Data(Data::AlibiSlopes | Data::RouterBias)
@@ -210,19 +244,19 @@ impl<'a> Watch<'a> {
         Self { plan, ..Self::default() }
     }
 
-    /// What the rank holds of a layer and micro-batch now, with its bytes; what it held before and lacks now is gone.
+    /// What the rank holds of a layer and unit now, with its bytes; what it held before and lacks now is gone.
     pub(crate) fn values(
         &mut self,
-        (layer_idx, micro_batch): (LayerIdx, u32),
+        (layer_idx, unit): (LayerIdx, u32),
         held: impl Iterator<Item = (ValueId, u64)>,
     ) -> Result<(), ExecutorError> {
         if self.plan.is_none() {
             return Ok(());
         }
         let held: BTreeMap<Held, u64> =
-            held.map(|(value, bytes)| (Held::Value(layer_idx, micro_batch, value), bytes)).collect();
-        let first = Held::Value(layer_idx, micro_batch, ValueId(0));
-        let last = Held::Value(layer_idx, micro_batch, ValueId(usize::MAX));
+            held.map(|(value, bytes)| (Held::Value(layer_idx, unit, value), bytes)).collect();
+        let first = Held::Value(layer_idx, unit, ValueId(0));
+        let last = Held::Value(layer_idx, unit, ValueId(usize::MAX));
         let gone: BTreeSet<Held> = self
             .now
             .range(first..=last)

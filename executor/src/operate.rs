@@ -9,7 +9,7 @@ use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
 use crate::label::Phase;
 use crate::prepare::unfit;
 use crate::rank::{At, Rank};
-use crate::routing;
+use crate::routing::{self, RouteKey};
 
 impl<'a, E: Real> Rank<'a, E> {
     pub(crate) fn run_forward(
@@ -65,7 +65,8 @@ impl<'a, E: Real> Rank<'a, E> {
         Context {
             kind: &run.layer(at.layer_idx).ops[op.0].kind,
             signature: &run.signatures[instance.kind][op.0],
-            blocks: &run.rows[self.seat.device as usize][instance.choice][op.0],
+            blocks: &run.rows[self.run.slice_of(at.place.seq) as usize][self.seat.device as usize]
+                [instance.choice][op.0],
         }
     }
 
@@ -73,10 +74,12 @@ impl<'a, E: Real> Rank<'a, E> {
     fn fixed_choice(&self, at: At<'a>, op: OpId) -> Result<Option<ArrayD<bool>>, ExecutorError> {
         let run = self.run;
         let layer = run.layer(at.layer_idx);
-        let Some(whole) = run.routes.of((at.layer_idx, op, at.place.seq), layer, run.positions()) else {
+        let tokens = run.tokens_of(at.place.seq);
+        let positions = &run.positions()[tokens.start as usize..tokens.end as usize];
+        let Some(whole) = run.routes.of(self.route_key(at, op), layer, positions) else {
             return Ok(None);
         };
-        let shape = run.shape(at.layer_idx, layer.ops[op.0].operands[0]);
+        let shape = run.shape_in(at, layer.ops[op.0].operands[0]);
         if !whole.shape().iter().map(|&n| n as u64).eq(shape.iter().copied()) {
             return Err(unfit(format!("{}: the fixed choice of experts is of another batch", at.place)));
         }
@@ -86,6 +89,12 @@ impl<'a, E: Real> Rank<'a, E> {
             Slice::from(rows.start as usize..rows.end as usize)
         });
         Ok(Some(own.to_owned()))
+    }
+
+    /// A router by what it gives: slices have operators that the whole layer lacks, but the same tensors.
+    fn route_key(&self, at: At<'a>, op: OpId) -> RouteKey {
+        let weights = self.run.layer(at.layer_idx).ops[op.0].results[0];
+        (at.layer_idx, weights, self.run.micro_batch_of(at.place.seq))
     }
 
     /// A rank that has all tokens counts those that experts have no slot for.
@@ -107,9 +116,9 @@ impl<'a, E: Real> Rank<'a, E> {
 
     /// A rank that has all tokens of a micro-batch in their order notes what it chose.
     fn note_choice(&mut self, at: At<'a>, op: OpId, results: &[Value<E>]) {
-        let natural = self.run.positions().is_sorted();
-        if let (true, Some(Value::Float(weights))) = (self.is_alone() && natural, results.first()) {
-            self.record.routes.note((at.layer_idx, op, at.place.seq), weights);
+        let all = self.run.positions().is_sorted() && !self.run.execution.slices.is_cut();
+        if let (true, Some(Value::Float(weights))) = (self.is_alone() && all, results.first()) {
+            self.record.routes.note(self.route_key(at, op), weights);
         }
     }
 

@@ -12,6 +12,7 @@ use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
 use ir::split::{SplitBackward, split_backward};
 use ir::strategy::Strategy;
+use ir::token_order::TokenOrder;
 use ndarray::ArrayD;
 
 use crate::error::ExecutorError;
@@ -19,6 +20,7 @@ use crate::initial::{self, Batch, Counting};
 use crate::job::{Execution, Instance, LayerIdx};
 use crate::kernels;
 use crate::label::{Phase, Place};
+use crate::rank::At;
 use crate::routing::Routes;
 use crate::run::ParameterName;
 use crate::states::{self, States};
@@ -38,12 +40,12 @@ pub(crate) struct Prepared<'a> {
     splits: Vec<SplitBackward>,
     /// All layers in order.
     pub(crate) instances: Vec<Instance>,
-    /// Per kind of layer.
-    pub(crate) sizes: Vec<Sizes>,
+    /// Per slice and kind of layer.
+    pub(crate) sizes: Vec<Vec<Sizes>>,
     /// Per kind of layer and operator.
     pub(crate) signatures: Vec<Vec<Signature>>,
-    /// Per device of a mesh, entry of `Execution::choices` and operator, the rows of every loop that it walks.
-    pub(crate) rows: Vec<Vec<Vec<Rows>>>,
+    /// Per slice, device of a mesh, entry of `Execution::choices` and operator, the rows of every loop that it walks.
+    pub(crate) rows: Vec<Vec<Vec<Vec<Rows>>>>,
     /// Experts that routers are to choose.
     pub(crate) routes: &'a Routes,
     /// Where chunk `c` takes over from chunk `c - 1`; `None` for the first.
@@ -71,8 +73,8 @@ pub(crate) struct Border {
     pub(crate) forward: Vec<Step>,
     /// From the sharding in which its gradient leaves to the one in which it is sent back.
     pub(crate) backward: Vec<Step>,
-    /// Lengths of the whole stream's dims.
-    pub(crate) shape: Vec<u64>,
+    /// Lengths of the whole stream's dims, per slice.
+    shapes: Vec<Vec<u64>>,
 }
 
 /// A tie, with the layers that have the two parameters.
@@ -98,12 +100,16 @@ impl<'a> Prepared<'a> {
             ))
         })?;
         let layers = &execution.model.layers;
+        let slices = 0..execution.slices.n();
+        let sizes = |slice: u32| {
+            layers.iter().map(|l| execution.slices.sizes(l, execution.micro_batch, slice)).collect()
+        };
         let mut prepared = Self {
             execution,
             programs,
             splits: splits(execution, programs),
             instances,
-            sizes: layers.iter().map(|l| l.sizes(execution.micro_batch, execution.sequence)).collect(),
+            sizes: slices.clone().map(sizes).collect(),
             signatures: layers.iter().map(|l| l.ops.iter().map(|op| signature(l, op)).collect()).collect(),
             rows: Vec::new(),
             routes,
@@ -120,7 +126,9 @@ impl<'a> Prepared<'a> {
         prepared.n_counted = (0..u64::from(execution.steps))
             .map(|step| (0..n).map(|m| prepared.batch().n_counted(step * n + m)).sum())
             .collect();
-        prepared.rows = (0..execution.mesh.n_devices()).map(|device| prepared.find_rows(device)).collect();
+        let devices = 0..execution.mesh.n_devices();
+        let rows = |slice| devices.clone().map(|device| prepared.find_rows(slice, device)).collect();
+        prepared.rows = slices.map(rows).collect();
         prepared.borders = prepared.find_borders()?;
         prepared.ties = prepared.find_ties()?;
         prepared.initial = prepared.draw_parameters()?;
@@ -149,9 +157,44 @@ impl<'a> Prepared<'a> {
         &self.layer(layer_idx).tensors[tensor.0].name
     }
 
-    /// Lengths of a whole tensor's dims.
+    /// Lengths of a whole parameter's dims.
     pub(crate) fn shape(&self, layer_idx: LayerIdx, tensor: TensorId) -> Vec<u64> {
-        self.layer(layer_idx).shape(tensor, &self.sizes[self.instances[layer_idx].kind])
+        self.shape_of(layer_idx, tensor, 0)
+    }
+
+    /// Lengths of a whole tensor's dims in a slice.
+    pub(crate) fn shape_of(&self, layer_idx: LayerIdx, tensor: TensorId, slice: u32) -> Vec<u64> {
+        self.layer(layer_idx).shape(tensor, &self.sizes[slice as usize][self.instances[layer_idx].kind])
+    }
+
+    /// The same where the run is.
+    pub(crate) fn shape_in(&self, at: At<'_>, tensor: TensorId) -> Vec<u64> {
+        self.shape_of(at.layer_idx, tensor, self.slice_of(at.place.seq))
+    }
+
+    /// Lengths of the dims of the stream that passes a border.
+    pub(crate) fn border_shape<'b>(&self, border: &'b Border, seq: u64) -> &'b [u64] {
+        &border.shapes[self.slice_of(seq) as usize]
+    }
+
+    /// The slice of a unit counted from the first step.
+    pub(crate) fn slice_of(&self, seq: u64) -> u32 {
+        (seq % u64::from(self.execution.slices.n())) as u32
+    }
+
+    /// Micro-batches before that of a unit, both counted from the first step.
+    pub(crate) fn micro_batch_of(&self, seq: u64) -> u64 {
+        seq / u64::from(self.execution.slices.n())
+    }
+
+    /// A unit counted from the first step, in its step.
+    pub(crate) fn unit_of(&self, seq: u64) -> u32 {
+        (seq % u64::from(self.execution.shape().n_units())) as u32
+    }
+
+    /// The tokens of every sequence that a unit is about.
+    pub(crate) fn tokens_of(&self, seq: u64) -> Range<u64> {
+        self.execution.slices.range(self.slice_of(seq))
     }
 
     /// Layers of a chunk, first to last.
@@ -229,13 +272,13 @@ impl<'a> Prepared<'a> {
         &self.positions
     }
 
-    fn find_rows(&self, device: u64) -> Vec<Vec<Rows>> {
+    fn find_rows(&self, slice: u32, device: u64) -> Vec<Vec<Rows>> {
         let mesh = self.execution.mesh;
         let coordinates = mesh.coordinates(device);
         let of_choice = |(kind, choice): &(usize, LayerChoice)| {
             let pairs = self.signatures[*kind].iter().zip(&choice.strategies);
             let rows = |(signature, &strategy): (&Signature, &Strategy)| {
-                kernels::blocks(signature, &self.sizes[*kind], strategy, mesh, &coordinates)
+                kernels::blocks(signature, &self.sizes[slice as usize][*kind], strategy, mesh, &coordinates)
             };
             pairs.map(rows).collect()
         };
@@ -252,8 +295,9 @@ impl<'a> Prepared<'a> {
             };
             let (sent, read) = (before.value(before.out), after.value(stream));
             let (left, wanted) = (after.value(gradient).sharding, before.value(before.out_gradient).sharding);
-            let shape = self.shape(layer_idx, read.tensor);
-            if self.shape(layer_idx - 1, sent.tensor) != shape {
+            let slices = 0..self.execution.slices.n();
+            let shapes: Vec<_> = slices.map(|slice| self.shape_of(layer_idx, read.tensor, slice)).collect();
+            if Some(&self.shape_of(layer_idx - 1, sent.tensor, 0)) != shapes.first() {
                 return Err(unfit(format!("{place}: the layer before gives a stream of another shape")));
             }
             if self.instances[layer_idx].chunk == self.instances[layer_idx - 1].chunk {
@@ -275,7 +319,7 @@ impl<'a> Prepared<'a> {
                 gradient: wanted,
                 forward,
                 backward,
-                shape,
+                shapes,
             }));
         }
         Ok(borders)
@@ -424,6 +468,13 @@ fn check_counts(execution: &Execution<'_>, programs: &[Program]) -> Result<(), E
     if execution.micro_batch == 0 || execution.sequence == 0 {
         return Err(unfit("a micro-batch needs at least one sequence of one token".into()));
     }
-    check_table(&execution.table, execution.placement, execution.n_micro_batches)?;
+    if execution.slices.sequence() != execution.sequence {
+        return Err(unfit("the slices are not the whole sequence".into()));
+    }
+    let natural = execution.tokens.order == TokenOrder::Natural || execution.tokens.parts == 1;
+    if execution.slices.is_cut() && !natural {
+        return Err(unfit("slices need tokens in their natural order".into()));
+    }
+    check_table(&execution.table, execution.shape())?;
     Ok(())
 }

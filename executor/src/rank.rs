@@ -1,6 +1,6 @@
 //! One rank: it walks its row of the table, runs the sections of its layers' programs, and keeps what they save.
 //!
-//! The values of a micro-batch live in an environment per layer. After forward exactly the program's saved values are
+//! The values of a micro-batch, or of a slice of one, live in an environment per layer. After forward exactly the program's saved values are
 //! left in it, after backward nothing: both are checked, so that the bytes counted are the bytes held.
 
 use std::collections::BTreeMap;
@@ -16,6 +16,7 @@ use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
 use crate::element::Edges;
 use crate::error::ExecutorError;
+use crate::extend::OwedKey;
 use crate::fabric::RankComm;
 use crate::initial::Slot;
 use crate::job::LayerIdx;
@@ -77,14 +78,16 @@ pub(crate) struct Rank<'a, E> {
     pub(crate) record: Record,
     /// Its memory against the plan of it.
     pub(crate) watch: Watch<'a>,
-    /// Saved values per layer and micro-batch.
-    saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
-    /// Carried values per layer and micro-batch.
+    /// Saved values per layer and unit: a micro-batch, or a slice of one.
+    pub(crate) saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
+    /// Carried values per layer and unit.
     carried: BTreeMap<(LayerIdx, u32), Environment<E>>,
     /// Bytes of both.
     saved_bytes: u64,
     /// What attention on rings keeps from forward to backward.
     pub(crate) attended: BTreeMap<RingKey, Attended<E>>,
+    /// Gradients of keys and values that later slices owe to earlier ones.
+    pub(crate) owed: BTreeMap<OwedKey, Tensor<E>>,
     /// Streams between chunks of this rank, by receiving chunk.
     moved: BTreeMap<(u32, Direction, u32), Tensor<E>>,
 }
@@ -132,6 +135,7 @@ impl<'a, E: Real> Rank<'a, E> {
             carried: BTreeMap::new(),
             saved_bytes: 0,
             attended: BTreeMap::new(),
+            owed: BTreeMap::new(),
             moved: BTreeMap::new(),
         })
     }
@@ -143,9 +147,9 @@ impl<'a, E: Real> Rank<'a, E> {
         for step in 0..self.run.execution.steps {
             self.record.losses.extend(self.has_loss().then_some(0.0));
             for &action in row {
-                let seq = u64::from(step) * u64::from(self.run.execution.n_micro_batches)
-                    + u64::from(action.micro_batch);
-                let chunk = self.run.execution.shape().chunk(action);
+                let shape = self.run.execution.shape();
+                let (unit, chunk) = (u64::from(shape.unit(action)), shape.chunk(action));
+                let seq = u64::from(step) * u64::from(shape.n_units()) + unit;
                 comm.during(Activity::Action { step, action, chunk }, |comm| match action.section {
                     Section::Forward => self.forward(comm, action, seq),
                     Section::Backward | Section::BackwardInput => self.backward(comm, action, seq),
@@ -179,7 +183,7 @@ impl<'a, E: Real> Rank<'a, E> {
             stream = Some(self.take(at, &mut env, program.out)?);
             self.watch_values(at, &env)?;
             self.expect_exactly(at, &env, &program.saved)?;
-            self.keep((layer_idx, action.micro_batch), seq, env);
+            self.keep((layer_idx, self.run.unit_of(seq)), seq, env);
         }
         let stream = stream.ok_or_else(|| unfit("a chunk has no layers".into()))?;
         self.send_stream(comm, chunk, action, (seq, stream))
@@ -203,7 +207,7 @@ impl<'a, E: Real> Rank<'a, E> {
                 Section::Forward | Section::Backward | Section::BackwardWeight => (&program.backward, &[]),
             };
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
-            let mut env = self.saved.remove(&(layer_idx, action.micro_batch)).unwrap_or_default();
+            let mut env = self.saved.remove(&(layer_idx, self.run.unit_of(seq))).unwrap_or_default();
             let bytes = self.bytes_of(&env) + self.attended_bytes(layer_idx, seq);
             env.extend(gradient.take().map(|gradient| (program.out_gradient, Value::Float(gradient))));
             self.section(comm, at, code, &mut env)?;
@@ -217,7 +221,7 @@ impl<'a, E: Real> Rank<'a, E> {
             self.expect_exactly(at, &env, carried)?;
             self.saved_bytes -= bytes;
             if action.section == Section::BackwardInput {
-                self.carry((layer_idx, action.micro_batch), env);
+                self.carry((layer_idx, self.run.unit_of(seq)), env);
             }
         }
         match gradient {
@@ -235,7 +239,7 @@ impl<'a, E: Real> Rank<'a, E> {
         let chunk = self.run.execution.shape().chunk(action);
         for layer_idx in self.run.layers_of(chunk).into_iter().rev() {
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
-            let mut env = self.carried.remove(&(layer_idx, action.micro_batch)).unwrap_or_default();
+            let mut env = self.carried.remove(&(layer_idx, self.run.unit_of(seq))).unwrap_or_default();
             let bytes = self.bytes_of(&env);
             self.section(comm, at, &self.run.split(layer_idx)?.weight, &mut env)?;
             self.expect_exactly(at, &env, &[])?;
@@ -277,11 +281,11 @@ impl<'a, E: Real> Rank<'a, E> {
         Ok(())
     }
 
-    /// Tells the watch what is there now. Micro-batches count on from step to step.
+    /// Tells the watch what is there now.
     fn watch_values(&mut self, at: At<'_>, env: &Environment<E>) -> Result<(), ExecutorError> {
-        let micro_batch = (at.place.seq % u64::from(self.run.execution.n_micro_batches)) as u32;
+        let unit = self.run.unit_of(at.place.seq);
         let held = env.iter().map(|(&id, value)| (id, value_bytes(value)));
-        self.watch.values((at.layer_idx, micro_batch), held)
+        self.watch.values((at.layer_idx, unit), held)
     }
 
     fn instruction(
@@ -311,35 +315,14 @@ impl<'a, E: Real> Rank<'a, E> {
                 let ids = operands;
                 let operands = ids.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
                 let mut found = match self.ring(at, *op) {
+                    _ if self.extends(at, *op) => self.extend_forward(at, *op, (ids[0], operands[0]))?,
                     Some(ring) => self.ring_forward(comm, (at, *op, &ring), ids, &operands)?,
                     None => self.run_forward(at, *op, &operands)?,
                 };
                 self.round_results(at, *op, &mut found);
                 env.extend(results.iter().copied().zip(found));
             }
-            Instruction::Backward { op, operands, gradients, results } => {
-                let find = |id: &Option<ValueId>| id.map(|id| self.find(at, env, id)).transpose();
-                let float = |id: &Option<ValueId>| id.map(|id| self.float(at, env, id)).transpose();
-                let ids = operands;
-                let operands = ids.iter().map(find).collect::<Result<Vec<_>, _>>()?;
-                let gradients = gradients.iter().map(float).collect::<Result<Vec<_>, _>>()?;
-                let found = match (self.ring(at, *op), gradients.as_slice()) {
-                    (Some(ring), [Some(gradient)]) => {
-                        self.ring_backward(comm, (at, *op, &ring), ids, (&operands, gradient))?
-                    }
-                    _ => self.run_backward(at, *op, &operands, &gradients)?,
-                };
-                for (id, gradient) in results.iter().zip(found) {
-                    match (id, gradient) {
-                        (Some(id), Some(mut gradient)) => {
-                            self.round_gradient(at, *id, &mut gradient);
-                            env.insert(*id, Value::Float(gradient))
-                        }
-                        (Some(id), None) => return Err(self.bad_value(at, *id, "gets no gradient".into())),
-                        (None, _) => None,
-                    };
-                }
-            }
+            Instruction::Backward { .. } => self.operator_backward(comm, at, instruction, env)?,
             Instruction::Convert { input, output, steps } => {
                 let value = self.run.program(at.layer_idx).value(*input);
                 let tensor = self.float(at, env, *input)?.clone();
@@ -348,7 +331,7 @@ impl<'a, E: Real> Rank<'a, E> {
                     (Side::Primal, Phase::Forward) => Class::Forward,
                     (Side::Primal, Phase::Backward | Phase::Update) => Class::Recompute,
                 };
-                let shape = self.run.shape(at.layer_idx, value.tensor);
+                let shape = self.run.shape_in(at, value.tensor);
                 let tag = at.place.tag(class, self.run.tensor_name(at.layer_idx, value.tensor));
                 let subject = Subject { tag, shape: &shape };
                 env.insert(*output, Value::Float(convert(comm, &self.seat, steps, &subject, tensor)?));
@@ -368,6 +351,43 @@ impl<'a, E: Real> Rank<'a, E> {
                     return Err(self.bad_value(at, *value, "is freed but not there".into()));
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn operator_backward(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        at: At<'a>,
+        instruction: &'a Instruction,
+        env: &mut Environment<E>,
+    ) -> Result<(), ExecutorError> {
+        let Instruction::Backward { op, operands, gradients, results } = instruction else { return Ok(()) };
+        let find = |id: &Option<ValueId>| id.map(|id| self.find(at, env, id)).transpose();
+        let float = |id: &Option<ValueId>| id.map(|id| self.float(at, env, id)).transpose();
+        let ids = operands;
+        let operands = ids.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let gradients = gradients.iter().map(float).collect::<Result<Vec<_>, _>>()?;
+        let found = match (self.ring(at, *op), gradients.as_slice()) {
+            (_, [Some(gradient)]) if self.extends(at, *op) => self.extend_backward(at, *op, gradient)?,
+            (Some(ring), [Some(gradient)]) => {
+                self.ring_backward(comm, (at, *op, &ring), ids, (&operands, gradient))?
+            }
+            _ => self.run_backward(at, *op, &operands, &gradients)?,
+        };
+        for (id, gradient) in results.iter().zip(found) {
+            match (id, gradient) {
+                (Some(id), Some(mut gradient)) => {
+                    self.round_gradient(at, *id, &mut gradient);
+                    env.insert(*id, Value::Float(gradient))
+                }
+                (Some(id), None) => return Err(self.bad_value(at, *id, "gets no gradient".into())),
+                (None, _) => None,
+            };
+        }
+        if self.extends(at, *op) {
+            self.watch_values(at, env)?;
+            self.drop_owed(at, *op);
         }
         Ok(())
     }
@@ -424,8 +444,12 @@ impl<'a, E: Real> Rank<'a, E> {
         if !value.sharding.partial_axes().is_empty() {
             return Err(self.bad_value(at, output, "is data and cannot be an unfinished sum".into()));
         }
-        let slot = Slot { tensor: value.tensor, seq: at.place.seq };
-        let shape = self.run.shape(at.layer_idx, value.tensor);
+        let slot = Slot {
+            tensor: value.tensor,
+            seq: self.run.micro_batch_of(at.place.seq),
+            tokens: self.run.tokens_of(at.place.seq),
+        };
+        let shape = self.run.shape_in(at, value.tensor);
         let all = self.seat.block(Sharding::REPLICATED, &shape);
         let own = Block::of(value.sharding, self.seat.mesh, &self.seat.mesh.coordinates(device), &shape);
         Ok(match self.run.batch().data::<E>(layer, at.layer_idx, data, slot) {
@@ -460,7 +484,7 @@ impl<'a, E: Real> Rank<'a, E> {
 
     fn local_shape(&self, at: At<'_>, id: ValueId) -> Vec<usize> {
         let value = self.run.program(at.layer_idx).value(id);
-        self.seat.block(value.sharding, &self.run.shape(at.layer_idx, value.tensor)).shape()
+        self.seat.block(value.sharding, &self.run.shape_in(at, value.tensor)).shape()
     }
 
     fn bad_value(&self, at: At<'_>, id: ValueId, what: String) -> ExecutorError {
@@ -493,7 +517,7 @@ impl<'a, E: Real> Rank<'a, E> {
     ) -> Result<Option<Tensor<E>>, ExecutorError> {
         let Some(border) = &self.run.borders[chunk as usize] else { return Ok(None) };
         let from = self.run.stage_at(chunk - 1, action.micro_batch);
-        let key = (chunk, Direction::Forward, action.micro_batch);
+        let key = (chunk, Direction::Forward, self.run.unit_of(seq));
         let stream = self.receive(comm, (from, border, border.sent), key, seq)?;
         self.at_border(comm, border, (Phase::Forward, seq), stream).map(Some)
     }
@@ -511,7 +535,7 @@ impl<'a, E: Real> Rank<'a, E> {
             return Ok(());
         };
         let to = self.run.stage_at(chunk + 1, action.micro_batch);
-        let key = (chunk + 1, Direction::Forward, action.micro_batch);
+        let key = (chunk + 1, Direction::Forward, self.run.unit_of(seq));
         self.send(comm, (to, border), key, (seq, stream))
     }
 
@@ -523,12 +547,12 @@ impl<'a, E: Real> Rank<'a, E> {
         seq: u64,
     ) -> Result<Tensor<E>, ExecutorError> {
         let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
-            let step = seq / u64::from(self.run.execution.n_micro_batches);
+            let step = seq / u64::from(self.run.execution.shape().n_units());
             let share = (self.run.n_counted(step) as f64).recip();
             return Ok(ArrayD::from_elem(IxDyn(&[]), E::from_f64(share)));
         };
         let from = self.run.stage_at(chunk + 1, action.micro_batch);
-        let key = (chunk + 1, Direction::Backward, action.micro_batch);
+        let key = (chunk + 1, Direction::Backward, self.run.unit_of(seq));
         self.receive(comm, (from, border, border.gradient), key, seq)
     }
 
@@ -542,7 +566,8 @@ impl<'a, E: Real> Rank<'a, E> {
         let Some(border) = &self.run.borders[chunk as usize] else { return Ok(()) };
         let gradient = self.at_border(comm, border, (Phase::Backward, seq), gradient)?;
         let to = self.run.stage_at(chunk - 1, action.micro_batch);
-        self.send(comm, (to, border), (chunk, Direction::Backward, action.micro_batch), (seq, gradient))
+        let key = (chunk, Direction::Backward, self.run.unit_of(seq));
+        self.send(comm, (to, border), key, (seq, gradient))
     }
 
     /// Converts the stream, or its gradient, where two chunks have it in different shardings.
@@ -555,7 +580,7 @@ impl<'a, E: Real> Rank<'a, E> {
     ) -> Result<Tensor<E>, ExecutorError> {
         let steps = if phase == Phase::Forward { &border.forward } else { &border.backward };
         let tag = self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream, converted");
-        convert(comm, &self.seat, steps, &Subject { tag, shape: &border.shape }, tensor)
+        convert(comm, &self.seat, steps, &Subject { tag, shape: self.run.border_shape(border, seq) }, tensor)
     }
 
     fn send(
@@ -583,7 +608,7 @@ impl<'a, E: Real> Rank<'a, E> {
         if from == self.seat.stage {
             return self.moved.remove(&key).ok_or_else(missing);
         }
-        let block = self.seat.block(sharding, &border.shape);
+        let block = self.seat.block(sharding, self.run.border_shape(border, seq));
         let data = comm.recv(self.seat.peer(from), self.border_tag(border, key.1, seq), block.len())?;
         ArrayD::from_shape_vec(IxDyn(&block.shape()), data).map_err(|_| missing())
     }

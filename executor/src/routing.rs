@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::graph::{Extent, Layer, OpId, TensorId};
+use ir::graph::{Extent, Layer, TensorId};
 use ir::op::OpKind;
 use ir::signature::FactorId;
 use ndarray::{ArrayD, Axis, IxDyn};
@@ -17,8 +17,8 @@ use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
 /// Larger than any score or logit, small enough to leave scores their order in single precision.
 const FIRST: f64 = 1e6;
 
-/// A router at work: layer, operator, and micro-batch counted from the first step.
-pub(crate) type RouteKey = (LayerIdx, OpId, u64);
+/// A router at work: layer, the weights that it gives, and micro-batch counted from the first step.
+pub(crate) type RouteKey = (LayerIdx, TensorId, u64);
 
 /// Experts chosen by every router for every token; tokens in their natural order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,11 +37,10 @@ impl Routes {
         self.chosen.insert(key, weights.mapv(|weight| weight != E::zero()));
     }
 
-    /// A choice, with the tokens laid out in the given order.
+    /// A choice, for the tokens at the given positions, in their order.
     pub(crate) fn of(&self, key: RouteKey, layer: &Layer, positions: &[u64]) -> Option<ArrayD<bool>> {
         let chosen = self.chosen.get(&key)?;
-        let operand: TensorId = layer.ops[key.1.0].operands[0];
-        let dims = &layer.tensors[operand.0].dims;
+        let dims = &layer.tensors[key.1.0].dims;
         let order: Vec<usize> = positions.iter().map(|&position| position as usize).collect();
         let along = dims.iter().position(|dim| layer.dims[dim.0].extent == Extent::Sequence);
         Some(along.map_or_else(|| chosen.clone(), |dim| chosen.select(Axis(dim), &order)))

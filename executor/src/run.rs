@@ -86,7 +86,7 @@ pub fn programs(execution: &Execution<'_>) -> Result<Vec<Program>, ExecutorError
     let one = |(kind, choice): &(usize, _)| {
         let layer = execution.model.layers.get(*kind);
         let layer = layer.ok_or_else(|| ExecutorError::Unfit(format!("layer kind {kind} does not exist")))?;
-        let sizes = layer.sizes(execution.micro_batch, execution.sequence);
+        let sizes = execution.slices.sizes(layer, execution.micro_batch, 0);
         Ok(lower(layer, execution.mesh, &sizes, choice)?)
     };
     execution.choices.iter().map(one).collect()

@@ -118,6 +118,7 @@ fn check_kind(kind: &OpKind) -> Result<(), String> {
         | OpKind::Add
         | OpKind::Scale { .. }
         | OpKind::Fork
+        | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::Dispatch
         | OpKind::Combine

@@ -118,6 +118,7 @@ fn wanted_roles(kind: &OpKind) -> &'static [(usize, TensorRole, &'static str)] {
         | OpKind::Softcap { .. }
         | OpKind::Fork
         | OpKind::Split { .. }
+        | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::RowMax
         | OpKind::SumExp

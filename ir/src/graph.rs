@@ -6,6 +6,7 @@
 //! explicit `fork`, which keeps the search pairwise. `check` is the invariant every front end must meet.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::op::OpKind;
 
@@ -32,6 +33,8 @@ pub enum Extent {
     MicroBatch,
     /// Tokens of one sequence.
     Sequence,
+    /// Tokens of one sequence up to the end of the slice at hand, where sequences are cut into slices (`slices`).
+    UpToSlice,
     /// Slots of one expert for the tokens of one sequence. Without a capacity a slot exists for every token, and
     /// `filled` of them (on average `top_k / experts`) hold one; only those cost time and memory on a real engine.
     Slots {
@@ -210,10 +213,17 @@ fn slots(filled: f64, factor: f64, sequence: u64) -> u64 {
 impl Layer {
     /// Lengths of the dims for a micro-batch of `micro_batch` sequences of `sequence` tokens.
     pub fn sizes(&self, micro_batch: u64, sequence: u64) -> Sizes {
+        self.sizes_of(micro_batch, 0..sequence)
+    }
+
+    /// The same for a slice of every sequence.
+    pub fn sizes_of(&self, micro_batch: u64, tokens: Range<u64>) -> Sizes {
+        let sequence = tokens.end.saturating_sub(tokens.start);
         let length = |dim: &Dim| match dim.extent {
             Extent::Fixed(n) | Extent::Uneven(n) => n,
             Extent::MicroBatch => micro_batch,
             Extent::Sequence | Extent::Slots { capacity: None, .. } => sequence,
+            Extent::UpToSlice => tokens.end,
             Extent::Slots { filled, capacity: Some(factor) } => slots(filled, factor, sequence),
         };
         let filled = |dim: &Dim| match dim.extent {
@@ -222,6 +232,7 @@ impl Layer {
             | Extent::Uneven(_)
             | Extent::MicroBatch
             | Extent::Sequence
+            | Extent::UpToSlice
             | Extent::Slots { capacity: Some(_), .. } => 1.0,
         };
         Sizes { dims: self.dims.iter().map(length).collect(), filled: self.dims.iter().map(filled).collect() }
@@ -282,7 +293,7 @@ impl Layer {
     pub fn parameter_elements(&self, tensor: TensorId) -> u64 {
         let length = |dim: &DimId| match self.dims[dim.0].extent {
             Extent::Fixed(n) | Extent::Uneven(n) => n,
-            Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 0,
+            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 0,
         };
         self.tensors[tensor.0].dims.iter().map(length).product()
     }

@@ -19,6 +19,7 @@ pub mod engine;
 pub mod op_work;
 pub mod lower;
 pub mod split;
+pub mod slices;
 pub mod native;
 pub mod builder;
 pub mod schedule;

@@ -358,6 +358,11 @@ impl Lowering<'_> {
                 continue;
             }
             let producer = self.layer.producer(tensor);
+            // Later slices read what one slice has of keys, so it is kept as they take it.
+            if self.layer.reader(tensor).is_some_and(|op| self.op(op).kind == OpKind::Extend) {
+                saved.insert(self.primal(tensor, sharding));
+                continue;
+            }
             match producer {
                 Some(op) if self.is_again(op) => {
                     let operands = self.op(op).operands.iter().zip(&self.ops[op.0].1.operands);
@@ -372,9 +377,11 @@ impl Lowering<'_> {
         saved
     }
 
-    /// A fork's results are its operand under other names, so they are never kept themselves.
+    /// A fork's results are its operand under other names, and what extends keys has them of other slices, so neither's
+    /// results are ever kept themselves.
     fn is_again(&self, op: OpId) -> bool {
-        self.choice.recompute[op.0] == Recompute::Again || self.op(op).kind == OpKind::Fork
+        self.choice.recompute[op.0] == Recompute::Again
+            || matches!(self.op(op).kind, OpKind::Fork | OpKind::Extend)
     }
 
     /// The sharding, before or after its conversion, in which a value takes less room.

@@ -261,7 +261,7 @@ fn cut_loop(placed: PlacedLayer, op: OpId, axis: AxisId) -> Option<Loop> {
     let dim = sig.factors.get(factor.0 as usize)?.dim;
     Some(match layer.dims[dim.0].extent {
         Extent::MicroBatch => Loop::Batch,
-        Extent::Sequence => Loop::Sequence,
+        Extent::Sequence | Extent::UpToSlice => Loop::Sequence,
         Extent::Slots { .. } => Loop::Slots,
         Extent::Fixed(_) | Extent::Uneven(_) if is_expert_dim(layer, dim) => Loop::Expert,
         Extent::Fixed(_) | Extent::Uneven(_) => Loop::Weight,

@@ -385,7 +385,8 @@ fn write_extent(extent: Extent) -> Length {
         Extent::Fixed(n) => Length::Fixed(n),
         Extent::Uneven(n) => Length::Uneven(n),
         Extent::MicroBatch => Length::MicroBatch,
-        Extent::Sequence => Length::Sequence,
+        // A slice's dim is made for a run; a document has whole sequences.
+        Extent::Sequence | Extent::UpToSlice => Length::Sequence,
         Extent::Slots { filled, capacity: None } => Length::Slots(filled),
         Extent::Slots { filled, capacity: Some(factor) } => Length::Capacity { expected: filled, factor },
     }

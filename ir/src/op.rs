@@ -133,6 +133,10 @@ pub enum OpKind {
         /// Elements of each part.
         sizes: Vec<u64>,
     },
+    /// `x[b s ..] -> y[b t ..]`: the rows that slices before have kept, then those of this slice (`slices`). Backward
+    /// passes on the own rows of a gradient to which later slices have added. No model has it: it is put there.
+    #[serde(skip)]
+    Extend,
     /// `x[b s k m] shared[b s p] -> y[b s k d]`: appends `shared` to every head (`d = m + p`).
     AppendShared,
     /// `logits[b s e] (bias[e])? -> weight[b s e]`: weight of the chosen experts, zero elsewhere.
@@ -318,6 +322,7 @@ impl OpKind {
             Self::Softcap { .. }     => line("softcap",       W::None,            M::Whole, &[0],       G::All,           L::No,  Exact),
             Self::Fork               => line("fork",          W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
             Self::Split { .. }       => line("split",         W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
+            Self::Extend             => line("extend",        W::None,            M::Whole, &[],        G::All,           L::No,  Sum),
             Self::AppendShared       => line("append-shared", W::Tails,           M::Whole, &[],        G::All,           L::No,  Exact),
             Self::Route { .. }       => line("route",         W::Last,            M::Whole, &[0, 1],    G::First(1),      L::No,  Sum),
             Self::Dispatch           => line("dispatch",      W::None,            M::Whole, &[1, 2],    G::First(1),      L::No,  Exact),

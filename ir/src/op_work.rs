@@ -90,6 +90,8 @@ pub fn op_work(
         OpKind::Fork => stream(operand(0), 0.0, 6.0 * (op.results.len() as f64 - 1.0)),
         // A view of the product's result; backward writes the parts side by side.
         OpKind::Split { .. } => stream(operand(0), 0.0, 4.0),
+        // Reads the rows so far and writes them side by side; backward reads two gradients and writes one.
+        OpKind::Extend => stream(result(0), 4.0, 6.0),
         OpKind::AppendShared => stream(result(0), 4.0, 4.0),
         OpKind::Route { .. } => stream(operand(0), 8.0, 8.0),
         // Reads and writes one row per routed token; the slots that stay empty are not touched.

@@ -20,6 +20,7 @@ pub mod prediction;
 pub mod entry;
 mod cluster_check;
 mod rules;
+pub mod sliced;
 pub mod check;
 #[cfg(test)]
 pub(crate) mod samples;
@@ -55,9 +56,12 @@ pub struct Plan {
     /// Order of forwards and backwards.
     pub schedule: Schedule,
     /// The table of a `custom` schedule: per pipeline rank its actions in order, such as `F0 F1 B0 B1`. `F0.1` is the
-    /// forward of micro-batch 0 on virtual stage 1; B is a full backward, I and W are its two parts.
+    /// forward of micro-batch 0 on virtual stage 1, `F0/1` that of its slice 1; B is a full backward, I and W are its two parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<Vec<String>>,
+    /// Tokens of every slice that sequences are cut into, in order; empty where they are not cut.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slices: Vec<u64>,
     /// Sequences of one micro-batch, over the whole mesh of a stage.
     pub micro_batch: u64,
     /// Micro-batches of a step.
@@ -202,6 +206,11 @@ impl Plan {
         chunks.into_iter().map(|chunk| chunk as usize).collect()
     }
 
+    /// Slices of every sequence, one where they are not cut.
+    pub fn n_slices(&self) -> u64 {
+        (self.slices.len() as u64).max(1)
+    }
+
     /// What every pipeline rank runs, in order: the schedule's table, or the one that the plan brings.
     ///
     /// # Errors
@@ -219,7 +228,7 @@ impl Plan {
         let Some(rows) = &self.table else {
             return schedule::table(self.schedule, n_stages, n_micro_batches).map_err(wrong("schedule"));
         };
-        let Schedule::Custom(placement) = self.schedule else {
+        let Schedule::Custom(_) = self.schedule else {
             let what = format!("`{}` writes its own table; only `custom` takes one", self.schedule);
             return Err(PlanError::new("table", what));
         };
@@ -232,7 +241,7 @@ impl Plan {
                 .map_err(|error| PlanError::new(format!("table[{rank}]"), error.to_string()))
         };
         let table: Vec<Vec<Action>> = rows.iter().enumerate().map(read).collect::<Result<_, _>>()?;
-        schedule::check_table(&table, placement, n_micro_batches).map_err(wrong("table"))?;
+        schedule::check_table(&table, self.table_shape()).map_err(wrong("table"))?;
         Ok(table)
     }
 
@@ -243,6 +252,7 @@ impl Plan {
             n_stages: narrow(self.n_stages),
             placement: self.schedule.placement(),
             n_micro_batches: narrow(self.n_micro_batches),
+            n_slices: narrow(self.n_slices()),
         }
     }
 

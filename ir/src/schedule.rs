@@ -20,7 +20,10 @@ mod timeline;
 #[cfg(test)]
 mod tests;
 
-pub use check::{InFlight, TableShape, check_table, dependency_order, in_flight, overtaken, peak_in_flight};
+pub use check::{
+    InFlight, TableShape, check_table, dependency_order, in_flight, in_flight_by_slice, overtaken,
+    peak_in_flight,
+};
 pub use error::ScheduleError;
 pub use placement::{Placement, Seat};
 pub use text::{TableTextError, parse_row, row_text};
@@ -78,6 +81,19 @@ pub enum Schedule {
     DualPipeV,
     /// Two pipelines in opposite directions over two copies of the model (Li and Hoefler 2021, arXiv 2107.06925).
     Chimera,
+    /// 1F1B over slices of sequences, the backward of a micro-batch from its last slice to its first (Sun et al. 2024,
+    /// arXiv 2406.03488).
+    #[serde(rename = "seq1f1b")]
+    Seq1F1B {
+        /// Slices of every sequence, at least 2.
+        slices: u32,
+    },
+    /// All forwards, then all backwards, over slices of sequences (Li et al. 2021, arXiv 2102.07988).
+    #[serde(rename = "terapipe")]
+    TeraPipe {
+        /// Slices of every sequence, at least 2.
+        slices: u32,
+    },
     /// The plan brings its own table.
     Custom(Placement),
 }
@@ -86,9 +102,14 @@ impl Schedule {
     /// What rank holds which chunk.
     pub fn placement(self) -> Placement {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::Eager | Self::Dapple { .. } | Self::ZbH1 | Self::ZbH2 => {
-                Placement::Looped { virtual_stages: 1 }
-            }
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Eager
+            | Self::Dapple { .. }
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::Seq1F1B { .. }
+            | Self::TeraPipe { .. } => Placement::Looped { virtual_stages: 1 },
             Self::Interleaved { virtual_stages } | Self::BreadthFirst { virtual_stages } => {
                 Placement::Looped { virtual_stages }
             }
@@ -104,6 +125,28 @@ impl Schedule {
         self.placement().n_virtual_stages()
     }
 
+    /// Slices that every sequence is cut into, one without. Of a table that the plan brings, only the plan tells.
+    pub fn n_slices(self) -> u32 {
+        match self {
+            Self::Seq1F1B { slices } | Self::TeraPipe { slices } => slices,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Eager
+            | Self::Dapple { .. }
+            | Self::Interleaved { .. }
+            | Self::BreadthFirst { .. }
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbV
+            | Self::VHalf
+            | Self::VMin
+            | Self::Hanayo { .. }
+            | Self::DualPipeV
+            | Self::Chimera
+            | Self::Custom(_) => 1,
+        }
+    }
+
     /// Whether its table runs backward in two parts. Of a table that the plan brings, only the table tells.
     pub fn splits_backward(self) -> bool {
         match self {
@@ -116,6 +159,8 @@ impl Schedule {
             | Self::BreadthFirst { .. }
             | Self::Hanayo { .. }
             | Self::Chimera
+            | Self::Seq1F1B { .. }
+            | Self::TeraPipe { .. }
             | Self::Custom(_) => false,
         }
     }
@@ -138,6 +183,8 @@ impl fmt::Display for Schedule {
             Self::Hanayo { waves } => write!(f, "hanayo({waves})"),
             Self::DualPipeV => write!(f, "dualpipe-v"),
             Self::Chimera => write!(f, "chimera"),
+            Self::Seq1F1B { slices } => write!(f, "seq1f1b({slices})"),
+            Self::TeraPipe { slices } => write!(f, "terapipe({slices})"),
             Self::Custom(_) => write!(f, "custom"),
         }
     }
@@ -178,6 +225,14 @@ pub struct Action {
     pub virtual_stage: u32,
     /// Which micro-batch of the step.
     pub micro_batch: u32,
+    /// Which slice of its sequences, the first where they are not cut.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub slice: u32,
+}
+
+/// Slice 0 goes without saying.
+fn is_first(slice: &u32) -> bool {
+    *slice == 0
 }
 
 impl fmt::Display for Action {
@@ -188,14 +243,19 @@ impl fmt::Display for Action {
             Section::BackwardInput => "backward to the input",
             Section::BackwardWeight => "backward to the weights",
         };
-        write!(f, "{section} of micro-batch {} on virtual stage {}", self.micro_batch, self.virtual_stage)
+        let slice = if self.slice > 0 { format!("slice {} of ", self.slice) } else { String::new() };
+        write!(
+            f,
+            "{section} of {slice}micro-batch {} on virtual stage {}",
+            self.micro_batch, self.virtual_stage
+        )
     }
 }
 
 /// What every rank runs, in order.
 ///
-/// `n_stages` pipeline ranks, `n_micro_batches` per step. Each rank has `2 * m * v` actions, one more for each backward
-/// that is split: 1F1B with 2 stages and 2 micro-batches gives rank 0 `F0 F1 B0 B1` and rank 1 `F0 B0 F1 B1`.
+/// `n_stages` pipeline ranks, `n_micro_batches` per step. Each rank has `2 * m * v` actions, as often as there are slices,
+/// and one more for each backward that is split: 1F1B with 2 stages and 2 micro-batches gives rank 0 `F0 F1 B0 B1` and rank 1 `F0 B0 F1 B1`.
 ///
 /// # Errors
 /// Counts that the schedule has no table for. [`Schedule::Custom`] never has one here: the plan brings it.
@@ -204,7 +264,8 @@ pub fn table(
     n_stages: u32,
     n_micro_batches: u32,
 ) -> Result<Vec<Vec<Action>>, ScheduleError> {
-    let shape = TableShape { n_stages, placement: schedule.placement(), n_micro_batches };
+    let (placement, n_slices) = (schedule.placement(), schedule.n_slices());
+    let shape = TableShape { n_stages, placement, n_micro_batches, n_slices };
     shape.check()?;
     let rows =
         |row: fn(u32, TableShape) -> Vec<Action>| Ok((0..n_stages).map(|rank| row(rank, shape)).collect());
@@ -232,6 +293,11 @@ pub fn table(
         }
         Schedule::DualPipeV => rows(tables::dualpipe_v),
         Schedule::Chimera => listed::chimera(shape),
+        Schedule::Seq1F1B { slices } | Schedule::TeraPipe { slices } if slices < 2 => {
+            Err(ScheduleError::NotSliced)
+        }
+        Schedule::Seq1F1B { .. } => rows(tables::seq_1f1b),
+        Schedule::TeraPipe { .. } => rows(tables::terapipe),
         Schedule::Custom(_) => Err(ScheduleError::NoRule),
     }
 }

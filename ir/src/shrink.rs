@@ -9,6 +9,7 @@ use crate::mesh::{Mesh, MeshAxis};
 use crate::native;
 use crate::plan::check::{OpenPlan, check_plan, open};
 use crate::plan::{Job, Plan, PlanError};
+use crate::schedule::Schedule;
 
 mod structure;
 mod dims;
@@ -78,7 +79,9 @@ pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError>
     let opened = open(plan).map_err(ShrinkError::Plan)?;
     let mesh = small_mesh(&plan.mesh);
     let structure = structure::reduce(plan, &opened, mesh.n_devices(), limits)?;
-    let sizes = lengths::reduce(plan, &opened, &mesh);
+    let own_table = matches!(structure.schedule, Schedule::Custom(_));
+    let n_slices = if own_table { plan.slices.len() } else { structure.schedule.n_slices() as usize };
+    let sizes = lengths::reduce(plan, &opened, &mesh, n_slices);
     let mut model = attributes::adapt(plan, &opened, &sizes);
     model.sequence = structure::sequence(&structure.chunks, &opened);
     model.default_sequence = sizes.sequence;
@@ -88,6 +91,7 @@ pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError>
         schedule: structure.schedule,
         n_micro_batches: structure.n_micro_batches,
         micro_batch: sizes.micro_batch,
+        slices: sizes.slices.clone(),
         job: Job {
             sequence: sizes.sequence,
             global_batch: sizes.micro_batch * structure.n_micro_batches,
@@ -148,6 +152,7 @@ fn changes(plan: &Plan, small: &Plan, structure: &Structure, models: (&OpenPlan,
         ("layers".into(), layers(plan), layers(small)),
         ("micro-batches".into(), plan.n_micro_batches, small.n_micro_batches),
         ("sequences of a micro-batch".into(), plan.micro_batch, small.micro_batch),
+        ("slices of a sequence".into(), plan.n_slices(), small.n_slices()),
         ("tokens of a sequence".into(), plan.job.sequence, small.job.sequence),
     ]);
     let mut lines: Vec<String> = pairs

@@ -187,7 +187,11 @@ impl Builder<'_> {
             Extent::Uneven(_) => Split::Uneven,
             // Which token has which slot is known only with all tokens of the sequence.
             Extent::Slots { capacity: Some(_), .. } => Split::Whole,
-            Extent::Fixed(_) | Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => Split::Even,
+            Extent::Fixed(_)
+            | Extent::MicroBatch
+            | Extent::Sequence
+            | Extent::UpToSlice
+            | Extent::Slots { .. } => Split::Even,
         };
         self.factors.push(Factor { name, dim, split });
         FactorId((self.factors.len() - 1) as u8)
@@ -221,6 +225,7 @@ fn arity(kind: &OpKind) -> (Vec<usize>, Vec<usize>) {
         OpKind::Act { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } | OpKind::RowMax => {
             (vec![1], vec![1])
         }
+        OpKind::Extend => (vec![1], vec![1]),
         OpKind::SumLoss => (vec![1, 2], vec![1]),
         OpKind::Fork => (vec![1], many),
         OpKind::Split { sizes } => (vec![1], vec![sizes.len()]),
@@ -286,6 +291,11 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
                 && operand(2)[..3] == operand(1)[..3]
         }
         OpKind::Split { sizes } => splits(layer, op, sizes),
+        OpKind::Extend => {
+            operand(0).len() == result.len()
+                && operand(0).first() == result.first()
+                && operand(0).get(2..) == result.get(2..)
+        }
         OpKind::AppendShared => operand(0).len() == 4 && operand(1).len() == 3 && result.len() == 4,
         OpKind::Route { top_k, groups, .. } => {
             let experts = result.last().map_or(0, |d| fixed(layer, *d));
@@ -346,7 +356,7 @@ fn splits(layer: &Layer, op: &Op, sizes: &[u64]) -> bool {
 fn fixed(layer: &Layer, dim: DimId) -> u64 {
     match layer.dims[dim.0].extent {
         Extent::Fixed(n) | Extent::Uneven(n) => n,
-        Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 0,
+        Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 0,
     }
 }
 

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use ir::graph::Model;
 use ir::schedule::Schedule;
+use ir::slices::Slices;
 use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
 use crate::partition::{Chunk, Levels};
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_memory;
-use crate::price::staged::Staged;
+use crate::price::staged::{Layers, Staged};
 use crate::price::step::{Step, step};
 use crate::schedules::in_flight;
 use crate::shelf::Shelf;
@@ -26,6 +27,8 @@ pub struct Arranged {
     pub entries: Vec<Entry>,
     /// Per chunk, runs of (entry, count).
     pub chunks: Vec<Vec<(usize, u64)>>,
+    /// Where sequences are cut.
+    pub slices: Slices,
     /// The step in time.
     pub step: Step,
 }
@@ -38,7 +41,7 @@ impl Arranged {
 
     /// The arrangement as prices see it.
     pub fn staged<'a>(&'a self, model: &'a Model) -> Staged<'a> {
-        staged(model, &self.candidate, self.schedule, &self.entries, &self.chunks)
+        staged(model, &self.candidate, self.schedule, (&self.entries, &self.chunks), &self.slices)
     }
 }
 
@@ -46,8 +49,8 @@ fn staged<'a>(
     model: &'a Model,
     candidate: &'a Candidate,
     schedule: Schedule,
-    entries: &'a [Entry],
-    chunks: &'a [Vec<(usize, u64)>],
+    (entries, chunks): Layers<'a>,
+    slices: &'a Slices,
 ) -> Staged<'a> {
     Staged {
         model,
@@ -57,6 +60,7 @@ fn staged<'a>(
         n_micro_batches: candidate.n_micro_batches,
         schedule,
         table: None,
+        slices,
         entries,
         chunks,
     }
@@ -92,7 +96,15 @@ impl Scope<'_> {
                 })
             })
             .collect();
-        self.finish(candidate, schedule, (entries, chunks))
+        let whole = Slices::whole(self.request.job.sequence);
+        if schedule.n_slices() == 1 {
+            return self.finish(candidate, schedule, (entries, chunks), whole);
+        }
+        let all = self.cut_sequences(candidate, schedule, &entries).into_iter();
+        let found = all.filter_map(|(slices, entries)| {
+            self.finish(candidate, schedule, (entries, chunks.clone()), slices)
+        });
+        found.min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0))
     }
 
     /// Simulates the schedule and adds what a step has once; `None` where a stage overflows.
@@ -101,12 +113,13 @@ impl Scope<'_> {
         candidate: &Candidate,
         schedule: Schedule,
         (entries, chunks): (Vec<Entry>, Vec<Vec<(usize, u64)>>),
+        slices: Slices,
     ) -> Option<Arranged> {
-        let staged = staged(&self.wide, candidate, schedule, &entries, &chunks);
+        let staged = staged(&self.wide, candidate, schedule, (&entries, &chunks), &slices);
         let step = step(&self.setting, &staged).ok()?;
         let peak = |stage: usize| stage_memory(&self.setting, &staged, stage, step.held[stage]).total().0;
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= self.setting.memory);
-        fits.then(|| Arranged { candidate: candidate.clone(), schedule, entries, chunks, step })
+        fits.then(|| Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step })
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use cost_model::Constants;
 use ir::graph::Model;
+use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
 use crate::forms::{first_of, forms_of, wide};
@@ -13,7 +14,7 @@ use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
-use crate::request::{Job, Pins, RecomputeKind, Request};
+use crate::request::{ContextKind, Job, Pins, RecomputeKind, Request, ScheduleKind};
 use crate::rewrite::Variant;
 use crate::shapes::{Shape, divisors};
 
@@ -71,7 +72,9 @@ pub enum Dropped {
 impl<'a> Scope<'a> {
     /// Prepares a request. `None` for a cluster without devices or tiers.
     pub fn new(request: &'a Request, constants: &'a Constants) -> Option<Self> {
-        let token_order = request.pins.token_order.unwrap_or(request.job.token_order);
+        let cuts = request.pins.schedule.is_some_and(ScheduleKind::cuts_sequences);
+        let default = if cuts { TokenOrder::Natural } else { request.job.token_order };
+        let token_order = request.pins.token_order.unwrap_or(default);
         let job = Job { token_order, ..request.job };
         let backward = match request.pins.schedule {
             Some(kind) if kind.splits_backward() => Backward::Parts,
@@ -130,7 +133,9 @@ impl<'a> Scope<'a> {
             Some(2) => StorageRule::Gradient,
             Some(_) => StorageRule::Parameter,
         };
-        let context = self.request.pins.cp_kind;
+        // Keys on a ring cannot be carried from slice to slice.
+        let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
+        let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
         Given { stream: None, tied: BTreeMap::new(), recompute, storage, context }
     }
 

@@ -1,7 +1,9 @@
 //! From the winner to the plan document: every figure read off programs, prices and the simulation.
 
 use cost_model::Constants;
-use ir::lower::lower;
+use ir::collective::Rule;
+use ir::graph::{Layer, Sizes};
+use ir::lower::{LayerChoice, lower};
 use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::plan::check::open;
 use ir::plan::entry::Entry as EntryDocument;
@@ -10,6 +12,7 @@ use ir::plan::{
     EntryRun, InputDigests, Job as JobDocument, Optimizer, PLAN_SCHEMA_VERSION, Plan, PlanError, RankMap,
 };
 use ir::signature::signature;
+use ir::slices::{sliced_choice, sliced_layer};
 use ir::token_order::TokenOrder;
 use ir::units::Seconds;
 
@@ -70,6 +73,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         n_stages: best.candidate.n_stages,
         schedule: best.schedule,
         table: None,
+        slices: if best.slices.is_cut() { best.slices.lengths() } else { Vec::new() },
         micro_batch: best.candidate.micro_batch,
         n_micro_batches: best.candidate.n_micro_batches,
         entries: best
@@ -78,15 +82,8 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             .zip(&chosen.kinds)
             .map(|(entry, &kind)| {
                 let (layer, mesh) = (&chosen.model.layers[kind], &best.candidate.shape.mesh);
-                let sizes = layer.sizes(best.candidate.micro_batch, request.job.sequence);
-                // An entry has been lowered before, so this cannot fail; without rules the plainest algorithms run.
-                let program = lower(layer, mesh, &sizes, &entry.choice);
-                let rules = program.map(|program| scope.setting.algorithms(layer, (mesh, &sizes), &program));
-                EntryDocument::of(layer, mesh, &entry.choice).with_rules(
-                    layer,
-                    mesh,
-                    &rules.unwrap_or_default(),
-                )
+                let rules = algorithms(scope, best, (layer, entry));
+                EntryDocument::of(layer, mesh, &entry.choice).with_rules(layer, mesh, &rules)
             })
             .collect(),
         chunks: best
@@ -95,13 +92,35 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             .map(|runs| runs.iter().map(|&(entry, count)| EntryRun { entry, count }).collect())
             .collect(),
         predicted: None,
-        search: Some(report(&found.tally, best.step_time())),
+        search: Some(report(&found.tally, best)),
         runners_up: runners_up(scope, &found.ranking),
         warnings: warnings(request, scope),
         forms: chosen.forms,
         cluster: request.cluster.clone(),
         model: ir::native::write(&chosen.model),
     }
+}
+
+/// The algorithms of an entry's collectives, for as many tokens as one takes at a time: of slices, the longest.
+fn algorithms(scope: &Scope<'_>, best: &Arranged, (layer, entry): (&Layer, &Entry)) -> Vec<Rule> {
+    let (mesh, micro_batch) = (&best.candidate.shape.mesh, best.candidate.micro_batch);
+    // An entry has been lowered before, so none of this can fail; without rules the plainest algorithms run.
+    let lowered = |layer: &Layer, choice: &LayerChoice, sizes: &Sizes| {
+        let program = lower(layer, mesh, sizes, choice);
+        program.map_or(Vec::new(), |program| scope.setting.algorithms(layer, (mesh, sizes), &program))
+    };
+    if !best.slices.is_cut() {
+        return lowered(layer, &entry.choice, &layer.sizes(micro_batch, scope.request.job.sequence));
+    }
+    let length = |slice: &u32| best.slices.range(*slice).count();
+    let longest = (0..best.slices.n()).max_by_key(length).unwrap_or(0);
+    let sliced = sliced_layer(layer).and_then(|own| {
+        let choice = sliced_choice(layer, &own, &entry.choice)?;
+        Ok(lowered(&own, &choice, &best.slices.sizes(&own, micro_batch, longest)))
+    });
+    // What extends keys has tensors that the entry's layer lacks.
+    let known = |rule: &Rule| rule.tensor.is_none_or(|tensor| tensor.0 < layer.tensors.len());
+    sliced.unwrap_or_default().into_iter().filter(known).collect()
 }
 
 /// Whether some layer cuts the queries of attention, so that the order of tokens matters.
@@ -142,7 +161,8 @@ fn roles_of(scope: &Scope<'_>, arranged: &Arranged) -> Roles {
     })
 }
 
-fn report(tally: &Tally, best: Seconds) -> SearchReport {
+fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
+    let best = arranged.step_time();
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
     let forms = match tally.n_forms_open {
         0 => String::new(),
@@ -157,13 +177,19 @@ fn report(tally: &Tally, best: Seconds) -> SearchReport {
         "taken for given: small micro-batches are no faster than the largest on their mesh, and a fused form saves no \
          more than where memory is free"
     };
+    let slices = if arranged.slices.is_cut() {
+        "; slices take together no less than whole sequences, are cut equally or so that all take equally long, and \
+         layers and choices are those for whole sequences"
+    } else {
+        ""
+    };
     let proof = match tally.open_bound {
         None => format!(
-            "every candidate of the space was worked out, or has a bound above the plan's time ({given}){forms}"
+            "every candidate of the space was worked out, or has a bound above the plan's time ({given}{slices}){forms}"
         ),
         Some(_) => format!(
             "{} candidates were left open when the limit on work was reached; none of them can be faster than {:.3} of \
-             the plan's time ({given}){forms}",
+             the plan's time ({given}{slices}){forms}",
             tally.n_open,
             bound / best
         ),

@@ -12,6 +12,7 @@
 //! it are the same with any number of threads.
 
 use cost_model::Constants;
+use ir::slices::sliced_model;
 use ir::units::{Bytes, Seconds};
 use rayon::prelude::*;
 
@@ -325,6 +326,11 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     }
     if let Some(what) = contradiction(pins) {
         return fail(what);
+    }
+    if pins.schedule.is_some_and(ScheduleKind::cuts_sequences)
+        && let Err(error) = sliced_model(&request.model)
+    {
+        return fail(error.to_string());
     }
     if let (Some(pp), Some(counts)) = (pins.pp, &pins.layers_per_stage) {
         let chunks = match pins.schedule {

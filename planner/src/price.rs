@@ -8,6 +8,7 @@ use ir::plan::check::{OpenPlan, open};
 use ir::plan::prediction::Prediction;
 use ir::plan::{Plan, PlanError};
 use ir::schedule::{Action, Section};
+use ir::slices::Slices;
 
 use crate::request::Job;
 
@@ -19,7 +20,7 @@ pub mod sent;
 pub mod prediction;
 
 use setting::{Backward, Entry, Setting};
-use staged::Staged;
+use staged::{Layers, Staged};
 use step::step;
 
 /// Prices a plan.
@@ -49,7 +50,9 @@ pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Resu
     let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
     let setting = Setting { backward, ..setting(plan, &constants)? };
     let (entries, chunks) = parts(plan, opened, &setting);
-    let staged = Staged { table: Some(&table), ..staged(plan, opened, &entries, &chunks) };
+    let whole = Slices::whole(plan.job.sequence);
+    let slices = opened.sliced.as_ref().map_or(&whole, |sliced| &sliced.slices);
+    let staged = Staged { table: Some(&table), slices, ..staged(plan, opened, (&entries, &chunks), &whole) };
     let wrong =
         |error: cost_model::SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
     let step = step(&setting, &staged).map_err(wrong)?;
@@ -76,7 +79,10 @@ fn parts(plan: &Plan, opened: &OpenPlan, setting: &Setting<'_>) -> (Vec<Entry>, 
     let entry = |at: usize| {
         let (own, sizes) = (&opened.entries[at], opened.sizes(plan, at));
         let chosen = (own.layer, own.choice.clone());
-        setting.entry(&opened.model, chosen, (&plan.mesh, &sizes), &own.program)
+        let whole = setting.entry(&opened.model, chosen, (&plan.mesh, &sizes), &own.program);
+        let Some(sliced) = &opened.sliced else { return whole };
+        let (layer, program) = (&sliced.model.layers[own.layer], &sliced.entries[at].program);
+        setting.sliced(&whole, (layer, program), (&plan.mesh, plan.micro_batch), &sliced.slices)
     };
     let chunks = plan.chunks.iter().map(|runs| runs.iter().map(|run| (run.entry, run.count)).collect());
     ((0..plan.entries.len()).map(entry).collect(), chunks.collect())
@@ -85,8 +91,8 @@ fn parts(plan: &Plan, opened: &OpenPlan, setting: &Setting<'_>) -> (Vec<Entry>, 
 fn staged<'a>(
     plan: &'a Plan,
     opened: &'a OpenPlan,
-    entries: &'a [Entry],
-    chunks: &'a [Vec<(usize, u64)>],
+    (entries, chunks): Layers<'a>,
+    slices: &'a Slices,
 ) -> Staged<'a> {
     Staged {
         model: &opened.model,
@@ -96,6 +102,7 @@ fn staged<'a>(
         n_micro_batches: plan.n_micro_batches,
         schedule: plan.schedule,
         table: None,
+        slices,
         entries,
         chunks,
     }

@@ -102,7 +102,7 @@ fn lower_precision(request: &Request) -> Vec<Change> {
 type Pin = (&'static str, fn(&mut Pins));
 
 /// All pins.
-const PINS: [Pin; 15] = [
+const PINS: [Pin; 16] = [
     ("tp", |pins| pins.tp = None),
     ("pp", |pins| pins.pp = None),
     ("dp", |pins| pins.dp = None),
@@ -111,7 +111,8 @@ const PINS: [Pin; 15] = [
     ("etp", |pins| pins.etp = None),
     ("vpp", |pins| pins.vpp = None),
     ("micro-batch", |pins| pins.micro_batch = None),
-    ("schedule", |pins| pins.schedule = None),
+    ("schedule", |pins| (pins.schedule, pins.slices) = (None, None)),
+    ("slices", |pins| pins.slices = None),
     ("recompute", |pins| pins.recompute = None),
     ("zero", |pins| pins.zero = None),
     ("sequence-parallel", |pins| pins.sequence_parallel = None),

@@ -102,6 +102,10 @@ pub enum ScheduleKind {
     DualPipeV,
     /// Two pipelines in opposite directions.
     Chimera,
+    /// 1F1B over slices of sequences.
+    Seq1F1B,
+    /// All forwards, then all backwards, over slices of sequences.
+    TeraPipe,
 }
 
 impl ScheduleKind {
@@ -116,14 +120,28 @@ impl ScheduleKind {
             | Self::Interleaved
             | Self::BreadthFirst
             | Self::Hanayo
-            | Self::Chimera => false,
+            | Self::Chimera
+            | Self::Seq1F1B
+            | Self::TeraPipe => false,
         }
+    }
+
+    /// Whether it cuts sequences into slices.
+    pub fn cuts_sequences(self) -> bool {
+        matches!(self, Self::Seq1F1B | Self::TeraPipe)
     }
 
     /// Virtual stages of a rank where the user does not say.
     pub fn default_virtual_stages(self) -> u32 {
         match self {
-            Self::GPipe | Self::OneFOneB | Self::Eager | Self::Dapple | Self::ZbH1 | Self::ZbH2 => 1,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Eager
+            | Self::Dapple
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::Seq1F1B
+            | Self::TeraPipe => 1,
             Self::Interleaved
             | Self::BreadthFirst
             | Self::Hanayo
@@ -168,6 +186,8 @@ pub struct Pins {
     pub micro_batch: Option<u64>,
     /// Order of micro-batches.
     pub schedule: Option<ScheduleKind>,
+    /// Slices of every sequence, for schedules that cut them.
+    pub slices: Option<u32>,
     /// What is computed again.
     pub recompute: Option<RecomputeKind>,
     /// 0, 1, 2 or 3.

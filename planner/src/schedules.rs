@@ -4,9 +4,10 @@
 //! virtual stages. All others are tried only by name: most of them hold more, or need an engine that splits backward.
 
 use ir::schedule::{Schedule, peak_in_flight, table};
+use ir::token_order::TokenOrder;
 
 use crate::candidate::{Candidate, Scope};
-use crate::request::{Pins, ScheduleKind};
+use crate::request::{ContextKind, Pins, ScheduleKind};
 
 /// Virtual stages that are tried where the user gives no number: what published runs use.
 const VIRTUAL_STAGES: [u32; 5] = [2, 3, 4, 6, 8];
@@ -45,6 +46,8 @@ impl Scope<'_> {
             }
             ScheduleKind::DualPipeV => vec![Schedule::DualPipeV],
             ScheduleKind::Chimera => vec![Schedule::Chimera],
+            ScheduleKind::Seq1F1B => self.slices().map(|slices| Schedule::Seq1F1B { slices }).collect(),
+            ScheduleKind::TeraPipe => self.slices().map(|slices| Schedule::TeraPipe { slices }).collect(),
         };
         let m = u32::try_from(candidate.n_micro_batches).unwrap_or(u32::MAX);
         let fits = |schedule: &Schedule| {
@@ -55,6 +58,11 @@ impl Scope<'_> {
                 && table(*schedule, p, m).is_ok()
         };
         all.into_iter().filter(fits).collect()
+    }
+
+    /// Numbers of slices, or the one that the user says.
+    fn slices(&self) -> impl Iterator<Item = u32> {
+        self.pins().slices.map_or(SLICES.to_vec(), |slices| vec![slices]).into_iter()
     }
 
     /// 1F1B over numbers of virtual stages, or over as many as the user says.
@@ -72,7 +80,8 @@ impl Scope<'_> {
     }
 
     /// Least share of the work that a candidate's schedules add as bubble: `(p - 1) / (m v)` of those that do not split
-    /// backward and pass every chunk once, in turn; nothing is promised of others.
+    /// backward and pass every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no shorter than a
+    /// k-th; nothing is promised of others.
     ///
     /// `None` where no schedule is allowed.
     pub(crate) fn least_bubble(&self, candidate: &Candidate) -> Option<f64> {
@@ -83,7 +92,11 @@ impl Scope<'_> {
             | Schedule::Eager
             | Schedule::Dapple { .. }
             | Schedule::Interleaved { .. }
-            | Schedule::BreadthFirst { .. } => (p - 1.0) / (m * f64::from(schedule.n_virtual_stages())),
+            | Schedule::BreadthFirst { .. }
+            | Schedule::Seq1F1B { .. }
+            | Schedule::TeraPipe { .. } => {
+                (p - 1.0) / (m * f64::from(schedule.n_virtual_stages()) * f64::from(schedule.n_slices()))
+            }
             Schedule::ZbH1
             | Schedule::ZbH2
             | Schedule::ZbV
@@ -98,9 +111,14 @@ impl Scope<'_> {
     }
 }
 
+/// Slices that are tried where the user gives no number: what published runs use.
+const SLICES: [u32; 3] = [2, 4, 8];
+
 /// What contradicts a pinned schedule, if anything does: no search can meet it.
 pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
-    let kind = pins.schedule?;
+    let Some(kind) = pins.schedule else {
+        return pins.slices.map(|_| "slices are for the schedules seq1f1b and terapipe: name one".into());
+    };
     let own = kind.default_virtual_stages();
     let (takes_any, takes_even) = match kind {
         ScheduleKind::GPipe
@@ -116,9 +134,27 @@ pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
         | ScheduleKind::VHalf
         | ScheduleKind::VMin
         | ScheduleKind::DualPipeV
-        | ScheduleKind::Chimera => (false, false),
+        | ScheduleKind::Chimera
+        | ScheduleKind::Seq1F1B
+        | ScheduleKind::TeraPipe => (false, false),
     };
     let needs_stages = !matches!(kind, ScheduleKind::GPipe | ScheduleKind::OneFOneB);
+    if let Some(slices) = pins.slices {
+        if !kind.cuts_sequences() {
+            return Some("slices are for the schedules seq1f1b and terapipe".into());
+        }
+        if slices < 2 {
+            return Some(format!("slices={slices}: a sequence is cut into at least 2"));
+        }
+    }
+    if kind.cuts_sequences() {
+        if pins.cp_kind == Some(ContextKind::Ring) {
+            return Some("keys on a ring cannot be carried from slice to slice: use cp-kind gather".into());
+        }
+        if pins.token_order.is_some_and(|order| order != TokenOrder::Natural) {
+            return Some("slices need tokens in their natural order".into());
+        }
+    }
     match (pins.pp, pins.vpp) {
         (Some(1), _) if needs_stages => Some("the pinned schedule needs a pipeline: pp of at least 2".into()),
         (Some(pp), _) if kind == ScheduleKind::Chimera && !pp.is_multiple_of(2) => {
@@ -143,9 +179,11 @@ fn all_forwards_first(schedule: Schedule) -> Schedule {
 /// table itself.
 pub(crate) fn in_flight(candidate: &Candidate, schedule: Schedule) -> Vec<f64> {
     let (p, m) = (candidate.n_stages as f64, candidate.n_micro_batches as f64);
-    let v = f64::from(schedule.n_virtual_stages());
+    let (v, k) = (f64::from(schedule.n_virtual_stages()), f64::from(schedule.n_slices()));
     let closed: Option<&dyn Fn(f64) -> f64> = match schedule {
         Schedule::GPipe | Schedule::BreadthFirst { .. } => Some(&|_| m),
+        Schedule::TeraPipe { .. } => Some(&|_| m),
+        Schedule::Seq1F1B { .. } => Some(&|rank| m.min((p - rank + k - 1.0) / k)),
         Schedule::OneFOneB => Some(&|rank| m.min(p - rank)),
         Schedule::Interleaved { .. } => {
             Some(&|rank| (m * v).min(2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v)

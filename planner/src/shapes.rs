@@ -46,7 +46,7 @@ impl Facts {
     pub fn new(model: &Model, sequence: u64, node: u64) -> Self {
         let length = |extent: Extent| match extent {
             Extent::Fixed(n) | Extent::Uneven(n) => n,
-            Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 1,
+            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 1,
         };
         let (mut kv_heads, mut experts) = (0, 1);
         for layer in &model.layers {

@@ -129,7 +129,7 @@ impl<'a> Space<'a> {
         }
         Some(match self.layer.dims[factor.dim.0].extent {
             Extent::MicroBatch => Class::Sequences,
-            Extent::Sequence | Extent::Slots { .. } => Class::Tokens,
+            Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => Class::Tokens,
             Extent::Fixed(_) | Extent::Uneven(_) if self.experts.contains(&factor.dim) => Class::Experts,
             Extent::Fixed(_) | Extent::Uneven(_) => Class::Inside,
         })
@@ -301,6 +301,7 @@ fn defers(kind: &OpKind) -> bool {
             | OpKind::Rope { .. }
             | OpKind::RmsNorm { .. }
             | OpKind::Split { .. }
+            | OpKind::Extend
             | OpKind::AppendShared
     )
 }

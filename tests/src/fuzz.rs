@@ -103,9 +103,18 @@ impl Case {
     ) -> Option<Plan> {
         let drawn = draw_model(model, &mesh, (self.micro_batch, self.sequence), chooser)?;
         let chunks = chunks(model, order.0.placement().n_chunks(self.n_stages), chooser)?;
-        let mut plan = self.document((model, mesh), order, (drawn, chunks))?;
+        let slices = self.slices(order.0, chooser);
+        let mut plan = self.document((model, mesh), (order, slices), (drawn, chunks))?;
         plan.cluster = cluster(n_nodes)?;
         with_algorithms(with_token_order(plan, chooser), chooser)
+    }
+
+    /// Slices of one or two times the drawn sequence each, so that what is cut divides; empty where none are asked for.
+    fn slices(&self, schedule: Schedule, chooser: &mut dyn Chooser) -> Vec<u64> {
+        match schedule.n_slices() {
+            1 => Vec::new(),
+            n => (0..n).map(|slice| self.sequence * (1 + chooser.slice(slice) as u64 % 2)).collect(),
+        }
     }
 
     /// The schedule among those that have a table here, with micro-batches that suit it.
@@ -123,7 +132,7 @@ impl Case {
     fn document(
         &self,
         (model, mesh): (&Model, Mesh),
-        (schedule, n_micro_batches): (Schedule, u32),
+        ((schedule, n_micro_batches), slices): ((Schedule, u32), Vec<u64>),
         (drawn, chunks): (Vec<Drawn>, Vec<Vec<EntryRun>>),
     ) -> Option<Plan> {
         let entries =
@@ -141,7 +150,7 @@ impl Case {
             tool_version: "fuzz".into(),
             inputs: InputDigests { model: "none:0".into(), cluster: "none:0".into() },
             job: Job {
-                sequence: self.sequence,
+                sequence: if slices.is_empty() { self.sequence } else { slices.iter().sum() },
                 global_batch: self.micro_batch * u64::from(n_micro_batches),
                 precision: Precision::Bf16,
                 optimizer: Optimizer::AdamW,
@@ -156,6 +165,7 @@ impl Case {
             n_stages: u64::from(self.n_stages),
             schedule,
             table: None,
+            slices,
             micro_batch: self.micro_batch,
             n_micro_batches: u64::from(n_micro_batches),
             chunks,
@@ -178,7 +188,7 @@ fn with_token_order(mut plan: Plan, chooser: &mut dyn Chooser) -> Plan {
     let fits = |order: &TokenOrder| plan.job.sequence.is_multiple_of(order.pieces(cp));
     let orders = [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped];
     let orders: Vec<TokenOrder> = orders.into_iter().filter(fits).collect();
-    if cp > 1 && orders.len() > 1 {
+    if cp > 1 && orders.len() > 1 && plan.slices.is_empty() {
         plan.job.token_order = orders[chooser.token_order(&orders) % orders.len()];
     }
     plan
@@ -221,6 +231,9 @@ fn schedules() -> Vec<Schedule> {
         Schedule::Hanayo { waves: 2 },
         Schedule::DualPipeV,
         Schedule::Chimera,
+        Schedule::Seq1F1B { slices: 2 },
+        Schedule::Seq1F1B { slices: 3 },
+        Schedule::TeraPipe { slices: 2 },
     ]
 }
 

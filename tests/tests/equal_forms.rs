@@ -43,6 +43,7 @@ fn outcome(model: &Model, given: Tensors) -> Outcome {
         n_micro_batches: 2,
         sequence: 8,
         tokens: TokenLayout::NATURAL,
+        slices: ir::slices::Slices::whole(8),
         table: Vec::new(),
         seed: 11,
         given,

@@ -89,6 +89,7 @@ fn outcome(model: &Model, golden: &Value) -> Outcome {
         n_micro_batches: count("n_micro_batches") as u32,
         sequence: count("sequence"),
         tokens: TokenLayout::NATURAL,
+        slices: ir::slices::Slices::whole(count("sequence")),
         table: Vec::new(),
         seed: count("seed"),
         given: weights(model),

@@ -62,6 +62,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
         sequence: plan.job.sequence,
         given: executor::run::Tensors::new(),
         tokens: TokenLayout::NATURAL,
+        slices: ir::slices::Slices::whole(plan.job.sequence),
         table: table(plan.schedule, n_stages, n_micro_batches).unwrap(),
         seed: 1,
         steps: STEPS,

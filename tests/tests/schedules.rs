@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tests::planner;
 
 /// By the name of its option: the schedule, and the kind of model that is verified with it.
-const SCHEDULES: [(&str, &str); 14] = [
+const SCHEDULES: [(&str, &str); 16] = [
     ("gpipe", "llama-3-8b"),
     ("1f1b", "llama-3-8b"),
     ("eager-1f1b", "llama-3-8b"),
@@ -25,6 +25,8 @@ const SCHEDULES: [(&str, &str); 14] = [
     ("hanayo", "llama-3-8b"),
     ("dualpipe-v", "llama-3-8b"),
     ("chimera", "gpt2"),
+    ("seq1f1b", "llama-3-8b"),
+    ("terapipe", "mixtral-8x7b"),
 ];
 
 fn scratch(name: &str) -> String {
@@ -75,6 +77,11 @@ fn pins_that_contradict_a_schedule_are_named() {
         refused("schedule=chimera,pp=1"),
         refused("schedule=hanayo,pp=2,vpp=3"),
         refused("schedule=zb-v,pp=2,vpp=4"),
+        refused("schedule=seq1f1b,pp=1"),
+        refused("schedule=1f1b,slices=4"),
+        refused("slices=4"),
+        refused("schedule=terapipe,cp=2,cp-kind=ring"),
+        refused("schedule=terapipe,token-order=zigzag"),
     ];
     insta::assert_snapshot!(said.join("\n"));
 }
@@ -125,4 +132,60 @@ fn a_table_in_a_file_is_checked_by_itself() {
     fs::write(&file, "F0 B0\nF0 X0\n").unwrap();
     let refused = planner(&["check", "--table", &file]);
     assert_eq!((refused.code, refused.err.contains("rank 1, action 1")), (2, true), "{refused}");
+}
+
+/// Learned positions and tied tables, in slices that two devices cut again or not.
+#[test]
+fn slices_are_planned_checked_priced_and_verified() {
+    for (model, pins) in [
+        ("gpt2", "pp=2,tp=2,micro-batch=2,schedule=seq1f1b,slices=3"),
+        ("gpt2", "pp=2,cp=2,micro-batch=2,schedule=terapipe,slices=2"),
+    ] {
+        let file = scratch("slices.json");
+        let words =
+            ["--devices", "4", "--global-batch", "16", "--seq-len", "1024", "--pin", pins, "-o", &file];
+        let made = planner(&[&["optimize", model, "dgx-h100"], &words[..]].concat());
+        assert_eq!(made.code, 0, "{made}");
+        let plan: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let slices: Vec<u64> =
+            plan["slices"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+        assert_eq!(slices.iter().sum::<u64>(), 1024, "{model} {pins}");
+        // A later slice attends more keys, so it is no longer.
+        assert!(slices.is_sorted_by(|a, b| a >= b), "{model} {pins}: {slices:?}");
+        let checked = planner(&["check", &file]);
+        assert_eq!(checked.code, 0, "{checked}");
+        assert!(checked.out.contains(&format!("micro-batches of {} slices", slices.len())), "{checked}");
+        let verified = planner(&["verify", &file]);
+        assert_eq!(verified.code, 0, "{model} {pins}: {verified}");
+    }
+}
+
+#[test]
+fn slices_that_do_not_make_up_the_sequence_are_refused() {
+    let file = plan("seq1f1b", "llama-3-8b");
+    let text = fs::read_to_string(&file).unwrap();
+    let refused = |change: &dyn Fn(&mut Value)| {
+        let mut plan: Value = serde_json::from_str(&text).unwrap();
+        change(&mut plan);
+        let file = scratch("bad-slices.json");
+        fs::write(&file, plan.to_string()).unwrap();
+        let said = planner(&["check", &file]);
+        assert_eq!(said.code, 2, "{said}");
+        said.err
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .split_once("slices: ")
+            .map(|(_, what)| what.to_owned())
+            .unwrap()
+    };
+    let n = serde_json::from_str::<Value>(&text).unwrap()["slices"].as_array().unwrap().len();
+    let said = [
+        refused(&|plan| plan["slices"] = json!(vec![500; n])),
+        refused(&|plan| plan["slices"] = json!([1024])),
+        refused(&|plan| plan["slices"][0] = json!(0)),
+    ];
+    assert!(said[0].contains("are not a sequence of 1024"), "{said:?}");
+    assert!(said[1].contains("found 1"), "{said:?}");
+    assert!(said[2].contains("at least one token"), "{said:?}");
 }

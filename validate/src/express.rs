@@ -145,6 +145,7 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         etp: Some(1),
         vpp: Some(vpp),
         micro_batch: Some(micro_batch),
+        slices: None,
         schedule: Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB }),
         recompute: Some(recompute),
         zero: row.zero.parse().ok().filter(|stage| *stage <= 3),

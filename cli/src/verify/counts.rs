@@ -168,10 +168,16 @@ impl Prediction<'_> {
         self.small.tier_between((stage * n + device) as usize, (other_stage * n + other_device) as usize)
     }
 
-    /// How often a stage runs a section of a chunk in all steps.
-    fn runs(&self, (stage, chunk): (u64, usize), section: Section) -> u64 {
+    fn n_slices(&self) -> u32 {
+        self.small.plan.table_shape().n_slices
+    }
+
+    /// How often a stage runs a section of a slice of a chunk in all steps.
+    fn runs(&self, (stage, chunk): (u64, usize), section: Section, slice: u32) -> u64 {
         let shape = self.small.plan.table_shape();
-        let is_one = |action: &&Action| action.section == section && shape.chunk(**action) as usize == chunk;
+        let is_one = |action: &&Action| {
+            action.section == section && action.slice == slice && shape.chunk(**action) as usize == chunk
+        };
         self.small.table[stage as usize].iter().filter(is_one).count() as u64 * u64::from(STEPS)
     }
 
@@ -186,13 +192,18 @@ impl Prediction<'_> {
     }
 
     /// What one copy of a chunk's layers sends.
-    fn programs_on(&self, sent: &mut Bytes, (stage, chunk): (u64, usize)) {
+    fn programs_on(&self, sent: &mut Bytes, place: (u64, usize)) {
+        (0..self.n_slices()).for_each(|slice| self.slice_on(sent, place, slice));
+    }
+
+    /// What it sends for one slice of every sequence; with the first, what it sends once per step.
+    fn slice_on(&self, sent: &mut Bytes, (stage, chunk): (u64, usize), slice: u32) {
         let plan = self.small.plan;
         let tier_of = |a: u64, b: u64| self.tier((stage, a), (stage, b));
         let links = Links { element_bytes: self.element_bytes, tier_of: &tier_of };
-        let runs = |section: Section| self.runs((stage, chunk), section);
+        let runs = |section: Section| self.runs((stage, chunk), section, slice);
         for (layer, program, entry) in self.small.chunk(chunk) {
-            let sizes = self.small.opened.sizes(plan, entry);
+            let sizes = self.small.opened.run_sizes(plan, entry, slice);
             let bytes = program_bytes(layer, &plan.mesh, &sizes, program, &links);
             let split = split_backward(layer, program);
             let [input, weight] = split_bytes((layer, &plan.mesh, &sizes), program, &split, &links);
@@ -206,7 +217,9 @@ impl Prediction<'_> {
             put(&bytes.backward, runs(Section::Backward));
             put(&input, runs(Section::BackwardInput));
             put(&weight, runs(Section::BackwardWeight));
-            put(&bytes.update, u64::from(STEPS));
+            if slice == 0 {
+                put(&bytes.update, u64::from(STEPS));
+            }
         }
     }
 
@@ -217,9 +230,12 @@ impl Prediction<'_> {
             let (Some((_, left, _)), Some((layer, right, entry))) = (before.last(), after.first()) else {
                 continue;
             };
-            let shape = |tensor| layer.shape(tensor, &self.small.opened.sizes(self.small.plan, *entry));
-            for hops in self.hops(chunk) {
-                self.border(sent, (left, right), hops, &shape);
+            for slice in 0..self.n_slices() {
+                let sizes = self.small.opened.run_sizes(self.small.plan, *entry, slice);
+                let shape = |tensor| layer.shape(tensor, &sizes);
+                for hops in self.hops(chunk) {
+                    self.border(sent, (left, right), hops, &shape);
+                }
             }
         }
     }
@@ -343,28 +359,32 @@ impl Prediction<'_> {
         (0..mesh.n_devices()).map(of_rank).collect()
     }
 
-    /// What ranks keep: per layer for one micro-batch, and at most along the schedule.
+    /// What ranks keep: per layer for one micro-batch, or its largest slice, and at most along the schedule.
     fn saved(&self, found: &mut Counted) {
         let (plan, shape) = (self.small.plan, self.small.plan.table_shape());
         let n = plan.mesh.n_devices() as usize;
-        let chunks = self.kept_per_chunk();
+        let slices: Vec<_> = (0..self.n_slices()).map(|slice| self.kept_per_chunk(slice)).collect();
+        let at_most = |known: &mut Bytes, name: String, bytes: u64| {
+            let most = known.entry(name).or_insert(0);
+            *most = bytes.max(*most);
+        };
         for (stage, row) in self.small.table.iter().enumerate() {
             for device in 0..n {
                 let rank = stage * n + device;
                 let (mut now, mut most) = (0_u64, 0_u64);
                 for action in row {
-                    let layers = &chunks[shape.chunk(*action) as usize];
+                    let layers = &slices[action.slice as usize][shape.chunk(*action) as usize];
                     for kept in layers {
                         let (saved, carried) = (kept.saved[device], kept.carried[device]);
                         match action.section {
                             Section::Forward => {
                                 now += saved;
-                                found.saved.insert(saved_name(rank, kept.layer_idx), saved);
+                                at_most(&mut found.saved, saved_name(rank, kept.layer_idx), saved);
                             }
                             Section::Backward => now -= saved,
                             Section::BackwardInput => {
                                 now = now + carried - saved;
-                                found.saved.insert(carried_name(rank, kept.layer_idx), carried);
+                                at_most(&mut found.saved, carried_name(rank, kept.layer_idx), carried);
                             }
                             Section::BackwardWeight => now -= carried,
                         }
@@ -377,15 +397,15 @@ impl Prediction<'_> {
         found.saved.retain(|_, bytes| *bytes > 0);
     }
 
-    /// By chunk, its layers in the order in which a rank comes by them: backward, since only there bytes may fall.
-    fn kept_per_chunk(&self) -> Vec<Vec<Kept>> {
+    /// Of a slice, by chunk, its layers in the order in which a rank comes by them: backward, since only there bytes may fall.
+    fn kept_per_chunk(&self, slice: u32) -> Vec<Vec<Kept>> {
         let plan = self.small.plan;
         let mut layer_idx = 0;
         let mut chunks = Vec::new();
         for chunk in 0..self.n_chunks() {
             let mut layers = Vec::new();
             for (layer, program, entry) in self.small.chunk(chunk) {
-                let sizes = self.small.opened.sizes(plan, entry);
+                let sizes = self.small.opened.run_sizes(plan, entry, slice);
                 let carried = split_backward(layer, program).carried;
                 let bytes = |values: &[ValueId]| {
                     kept_bytes((layer, &plan.mesh, &sizes), program, values, self.element_bytes)

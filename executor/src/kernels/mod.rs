@@ -15,6 +15,7 @@ mod call;
 mod elementwise;
 mod embedding;
 mod error;
+pub(crate) mod extend;
 mod linear;
 mod loss;
 mod moe;
@@ -102,6 +103,7 @@ pub fn forward<T: Real>(ctx: &Context<'_>, operands: &[&Value<T>]) -> Result<Vec
         OpKind::Softcap { cap } => one(elementwise::softcap(&call, *cap)),
         OpKind::Fork => structure::fork(&call),
         OpKind::Split { sizes } => structure::split(&call, sizes),
+        OpKind::Extend => one(extend::extend(ctx, &[], operands[0])),
         OpKind::AppendShared => one(structure::append_shared(&call)),
         OpKind::Route { .. } => one(router::forward(&call, &router::Routing::of(ctx.kind)?)),
         OpKind::Dispatch => one(moe::dispatch(&call)),
@@ -164,6 +166,7 @@ pub fn backward<T: Real>(
         OpKind::Softcap { cap } => elementwise::softcap_backward(&call, *cap, g),
         OpKind::Fork => structure::fork_backward(&call, gradients),
         OpKind::Split { sizes } => structure::split_backward(&call, sizes, gradients),
+        OpKind::Extend => extend::extend_backward(ctx, None, g).map(|(_, own)| vec![Some(own)]),
         OpKind::AppendShared => structure::append_shared_backward(&call, g),
         OpKind::Route { .. } => router::backward(&call, &router::Routing::of(ctx.kind)?, g),
         OpKind::Dispatch => moe::dispatch_backward(&call, g),

@@ -22,6 +22,7 @@ mod drawn;
 mod frozen;
 mod grids;
 mod model;
+mod sliced;
 mod training;
 
 const ONE_STAGE: (Schedule, u32, u32) = (Schedule::GPipe, 1, 2);

@@ -7,6 +7,7 @@
 //! - every entry is of a layer of the model, its strategies cut what divides, and it lowers to a program;
 //! - the chunks hold the layers of the model in order, each stream arrives as the layer before left it;
 //! - the schedule has a table;
+//! - where sequences are cut into slices, every layer can be run by slices;
 //! - parameters that are one are used and stored in one way.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
 use crate::plan::cluster_check::check_cluster;
 use crate::plan::entry::RESERVED;
+use crate::plan::sliced::{self, Sliced};
 use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
 use crate::program::Program;
 use crate::sharding::Sharding;
@@ -49,6 +51,8 @@ pub struct OpenPlan {
     pub entries: Vec<OpenEntry>,
     /// Layer kinds that stand for another form, which is held here.
     pub originals: BTreeMap<usize, Layer>,
+    /// What runs slice by slice, where sequences are cut.
+    pub sliced: Option<Sliced>,
 }
 
 /// An entry with its names resolved.
@@ -82,13 +86,15 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
     check_cluster(&plan.cluster)?;
     check_mesh(plan)?;
     check_batch(plan)?;
+    sliced::check_lengths(plan)?;
     check_schedule(plan)?;
     check_limits(&plan.model)?;
     let model = native::read(&plan.model).map_err(|broken| within("model", broken.place, broken.what))?;
     let entries = open_entries(plan, &model)?;
     let originals = open_forms(plan, &model)?;
-    let open = OpenPlan { model, entries, originals };
+    let mut open = OpenPlan { model, entries, originals, sliced: None };
     check_chunks(plan, &open)?;
+    open.sliced = sliced::open_slices(plan, &open.model, &open.entries, open.roles(plan).cp)?;
     check_token_order(plan, &open)?;
     check_ties(plan, &open)?;
     check_prediction(plan)?;
@@ -99,6 +105,25 @@ impl OpenPlan {
     /// Lengths of the dims of an entry's layer in this plan's job.
     pub fn sizes(&self, plan: &Plan, entry: usize) -> Sizes {
         self.layer(entry).sizes(plan.micro_batch, plan.job.sequence)
+    }
+
+    /// What an entry runs: its layer and program, in their sliced form where sequences are cut.
+    pub fn run(&self, entry: usize) -> (&Layer, &Program) {
+        match &self.sliced {
+            Some(sliced) => {
+                let own = &sliced.entries[entry];
+                (&sliced.model.layers[own.layer], &own.program)
+            }
+            None => (self.layer(entry), &self.entries[entry].program),
+        }
+    }
+
+    /// Lengths of the dims of what an entry runs, for one slice.
+    pub fn run_sizes(&self, plan: &Plan, entry: usize, slice: u32) -> Sizes {
+        match &self.sliced {
+            Some(sliced) => sliced.sizes(plan, entry, slice),
+            None => self.sizes(plan, entry),
+        }
     }
 
     /// Layer kind of an entry.

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use crate::lower::Recompute;
+use crate::op::OpKind;
 use crate::plan::Plan;
 use crate::plan::check::{check_plan, open};
 use crate::plan::entry::{Entry, read_sharding, write_sharding};
@@ -156,7 +157,7 @@ fn a_plan_may_bring_its_own_table() {
     insta::assert_snapshot!(cases.join("\n"), @r"
     schedule: a `custom` schedule needs a `table`
     table: expected a row for each of 2 stages, found 1
-    table[1]: rank 1, action 3: expected a letter of F, B, I and W and a micro-batch, and perhaps a virtual stage, such as `F0` or `B3.1`; found `B`
+    table[1]: rank 1, action 3: expected a letter of F, B, I and W and a micro-batch, and perhaps a slice or a virtual stage, such as `F0`, `F0/2` or `B3.1`; found `B`
     table: rank 1: backward of micro-batch 1 on virtual stage 0 is missing
     table: rank 1: backward of micro-batch 0 on virtual stage 0 waits for ever on forward of micro-batch 0 on virtual stage 0 of rank 1
     table: rank 1: backward of micro-batch 1 on virtual stage 1 (marked rank 1) does not belong in this table
@@ -218,4 +219,68 @@ fn leaves(value: &serde_json::Value, at: String, places: &mut Vec<String>) {
         | serde_json::Value::Number(_)
         | serde_json::Value::String(_) => places.push(at),
     }
+}
+
+fn of_slices(family: Family, slices: &[u64]) -> Plan {
+    let axes = [(2, Policy::Data), (2, Policy::TensorSequence)];
+    let n = slices.len() as u32;
+    let schedule = Schedule::Seq1F1B { slices: n };
+    let sample = Sample { schedule, slices: slices.to_vec(), n_stages: 2, ..Sample::new(family, &axes) };
+    Sample { n_micro_batches: 4, ..sample }.plan()
+}
+
+#[test]
+fn a_plan_of_slices_runs_the_same_program_for_each() {
+    for family in [Family::Dense, Family::Experts, Family::Latent] {
+        let plan = of_slices(family, &[32, 24, 8]);
+        let opened = open(&plan).unwrap();
+        let sliced = opened.sliced.as_ref().unwrap();
+        for (whole, own) in opened.entries.iter().zip(&sliced.entries) {
+            let (layer, kept) = (&sliced.model.layers[own.layer], own.program.saved.len());
+            let count = |test: fn(&OpKind) -> bool| layer.ops.iter().filter(|op| test(&op.kind)).count();
+            let extends = count(|kind| *kind == OpKind::Extend);
+            assert_eq!(extends, 2 * count(|kind| matches!(kind, OpKind::Attention { .. })));
+            // What attention saved of keys and values is saved before they are extended.
+            assert_eq!(kept, whole.program.saved.len(), "{}", layer.name);
+            assert_eq!(crate::graph::check(&sliced.model), Ok(()));
+        }
+        let text = crate::text::write_plan(&plan);
+        assert_eq!(crate::text::read_plan(&text).unwrap().slices, [32, 24, 8]);
+        let small =
+            crate::shrink::shrink(&plan, &crate::shrink::ShrinkLimits { max_ranks: 64 }).unwrap().plan;
+        assert_eq!(small.slices.len(), 3);
+        assert_eq!(small.slices.iter().sum::<u64>(), small.job.sequence);
+        assert!(small.slices[0] > small.slices[2], "{:?}", small.slices);
+    }
+}
+
+#[test]
+fn slices_that_cannot_be_run_are_named() {
+    let plan = of_slices(Family::Dense, &[32, 32]);
+    let error = |change: &dyn Fn(&mut Plan)| {
+        let mut plan = plan.clone();
+        change(&mut plan);
+        let error = check_plan(&plan).unwrap_err();
+        format!("{}: {}", error.place, error.what)
+    };
+    let cases = [
+        error(&|plan| plan.slices = vec![32, 31]),
+        error(&|plan| plan.slices = vec![64]),
+        error(&|plan| plan.slices = vec![64, 0]),
+        error(&|plan| plan.slices = vec![33, 31]),
+        error(&|plan| plan.schedule = Schedule::OneFOneB),
+        error(&|plan| {
+            plan.schedule = Schedule::Custom(crate::schedule::Placement::Looped { virtual_stages: 1 });
+            plan.table = Some(vec!["F0/0 F0/1 B0/1 B0/0".into(), "F0/1 F0/0 B0/1 B0/0".into()]);
+            (plan.n_micro_batches, plan.job.global_batch) = (1, plan.micro_batch);
+        }),
+    ];
+    insta::assert_snapshot!(cases.join("\n"), @r"
+    slices: slices of 63 tokens in all are not a sequence of 64
+    slices: `seq1f1b(2)` needs the lengths of 2 slices, found 1
+    slices: a slice has at least one token
+    slices: slice 0 of 0..33: layer `embedding`, operator `add_position`: its strategy cuts a loop that does not divide
+    slices: `1f1b` runs whole sequences: leave `slices` out
+    table: rank 1: forward of slice 1 of micro-batch 0 on virtual stage 0 stands where slice 0 is due: forwards take the slices of a micro-batch in order, backwards from the last to the first
+    ");
 }

@@ -6,6 +6,10 @@
 //!           of the last              its own forward
 //! weights   of chunk c   wait for    the gradient of chunk c itself
 //! ```
+//! Where sequences are cut into slices, each is a unit of its own in all of this. Besides, a rank runs the forwards of a
+//! micro-batch's slices in order, for attention needs the keys of those before, and its backwards from the last to the
+//! first, for the gradients of a slice's keys come from those behind: both on one rank, so the row's order decides.
+//!
 //! The gradient of a chunk comes from its full backward or from its backward to the input, whichever the table has; a
 //! table may have both kinds. Every other dependency, such as backward on its own forward, follows from these.
 
@@ -22,6 +26,8 @@ pub struct TableShape {
     pub placement: Placement,
     /// Micro-batches per step.
     pub n_micro_batches: u32,
+    /// Slices of every sequence; 1 where they are not cut.
+    pub n_slices: u32,
 }
 
 /// What actions wait for, and leave behind.
@@ -35,12 +41,13 @@ enum Product {
     Weights,
 }
 
-/// A product of a chunk and micro-batch.
+/// A product of a chunk, micro-batch and slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Event {
     product: Product,
     chunk: u32,
     micro_batch: u32,
+    slice: u32,
 }
 
 impl TableShape {
@@ -60,9 +67,19 @@ impl TableShape {
         self.placement.chunk(self.n_stages, Seat { rank, virtual_stage })
     }
 
-    /// Places for [`Self::yields`] and [`Self::needs`]: three for every chunk and micro-batch.
+    /// Slices of all micro-batches.
+    pub fn n_units(self) -> u32 {
+        self.n_micro_batches.saturating_mul(self.n_slices)
+    }
+
+    /// Which of them an action is about, slices within micro-batches.
+    pub fn unit(self, action: Action) -> u32 {
+        action.micro_batch * self.n_slices + action.slice
+    }
+
+    /// Places for [`Self::yields`] and [`Self::needs`]: three for every chunk and unit.
     pub fn n_events(self) -> usize {
-        3 * self.n_chunks() as usize * self.n_micro_batches as usize
+        3 * self.n_chunks() as usize * self.n_units() as usize
     }
 
     /// The place, dense from 0, of what may be waited for once an action has ended.
@@ -81,13 +98,18 @@ impl TableShape {
     }
 
     pub(super) fn check(self) -> Result<(), ScheduleError> {
-        if self.n_stages == 0 || self.n_virtual_stages() == 0 || self.n_micro_batches == 0 {
+        if self.n_stages == 0
+            || self.n_virtual_stages() == 0
+            || self.n_micro_batches == 0
+            || self.n_slices == 0
+        {
             return Err(ScheduleError::Empty);
         }
         let n_actions = 2_u64
             .saturating_mul(u64::from(self.n_stages))
             .saturating_mul(u64::from(self.n_virtual_stages()))
-            .saturating_mul(u64::from(self.n_micro_batches));
+            .saturating_mul(u64::from(self.n_micro_batches))
+            .saturating_mul(u64::from(self.n_slices));
         if n_actions > MAX_ACTIONS {
             return Err(ScheduleError::TooLarge { n_actions });
         }
@@ -100,16 +122,17 @@ impl TableShape {
     }
 
     /// The action of a section, wherever its chunk is for its micro-batch.
-    pub(super) fn action(self, section: Section, chunk: u32, micro_batch: u32) -> Action {
+    fn action(self, section: Section, Event { chunk, micro_batch, slice, .. }: Event) -> Action {
         let Seat { rank, virtual_stage } = self.placement.seat(self.n_stages, chunk, micro_batch);
-        Action { rank, section, virtual_stage, micro_batch }
+        Action { rank, section, virtual_stage, micro_batch, slice }
     }
 
     fn holds(self, action: Action) -> bool {
-        let Action { rank, virtual_stage, micro_batch, .. } = action;
+        let Action { rank, virtual_stage, micro_batch, slice, .. } = action;
         rank < self.n_stages
             && virtual_stage < self.n_virtual_stages()
             && micro_batch < self.n_micro_batches
+            && slice < self.n_slices
             && self.placement.seat(self.n_stages, self.chunk(action), micro_batch)
                 == Seat { rank, virtual_stage }
     }
@@ -121,7 +144,7 @@ impl TableShape {
             Product::Weights => 2,
         };
         let chunk = (product * self.n_chunks() + event.chunk) as usize;
-        chunk * self.n_micro_batches as usize + event.micro_batch as usize
+        chunk * self.n_units() as usize + (event.micro_batch * self.n_slices + event.slice) as usize
     }
 
     fn event(self, action: Action) -> Event {
@@ -130,12 +153,12 @@ impl TableShape {
             Section::Backward | Section::BackwardInput => Product::Gradient,
             Section::BackwardWeight => Product::Weights,
         };
-        Event { product, chunk: self.chunk(action), micro_batch: action.micro_batch }
+        Event { product, chunk: self.chunk(action), micro_batch: action.micro_batch, slice: action.slice }
     }
 
     fn awaited(self, action: Action) -> Option<Event> {
-        let Event { chunk, micro_batch, .. } = self.event(action);
-        let of = |product, chunk| Some(Event { product, chunk, micro_batch });
+        let Event { chunk, micro_batch, slice, .. } = self.event(action);
+        let of = |product, chunk| Some(Event { product, chunk, micro_batch, slice });
         match action.section {
             Section::Forward if chunk == 0 => None,
             Section::Forward => of(Product::Stream, chunk - 1),
@@ -149,7 +172,7 @@ impl TableShape {
 
     /// The rank that waits for what an action leaves behind, if it is sent.
     fn awaits_elsewhere(self, action: Action) -> Option<u32> {
-        let Event { product, chunk, micro_batch } = self.event(action);
+        let Event { product, chunk, micro_batch, .. } = self.event(action);
         let next = match product {
             Product::Stream => Some(chunk + 1).filter(|&next| next < self.n_chunks()),
             Product::Gradient => chunk.checked_sub(1),
@@ -163,12 +186,7 @@ impl TableShape {
 ///
 /// # Errors
 /// The first thing that is wrong.
-pub fn check_table(
-    table: &[Vec<Action>],
-    placement: Placement,
-    n_micro_batches: u32,
-) -> Result<(), ScheduleError> {
-    let shape = TableShape { n_stages: table.len() as u32, placement, n_micro_batches };
+pub fn check_table(table: &[Vec<Action>], shape: TableShape) -> Result<(), ScheduleError> {
     dependency_order(table, shape).map(|_| ())
 }
 
@@ -181,6 +199,7 @@ pub fn check_table(
 /// Where [`check_table`] fails.
 pub fn dependency_order(table: &[Vec<Action>], shape: TableShape) -> Result<Vec<Action>, ScheduleError> {
     every_action_once(table, shape)?;
+    slices_in_order(table, shape)?;
     let mut done = vec![false; shape.n_events()];
     let mut next = vec![0_usize; table.len()];
     let mut order = Vec::with_capacity(table.iter().map(Vec::len).sum());
@@ -250,12 +269,37 @@ fn every_action_once(table: &[Vec<Action>], shape: TableShape) -> Result<(), Sch
     }
     for product in [Product::Stream, Product::Gradient, Product::Weights] {
         for chunk in 0..shape.n_chunks() {
-            for micro_batch in 0..shape.n_micro_batches {
-                let event = Event { product, chunk, micro_batch };
+            for unit in 0..shape.n_units() {
+                let (micro_batch, slice) = (unit / shape.n_slices, unit % shape.n_slices);
+                let event = Event { product, chunk, micro_batch, slice };
                 if !seen[shape.index(event)] {
                     return Err(missing(shape, event, &seen));
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Forwards rise and backwards fall through the slices of a micro-batch; weights may come in any order.
+fn slices_in_order(table: &[Vec<Action>], shape: TableShape) -> Result<(), ScheduleError> {
+    if shape.n_slices == 1 {
+        return Ok(());
+    }
+    for (rank, row) in table.iter().enumerate() {
+        let mut passed: BTreeMap<(bool, u32, u32), u32> = BTreeMap::new();
+        for &action in row {
+            let back = action.section.yields_gradient();
+            if !back && action.section != Section::Forward {
+                continue;
+            }
+            let count = passed.entry((back, action.virtual_stage, action.micro_batch)).or_insert(0);
+            // Every action is there once, so that no slice can be due beyond the last.
+            let due = if back { (shape.n_slices - 1).saturating_sub(*count) } else { *count };
+            if action.slice != due {
+                return Err(ScheduleError::SliceOrder { rank: rank as u32, action, due });
+            }
+            *count += 1;
         }
     }
     Ok(())
@@ -279,11 +323,11 @@ fn missing(shape: TableShape, event: Event, seen: &[bool]) -> ScheduleError {
         Product::Gradient => Section::Backward,
         Product::Weights => Section::BackwardWeight,
     };
-    let action = shape.action(section, event.chunk, event.micro_batch);
+    let action = shape.action(section, event);
     ScheduleError::Missing { rank: action.rank, action }
 }
 
-/// What a rank holds for chunks of micro-batches that are under way.
+/// What a rank holds for chunks of micro-batches, or of their slices, that are under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InFlight {
     /// Forwards whose backward has not begun: all that forward keeps.
@@ -317,9 +361,27 @@ pub fn in_flight(row: &[Action]) -> Vec<InFlight> {
     row.iter().map(step).collect()
 }
 
-/// For each rank, the most chunk forwards whose backward is not yet complete, in chunks of micro-batches.
+/// What a rank holds of every slice after each action of its row.
+pub fn in_flight_by_slice(row: &[Action], n_slices: u32) -> Vec<Vec<InFlight>> {
+    let of_slice = |slice: u32| {
+        let own = |action: &Action| if action.slice == slice { Some(*action) } else { None };
+        let mut held = in_flight(&row.iter().filter_map(own).collect::<Vec<_>>()).into_iter();
+        let mut now = InFlight::default();
+        let step = |action: &Action| {
+            if action.slice == slice {
+                now = held.next().unwrap_or(now);
+            }
+            now
+        };
+        row.iter().map(step).collect::<Vec<_>>()
+    };
+    let columns: Vec<Vec<InFlight>> = (0..n_slices).map(of_slice).collect();
+    (0..row.len()).map(|at| columns.iter().map(|column| column[at]).collect()).collect()
+}
+
+/// For each rank, the most chunk forwards whose backward is not yet complete, in chunks of micro-batches or of slices.
 ///
-/// Divide by the number of virtual stages to get micro-batches of a whole stage's activations.
+/// Divide by the number of virtual stages, and of slices, to get micro-batches of a whole stage's activations.
 pub fn peak_in_flight(table: &[Vec<Action>]) -> Vec<u32> {
     table.iter().map(|row| in_flight(row).into_iter().map(InFlight::total).max().unwrap_or(0)).collect()
 }

@@ -8,8 +8,11 @@ use super::{Action, MAX_ACTIONS};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ScheduleError {
     /// A count is zero.
-    #[error("a pipeline needs at least one stage, one virtual stage and one micro-batch")]
+    #[error("a pipeline needs at least one stage, one virtual stage, one micro-batch and one slice")]
     Empty,
+    /// A sequence in one piece has another schedule.
+    #[error("sequences are cut into at least 2 slices; with 1, use `1f1b` or `gpipe`")]
+    NotSliced,
     /// Interleaving over one virtual stage is another schedule.
     #[error("`interleaved` needs at least 2 virtual stages; with 1, use `1f1b`")]
     NotInterleaved,
@@ -76,6 +79,19 @@ pub enum ScheduleError {
         rank: u32,
         /// The absent action.
         action: Action,
+    },
+    /// A slice's keys are needed by those behind it, and the gradients of its keys come from them.
+    #[error(
+        "rank {rank}: {action} stands where slice {due} is due: forwards take the slices of a micro-batch in order, \
+         backwards from the last to the first"
+    )]
+    SliceOrder {
+        /// Row of the table.
+        rank: u32,
+        /// The action that comes too early.
+        action: Action,
+        /// The slice that should have come.
+        due: u32,
     },
     /// A rank waits for something that never comes.
     #[error("rank {rank}: {action} waits for ever on {needs} of rank {}", needs.rank)]

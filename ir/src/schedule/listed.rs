@@ -105,7 +105,8 @@ impl Progress {
             ];
             for (section, at, end) in next {
                 let Some(&micro_batch) = stage.micro_batches.get(at).filter(|_| at < end) else { continue };
-                let action = Action { rank, section, virtual_stage: virtual_stage as u32, micro_batch };
+                let action =
+                    Action { rank, section, virtual_stage: virtual_stage as u32, micro_batch, slice: 0 };
                 if ready(action) {
                     let ahead = (stage.forwards - stage.backwards) as u32;
                     offers.push(Offer { action, chunk: stage.chunk, ahead });

@@ -16,7 +16,7 @@ impl Row {
     }
 
     fn push(&mut self, section: Section, virtual_stage: u32, micro_batch: u32) {
-        self.actions.push(Action { rank: self.rank, section, virtual_stage, micro_batch });
+        self.actions.push(Action { rank: self.rank, section, virtual_stage, micro_batch, slice: 0 });
     }
 }
 
@@ -25,7 +25,7 @@ impl Row {
 pub(super) fn breadth_first(rank: u32, shape: TableShape) -> Vec<Action> {
     let (v, m) = (shape.n_virtual_stages(), shape.n_micro_batches);
     let of = |section: Section, virtual_stage: u32| {
-        (0..m).map(move |micro_batch| Action { rank, section, virtual_stage, micro_batch })
+        (0..m).map(move |micro_batch| Action { rank, section, virtual_stage, micro_batch, slice: 0 })
     };
     let forward = (0..v).flat_map(|stage| of(Section::Forward, stage));
     forward.chain((0..v).rev().flat_map(|stage| of(Section::Backward, stage))).collect()
@@ -49,8 +49,9 @@ pub(super) fn dapple(rank: u32, most: u32, shape: TableShape) -> Vec<Action> {
 }
 
 fn warmed_up(rank: u32, warm_up: u32, shape: TableShape) -> Vec<Action> {
-    let forward = |micro_batch| Action { rank, section: Section::Forward, virtual_stage: 0, micro_batch };
-    let backward = |micro_batch| Action { rank, section: Section::Backward, virtual_stage: 0, micro_batch };
+    let of = |section, micro_batch| Action { rank, section, virtual_stage: 0, micro_batch, slice: 0 };
+    let forward = |micro_batch| of(Section::Forward, micro_batch);
+    let backward = |micro_batch| of(Section::Backward, micro_batch);
     warm_up_then_alternate(shape.n_micro_batches, warm_up, forward, backward)
 }
 
@@ -68,12 +69,14 @@ pub(super) fn interleaved(rank: u32, shape: TableShape) -> Vec<Action> {
         section: Section::Forward,
         virtual_stage: virtual_stage(k),
         micro_batch: micro_batch(k),
+        slice: 0,
     };
     let backward = |k| Action {
         rank,
         section: Section::Backward,
         virtual_stage: v - 1 - virtual_stage(k),
         micro_batch: micro_batch(k),
+        slice: 0,
     };
     warm_up_then_alternate(m * v, warm_up, forward, backward)
 }
@@ -94,6 +97,33 @@ fn warm_up_then_alternate(
     }
     actions.extend((n - warm_up..n).map(backward));
     actions
+}
+
+/// 1F1B over slices: `p - r + k - 2` forwards of warm-up, so that the last rank has all `k` slices of a micro-batch before
+/// the first backward, which is that of its last slice (arXiv 2406.03488, section 3.2).
+///
+/// In flight: `p - r + k - 1` slices, each a k-th of a micro-batch. Bubble: that of 1F1B by parts of a k-th, `(p - 1)(F + B) / k`.
+pub(super) fn seq_1f1b(rank: u32, shape: TableShape) -> Vec<Action> {
+    let TableShape { n_stages: p, n_micro_batches: m, n_slices: k, .. } = shape;
+    let of =
+        |section, unit: u32, slice| Action { rank, section, virtual_stage: 0, micro_batch: unit / k, slice };
+    let forward = |unit: u32| of(Section::Forward, unit, unit % k);
+    let backward = |unit: u32| of(Section::Backward, unit, k - 1 - unit % k);
+    warm_up_then_alternate(m * k, (p - rank - 1).saturating_add(k - 1), forward, backward)
+}
+
+/// GPipe over slices: every slice forward in order, then the same in reverse (arXiv 2102.07988, section 3.2).
+pub(super) fn terapipe(rank: u32, shape: TableShape) -> Vec<Action> {
+    let of = |section, unit: u32| Action {
+        rank,
+        section,
+        virtual_stage: 0,
+        micro_batch: unit / shape.n_slices,
+        slice: unit % shape.n_slices,
+    };
+    let units = 0..shape.n_units();
+    let forward = units.clone().map(|unit| of(Section::Forward, unit));
+    forward.chain(units.rev().map(|unit| of(Section::Backward, unit))).collect()
 }
 
 /// ZB-H1: the warm-up of 1F1B; weights follow `r` micro-batches behind, so that every rank has `p` under way.

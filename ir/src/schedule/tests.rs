@@ -10,6 +10,14 @@ fn rows(schedule: Schedule, p: u32, m: u32) -> Vec<Vec<Action>> {
     table(schedule, p, m).unwrap_or_else(|error| panic!("{schedule} p={p} m={m}: {error}"))
 }
 
+fn check(table: &[Vec<Action>], placement: Placement, n_micro_batches: u32) -> Result<(), ScheduleError> {
+    check_table(table, shape(table, placement, n_micro_batches))
+}
+
+fn shape(table: &[Vec<Action>], placement: Placement, n_micro_batches: u32) -> TableShape {
+    TableShape { n_stages: table.len() as u32, placement, n_micro_batches, n_slices: 1 }
+}
+
 const ONE: Placement = Placement::Looped { virtual_stages: 1 };
 
 fn interleaved(virtual_stages: u32) -> Schedule {
@@ -53,7 +61,7 @@ fn every_table_passes_the_check() {
         for &schedule in schedules {
             let table = table(schedule, p, m).unwrap();
             let placement = Placement::Looped { virtual_stages: v };
-            assert_eq!(check_table(&table, placement, m), Ok(()), "{schedule} p={p} m={m}");
+            assert_eq!(check(&table, placement, m), Ok(()), "{schedule} p={p} m={m}");
         }
     }
 }
@@ -96,7 +104,7 @@ fn counts_that_no_table_can_have_are_errors() {
 fn a_backward_before_its_forward_is_a_deadlock() {
     let mut rows = table(Schedule::OneFOneB, 2, 2).unwrap();
     rows[1].swap(0, 1);
-    let error = check_table(&rows, ONE, 2).unwrap_err();
+    let error = check(&rows, ONE, 2).unwrap_err();
     insta::assert_snapshot!(error, @"rank 1: backward of micro-batch 0 on virtual stage 0 waits for ever on forward of micro-batch 0 on virtual stage 0 of rank 1");
 }
 
@@ -105,13 +113,13 @@ fn a_missing_a_repeated_and_a_stray_action_are_named() {
     let good = table(Schedule::OneFOneB, 2, 2).unwrap();
     let mut rows = good.clone();
     let removed = rows[0].remove(1);
-    assert_eq!(check_table(&rows, ONE, 2), Err(ScheduleError::Missing { rank: 0, action: removed }));
+    assert_eq!(check(&rows, ONE, 2), Err(ScheduleError::Missing { rank: 0, action: removed }));
     let first = rows[0][0];
     rows[0].push(first);
-    insta::assert_snapshot!(check_table(&rows, ONE, 2).unwrap_err(), @"rank 0: forward of micro-batch 0 on virtual stage 0 is listed twice");
+    insta::assert_snapshot!(check(&rows, ONE, 2).unwrap_err(), @"rank 0: forward of micro-batch 0 on virtual stage 0 is listed twice");
     let mut rows = good;
     rows[0][0].rank = 1;
-    insta::assert_snapshot!(check_table(&rows, ONE, 2).unwrap_err(), @"rank 0: forward of micro-batch 0 on virtual stage 0 (marked rank 1) does not belong in this table");
+    insta::assert_snapshot!(check(&rows, ONE, 2).unwrap_err(), @"rank 0: forward of micro-batch 0 on virtual stage 0 (marked rank 1) does not belong in this table");
 }
 
 #[test]
@@ -120,6 +128,73 @@ fn names_in_documents_are_those_of_the_literature() {
     assert_eq!(json(Schedule::GPipe), r#""gpipe""#);
     assert_eq!(json(Schedule::OneFOneB), r#""1f1b""#);
     assert_eq!(json(interleaved(4)), r#"{"interleaved":{"virtual_stages":4}}"#);
+}
+
+fn check_slices(table: &[Vec<Action>], (m, k): (u32, u32)) -> Result<(), ScheduleError> {
+    check_table(table, TableShape { n_slices: k, ..shape(table, ONE, m) })
+}
+
+#[test]
+fn backwards_of_slices_come_last_to_first() {
+    insta::assert_snapshot!(print(&rows(Schedule::Seq1F1B { slices: 2 }, 3, 3)), @r"
+    F0/0 F0/1 F1/0 F1/1 B0/1 F2/0 B0/0 F2/1 B1/1 B1/0 B2/1 B2/0
+    F0/0 F0/1 F1/0 B0/1 F1/1 B0/0 F2/0 B1/1 F2/1 B1/0 B2/1 B2/0
+    F0/0 F0/1 B0/1 F1/0 B0/0 F1/1 B1/1 F2/0 B1/0 F2/1 B2/1 B2/0
+    ");
+    insta::assert_snapshot!(print(&rows(Schedule::TeraPipe { slices: 3 }, 2, 2)), @r"
+    F0/0 F0/1 F0/2 F1/0 F1/1 F1/2 B1/2 B1/1 B1/0 B0/2 B0/1 B0/0
+    F0/0 F0/1 F0/2 F1/0 F1/1 F1/2 B1/2 B1/1 B1/0 B0/2 B0/1 B0/0
+    ");
+}
+
+/// arXiv 2406.03488: `p - r + k - 1` slices of a k-th each where 1F1B holds `p - r` micro-batches; 2102.07988: all.
+#[test]
+fn what_schedules_of_slices_hold_has_its_closed_form() {
+    for (p, m, k) in [(2, 1, 2), (4, 8, 2), (4, 8, 4), (8, 16, 3), (1, 3, 4), (16, 16, 8)] {
+        let table = rows(Schedule::Seq1F1B { slices: k }, p, m);
+        assert_eq!(check_slices(&table, (m, k)), Ok(()), "p={p} m={m} k={k}");
+        let held: Vec<u32> = (0..p).map(|rank| (m * k).min(p - rank + k - 1)).collect();
+        assert_eq!(peak_in_flight(&table), held, "p={p} m={m} k={k}");
+        let table = rows(Schedule::TeraPipe { slices: k }, p, m);
+        assert_eq!(check_slices(&table, (m, k)), Ok(()), "p={p} m={m} k={k}");
+        assert_eq!(peak_in_flight(&table), vec![m * k; p as usize]);
+    }
+    // With one slice the order is that of 1F1B.
+    let shape = TableShape { n_stages: 4, placement: ONE, n_micro_batches: 6, n_slices: 1 };
+    let whole: Vec<Vec<Action>> = (0..4).map(|rank| tables::seq_1f1b(rank, shape)).collect();
+    assert_eq!(whole, rows(Schedule::OneFOneB, 4, 6));
+}
+
+#[test]
+fn slices_held_add_up_to_what_is_in_flight() {
+    for row in rows(Schedule::Seq1F1B { slices: 3 }, 4, 5) {
+        let by_slice = in_flight_by_slice(&row, 3);
+        for (all, each) in in_flight(&row).into_iter().zip(by_slice) {
+            assert_eq!(all.saved, each.iter().map(|one| one.saved).sum::<u32>());
+        }
+    }
+    // The slices of one micro-batch, and the first of the next.
+    let row = parse_row(0, "F0/0 F0/1 F1/0 B0/1 F1/1 B0/0 B1/1 B1/0").unwrap();
+    let saved = |at: usize| in_flight_by_slice(&row, 2)[at].iter().map(|one| one.saved).collect::<Vec<_>>();
+    assert_eq!((saved(2), saved(3), saved(7)), (vec![2, 1], vec![2, 0], vec![0, 0]));
+}
+
+#[test]
+fn slices_out_of_order_are_named() {
+    let table = |rows: &[&str]| -> Vec<Vec<Action>> {
+        rows.iter().enumerate().map(|(rank, row)| parse_row(rank as u32, row).unwrap()).collect()
+    };
+    let said = |rows: &[&str]| check_slices(&table(rows), (1, 2)).unwrap_err().to_string();
+    let good = "F0/0 F0/1 B0/1 B0/0";
+    insta::assert_snapshot!(said(&[good, "F0/1 F0/0 B0/1 B0/0"]), @"rank 1: forward of slice 1 of micro-batch 0 on virtual stage 0 stands where slice 0 is due: forwards take the slices of a micro-batch in order, backwards from the last to the first");
+    insta::assert_snapshot!(said(&["F0/0 F0/1 B0/0 B0/1", good]), @"rank 0: backward of micro-batch 0 on virtual stage 0 stands where slice 1 is due: forwards take the slices of a micro-batch in order, backwards from the last to the first");
+    insta::assert_snapshot!(said(&[good, "F0/0 B0/1 F0/1 B0/0"]), @"rank 1: backward of slice 1 of micro-batch 0 on virtual stage 0 waits for ever on forward of slice 1 of micro-batch 0 on virtual stage 0 of rank 1");
+    insta::assert_snapshot!(said(&[good, "F0/0 F0/1 B0/1"]), @"rank 1: backward of micro-batch 0 on virtual stage 0 is missing");
+    insta::assert_snapshot!(said(&[good, "F0/0 F0/1 B0/1 B0/2"]), @"rank 1: backward of slice 2 of micro-batch 0 on virtual stage 0 (marked rank 1) does not belong in this table");
+    // Weights wait for nobody's keys.
+    assert_eq!(check_slices(&table(&[good, "F0/0 F0/1 I0/1 I0/0 W0/0 W0/1"]), (1, 2)), Ok(()));
+    assert_eq!(super::table(Schedule::TeraPipe { slices: 1 }, 2, 2), Err(ScheduleError::NotSliced));
+    assert_eq!(super::table(Schedule::Seq1F1B { slices: 0 }, 2, 2), Err(ScheduleError::Empty));
 }
 
 /// Every schedule without parameters that matter to legality, where it has a table.
@@ -148,7 +223,7 @@ fn every_schedule_writes_tables_that_pass_the_check() {
         for p in 1..=9 {
             for m in [1, 2, 3, 5, p, 2 * p, 3 * p + 1, 4 * p] {
                 let Ok(rows) = table(schedule, p, m) else { continue };
-                assert_eq!(check_table(&rows, schedule.placement(), m), Ok(()), "{schedule} p={p} m={m}");
+                assert_eq!(check(&rows, schedule.placement(), m), Ok(()), "{schedule} p={p} m={m}");
                 let splits = rows.iter().flatten().any(|action| action.section == Section::BackwardWeight);
                 assert_eq!(splits, schedule.splits_backward(), "{schedule} p={p} m={m}");
                 n_tables += 1;
@@ -270,12 +345,13 @@ fn schedules_without_a_table_for_the_counts_say_what_they_need() {
 #[test]
 fn backward_whole_and_in_parts_is_one_too_many() {
     let mut table = rows(Schedule::ZbH1, 2, 2);
-    let weights = Action { rank: 1, section: Section::BackwardWeight, virtual_stage: 0, micro_batch: 0 };
+    let weights =
+        Action { rank: 1, section: Section::BackwardWeight, virtual_stage: 0, micro_batch: 0, slice: 0 };
     let at = table[1].iter().position(|action| *action == weights).unwrap();
     table[1][at].section = Section::Backward;
-    insta::assert_snapshot!(check_table(&table, ONE, 2).unwrap_err(), @"rank 1: backward of micro-batch 0 on virtual stage 0 is listed twice");
+    insta::assert_snapshot!(check(&table, ONE, 2).unwrap_err(), @"rank 1: backward of micro-batch 0 on virtual stage 0 is listed twice");
     table[1].remove(at);
-    insta::assert_snapshot!(check_table(&table, ONE, 2).unwrap_err(), @"rank 1: backward to the weights of micro-batch 0 on virtual stage 0 is missing");
+    insta::assert_snapshot!(check(&table, ONE, 2).unwrap_err(), @"rank 1: backward to the weights of micro-batch 0 on virtual stage 0 is missing");
 }
 
 #[test]
@@ -283,7 +359,7 @@ fn weights_before_their_gradient_are_a_deadlock() {
     let mut table = rows(Schedule::ZbH1, 2, 2);
     let at = table[0].iter().position(|action| action.section == Section::BackwardInput).unwrap();
     table[0].swap(at, at + 1);
-    insta::assert_snapshot!(check_table(&table, ONE, 2).unwrap_err(), @"rank 0: backward to the weights of micro-batch 0 on virtual stage 0 waits for ever on backward to the input of micro-batch 0 on virtual stage 0 of rank 0");
+    insta::assert_snapshot!(check(&table, ONE, 2).unwrap_err(), @"rank 0: backward to the weights of micro-batch 0 on virtual stage 0 waits for ever on backward to the input of micro-batch 0 on virtual stage 0 of rank 0");
 }
 
 #[test]
@@ -291,20 +367,20 @@ fn a_micro_batch_on_the_wrong_copy_is_out_of_place() {
     let mut table = rows(Schedule::Chimera, 2, 2);
     let action = table[0][0];
     table[0][0].virtual_stage = 1 - action.virtual_stage;
-    insta::assert_snapshot!(check_table(&table, Placement::Bidirectional, 2).unwrap_err(), @"rank 0: forward of micro-batch 0 on virtual stage 1 (marked rank 0) does not belong in this table");
+    insta::assert_snapshot!(check(&table, Placement::Bidirectional, 2).unwrap_err(), @"rank 0: forward of micro-batch 0 on virtual stage 1 (marked rank 0) does not belong in this table");
 }
 
 #[test]
 fn a_message_that_is_received_before_an_earlier_one_has_overtaken_it() {
     let count = |schedule: Schedule, p, m| {
-        let shape = TableShape { n_stages: p, placement: schedule.placement(), n_micro_batches: m };
-        overtaken(&rows(schedule, p, m), shape)
+        let table = rows(schedule, p, m);
+        overtaken(&table, shape(&table, schedule.placement(), m))
     };
     assert_eq!(count(Schedule::OneFOneB, 4, 8), 0);
     assert_eq!(count(Schedule::ZbH2, 4, 8), 0);
     let rows = [parse_row(0, "F0 F1 B1 B0").unwrap(), parse_row(1, "F1 B1 F0 B0").unwrap()];
-    assert_eq!(check_table(&rows, ONE, 2), Ok(()));
-    assert_eq!(overtaken(&rows, TableShape { n_stages: 2, placement: ONE, n_micro_batches: 2 }), 1);
+    assert_eq!(check(&rows, ONE, 2), Ok(()));
+    assert_eq!(overtaken(&rows, shape(&rows, ONE, 2)), 1);
 }
 
 /// Any change that leaves the table complete either passes or is a deadlock, never something else.
@@ -316,7 +392,7 @@ fn a_shuffled_table_passes_or_is_a_deadlock() {
         for i in 0..n {
             let other = (i * 7 + 3) % n;
             table[1].swap(i, other);
-            let checked = check_table(&table, schedule.placement(), 8);
+            let checked = check(&table, schedule.placement(), 8);
             assert!(
                 matches!(checked, Ok(()) | Err(ScheduleError::Deadlock { .. })),
                 "{schedule}: {checked:?}"

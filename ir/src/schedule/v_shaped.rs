@@ -69,7 +69,7 @@ fn repeated(rank: u32, starts: &[Vec<u32>; 4], n_micro_batches: u32) -> Vec<Acti
     for micro_batch in 0..n_micro_batches {
         for (&(section, virtual_stage), ranks) in WAYS.iter().zip(starts) {
             let unit = u64::from(ranks[rank as usize]) + u64::from(PERIOD) * u64::from(micro_batch);
-            actions.push((unit, Action { rank, section, virtual_stage, micro_batch }));
+            actions.push((unit, Action { rank, section, virtual_stage, micro_batch, slice: 0 }));
         }
     }
     actions.sort_unstable();

@@ -22,7 +22,7 @@ pub(super) fn adapt(plan: &Plan, open: &OpenPlan, sizes: &SmallSizes) -> Model {
                 Extent::Slots { filled, capacity } => {
                     Extent::Slots { filled: filled_share(layer, filled, l, sizes), capacity }
                 }
-                Extent::MicroBatch | Extent::Sequence => dim.extent,
+                Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice => dim.extent,
             };
         }
         for (o, op) in layer.ops.iter().enumerate() {

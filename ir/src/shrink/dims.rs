@@ -94,7 +94,7 @@ impl Classes {
     pub(super) fn length(&self, class: ClassId) -> Option<u64> {
         match self.extents[class.0] {
             Extent::Fixed(n) | Extent::Uneven(n) => Some(n),
-            Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => None,
+            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => None,
         }
     }
 }

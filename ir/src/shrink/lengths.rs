@@ -34,6 +34,8 @@ pub(super) struct SmallSizes {
     /// Sums that hold between classes.
     pub(super) sums: Vec<SumOf>,
     pub(super) sequence: u64,
+    /// Tokens of every slice; empty where sequences are not cut.
+    pub(super) slices: Vec<u64>,
     pub(super) micro_batch: u64,
 }
 
@@ -59,7 +61,7 @@ struct Demand {
 }
 
 /// Lengths for a plan on the small mesh.
-pub(super) fn reduce(plan: &Plan, open: &OpenPlan, mesh: &Mesh) -> SmallSizes {
+pub(super) fn reduce(plan: &Plan, open: &OpenPlan, mesh: &Mesh, n_slices: usize) -> SmallSizes {
     let runs = plan.chunks.iter().flatten();
     let order: Vec<usize> = runs
         .flat_map(|run| std::iter::repeat_n(open.entries[run.entry].layer, run.count.min(2) as usize))
@@ -72,12 +74,16 @@ pub(super) fn reduce(plan: &Plan, open: &OpenPlan, mesh: &Mesh) -> SmallSizes {
     };
     let batch = of_job(&|extent| extent == Extent::MicroBatch);
     let tokens = of_job(&|extent| matches!(extent, Extent::Sequence | Extent::Slots { .. }));
-    let sequence = grown(blocks(plan.job.sequence, tokens), STREAM_FEW, plan.job.sequence);
+    let slices = slices(plan, n_slices, tokens);
+    let sequence = match slices.iter().sum() {
+        0 => grown(blocks(plan.job.sequence, tokens), STREAM_FEW, plan.job.sequence),
+        sum => sum,
+    };
     let sums = sums(open, &classes);
     let demands = demands(open, &classes, &cuts, &sums);
     let lengths = (0..demands.len()).map(|i| length(classes.extents[i], demands[i])).collect();
     let mut sizes =
-        SmallSizes { classes, lengths, sums, sequence, micro_batch: blocks(plan.micro_batch, batch) };
+        SmallSizes { classes, lengths, sums, sequence, slices, micro_batch: blocks(plan.micro_batch, batch) };
     fit_positions(open, &mut sizes);
     add_up(&mut sizes, &demands);
     for _ in 0..ROUNDS {
@@ -93,6 +99,19 @@ fn blocks(length: u64, cut: Cut) -> u64 {
     cut.small * (length / cut.large.max(1)).clamp(1, 2)
 }
 
+/// A slice for each of `n` that lie as far apart: one block long, twice that where the large one is longer than another.
+fn slices(plan: &Plan, n: usize, cut: Cut) -> Vec<u64> {
+    let shortest = plan.slices.iter().copied().min().unwrap_or(0);
+    if n < 2 || plan.slices.len() < n {
+        return Vec::new();
+    }
+    let large = (0..n).map(|i| plan.slices[i * plan.slices.len() / n]);
+    let small: Vec<u64> =
+        large.map(|length| if length > shortest { 2 * cut.small } else { cut.small }).collect();
+    let times = grown(small.iter().sum(), STREAM_FEW, plan.job.sequence) / small.iter().sum::<u64>().max(1);
+    small.into_iter().map(|length| length * times.max(1)).collect()
+}
+
 /// Doubled to `at_least` as far as `limit` allows.
 fn grown(mut length: u64, at_least: u64, limit: u64) -> u64 {
     while length < at_least && length * 2 <= limit {
@@ -104,7 +123,7 @@ fn grown(mut length: u64, at_least: u64, limit: u64) -> u64 {
 fn length(extent: Extent, demand: Demand) -> u64 {
     let parts = demand.cut.small;
     match extent {
-        Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 0,
+        Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 0,
         Extent::Uneven(n) => {
             let equal = (parts * parts).max(VOCABULARY);
             let small = if n.is_multiple_of(demand.cut.large) { equal } else { equal + 1 };
@@ -338,6 +357,10 @@ fn growable(class: ClassId, sizes: &SmallSizes) -> Option<ClassId> {
     }
     match sizes.classes.extents[class.0] {
         Extent::Fixed(n) => (sizes.lengths[class.0] * 2 <= n).then_some(class),
-        Extent::Uneven(_) | Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => None,
+        Extent::Uneven(_)
+        | Extent::MicroBatch
+        | Extent::Sequence
+        | Extent::UpToSlice
+        | Extent::Slots { .. } => None,
     }
 }

@@ -20,6 +20,8 @@ const FEWEST_STAGES: u64 = 2;
 const VIRTUAL_STAGES: u32 = 2;
 /// Waves kept: a wave then also follows another.
 const WAVES: u32 = 2;
+/// Slices kept: a first, a last and one between.
+const SLICES: u32 = 3;
 /// Micro-batches beyond the stages, so that warm-up, steady state and cool-down all occur.
 const EXTRA_MICRO_BATCHES: u64 = 2;
 /// Up to so many chunks a run keeps two layers, so that a layer also follows one of its own kind.
@@ -57,7 +59,9 @@ pub(super) fn reduce(
         | Schedule::VMin
         | Schedule::Hanayo { .. }
         | Schedule::DualPipeV
-        | Schedule::Chimera => [plan.n_stages.min(STAGES), plan.n_stages.min(FEWEST_STAGES)],
+        | Schedule::Chimera
+        | Schedule::Seq1F1B { .. }
+        | Schedule::TeraPipe { .. } => [plan.n_stages.min(STAGES), plan.n_stages.min(FEWEST_STAGES)],
     };
     let fits = |stages: &u64| stages.saturating_mul(devices) <= limits.max_ranks;
     let Some(n_stages) = candidates.into_iter().find(fits) else {
@@ -97,6 +101,10 @@ fn small_schedule(plan: &Plan, n_stages: u64) -> (Schedule, u64) {
             let virtual_stages = virtual_stages.min(VIRTUAL_STAGES);
             let groups = groups.min(plan.n_micro_batches / n_stages);
             (Schedule::Interleaved { virtual_stages }, groups * n_stages)
+        }
+        Schedule::Seq1F1B { slices } => (Schedule::Seq1F1B { slices: slices.min(SLICES) }, at_most(n_stages)),
+        Schedule::TeraPipe { slices } => {
+            (Schedule::TeraPipe { slices: slices.min(SLICES) }, at_most(n_stages))
         }
         // Its table is what it is.
         Schedule::Custom(_) => (plan.schedule, plan.n_micro_batches),

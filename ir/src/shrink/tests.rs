@@ -23,7 +23,7 @@ fn shrunk(plan: &Plan) -> (Shrunk, OpenPlan) {
 fn length(layer: &Layer, dim: &str) -> u64 {
     match layer.dims.iter().find(|d| d.name == dim).unwrap().extent {
         Extent::Fixed(n) | Extent::Uneven(n) => n,
-        Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 0,
+        Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 0,
     }
 }
 
@@ -229,7 +229,7 @@ proptest! {
         }
         let widest = opened.model.layers.iter().flat_map(|l| &l.dims).map(|d| match d.extent {
             Extent::Fixed(n) | Extent::Uneven(n) => n,
-            Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => 1,
+            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 1,
         });
         prop_assert!(widest.max().unwrap() <= 257);
     }

@@ -16,7 +16,7 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
         (0..staged.n_stages as usize).map(|stage| layers(setting, staged, stage)).collect();
     // What goes forward over a border comes back as its gradient, from the stage behind it.
     for copy in 0..staged.schedule.placement().n_copies() {
-        for (before, border) in staged.borders(setting, copy).iter().enumerate() {
+        for (before, border) in staged.borders(setting, copy, setting.job.sequence).iter().enumerate() {
             for stage in [border.from, staged.stage_at(before + 1, copy)] {
                 add(&mut sent[stage as usize], &border.bytes_per_tier, staged.micro_batches_of_a_copy());
             }

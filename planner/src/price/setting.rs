@@ -1,7 +1,7 @@
 //! What every price of a job stands on: the machines, the job, the bytes a device has; and the price of one layer.
 
 use cost_model::memory::StateBytes;
-use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, program_memory};
+use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
 use cost_model::rates::element_bytes;
 use cost_model::{
     Constants, PriceContext, ProgramPrice, Rates, SectionPrice, SplitPrice, algorithms, price_program,
@@ -14,7 +14,9 @@ use ir::lower::LayerChoice;
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
 use ir::program::{Program, Update};
+use ir::slices::Slices;
 use ir::split::split_backward;
+use ir::token_order::TokenOrder;
 use ir::units::{Bytes, Seconds};
 
 use crate::prices::Machine;
@@ -82,6 +84,32 @@ pub struct Entry {
     pub shared: Vec<(TensorId, f64)>,
     /// Elements of all parameters that one device updates.
     pub updated: f64,
+    /// The same by slice, where sequences are cut: prices and bytes above are then sums over slices.
+    pub slices: Vec<SliceFigures>,
+}
+
+/// Figures of a layer that an action computes.
+struct Figures {
+    price: ProgramPrice,
+    memory: ProgramMemory,
+    split: Option<SplitFigures>,
+}
+
+/// Figures of one slice of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SliceFigures {
+    /// Forward.
+    pub forward: Seconds,
+    /// Backward, whole or both parts.
+    pub backward: Seconds,
+    /// The two parts of backward, where it is run so.
+    pub parts: [Seconds; 2],
+    /// Bytes kept for backward.
+    pub saved: Bytes,
+    /// Bytes carried between the parts of backward.
+    pub carried: Bytes,
+    /// Bytes of gradients that its backward leaves for the slices before.
+    pub owed: Bytes,
 }
 
 impl Entry {
@@ -108,6 +136,18 @@ impl Entry {
     /// Bytes carried between the parts of backward, per micro-batch.
     pub fn carried(&self) -> Bytes {
         self.split.as_ref().map_or(Bytes::ZERO, |split| split.carried)
+    }
+
+    /// Figures of a slice; of the whole micro-batch where sequences are not cut.
+    pub fn slice(&self, slice: usize) -> SliceFigures {
+        self.slices.get(slice).copied().unwrap_or_else(|| SliceFigures {
+            forward: self.price.forward.seconds(),
+            backward: self.backward_seconds(),
+            parts: [self.part_seconds(Part::Input), self.part_seconds(Part::Weight)],
+            saved: self.memory.saved_total(),
+            carried: self.carried(),
+            owed: Bytes::ZERO,
+        })
     }
 }
 
@@ -163,14 +203,79 @@ impl<'a> Setting<'a> {
         program: &Program,
     ) -> Entry {
         let layer = &model.layers[kind];
+        let Figures { price, memory, split } = self.figures(layer, (mesh, sizes), program);
+        let updated = |update: &Update| updated_elements(layer, (mesh, sizes), update);
+        Entry {
+            split,
+            updated: program.updates.iter().map(updated).sum(),
+            kind,
+            choice,
+            price,
+            memory,
+            shared: shared(model, kind, (mesh, sizes), program),
+            slices: Vec::new(),
+        }
+    }
+
+    /// Prices an entry whose layer runs slice by slice: `program` is that of the sliced layer, and of every slice.
+    pub fn sliced(
+        &self,
+        whole: &Entry,
+        (layer, program): (&Layer, &Program),
+        (mesh, micro_batch): (&Mesh, u64),
+        slices: &Slices,
+    ) -> Entry {
+        // In their natural order the tokens of a slice are the last that attention has seen.
+        let kernels = KernelChoice { token_order: TokenOrder::Natural, ..self.machine.kernels };
+        let natural = Self { machine: Machine { kernels, ..self.machine.clone() }, ..self.clone() };
+        let sizes: Vec<Sizes> =
+            (0..slices.n()).map(|slice| slices.sizes(layer, micro_batch, slice)).collect();
+        let all: Vec<Figures> =
+            sizes.iter().map(|sizes| natural.figures(layer, (mesh, sizes), program)).collect();
+        let of_slice = |(slice, (figures, sizes)): (u32, (&Figures, &Sizes))| {
+            let range = slices.range(slice);
+            let owed = owed_bytes((&natural.bytes(), layer, mesh, sizes), program, &range);
+            let alone = Entry {
+                price: figures.price.clone(),
+                memory: figures.memory.clone(),
+                split: figures.split.clone(),
+                slices: Vec::new(),
+                ..whole.clone()
+            };
+            SliceFigures { owed, ..alone.slice(0) }
+        };
+        let split = all.iter().map(|one| one.split.clone()).collect::<Option<Vec<_>>>();
+        Entry {
+            price: ProgramPrice {
+                forward: SectionPrice::sum(all.iter().map(|one| &one.price.forward)),
+                backward: SectionPrice::sum(all.iter().map(|one| &one.price.backward)),
+                update: whole.price.update.clone(),
+            },
+            memory: ProgramMemory::of_slices(&all.iter().map(|one| one.memory.clone()).collect::<Vec<_>>()),
+            split: split.map(|parts| SplitFigures {
+                price: SplitPrice {
+                    input: SectionPrice::sum(parts.iter().map(|one| &one.price.input)),
+                    weight: SectionPrice::sum(parts.iter().map(|one| &one.price.weight)),
+                },
+                carried: parts.iter().map(|one| one.carried).sum(),
+            }),
+            slices: (0..).zip(all.iter().zip(&sizes)).map(of_slice).collect(),
+            ..whole.clone()
+        }
+    }
+
+    fn bytes(&self) -> MemoryContext<'_> {
         let machine = &self.machine;
-        let times = self.times();
-        let bytes = MemoryContext {
+        MemoryContext {
             precision: machine.precision,
             engine: self.job.engine,
             kernels: machine.kernels,
             constants: machine.constants,
-        };
+        }
+    }
+
+    fn figures(&self, layer: &Layer, (mesh, sizes): (&Mesh, &Sizes), program: &Program) -> Figures {
+        let (times, bytes) = (self.times(), self.bytes());
         let split = (self.backward == Backward::Parts).then(|| {
             let split = split_backward(layer, program);
             SplitFigures {
@@ -178,15 +283,10 @@ impl<'a> Setting<'a> {
                 carried: carried_bytes((&bytes, layer, mesh, sizes), program, &split),
             }
         });
-        let updated = |update: &Update| updated_elements(layer, (mesh, sizes), update);
-        Entry {
+        Figures {
             split,
-            updated: program.updates.iter().map(updated).sum(),
-            kind,
-            choice,
             price: price_program(&times, layer, mesh, sizes, program),
             memory: program_memory(&bytes, layer, mesh, sizes, program),
-            shared: shared(model, kind, (mesh, sizes), program),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Bytes of a device of one stage at its peak, by category.
 //!
 //! ```text
-//! states + in flight * saved + waiting * carried + the largest working set of a layer + stand-ins + logits + reserve        -> stage_memory()
+//! states + in flight * saved + waiting * carried + owed to earlier slices + the largest working set of a layer + stand-ins
+//!   + logits + reserve                                                                                        -> stage_memory()
 //! ```
 
 use std::collections::BTreeMap;
@@ -15,6 +16,9 @@ use crate::price::step::Held;
 
 /// What the second part of backward waits with.
 const CARRIED: &str = "carried to weight gradients";
+
+/// What slices leave for those before them.
+const OWED: &str = "gradients owed to earlier slices";
 
 /// Peak memory of a stage by category; `held` counts its micro-batches in whole stages.
 pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, held: Held) -> MemoryBreakdown {
@@ -39,6 +43,10 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
         let most = stand_ins.entry(entry.kind).or_default();
         *most = most.max(own.stand_ins);
     }
+    if held.owed > Bytes::ZERO {
+        memory.activations.insert(OWED.to_string(), held.owed);
+        freed += held.owed;
+    }
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;
     memory.buffers = working + stand_ins.into_values().sum();
@@ -50,9 +58,11 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
 
 /// The working set and the logits of the layer that needs most beyond what the stage keeps for backward.
 ///
-/// When backward reaches a layer, what those behind it in their chunk kept is free again.
+/// When backward reaches a layer, what those behind it in their chunk kept is free again; of slices, that of the last,
+/// which runs backward first.
 fn beside_all_saved(staged: &Staged<'_>, stage: usize) -> (Bytes, Bytes) {
     let mut most = (Bytes::ZERO, Bytes::ZERO);
+    let last = staged.slices.n() as usize - 1;
     for runs in staged.chunks_of(stage) {
         let mut free = Bytes::ZERO;
         for (entry, count) in runs.iter().rev().map(|&(entry, count)| (&staged.entries[entry], count)) {
@@ -61,7 +71,7 @@ fn beside_all_saved(staged: &Staged<'_>, stage: usize) -> (Bytes, Bytes) {
             if working + logits > most.0 + most.1 {
                 most = (working, logits);
             }
-            free += entry.memory.saved_total() * count as f64;
+            free += entry.slice(last).saved * count as f64;
         }
     }
     most

@@ -14,9 +14,13 @@ use ir::cluster::{Cluster, Tier};
 use ir::graph::{Model, ParameterRef, TensorId};
 use ir::mesh::Mesh;
 use ir::schedule::{Action, Schedule};
+use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
-use crate::price::setting::{Entry, Setting};
+use crate::price::setting::{Entry, Setting, SliceFigures};
+
+/// Priced choices, and per chunk runs of (entry, count).
+pub type Layers<'a> = (&'a [Entry], &'a [Vec<(usize, u64)>]);
 
 /// Layers on stages in the order of a schedule: all that a step's figures are made of.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +39,8 @@ pub struct Staged<'a> {
     pub schedule: Schedule,
     /// What every stage runs, where it is known already or no schedule says it.
     pub table: Option<&'a [Vec<Action>]>,
+    /// Where sequences are cut into slices.
+    pub slices: &'a Slices,
     /// Priced choices.
     pub entries: &'a [Entry],
     /// Per chunk, runs of (entry, count).
@@ -69,12 +75,16 @@ impl Staged<'_> {
         self.runs(stage).map(|(entry, count)| of(entry) * count as f64).sum()
     }
 
-    /// A sum over the layers of every chunk.
-    pub fn per_chunk(&self, of: impl Fn(&Entry) -> Seconds) -> Vec<Seconds> {
-        let chunk = |runs: &Vec<(usize, u64)>| {
-            runs.iter().map(|&(entry, count)| of(&self.entries[entry]) * count as f64).sum()
+    /// A sum over the layers of every chunk, for every slice of it.
+    pub fn per_slice(&self, of: impl Fn(&SliceFigures) -> Seconds) -> Vec<Seconds> {
+        let one = |(runs, slice): (&Vec<(usize, u64)>, u32)| {
+            let time = |&(entry, count): &(usize, u64)| {
+                of(&self.entries[entry].slice(slice as usize)) * count as f64
+            };
+            runs.iter().map(time).sum()
         };
-        self.chunks.iter().map(chunk).collect()
+        let places = self.chunks.iter().flat_map(|runs| (0..self.slices.n()).map(move |slice| (runs, slice)));
+        places.map(one).collect()
     }
 
     /// How many layers have each entry.
@@ -96,10 +106,10 @@ impl Staged<'_> {
         self.n_micro_batches as f64 / f64::from(self.schedule.placement().n_copies())
     }
 
-    /// The stream of a copy from chunk to chunk, once forward: one less than chunks.
-    pub fn borders(&self, setting: &Setting<'_>, copy: u32) -> Vec<Transfer> {
+    /// The stream of so many tokens of a copy from chunk to chunk, once forward: one less than chunks.
+    pub fn borders(&self, setting: &Setting<'_>, copy: u32, tokens: u64) -> Vec<Transfer> {
         let n_borders = self.chunks.len().saturating_sub(1);
-        let bytes = setting.activation(self.stream_elements(setting));
+        let bytes = setting.activation(self.stream_elements(tokens));
         // Every virtual stage leaves its stage by the same links.
         let mut links: BTreeMap<(u64, u64), Transfer> = BTreeMap::new();
         let mut between = |chunk: usize| {
@@ -110,10 +120,10 @@ impl Staged<'_> {
     }
 
     /// Elements of the stream that a device holds between layers, the same everywhere.
-    fn stream_elements(&self, setting: &Setting<'_>) -> f64 {
+    fn stream_elements(&self, tokens: u64) -> f64 {
         let stream = self.entries.iter().find_map(|entry| {
             let layer = &self.model.layers[entry.kind];
-            let sizes = layer.sizes(self.micro_batch, setting.job.sequence);
+            let sizes = layer.sizes(self.micro_batch, tokens);
             let shape = layer.shape(layer.stream_in?, &sizes);
             Some(entry.choice.stream.local_elements(self.mesh, &shape))
         });

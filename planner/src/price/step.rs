@@ -6,13 +6,15 @@
 //! What happens once is that of the stage where it takes longest, and of the parameters that stages share. The pipeline
 //! is the simulation of the schedule's table.
 
+use std::collections::BTreeMap;
+
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, simulate};
 use ir::engine::GradientOverlap;
-use ir::schedule::{Action, InFlight, ScheduleError, in_flight, table};
+use ir::schedule::{Action, InFlight, ScheduleError, in_flight_by_slice, table};
 use ir::units::{Bytes, Seconds};
 
-use crate::price::setting::{Backward, Entry, Part, Setting};
+use crate::price::setting::{Backward, Entry, Setting, SliceFigures};
 use crate::price::staged::{Staged, Transfer};
 
 /// A step in time.
@@ -33,6 +35,8 @@ pub struct Held {
     pub saved: f64,
     /// What the second part of backward needs.
     pub carried: f64,
+    /// Bytes of gradients that slices leave for those before them.
+    pub owed: Bytes,
 }
 
 /// Where the time of a step goes.
@@ -84,17 +88,45 @@ fn forward(entry: &Entry) -> Seconds {
     entry.price.forward.seconds()
 }
 
-/// What a stage holds at its peak: when saved and carried bytes together are most, its chunks being much alike.
+/// What a stage holds at its peak: when all bytes together are most, its chunks being much alike.
 fn held(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
-    let v = f64::from(staged.schedule.n_virtual_stages());
-    let sum = |of: &dyn Fn(&Entry) -> Bytes| -> f64 {
-        staged.runs(stage).map(|(entry, count)| of(entry).0 * count as f64).sum()
+    let (v, n_slices) = (f64::from(staged.schedule.n_virtual_stages()), staged.slices.n());
+    let sums = |of: &dyn Fn(&SliceFigures) -> Bytes| -> Vec<f64> {
+        let one = |slice: u32| {
+            let runs = staged.runs(stage);
+            runs.map(|(entry, count)| of(&entry.slice(slice as usize)).0 * count as f64).sum::<f64>()
+        };
+        (0..n_slices).map(one).collect()
     };
-    let (saved, carried) = (sum(&|entry| entry.memory.saved_total()), sum(&Entry::carried));
-    let bytes = |now: &InFlight| f64::from(now.saved) * saved + f64::from(now.carried) * carried;
-    let by_bytes = |a: &InFlight, b: &InFlight| bytes(a).total_cmp(&bytes(b)).then(a.total().cmp(&b.total()));
-    let most = in_flight(row).into_iter().max_by(by_bytes).unwrap_or_default();
-    Held { saved: f64::from(most.saved) / v, carried: f64::from(most.carried) / v }
+    let (saved, carried, owed) = (sums(&|one| one.saved), sums(&|one| one.carried), sums(&|one| one.owed));
+    let total = |counts: &dyn Fn(&InFlight) -> u32, now: &[InFlight], each: &[f64]| -> f64 {
+        now.iter().zip(each).map(|(now, each)| f64::from(counts(now)) * each).sum()
+    };
+    let mut left: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+    let mut most = (f64::NEG_INFINITY, 0, Held::default());
+    for (action, now) in row.iter().zip(in_flight_by_slice(row, n_slices)) {
+        if action.section.yields_gradient() {
+            left.insert((action.virtual_stage, action.micro_batch), owed[action.slice as usize]);
+        }
+        let (kept, carries) = (total(&|n| n.saved, &now, &saved), total(&|n| n.carried, &now, &carried));
+        let owes: f64 = left.values().sum();
+        let (bytes, count) = (kept + carries + owes, now.iter().map(|n| n.total()).sum::<u32>());
+        if bytes.total_cmp(&most.0).then(count.cmp(&most.1)).is_ge() {
+            // Slices may differ; micro-batches are counted, so that no rounding comes in.
+            let whole = |part: f64, each: &[f64], counts: u32| match each.iter().sum::<f64>() {
+                all if all > 0.0 && n_slices > 1 => part / all / v,
+                _ => f64::from(counts) / f64::from(n_slices) / v,
+            };
+            let count_of = |of: &dyn Fn(&InFlight) -> u32| now.iter().map(of).sum::<u32>();
+            let held = Held {
+                saved: whole(kept, &saved, count_of(&|n| n.saved)),
+                carried: whole(carries, &carried, count_of(&|n| n.carried)),
+                owed: Bytes(owes / v),
+            };
+            most = (bytes, count, held);
+        }
+    }
+    most.2
 }
 
 /// The schedule's own time, from step to step, and how the busiest stage spends it.
@@ -104,13 +136,14 @@ fn pipeline(
     actions: &[Vec<Action>],
 ) -> Result<StepParts, SimulateError> {
     let parts = (setting.backward == Backward::Parts).then(|| BackwardParts {
-        input: staged.per_chunk(|entry| entry.part_seconds(Part::Input)),
-        weight: staged.per_chunk(|entry| entry.part_seconds(Part::Weight)),
+        input: staged.per_slice(|one| one.parts[0]),
+        weight: staged.per_slice(|one| one.parts[1]),
     });
     let times = PipelineTimes {
         placement: staged.schedule.placement(),
-        forward: staged.per_chunk(forward),
-        backward: staged.per_chunk(Entry::backward_seconds),
+        n_slices: staged.slices.n(),
+        forward: staged.per_slice(|one| one.forward),
+        backward: staged.per_slice(|one| one.backward),
         parts,
         boundary: boundaries(setting, staged),
         transfers: if staged.schedule.n_virtual_stages() > 1 {
@@ -133,13 +166,18 @@ fn pipeline(
     })
 }
 
-/// Time of the stream from chunk to chunk, over the slower way where there are two.
+/// Time of every slice of the stream from chunk to chunk, over the slower way where there are two.
 fn boundaries(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Seconds> {
-    let copies = 1..staged.schedule.placement().n_copies();
-    let times = |copy: u32| staged.borders(setting, copy).into_iter().map(|border| border.time);
-    copies.fold(times(0).collect(), |most, copy| {
-        most.into_iter().zip(times(copy)).map(|(a, b)| a.max(b)).collect()
-    })
+    let of_slice = |tokens: &u64| -> Vec<Seconds> {
+        let copies = 1..staged.schedule.placement().n_copies();
+        let times = |copy: u32| staged.borders(setting, copy, *tokens).into_iter().map(|border| border.time);
+        copies.fold(times(0).collect(), |most, copy| {
+            most.into_iter().zip(times(copy)).map(|(a, b)| a.max(b)).collect()
+        })
+    };
+    let slices: Vec<Vec<Seconds>> = staged.slices.lengths().iter().map(of_slice).collect();
+    let n_borders = staged.chunks.len().saturating_sub(1);
+    (0..n_borders).flat_map(|border| slices.iter().map(move |times| times[border])).collect()
 }
 
 /// Gradients, optimizer and parameters, where they take longest.

@@ -152,9 +152,11 @@ impl<'a> Facts<'a> {
         let parts: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
         match self.layer.dims[dim.0].extent {
             Extent::Uneven(n) => n >= parts * parts,
-            Extent::Fixed(_) | Extent::MicroBatch | Extent::Sequence | Extent::Slots { .. } => {
-                self.sizes.dims[dim.0].is_multiple_of(parts)
-            }
+            Extent::Fixed(_)
+            | Extent::MicroBatch
+            | Extent::Sequence
+            | Extent::UpToSlice
+            | Extent::Slots { .. } => self.sizes.dims[dim.0].is_multiple_of(parts),
         }
     }
 

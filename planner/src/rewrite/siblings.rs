@@ -118,6 +118,7 @@ fn own_length(layer: &Layer, product: &Product<'_>, dim: DimId) -> Option<u64> {
         | Extent::Uneven(_)
         | Extent::MicroBatch
         | Extent::Sequence
+        | Extent::UpToSlice
         | Extent::Slots { .. } => None,
     }
 }

@@ -246,6 +246,8 @@ fn schedules() -> Vec<Feature> {
         (Schedule::Hanayo { waves: 1 }, 4),
         (Schedule::DualPipeV, 4),
         (Schedule::Chimera, 4),
+        (Schedule::Seq1F1B { slices: 3 }, 4),
+        (Schedule::TeraPipe { slices: 3 }, 4),
     ];
     let recipe = |schedule, m| plain(&[TENSOR]).stages(2).schedule(schedule).micro_batches(m);
     list.map(|(schedule, m)| both(&schedule.to_string(), recipe(schedule, m))).into()

@@ -129,6 +129,10 @@ impl Chooser for Wishes {
         even
     }
 
+    fn slice(&mut self, slice: u32) -> usize {
+        usize::from(slice == 0)
+    }
+
     fn token_order(&mut self, options: &[TokenOrder]) -> usize {
         options.iter().position(|order| *order == self.order).unwrap_or(0)
     }

@@ -26,6 +26,8 @@ pub(crate) trait Chooser {
     fn storage(&mut self, whole: AxisSet) -> Storage;
     /// How many layers a chunk takes, of 1 to `most`, where `even` would be fair.
     fn layers(&mut self, even: usize, most: usize) -> usize;
+    /// Whether a slice is longer than the shortest.
+    fn slice(&mut self, slice: u32) -> usize;
     /// The order of the tokens of a cut sequence.
     fn token_order(&mut self, options: &[TokenOrder]) -> usize;
     /// The algorithm of a collective.
@@ -77,6 +79,10 @@ impl Chooser for Decisions<'_> {
 
     fn layers(&mut self, even: usize, most: usize) -> usize {
         1 + (even - 1 + self.pick(most)) % most
+    }
+
+    fn slice(&mut self, _: u32) -> usize {
+        self.pick(2)
     }
 
     fn token_order(&mut self, options: &[TokenOrder]) -> usize {

@@ -293,6 +293,7 @@ fn structure() -> List {
         (K::Fork, "x[b:2 s:3 h:5] -> y[b s h] z[b s h] u[b s h]"),
         (K::Split { sizes: vec![3, 1, 2] }, "x[b:2 s:3 g:6] -> y[b s m:3] z[b s] u[b s p:2]"),
         (K::Split { sizes: vec![1, 4] }, "x[b:2 s:3 k:2 g:5] -> y[b s k o:1] z[b s k m:4]"),
+        (K::Extend, "x[b:2 s:3 k:2 d:4] -> y[b t:3 k d]"),
         (K::AppendShared, "x[b:2 s:3 k:2 m:4] shared[b s p:3] -> y[b s k d:7]"),
     ]
 }
@@ -381,11 +382,12 @@ fn number(kind: &K) -> usize {
         K::Pick => 33,
         K::CrossEntropy => 34,
         K::SumLoss => 35,
+        K::Extend => 36,
     }
 }
 
 /// One more than the last of them.
-const N_KINDS: usize = 36;
+const N_KINDS: usize = 37;
 
 #[test]
 fn every_operator_has_a_case() {

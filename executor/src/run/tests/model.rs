@@ -12,6 +12,7 @@ use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, R
 use ir::program::Storage;
 use ir::schedule::{Schedule, table};
 use ir::sharding::Sharding;
+use ir::slices::Slices;
 use ir::strategy::Strategy;
 
 use crate::element::Edges;
@@ -132,7 +133,7 @@ pub(super) fn mlp() -> Layer {
     )
 }
 
-fn attention_kind(bias: AttentionBias) -> OpKind {
+pub(super) fn attention_kind(bias: AttentionBias) -> OpKind {
     OpKind::Attention { scale: None, window: Some(5), softcap: Some(20.0), bias }
 }
 
@@ -357,6 +358,7 @@ pub(super) fn execution<'a>(
         n_micro_batches,
         sequence: SEQUENCE,
         tokens: TokenLayout::NATURAL,
+        slices: Slices::whole(SEQUENCE),
         table: table(schedule, n_stages, n_micro_batches).unwrap(),
         seed: 7,
         given: crate::run::Tensors::new(),
