@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Train a small copy of a plan for some steps beside one device, and show the losses of both
     Run(RunArgs),
+    /// Say which bytes move between which ranks when training goes over from one plan to another
+    Reshard(ReshardArgs),
     /// Check that a plan's schedule can run, and say what every stage does and holds
     Check(CheckArgs),
     /// Say where the time and the memory of a plan go, and why it won
@@ -272,7 +274,8 @@ pub(crate) struct CopyArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     planner run plan.json --steps 50\n  \
-    planner run plan.json --precision bf16 --trace trace.json\n\n\
+    planner run plan.json --precision bf16 --trace trace.json\n  \
+    planner run toy-a.json --whole --save weights && planner run toy-b.json --whole --load weights\n\n\
     The plan is shrunk as `planner verify` does it. Its ranks, threads of this machine, learn to predict the next word of\n\
     a text that mostly follows a rule, fresh text in every step; so does one device. Losses of every step and the final\n\
     parameters are compared. A trace opens in https://ui.perfetto.dev or chrome://tracing.\n\
@@ -286,17 +289,44 @@ pub(crate) struct RunArgs {
     /// Number format to train in
     #[arg(long, value_enum, default_value = "f64")]
     pub(crate) precision: NumbersArg,
-    /// Of the parameters to begin with, and of the text
-    #[arg(long, value_name = "N", default_value_t = 7)]
-    pub(crate) seed: u64,
-    /// Learning rate [default: 0.01; in bf16, whose rounding grows with it, 0.003]
+    /// Of the parameters to begin with, and of the text [default: 7, or that of the checkpoint]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Learning rate [default: 0.01; in bf16, whose rounding grows with it, 0.003; or that of the checkpoint]
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(crate) lr: Option<f64>,
     #[command(flatten)]
     pub(crate) copy: CopyArgs,
+    /// Go on from a checkpoint, written under this plan or any other of the model
+    #[arg(long, value_name = "DIR")]
+    pub(crate) load: Option<PathBuf>,
+    /// Write parameters and optimizer states to a new folder: a safetensors file of each rank, and an index
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
     /// Write what every rank did, and when, to a file
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner reshard before.json after.json\n  \
+    planner reshard before.json after.json --tensors --json\n\n\
+    Both plans are of one model. A rank that already holds what it needs takes nothing; else it takes it from the nearest\n\
+    rank that has it. Fused parameters are compared by their parts.")]
+pub(crate) struct ReshardArgs {
+    /// The plan that training leaves
+    pub(crate) from: String,
+    /// The plan with which it goes on
+    pub(crate) to: String,
+    /// Tell every parameter of every layer
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Tell one parameter region by region, such as 3.attention.q.weight
+    #[arg(long, value_name = "LAYER.NAME")]
+    pub(crate) tensor: Option<String>,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }
@@ -581,6 +611,17 @@ pub(crate) enum NumbersArg {
     F32,
     /// Single, rounded to bf16 between operators and ranks
     Bf16,
+}
+
+impl NumbersArg {
+    /// Its name, as on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -10,7 +10,8 @@ use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
-    check, clusters, completions, estimate, explain, models, optimize, schema, show, train, validate, verify,
+    check, clusters, completions, estimate, explain, models, optimize, reshard, schema, show, train,
+    validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
@@ -37,6 +38,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Estimate(args) => estimate::run(args, terminal),
         Command::Verify(args) => verify::run_command(args, terminal),
         Command::Run(args) => train::run(args, terminal),
+        Command::Reshard(args) => reshard::run(args, terminal),
         Command::Check(args) => check::run(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
@@ -54,6 +56,7 @@ fn form(command: &Command) -> Form {
         Command::Estimate(args) => Form::of(&args.json),
         Command::Verify(args) => Form::of(&args.json),
         Command::Run(args) => Form::of(&args.json),
+        Command::Reshard(args) => Form::of(&args.json),
         Command::Check(args) => Form::of(&args.json),
         Command::Explain(args) => Form::of(&args.json),
         Command::Show(args) => Form::of(&args.json),

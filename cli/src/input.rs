@@ -220,6 +220,24 @@ pub(crate) fn read_file(path: &Path, shown: &str, limit: usize) -> Result<String
     })
 }
 
+/// Reads a file of any kind up to a limit.
+pub(crate) fn read_bytes(path: &Path, limit: u64) -> Result<Vec<u8>, InputError> {
+    let shown = path.to_string_lossy().into_owned();
+    #[expect(clippy::disallowed_methods, reason = "the command line is where files are read")]
+    let file = fs::File::open(path);
+    let cannot =
+        |error: std::io::Error| InputError::whole(&shown, format!("cannot be read: {}", plain(&error)));
+    let mut bytes = Vec::new();
+    file.and_then(|file| file.take(limit + 1).read_to_end(&mut bytes)).map_err(cannot)?;
+    if bytes.len() as u64 > limit {
+        return Err(InputError::whole(
+            &shown,
+            format!("the file is longer than the {limit} bytes that are read"),
+        ));
+    }
+    Ok(bytes)
+}
+
 /// The system's sentence in our style: lower case, without its number.
 fn plain(error: &std::io::Error) -> String {
     let text = error.to_string().to_lowercase();

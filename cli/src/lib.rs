@@ -22,6 +22,7 @@ mod estimate;
 mod copy;
 mod verify;
 mod train;
+mod reshard;
 mod check;
 mod validate;
 mod validate_memory;

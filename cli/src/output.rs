@@ -61,9 +61,38 @@ fn neighbour(target: &Path) -> Option<PathBuf> {
 }
 
 fn write_new(path: &Path, text: &str) -> std::io::Result<()> {
+    write_bytes(path, text.as_bytes())
+}
+
+fn write_bytes(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    file.write_all(text.as_bytes())?;
+    file.write_all(bytes)?;
     file.sync_all()
+}
+
+/// Writes files into a new folder, through a temporary neighbour of it, so that nobody ever sees some of them. An empty
+/// folder may be there already.
+pub(crate) fn write_folder(path: &Path, files: &[(String, Vec<u8>)]) -> Result<(), Failure> {
+    let fail =
+        |error: std::io::Error| Failure::argument(format!("{}: cannot be written: {error}", path.display()));
+    let neighbour = neighbour(path)
+        .ok_or_else(|| Failure::argument(format!("{}: this is no name of a folder", path.display())))?;
+    let fill = || {
+        fs::create_dir(&neighbour)?;
+        files.iter().try_for_each(|(name, bytes)| write_bytes(&neighbour.join(name), bytes))?;
+        fs::rename(&neighbour, path)
+    };
+    let written = fill();
+    if written.is_err() {
+        // It may not exist; the first error is the one to tell.
+        let _ = fs::remove_dir_all(&neighbour);
+    }
+    written.map_err(fail)
+}
+
+/// Whether files can be written there as a new folder: nothing is there, or an empty folder.
+pub(crate) fn is_free(path: &Path) -> bool {
+    fs::read_dir(path).map_or_else(|_| !path.exists(), |mut entries| entries.next().is_none())
 }
 
 /// Writes to what is no file: a pipe, `/dev/stdout`.

@@ -2,27 +2,31 @@
 
 use executor::Routes;
 use executor::agreement::{Agreement, agreement};
+use executor::checkpoint::TrainingFacts;
 use executor::compare::Precision;
 use executor::error::ExecutorError;
 use executor::job::{AdamW, Execution, Recorded, Reference, Text, Training};
 use executor::kernels::Real;
 use executor::observe::Observer;
 use executor::run::{Outcome, run_observed, start};
+use executor::states::States;
 use ir::plan::check::open;
 use ir::shrink::Shrunk;
 
 use crate::args::{NumbersArg, RunArgs};
-use crate::copy::{SmallRun, small};
+use crate::copy::{SEED, SmallRun, small};
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
-use crate::output::{json, write_whole};
+use crate::output::{is_free, json, write_whole};
 use crate::terminal::Terminal;
 
+mod checkpoint;
 mod progress;
 mod report;
 mod trace;
 
+use checkpoint::Before;
 use progress::Progress;
 use report::Trained;
 use trace::Trace;
@@ -40,15 +44,27 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal<'_>) -> Result<(), Fai
     let opened =
         open(&small.plan).map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
     let copy = SmallRun::new(&small, &opened)?;
-    let progress = Progress::new(terminal.progress, args.steps);
+    if let Some(folder) = args.save.as_ref().filter(|folder| !is_free(folder)) {
+        let what = format!("{}: there is something already", folder.display());
+        return Err(Failure::argument_with_hint(what, "name a folder that does not exist"));
+    }
+    let parts = checkpoint::parts_of(&whole, (&small.plan, &opened))?;
     let precision = precision(args.precision);
+    let before = args.load.as_ref().map(|folder| checkpoint::load(folder, args, &parts)).transpose()?;
+    let facts = facts(args, precision, &small, before.as_ref());
+    let job =
+        Job { copy: &copy, precision, facts: &facts, from: before.as_ref().map(|before| &before.states) };
+    let progress = Progress::new(terminal.progress, args.steps);
     let pair = match precision {
-        Precision::F64 => pair::<f64>(&copy, (args, precision), &progress),
-        Precision::F32 | Precision::Bf16 => pair::<f32>(&copy, (args, precision), &progress),
+        Precision::F64 => pair::<f64>(&job, args, &progress),
+        Precision::F32 | Precision::Bf16 => pair::<f32>(&job, args, &progress),
     };
     progress.finish();
     let (trained, trace) = pair?;
-    let trained = Trained::of(&small, (args, precision), &trained);
+    if let Some(folder) = &args.save {
+        checkpoint::save(folder, &trained.plan, &parts, facts.clone())?;
+    }
+    let trained = Trained::of(&small, &facts, &trained);
     if let Some(file) = &args.trace {
         write_whole(file, &trace.json(&small)?)?;
     }
@@ -74,12 +90,29 @@ fn precision(argument: NumbersArg) -> Precision {
 /// would make numbers of it. This one is below the gradients of a tiny model and far above their rounding.
 const ADAMW: AdamW = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-3, weight_decay: 0.1 };
 
-/// The learning rate of a run.
-fn learning_rate(args: &RunArgs, precision: Precision) -> f64 {
-    args.lr.unwrap_or(match precision {
+/// What training is to be: what is asked for, else what a checkpoint says, else what is usual.
+fn facts(args: &RunArgs, precision: Precision, small: &Shrunk, before: Option<&Before>) -> TrainingFacts {
+    let usual = match precision {
         Precision::F64 | Precision::F32 => ADAMW.lr,
         Precision::Bf16 => 3e-3,
-    })
+    };
+    let before = before.map(|before| &before.facts);
+    TrainingFacts {
+        model: small.plan.model.name.clone(),
+        precision: args.precision.name().into(),
+        seed: args.seed.or(before.map(|before| before.seed)).unwrap_or(SEED),
+        learning_rate: args.lr.or(before.map(|before| before.learning_rate)).unwrap_or(usual),
+        sequences_per_step: small.plan.job.global_batch,
+        sequence: small.plan.job.sequence,
+    }
+}
+
+/// What is trained.
+struct Job<'a> {
+    copy: &'a SmallRun<'a>,
+    precision: Precision,
+    facts: &'a TrainingFacts,
+    from: Option<&'a States>,
 }
 
 /// What three trainings gave.
@@ -89,17 +122,17 @@ struct Pair {
 }
 
 /// Trains one device, once more from a start moved by one rounding, and the plan.
-fn pair<E: Real>(
-    copy: &SmallRun<'_>,
-    (args, precision): (&RunArgs, Precision),
-    progress: &Progress,
-) -> Result<(Pair, Trace), Failure> {
-    let training = Training { text: Text::Chain, from: None, record: Recorded::States };
-    let base = copy.execution(precision, args.seed);
-    let optimizer = AdamW { lr: learning_rate(args, precision), ..ADAMW };
+fn pair<E: Real>(job: &Job<'_>, args: &RunArgs, progress: &Progress) -> Result<(Pair, Trace), Failure> {
+    let &Job { copy, precision, facts, from } = job;
+    let training = Training { text: Text::Chain, from, record: Recorded::States };
+    let base = copy.execution(precision, facts.seed);
+    let optimizer = AdamW { lr: facts.learning_rate, ..ADAMW };
     let execution = Execution { steps: args.steps, optimizer, training, ..base };
-    let reference = Reference::of(&execution);
-    let alone = reference.execution(&execution);
+    // One device runs every sequence in one piece, as `verify` has it.
+    let in_whole =
+        Execution { steps: args.steps, optimizer, training, ..copy.in_whole(precision, facts.seed) };
+    let reference = Reference::of(&in_whole);
+    let alone = reference.execution(&in_whole);
     let of_one = |error: ExecutorError| Failure::NotVerified(format!("one device: {error}"));
     let single = |execution: &Execution<'_>, routes: &Routes, what| {
         let programs = executor::run::programs(execution)?;

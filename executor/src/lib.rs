@@ -50,6 +50,10 @@ mod assemble;
 
 pub mod run;
 
+pub mod checkpoint;
+
+pub mod taken;
+
 pub mod compare;
 
 pub mod agreement;

@@ -233,7 +233,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// How a parameter is held.
-    fn held(&self, (layer_idx, tensor): ParameterKey) -> Result<HeldParameter, ExecutorError> {
+    pub(crate) fn held(&self, (layer_idx, tensor): ParameterKey) -> Result<HeldParameter, ExecutorError> {
         let find = self.program(layer_idx).held().find(|held| held.tensor == tensor);
         find.ok_or_else(|| {
             let name = self.tensor_name(layer_idx, tensor);

@@ -19,7 +19,7 @@ use crate::error::ExecutorError;
 use crate::extend::OwedKey;
 use crate::fabric::RankComm;
 use crate::initial::Slot;
-use crate::job::LayerIdx;
+use crate::job::{LayerIdx, Recorded};
 use crate::kernels::ring::Attended;
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
@@ -158,6 +158,10 @@ impl<'a, E: Real> Rank<'a, E> {
             }
             comm.during(Activity::Update { step }, |comm| self.update(comm, u64::from(step)))?;
             self.watch.end_step();
+        }
+        match self.run.execution.training.record {
+            Recorded::EveryStep => {}
+            Recorded::States => self.record_states(),
         }
         self.record.memory = self.watch.report();
         Ok(self.record)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::graph::{Model, TensorId};
 use ir::lower::lower;
-use ir::program::{HeldParameter, Program, Update};
+use ir::program::{AxisSet, HeldParameter, Program};
 use ndarray::ArrayD;
 
 use crate::assemble::{Layout, assemble};
@@ -280,9 +280,9 @@ impl Joined<'_> {
         let run = self.prepared;
         let of_rank = |(seat, record): (&Seat<'_>, &Record)| {
             let one = |(&key, Carried { values, moments }): (&ParameterKey, &Carried)| {
-                let (update, shape) = (run.update(key)?, run.shape(key.0, key.1));
-                let block = seat.block(update.used, &shape);
-                let cut = flat_cut(seat, block.len() as u64, update.storage.optimizer);
+                let (held, shape) = (run.held(key)?, run.shape(key.0, key.1));
+                let block = seat.block(held.used, &shape);
+                let cut = flat_cut(seat, block.len() as u64, carried_cut(&held));
                 let start = cut.start() as u64;
                 Ok(Shard {
                     name: (key.0, name(run, key)),
@@ -314,14 +314,14 @@ impl Joined<'_> {
             ..States::default()
         };
         for layer_idx in 0..run.instances.len() {
-            for update in &run.program(layer_idx).updates {
-                let key = (layer_idx, update.tensor);
+            for held in run.program(layer_idx).held() {
+                let key = (layer_idx, held.tensor);
                 let name = (layer_idx, name(run, key));
-                if let Some(whole) = self.state((key, update), &|carried| Some(&carried.values))? {
+                if let Some(whole) = self.state((key, &held), &|carried| Some(&carried.values))? {
                     states.parameters.insert(name.clone(), whole);
                 }
                 let moment = |i: usize| {
-                    self.state((key, update), &move |carried| carried.moments.as_ref().map(|both| &both[i]))
+                    self.state((key, &held), &move |carried| carried.moments.as_ref().map(|both| &both[i]))
                 };
                 if let (Some(first), Some(second)) = (moment(0)?, moment(1)?) {
                     states.moments.insert(name, Moments { first, second });
@@ -334,7 +334,7 @@ impl Joined<'_> {
     /// One of the states of a parameter, whole; nothing where no rank has it.
     fn state(
         &self,
-        (key, update): (ParameterKey, &Update),
+        (key, held): (ParameterKey, &HeldParameter),
         of: &dyn Fn(&Carried) -> Option<&Vec<f64>>,
     ) -> Result<Option<ArrayD<f64>>, ExecutorError> {
         let part = |record: &Record| {
@@ -349,8 +349,8 @@ impl Joined<'_> {
         let layout = Layout {
             what: format!("a state of `{}` of layer {}", name(self.prepared, key), key.0),
             shape: self.prepared.shape(key.0, key.1),
-            used: update.used,
-            cut: update.storage.optimizer,
+            used: held.used,
+            cut: carried_cut(held),
         };
         assemble(&self.seats, &parts, key, &layout).map(Some)
     }
@@ -367,6 +367,11 @@ impl Joined<'_> {
             cut,
         }
     }
+}
+
+/// Cut of what a rank carries from step to step: the update's, or that of a parameter that is never updated.
+fn carried_cut(held: &HeldParameter) -> AxisSet {
+    if held.trained { held.storage.optimizer } else { held.storage.parameter }
 }
 
 fn name(run: &Prepared<'_>, (layer_idx, tensor): (LayerIdx, TensorId)) -> String {

@@ -64,6 +64,10 @@ impl<E: Real> FrozenState<E> {
         Self { n_flat, stored: elements(all.cut(&flat, &flat_cut(seat, n_flat, frozen.cut))) }
     }
 
+    pub(crate) fn carried(&self) -> Carried {
+        Carried { values: wide(&self.stored), moments: None }
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         size_of_val(self.stored.as_slice()) as u64
     }
@@ -175,19 +179,18 @@ impl<E: Real> Rank<'_, E> {
                 self.record.gradients.push(gradients.collect());
                 self.record.parameters.push(parameters);
             }
-            Recorded::States if step + 1 == u64::from(self.run.execution.steps) => self.record_states(),
             Recorded::States => {}
         }
         Ok(())
     }
 
     /// What this rank carries on, of parameters that it owns.
-    fn record_states(&mut self) {
-        for (&key, state) in &self.states {
-            if self.run.stage_of(key.0) == self.seat.stage && !self.run.is_copy(key) {
-                self.record.states.insert(key, state.carried());
-            }
-        }
+    pub(crate) fn record_states(&mut self) {
+        let learned = self.states.iter().map(|(&key, state)| (key, state.carried()));
+        let frozen = self.frozen.iter().map(|(&key, state)| (key, state.carried()));
+        let run = self.run;
+        let owned = |key: ParameterKey| run.stage_of(key.0) == self.seat.stage && !run.is_copy(key);
+        self.record.states.extend(learned.chain(frozen).filter(|(key, _)| owned(*key)));
     }
 
     fn finish_gradient(

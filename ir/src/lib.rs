@@ -14,6 +14,7 @@ pub mod collective;
 pub mod conversion;
 pub mod strategy;
 pub mod program;
+pub mod region;
 pub mod token_order;
 pub mod engine;
 pub mod op_work;

@@ -4,6 +4,7 @@
 #![warn(missing_docs)]
 
 pub mod rewrite;
+pub mod reshard;
 pub mod prove;
 pub mod request;
 pub mod problem;

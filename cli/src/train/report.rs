@@ -1,15 +1,14 @@
 //! What two trainings gave, for people and for programs.
 
 use executor::agreement::LossPair;
-use executor::compare::Precision;
+use executor::checkpoint::TrainingFacts;
 use ir::shrink::Shrunk;
 use serde::Serialize;
 
-use crate::args::RunArgs;
 use crate::figures;
 use crate::table::{Side, list, table};
 
-use super::{Pair, clueless, learning_rate};
+use super::{Pair, clueless};
 
 /// Most steps that a table shows: the first, the last, and some between at equal distances.
 const ROWS: usize = 51;
@@ -22,7 +21,7 @@ pub(super) struct Trained {
     roles: String,
     shrunk: Vec<String>,
     n_ranks: u64,
-    precision: &'static str,
+    precision: String,
     seed: u64,
     learning_rate: f64,
     n_steps: usize,
@@ -67,7 +66,7 @@ struct Parameters {
 
 impl Trained {
     /// The answer of a run.
-    pub(super) fn of(small: &Shrunk, (args, precision): (&RunArgs, Precision), pair: &Pair) -> Self {
+    pub(super) fn of(small: &Shrunk, facts: &TrainingFacts, pair: &Pair) -> Self {
         let agreement = &pair.agreement;
         let steps_before =
             pair.plan.states.as_ref().map_or(0, |states| states.steps - agreement.losses.len() as u64);
@@ -84,13 +83,9 @@ impl Trained {
             roles: small.plan.roles.to_string(),
             shrunk: small.changes.clone(),
             n_ranks: small.plan.n_devices(),
-            precision: match precision {
-                Precision::F32 => "f32",
-                Precision::F64 => "f64",
-                Precision::Bf16 => "bf16",
-            },
-            seed: args.seed,
-            learning_rate: learning_rate(args, precision),
+            precision: facts.precision.clone(),
+            seed: facts.seed,
+            learning_rate: facts.learning_rate,
             n_steps: agreement.losses.len(),
             steps_before,
             sequences_per_step: small.plan.job.global_batch,

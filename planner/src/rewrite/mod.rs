@@ -6,6 +6,7 @@
 //! names.
 
 mod extract;
+pub mod parts;
 mod form;
 mod siblings;
 

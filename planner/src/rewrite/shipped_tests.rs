@@ -11,6 +11,11 @@ fn models() -> Vec<Model> {
     shipped_models().iter().map(|shipped| read_model(shipped.name, shipped.text).unwrap()).collect()
 }
 
+/// Layers of all shipped models.
+pub(super) fn shipped_layers() -> Vec<ir::graph::Layer> {
+    models().into_iter().flat_map(|model| model.layers).collect()
+}
+
 #[test]
 fn the_forms_of_every_shipped_model_are_legal_and_hold_its_parameters() {
     for model in models() {

@@ -1,0 +1,429 @@
+//! Which bytes of parameters and optimizer states move between which ranks when training goes on under another plan.
+//!
+//! Both plans are of one model; parameters are compared as that has them, so that fused ones meet separate ones. What a
+//! rank holds is a list of regions (`ir::region`), never of elements:
+//!
+//! ```text
+//! takes(d, s) = sum over parameters of |held by d under the new plan, and taken from s|
+//! from whom   = from itself, if it has the element; else the nearest rank that has it by link tier;
+//!               of n such ranks in order, the (d mod n)-th, so that not all ask the same
+//! ```
+//! Under one plan two ranks hold the same region of a parameter, or regions apart: so whoever holds one element of a
+//! region holds all of it.
+
+use std::collections::BTreeMap;
+
+use cost_model::memory::StateBytes;
+use ir::engine::GradientFormat;
+use ir::plan::Plan;
+use ir::plan::check::OpenPlan;
+use ir::program::HeldParameter;
+use ir::region::{Part, Region, cut_run};
+
+use crate::rewrite::parts::{Stands, parts};
+
+/// Bytes of an element of a parameter, by the state that is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSizes {
+    /// Of the parameter as layers read it.
+    pub parameter: u64,
+    /// Of all that the update keeps: master copy and moments.
+    pub optimizer: u64,
+}
+
+impl StateSizes {
+    /// Those of a plan's job: 2 + 12 bytes in bf16, 4 + 8 in fp32.
+    pub fn of(plan: &Plan) -> Self {
+        let bytes = StateBytes::adamw(plan.job.precision, GradientFormat::Full);
+        Self { parameter: bytes.parameter.0 as u64, optimizer: bytes.optimizer().0 as u64 }
+    }
+}
+
+/// A state of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// The parameter as layers read it, where it is stored between uses.
+    Parameter,
+    /// Master copy and moments, where the update runs.
+    Optimizer,
+}
+
+/// Who gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Givers {
+    /// Every rank that holds a state gives it: training goes over from one plan to the other.
+    Ranks,
+    /// The first rank that updates an element gives all of its states: it is the one that wrote them to a checkpoint.
+    Writers,
+}
+
+/// A parameter of the model that was asked for: the position of its layer, and its name there.
+pub type Name = (u64, String);
+
+/// Something that a rank takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Who gives.
+    pub from: u64,
+    /// Who takes; itself, where nothing moves.
+    pub to: u64,
+    /// What.
+    pub region: Region,
+}
+
+/// Bytes that stay on their rank, and bytes that move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Taken by a rank from itself.
+    pub stays: u64,
+    /// Taken from others.
+    pub moves: u64,
+}
+
+/// The map from one plan to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReshardMap {
+    /// Bytes that a rank takes from a rank, from, to; itself included.
+    pub pairs: BTreeMap<(u64, u64), u64>,
+    /// Bytes of every parameter's states.
+    pub tensors: BTreeMap<(Name, State), Amount>,
+}
+
+impl ReshardMap {
+    /// All of it.
+    pub fn total(&self) -> Amount {
+        let mut total = Amount::default();
+        for (&(from, to), &bytes) in &self.pairs {
+            if from == to { total.stays += bytes } else { total.moves += bytes }
+        }
+        total
+    }
+}
+
+/// Why two plans have no map.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReshardError {
+    /// A parameter is only in one of the models.
+    #[error("parameter `{name}` of layer {layer} is only in the {which} plan's model")]
+    Missing {
+        /// Position of its layer.
+        layer: u64,
+        /// Its name.
+        name: String,
+        /// In which.
+        which: &'static str,
+    },
+    /// A parameter has another shape.
+    #[error(
+        "parameter `{name}` of layer {layer} has shape {first:?} in the first plan and {second:?} in the second"
+    )]
+    Shape {
+        /// Position of its layer.
+        layer: u64,
+        /// Its name.
+        name: String,
+        /// In the first plan.
+        first: Vec<u64>,
+        /// In the second.
+        second: Vec<u64>,
+    },
+    /// A fused layer cannot be derived from the one that it stands for.
+    #[error("layer `{0}` is no form of the layer that the plan says it stands for")]
+    Form(String),
+}
+
+/// Ranks of a stage that hold the same of a parameter.
+#[derive(Clone, Debug)]
+struct Holders {
+    regions: Vec<Region>,
+    /// Devices of the mesh, in order.
+    devices: Vec<u64>,
+}
+
+/// One plan, ready to be asked who holds what.
+struct Side<'a> {
+    plan: &'a Plan,
+    open: &'a OpenPlan,
+    /// Per entry and part of a parameter, who holds it.
+    held: Vec<BTreeMap<(String, State), Vec<Holders>>>,
+    /// Shapes of the parts, per entry.
+    shapes: Vec<BTreeMap<String, Vec<u64>>>,
+    /// Entry and chunk of every layer.
+    layers: Vec<(usize, usize)>,
+}
+
+impl<'a> Side<'a> {
+    fn new((plan, open): (&'a Plan, &'a OpenPlan)) -> Result<Self, ReshardError> {
+        let mut side = Self { plan, open, held: Vec::new(), shapes: Vec::new(), layers: Vec::new() };
+        for (chunk, runs) in plan.chunks.iter().enumerate() {
+            for run in runs {
+                side.layers.extend(std::iter::repeat_n((run.entry, chunk), run.count as usize));
+            }
+        }
+        for entry in 0..open.entries.len() {
+            let layer = open.layer(entry);
+            let original = open.originals.get(&open.entries[entry].layer);
+            let stands = original.map(|original| Stands { form: layer, original });
+            let parts = parts(layer, stands).ok_or_else(|| ReshardError::Form(layer.name.clone()))?;
+            let mut held = BTreeMap::new();
+            let mut shapes = BTreeMap::new();
+            for one in open.entries[entry].program.held() {
+                for part in parts.get(&one.tensor).into_iter().flatten() {
+                    shapes.insert(part.name.clone(), part.shape.clone());
+                    let states: &[State] = match one.trained {
+                        true => &[State::Parameter, State::Optimizer],
+                        false => &[State::Parameter],
+                    };
+                    for &state in states {
+                        held.insert((part.name.clone(), state), side.holders(entry, &one, (part, state)));
+                    }
+                }
+            }
+            side.held.push(held);
+            side.shapes.push(shapes);
+        }
+        Ok(side)
+    }
+
+    /// Who of a stage holds what of a part.
+    fn holders(&self, entry: usize, held: &HeldParameter, (part, state): (&Part, State)) -> Vec<Holders> {
+        let mesh = &self.plan.mesh;
+        let layer = self.open.layer(entry);
+        let shape = layer.shape(held.tensor, &layer.sizes(0, 0));
+        let cut = match state {
+            State::Parameter => held.storage.parameter,
+            State::Optimizer => held.storage.optimizer,
+        };
+        let mut groups: BTreeMap<Vec<Region>, Vec<u64>> = BTreeMap::new();
+        for device in 0..mesh.n_devices() {
+            let at = mesh.coordinates(device);
+            let block = Region::of(held.used, mesh, &at, &shape);
+            let run = cut_run(mesh, &at, block.volume(), cut);
+            let regions: Vec<Region> =
+                block.run(run).iter().filter_map(|region| part.region(region)).collect();
+            if !regions.is_empty() {
+                groups.entry(regions).or_default().push(device);
+            }
+        }
+        groups.into_iter().map(|(regions, devices)| Holders { regions, devices }).collect()
+    }
+
+    /// Ranks on which the first device of every stage that holds a state of a layer's parameter is. The copy of a tie is
+    /// read and never updated; of two stages with one chunk only the first updates.
+    fn stages(&self, layer: usize, name: &str, state: State) -> Vec<u64> {
+        let (entry, chunk) = self.layers[layer];
+        let kind = self.open.entries[entry].layer;
+        let stages = self.plan.stages_of_chunk(chunk);
+        let is_copy = self.open.model.ties.iter().any(|tie| {
+            tie.copy.layer == kind && self.open.model.layers[kind].tensors[tie.copy.tensor.0].name == name
+        });
+        match state {
+            State::Parameter => stages,
+            State::Optimizer if is_copy => Vec::new(),
+            State::Optimizer => stages.into_iter().take(1).collect(),
+        }
+    }
+
+    /// Everybody who holds a state of a layer's parameter, by what they hold.
+    fn ranks(&self, layer: usize, name: &str, state: State) -> Vec<(&[Region], Vec<u64>)> {
+        let (entry, _) = self.layers[layer];
+        let stages = self.stages(layer, name, state);
+        let holders = self.held[entry].get(&(name.to_owned(), state)).into_iter().flatten();
+        let of_stages = |holders: &Holders| {
+            let ranks = |&stage: &u64| {
+                holders.devices.iter().map(move |&device| self.plan.cluster_rank(stage, device))
+            };
+            stages.iter().flat_map(ranks).collect::<Vec<u64>>()
+        };
+        holders
+            .map(|holders| (holders.regions.as_slice(), of_stages(holders)))
+            .filter(|(_, ranks)| !ranks.is_empty())
+            .collect()
+    }
+}
+
+/// Two plans of one model.
+pub struct Reshard<'a> {
+    from: Side<'a>,
+    to: Side<'a>,
+    givers: Givers,
+    /// Links are those of the cluster, where both plans have one.
+    same_cluster: bool,
+}
+
+impl<'a> Reshard<'a> {
+    /// From one plan to another.
+    ///
+    /// # Errors
+    /// Where the two are not of one model.
+    pub fn new(
+        from: (&'a Plan, &'a OpenPlan),
+        to: (&'a Plan, &'a OpenPlan),
+        givers: Givers,
+    ) -> Result<Self, ReshardError> {
+        let same_cluster = from.0.cluster == to.0.cluster;
+        let both = Self { from: Side::new(from)?, to: Side::new(to)?, givers, same_cluster };
+        both.check()?;
+        Ok(both)
+    }
+
+    fn check(&self) -> Result<(), ReshardError> {
+        let n = self.from.layers.len().max(self.to.layers.len());
+        for layer in 0..n {
+            let empty = BTreeMap::new();
+            let shapes = |side: &'_ Side<'a>| {
+                side.layers.get(layer).map_or_else(|| empty.clone(), |(entry, _)| side.shapes[*entry].clone())
+            };
+            let (first, second) = (shapes(&self.from), shapes(&self.to));
+            for (name, shape) in &first {
+                let (layer, name) = (layer as u64, name.clone());
+                match second.get(&name) {
+                    None => return Err(ReshardError::Missing { layer, name, which: "first" }),
+                    Some(other) if other != shape => {
+                        let (first, second) = (shape.clone(), other.clone());
+                        return Err(ReshardError::Shape { layer, name, first, second });
+                    }
+                    Some(_) => {}
+                }
+            }
+            if let Some(name) = second.keys().find(|name| !first.contains_key(*name)) {
+                let (layer, name) = (layer as u64, name.clone());
+                return Err(ReshardError::Missing { layer, name, which: "second" });
+            }
+        }
+        Ok(())
+    }
+
+    /// Position of the link tier between two ranks, where both are of one cluster.
+    pub fn tier(&self, a: u64, b: u64) -> Option<usize> {
+        self.same_cluster.then(|| self.from.plan.cluster.tier_between(a, b))
+    }
+
+    /// Parameters in order.
+    pub fn names(&self) -> Vec<Name> {
+        let of = |(layer, (entry, _)): (usize, &(usize, usize))| {
+            self.from.shapes[*entry].keys().map(move |name| (layer as u64, name.clone())).collect::<Vec<_>>()
+        };
+        self.from.layers.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// From whom a rank takes what all of `holders` have.
+    fn giver(&self, to: u64, holders: &[u64]) -> u64 {
+        if holders.contains(&to) {
+            return to;
+        }
+        let nearest = holders.iter().filter_map(|&holder| self.tier(holder, to)).min();
+        let near: Vec<u64> =
+            holders.iter().copied().filter(|&holder| self.tier(holder, to) == nearest).collect();
+        near.get(to as usize % near.len().max(1)).copied().unwrap_or(to)
+    }
+
+    /// Who may give a state of a parameter.
+    fn sources(&self, layer: usize, name: &str, state: State) -> Vec<(&[Region], Vec<u64>)> {
+        match self.givers {
+            Givers::Ranks => self.from.ranks(layer, name, state),
+            Givers::Writers => {
+                let mut written = self.from.ranks(layer, name, State::Optimizer);
+                if written.is_empty() {
+                    // What is never updated is written as it is stored.
+                    written = self.from.ranks(layer, name, State::Parameter);
+                }
+                written.iter_mut().for_each(|(_, ranks)| ranks.truncate(1));
+                written
+            }
+        }
+    }
+
+    /// The layer whose states a layer's parameter has: its owner's, where it is the copy of a tie.
+    fn owner(&self, layer: usize, name: &str) -> (usize, String) {
+        let side = &self.from;
+        let kind_of = |layer: usize| side.open.entries[side.layers[layer].0].layer;
+        let tensor = |kind: usize, tensor: ir::graph::TensorId| {
+            side.open.model.layers[kind].tensors[tensor.0].name.clone()
+        };
+        for tie in &side.open.model.ties {
+            if tie.copy.layer == kind_of(layer) && tensor(tie.copy.layer, tie.copy.tensor) == name {
+                let owner = (0..side.layers.len()).find(|&layer| kind_of(layer) == tie.owner.layer);
+                return (owner.unwrap_or(layer), tensor(tie.owner.layer, tie.owner.tensor));
+            }
+        }
+        (layer, name.to_owned())
+    }
+
+    /// What every rank takes of a state of a parameter, told as it is found.
+    fn each(&self, layer: usize, name: &str, state: State, mut tell: impl FnMut(u64, u64, &Region, &Region)) {
+        let sources = match self.givers {
+            Givers::Ranks => self.sources(layer, name, state),
+            // A copy is not written: who reads one takes its owner's.
+            Givers::Writers => {
+                let (layer, name) = self.owner(layer, name);
+                self.sources(layer, &name, state)
+            }
+        };
+        for (wanted, takers) in self.to.ranks(layer, name, state) {
+            for (given, holders) in &sources {
+                for want in wanted {
+                    for give in given.iter().filter(|give| give.common(want) > 0) {
+                        takers.iter().for_each(|&to| tell(self.giver(to, holders), to, give, want));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Everything that is taken of a state of a parameter, region by region.
+    pub fn taken(&self, (layer, name): &Name, state: State) -> Vec<Taken> {
+        let mut all = Vec::new();
+        self.each(*layer as usize, name, state, |from, to, give, want| {
+            all.extend(give.intersection(want).map(|region| Taken { from, to, region }));
+        });
+        all
+    }
+
+    /// The whole map. Layers whose stages and entries are alike are worked out once.
+    pub fn map(&self, sizes: StateSizes) -> ReshardMap {
+        let mut known: BTreeMap<Alike, Vec<OfState>> = BTreeMap::new();
+        let mut map = ReshardMap { pairs: BTreeMap::new(), tensors: BTreeMap::new() };
+        for (layer, &(from, chunk)) in self.from.layers.iter().enumerate() {
+            let (to, other) = self.to.layers[layer];
+            let stages = (self.from.plan.stages_of_chunk(chunk), self.to.plan.stages_of_chunk(other));
+            let key = (from, to, stages.0, stages.1);
+            let list = known.entry(key).or_insert_with(|| self.of_layer(layer, sizes));
+            for one in list.iter() {
+                let amount = map.tensors.entry(((layer as u64, one.name.clone()), one.state)).or_default();
+                for (&(from, to), &bytes) in &one.pairs {
+                    *map.pairs.entry((from, to)).or_insert(0) += bytes;
+                    if from == to { amount.stays += bytes } else { amount.moves += bytes }
+                }
+            }
+        }
+        map
+    }
+
+    fn of_layer(&self, layer: usize, sizes: StateSizes) -> Vec<OfState> {
+        let names = self.from.shapes[self.from.layers[layer].0].keys();
+        let one = |(name, state): (&String, State)| {
+            let bytes = match state {
+                State::Parameter => sizes.parameter,
+                State::Optimizer => sizes.optimizer,
+            };
+            let mut pairs = BTreeMap::new();
+            self.each(layer, name, state, |from, to, give, want| {
+                *pairs.entry((from, to)).or_insert(0) += give.common(want) * bytes;
+            });
+            OfState { name: name.clone(), state, pairs }
+        };
+        let states = [State::Parameter, State::Optimizer];
+        names.flat_map(|name| states.map(|state| (name, state))).map(one).collect()
+    }
+}
+
+/// What layers have in common that are resharded alike: entries and stages under both plans.
+type Alike = (usize, usize, Vec<u64>, Vec<u64>);
+
+/// What is taken of a state of a layer's parameter, by pair of ranks.
+struct OfState {
+    name: String,
+    state: State,
+    pairs: BTreeMap<(u64, u64), u64>,
+}
