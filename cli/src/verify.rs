@@ -1,12 +1,14 @@
 //! `planner verify`: a small copy of a plan, run with real numbers and held to one device and to the prediction.
 
-use executor::compare::{Comparison, Precision, Quantity, compare};
+use executor::audit::Audited;
+use executor::compare::{Comparison, Precision, Quantity, compare, compare_rounded};
 use executor::job::Reference;
 use executor::kernels::Real;
 use executor::run::{Outcome, run, run_programs, run_routed};
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::entry::Proof;
 use ir::shrink::Shrunk;
+use ir::work::Pass;
 use serde::Serialize;
 
 use crate::args::{ElementArg, VerifyArgs};
@@ -64,6 +66,9 @@ struct RunVerdict {
     /// Everything that differs too much, else the one that differs most.
     worst: Vec<Difference>,
     unmatched: Vec<String>,
+    /// In bf16, each kind of operator against its own tolerance.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    operators: Vec<OperatorCheck>,
     bytes: Vec<BytesCheck>,
     saved: Vec<BytesCheck>,
     peak_saved: Vec<BytesCheck>,
@@ -76,6 +81,35 @@ struct RunVerdict {
     /// Choices of experts by one device, and how many of them found no slot; nothing where nothing can be dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     dropped: Option<Dropped>,
+}
+
+/// One kind of operator, one way, against exact arithmetic on the same operands.
+#[derive(Clone, Debug, Serialize)]
+struct OperatorCheck {
+    operator: &'static str,
+    pass: &'static str,
+    n_runs: u64,
+    /// Largest difference in units of what is allowed.
+    excess: f64,
+}
+
+impl OperatorCheck {
+    fn all(outcome: &Outcome) -> Vec<Self> {
+        let one = |(&(operator, pass), checked): (&(&'static str, Pass), &Audited)| Self {
+            operator,
+            pass: match pass {
+                Pass::Forward => "forward",
+                Pass::Backward => "backward",
+            },
+            n_runs: checked.n_runs,
+            excess: checked.excess,
+        };
+        outcome.audit.iter().map(one).collect()
+    }
+
+    fn holds(&self) -> bool {
+        self.excess <= 1.0
+    }
 }
 
 /// Choices of experts that found no slot, in all steps.
@@ -153,9 +187,12 @@ fn verdict(
 
 /// Runs the copy and one device, and holds one to the other and the copy's bytes to the prediction.
 fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdict, Failure> {
-    let (seed, expected) = match precision {
-        Precision::F64 => (SEED, alone::<E>(small, (precision, SEED))?),
-        Precision::F32 | Precision::Bf16 => sound_seed::<E>(small, precision)?,
+    let (seed, expected, exact) = match precision {
+        Precision::F64 => (SEED, alone::<E>(small, (precision, SEED))?, None),
+        Precision::F32 | Precision::Bf16 => {
+            let (seed, expected, exact) = sound_seed::<E>(small, precision)?;
+            (seed, expected, Some(exact).filter(|_| precision == Precision::Bf16))
+        }
     };
     let execution = small.execution(precision, seed);
     let tier = |a: usize, b: usize| small.tier_between(a, b);
@@ -165,7 +202,10 @@ fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdic
         Precision::F32 | Precision::Bf16 => run_routed::<E>(&execution, &small.programs, &expected, &tier),
     }
     .map_err(|error| Failure::NotVerified(format!("the plan: {error}")))?;
-    let comparison = compare(&expected, &found, precision);
+    let comparison = match &exact {
+        Some(exact) => compare_rounded((&expected, exact), &found, precision),
+        None => compare(&expected, &found, precision),
+    };
     let should = predicted(small, execution.edges.element_bytes::<E>());
     let verdict = RunVerdict::of((&comparison, precision, seed), &found, (&should, &counted(small, &found)));
     Ok(RunVerdict { dropped: dropped(&expected), ..verdict })
@@ -186,24 +226,27 @@ fn alone<E: Real>(small: &SmallRun<'_>, (precision, seed): (Precision, u64)) -> 
 }
 
 /// The first seed with which one device alone gives nearly the same numbers as in double precision, and its
-/// run in single; where none does, the nearest.
+/// run in single and in double precision; where none does, the nearest.
 ///
 /// A model of a few elements may be so ill-conditioned that rounding alone exceeds the tolerance, however it is split.
-fn sound_seed<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<(u64, Outcome), Failure> {
-    let mut nearest: Option<(f64, u64, Outcome)> = None;
+fn sound_seed<E: Real>(
+    small: &SmallRun<'_>,
+    precision: Precision,
+) -> Result<(u64, Outcome, Outcome), Failure> {
+    let mut nearest: Option<(f64, u64, [Outcome; 2])> = None;
     for seed in SEED..SEED + SEEDS {
         let double = alone::<f64>(small, (Precision::F32, seed))?;
         let single = alone::<E>(small, (precision, seed))?;
         let worst = compare(&double, &single, precision).worst.first().map_or(0.0, |worst| worst.excess);
         if nearest.as_ref().is_none_or(|(known, _, _)| worst < *known) {
-            nearest = Some((worst, seed, single));
+            nearest = Some((worst, seed, [single, double]));
         }
         if worst <= SOUND {
             break;
         }
     }
-    let (_, seed, outcome) = nearest.ok_or_else(|| Failure::bug("no seed was tried"))?;
-    Ok((seed, outcome))
+    let (_, seed, [single, double]) = nearest.ok_or_else(|| Failure::bug("no seed was tried"))?;
+    Ok((seed, single, double))
 }
 
 impl RunVerdict {
@@ -239,6 +282,7 @@ impl RunVerdict {
                 })
                 .collect(),
             unmatched: comparison.unmatched.clone(),
+            operators: OperatorCheck::all(outcome),
             bytes: BytesCheck::all(&should.sent, &is.sent),
             saved: BytesCheck::all(&should.saved, &is.saved),
             peak_saved: BytesCheck::all(&should.peak_saved, &is.peak_saved),
@@ -253,7 +297,9 @@ impl RunVerdict {
     }
 
     fn holds(&self) -> bool {
-        self.numbers_equal && self.checks().all(BytesCheck::holds)
+        self.numbers_equal
+            && self.checks().all(BytesCheck::holds)
+            && self.operators.iter().all(OperatorCheck::holds)
     }
 
     fn checks(&self) -> impl Iterator<Item = &BytesCheck> {
@@ -270,6 +316,9 @@ fn first_difference(verdict: &Verdict) -> String {
         if let Some(what) = run.unmatched.first() {
             return format!("in {} {what}", run.precision);
         }
+        if let Some(operator) = run.operators.iter().find(|operator| !operator.holds()) {
+            return format!("in {} {}", run.precision, operator_sentence(operator));
+        }
         if let Some(check) = run.checks().find(|check| !check.holds()) {
             return format!("in {} {check}", run.precision);
         }
@@ -283,6 +332,11 @@ fn sentence(difference: &Difference) -> String {
     format!(
         "the {quantity}{of} in step {step} differs by {difference:.2e}, {excess:.3} times what is allowed"
     )
+}
+
+fn operator_sentence(check: &OperatorCheck) -> String {
+    let OperatorCheck { operator, pass, excess, .. } = check;
+    format!("{pass} of `{operator}` rounds {excess:.3} times what is allowed")
 }
 
 fn report(verdict: &Verdict) -> String {
@@ -300,6 +354,7 @@ fn report(verdict: &Verdict) -> String {
         ("proof", proof_words(verdict.proofs.iter().map(|one| (one.layer.as_str(), Some(&one.proof))))),
     ])];
     parts.push(numbers(&verdict.runs));
+    parts.extend(verdict.runs.iter().filter(|run| !run.operators.is_empty()).map(operators));
     if let Some(run) = verdict.runs.first() {
         parts.push(bytes(run));
     }
@@ -345,6 +400,31 @@ fn numbers(runs: &[RunVerdict]) -> String {
     table(&columns, &rows) + &fixed.map(note).collect::<String>() + &drops.map(lost).collect::<String>()
 }
 
+/// Every kind of operator against its own tolerance.
+fn operators(run: &RunVerdict) -> String {
+    let columns = [
+        ("operator", Side::Left),
+        ("runs", Side::Right),
+        ("forward, of what is allowed", Side::Right),
+        ("backward", Side::Right),
+        ("", Side::Left),
+    ];
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for forward in run.operators.iter().filter(|check| check.pass == "forward") {
+        let backward =
+            run.operators.iter().find(|check| check.pass != "forward" && check.operator == forward.operator);
+        let holds = forward.holds() && backward.is_none_or(OperatorCheck::holds);
+        rows.push(vec![
+            forward.operator.into(),
+            figures::grouped(forward.n_runs + backward.map_or(0, |check| check.n_runs)),
+            figures::percent(forward.excess),
+            backward.map_or("-".into(), |check| figures::percent(check.excess)),
+            if holds { "equal".into() } else { "DIFFERENT".into() },
+        ]);
+    }
+    format!("in {}:\n{}", run.precision, table(&columns, &rows))
+}
+
 fn bytes(run: &RunVerdict) -> String {
     let columns =
         [("bytes", Side::Left), ("predicted", Side::Right), ("counted", Side::Right), ("", Side::Left)];
@@ -369,7 +449,9 @@ fn bytes(run: &RunVerdict) -> String {
 fn differences(run: &RunVerdict) -> String {
     let numbers = run.worst.iter().filter(|worst| worst.excess > 1.0).map(sentence);
     let bytes = run.checks().filter(|check| !check.holds()).map(ToString::to_string);
-    let all: Vec<String> = numbers.chain(run.unmatched.iter().cloned()).chain(bytes).collect();
+    let operators = run.operators.iter().filter(|check| !check.holds()).map(operator_sentence);
+    let all: Vec<String> =
+        numbers.chain(run.unmatched.iter().cloned()).chain(operators).chain(bytes).collect();
     let mut text: String =
         all.iter().take(SHOWN).map(|line| format!("in {}: {line}\n", run.precision)).collect();
     if all.len() > SHOWN {
@@ -398,6 +480,7 @@ mod tests {
             n_tensors: 1,
             worst: vec![worst],
             unmatched: Vec::new(),
+            operators: Vec::new(),
             bytes,
             saved: Vec::new(),
             peak_saved: Vec::new(),

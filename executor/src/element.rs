@@ -29,6 +29,9 @@ impl Element for f64 {
     }
 }
 
+/// Bytes of a number in bf16.
+pub(crate) const BF16_BYTES: u64 = 2;
+
 /// How numbers are rounded where they leave an operator or a rank. Inside operators and in accumulators, master
 /// weights and optimizer states they are not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,7 +48,7 @@ impl Edges {
     pub fn element_bytes<E>(self) -> u64 {
         match self {
             Self::Exact => size_of::<E>() as u64,
-            Self::Bf16 => 2,
+            Self::Bf16 => BF16_BYTES,
         }
     }
 

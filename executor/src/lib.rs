@@ -38,6 +38,8 @@ mod memory;
 
 mod rank;
 
+pub mod audit;
+
 mod operate;
 
 mod ring;

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ir::graph::{Data, OpId, Role};
+use ir::graph::OpId;
 use ir::op::OpKind;
 use ir::program::{AxisSet, HeldParameter, Instruction, Storage, ValueId};
 use ir::schedule::Section;
@@ -178,7 +178,8 @@ impl<'a> Walk<'a> {
         let tokens = slices.range(unit % slices.n());
         let extends = self.run.layer(layer_idx).ops[op.0].kind == OpKind::Extend;
         if let (true, 1.., [Some(gradient)]) = (extends, tokens.start, gradients) {
-            let all = self.value_bytes((layer_idx, unit), *gradient);
+            // It is added to before it is rounded.
+            let all = self.value_elements((layer_idx, unit), *gradient) * self.element_bytes;
             self.make(Held::Owed(layer_idx, unit, op), all / tokens.end * tokens.start);
         }
     }
@@ -200,18 +201,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn value_bytes(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
+    fn value_elements(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
         let value = self.run.program(layer_idx).value(value);
         let shape = self.run.shape_of(layer_idx, value.tensor, unit % self.run.execution.slices.n());
-        let block = self.seat.block(value.sharding, &shape);
-        let width = match self.run.layer(layer_idx).tensors[value.tensor.0].role {
-            Role::Data(Data::Tokens | Data::Labels | Data::Positions) => size_of::<i64>() as u64,
-            Role::Data(Data::AlibiSlopes | Data::RouterBias)
-            | Role::Activation
-            | Role::Parameter(_)
-            | Role::Frozen(_) => self.element_bytes,
-        };
-        block.len() as u64 * width
+        self.seat.block(value.sharding, &shape).len() as u64
+    }
+
+    fn value_bytes(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
+        let width = self.run.width(layer_idx, self.run.program(layer_idx).value(value), self.element_bytes);
+        self.value_elements((layer_idx, unit), value) * width
     }
 
     /// Elements of the flattened local block of a parameter that a cut leaves to this rank.
@@ -224,7 +222,7 @@ impl<'a> Walk<'a> {
         let cut = |axes| self.cut_elements(key, held, axes);
         let Storage { parameter, gradient, optimizer } = held.storage;
         let learned = if held.trained { cut(gradient) + 3 * cut(optimizer) } else { 0 };
-        (cut(parameter) + learned) * self.element_bytes
+        cut(parameter) * self.run.rounded_bytes(self.element_bytes) + learned * self.element_bytes
     }
 }
 

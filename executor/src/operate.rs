@@ -2,14 +2,21 @@
 
 use ir::graph::OpId;
 use ir::op::OpKind;
+use ir::program::ValueId;
+use ir::work::Pass;
 use ndarray::{ArrayD, Slice};
 
+use crate::audit::{self, Audited, Leaves};
+use crate::element::Edges;
 use crate::error::ExecutorError;
 use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
 use crate::label::Phase;
 use crate::prepare::unfit;
 use crate::rank::{At, Rank};
 use crate::routing::{self, RouteKey};
+
+/// Operands and arriving gradients of a backward.
+type Given<'v, E> = (&'v [Option<&'v Value<E>>], &'v [Option<&'v Tensor<E>>]);
 
 impl<'a, E: Real> Rank<'a, E> {
     pub(crate) fn run_forward(
@@ -57,6 +64,71 @@ impl<'a, E: Real> Rank<'a, E> {
             }
             (_, _, gradients) => kernels::backward(&context, operands, gradients).map_err(refused),
         }
+    }
+
+    /// Rounds what leaves an operator, and in the first step of a run that rounds holds it to its own tolerance.
+    pub(crate) fn leave_forward(
+        &mut self,
+        at: At<'a>,
+        op: OpId,
+        operands: &[&Value<E>],
+        found: &mut [Value<E>],
+    ) -> Result<(), ExecutorError> {
+        self.round_results(at, op, found);
+        let context = self.context(at, op);
+        if !self.audits(at, op) {
+            return Ok(());
+        }
+        let leaves = Leaves::of_results(context.kind);
+        let found: Vec<_> = found.iter().map(|value| (value, leaves)).collect();
+        let excess = audit::forward(&context, operands, &found);
+        let excess = excess.map_err(|source| self.refused(at, op, source))?;
+        self.note_audit((context.kind, Pass::Forward), excess);
+        Ok(())
+    }
+
+    /// The same of gradients; those of parameters are added as they are.
+    pub(crate) fn leave_backward(
+        &mut self,
+        at: At<'a>,
+        (op, ids): (OpId, &[Option<ValueId>]),
+        (operands, gradients): Given<'_, E>,
+        mut gradients_found: Vec<Option<Tensor<E>>>,
+    ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
+        for (id, gradient) in ids.iter().zip(&mut gradients_found) {
+            if let (Some(id), Some(gradient)) = (id, gradient) {
+                self.round_gradient(at, *id, gradient);
+            }
+        }
+        let context = self.context(at, op);
+        if !self.audits(at, op) {
+            return Ok(gradients_found);
+        }
+        let leaves = |id: ValueId| {
+            let tensor = self.run.program(at.layer_idx).value(id).tensor;
+            if self.run.layer(at.layer_idx).is_parameter(tensor) { Leaves::Single } else { Leaves::Rounded }
+        };
+        let found: Vec<_> = ids
+            .iter()
+            .zip(&gradients_found)
+            .map(|(id, found)| Some((found.as_ref()?, leaves((*id)?))))
+            .collect();
+        let excess = audit::backward(&context, operands, gradients, &found);
+        let excess = excess.map_err(|source| self.refused(at, op, source))?;
+        self.note_audit((context.kind, Pass::Backward), excess);
+        Ok(gradients_found)
+    }
+
+    fn audits(&self, at: At<'a>, op: OpId) -> bool {
+        let first_step = at.place.seq < u64::from(self.run.execution.shape().n_units());
+        let kind = &self.run.layer(at.layer_idx).ops[op.0].kind;
+        let alone = self.ring(at, op).is_none() && !self.extends(at, op);
+        self.edges() == Edges::Bf16 && first_step && !routing::is_router(kind) && alone
+    }
+
+    fn note_audit(&mut self, (kind, pass): (&OpKind, Pass), excess: f64) {
+        let one = Audited { n_runs: 1, excess };
+        self.record.audit.entry((kind.line().name, pass)).or_default().add(one);
     }
 
     pub(crate) fn context(&self, at: At<'a>, op: OpId) -> Context<'a> {

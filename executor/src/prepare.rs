@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ir::conversion::{Step, steps};
-use ir::graph::{Layer, Sizes, TensorId};
+use ir::graph::{Data, Layer, OpId, Role, Sizes, TensorId};
 use ir::lower::LayerChoice;
-use ir::program::{HeldParameter, Program, Update};
+use ir::program::{HeldParameter, Program, Side, Update};
 use ir::schedule::{Action, Section, check_table};
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
@@ -15,6 +15,8 @@ use ir::strategy::Strategy;
 use ir::token_order::TokenOrder;
 use ndarray::ArrayD;
 
+use crate::audit::Leaves;
+use crate::element::{BF16_BYTES, Edges};
 use crate::error::ExecutorError;
 use crate::initial::{self, Batch, Counting};
 use crate::job::{Execution, Instance, LayerIdx};
@@ -239,6 +241,28 @@ impl<'a> Prepared<'a> {
             let name = self.tensor_name(layer_idx, tensor);
             unfit(format!("layer {layer_idx}: its program does not hold parameter `{name}`"))
         })
+    }
+
+    /// Bytes of a number that leaves an operator or is stored for one, where one that does not has `full`.
+    pub(crate) fn rounded_bytes(&self, full: u64) -> u64 {
+        match self.execution.edges {
+            Edges::Exact => full,
+            Edges::Bf16 => BF16_BYTES,
+        }
+    }
+
+    /// Bytes of an element of a value: integers have eight; the loss of a token, what it is made of, and gradients of
+    /// parameters, which go to their accumulators, are not rounded.
+    pub(crate) fn width(&self, layer_idx: LayerIdx, value: ir::program::Value, full: u64) -> u64 {
+        let layer = self.layer(layer_idx);
+        let kept = |op: OpId| Leaves::of_results(&layer.ops[op.0].kind) == Leaves::Single;
+        match (layer.tensors[value.tensor.0].role, value.side) {
+            (Role::Data(Data::Tokens | Data::Labels | Data::Positions), _) => size_of::<i64>() as u64,
+            (Role::Parameter(_) | Role::Frozen(_), Side::Gradient) => full,
+            (Role::Activation, Side::Primal) if layer.producer(value.tensor).is_some_and(kept) => full,
+            (Role::Data(Data::AlibiSlopes | Data::RouterBias), _) => full,
+            (Role::Parameter(_) | Role::Frozen(_) | Role::Activation, _) => self.rounded_bytes(full),
+        }
     }
 
     pub(crate) fn is_copy(&self, key: ParameterKey) -> bool {

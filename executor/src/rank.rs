@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 
 use ir::graph::{OpId, Role};
-use ir::op::OpKind;
 use ir::program::{Instruction, Side, ValueId};
 use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
 use ndarray::{ArrayD, IxDyn};
 
+use crate::audit::{Audit, Leaves};
 use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
 use crate::element::Edges;
@@ -56,6 +56,8 @@ pub(crate) struct Record {
     pub(crate) dropped: BTreeMap<LayerIdx, (u64, u64)>,
     /// Experts chosen, if this rank saw all tokens.
     pub(crate) routes: Routes,
+    /// What its operators rounded, where numbers are.
+    pub(crate) audit: Audit,
     /// Per layer, expert choices that were fixed against the rank's own.
     pub(crate) rerouted: BTreeMap<LayerIdx, u64>,
 }
@@ -113,14 +115,15 @@ impl<'a, E: Real> Rank<'a, E> {
         for layer_idx in run.layers_on(seat.stage) {
             for update in &run.program(layer_idx).updates {
                 let key = (layer_idx, update.tensor);
-                let state = State::new(&seat, update, initial(key)?, run.moments(key, seat.stage));
-                watch.make(Held::State(key), state.bytes())?;
+                let state = State::new(&seat, update, initial(key)?, run.moments(key, seat.stage))
+                    .rounded(run.execution.edges);
+                watch.make(Held::State(key), state.bytes(run.rounded_bytes(size_of::<E>() as u64)))?;
                 states.insert(key, state);
             }
             for one in &run.program(layer_idx).frozen {
                 let key = (layer_idx, one.tensor);
-                let state = FrozenState::new(&seat, one, initial(key)?);
-                watch.make(Held::State(key), state.bytes())?;
+                let state = FrozenState::new(&seat, one, initial(key)?).rounded(run.execution.edges);
+                watch.make(Held::State(key), state.bytes(run.rounded_bytes(size_of::<E>() as u64)))?;
                 frozen.insert(key, state);
             }
         }
@@ -288,7 +291,10 @@ impl<'a, E: Real> Rank<'a, E> {
     /// Tells the watch what is there now.
     fn watch_values(&mut self, at: At<'_>, env: &Environment<E>) -> Result<(), ExecutorError> {
         let unit = self.run.unit_of(at.place.seq);
-        let held = env.iter().map(|(&id, value)| (id, value_bytes(value)));
+        let run = self.run;
+        let width = |id| run.width(at.layer_idx, run.program(at.layer_idx).value(id), size_of::<E>() as u64);
+        let held =
+            env.iter().map(|(&id, value)| (id, value.shape().iter().product::<usize>() as u64 * width(id)));
         self.watch.values((at.layer_idx, unit), held)
     }
 
@@ -323,7 +329,7 @@ impl<'a, E: Real> Rank<'a, E> {
                     Some(ring) => self.ring_forward(comm, (at, *op, &ring), ids, &operands)?,
                     None => self.run_forward(at, *op, &operands)?,
                 };
-                self.round_results(at, *op, &mut found);
+                self.leave_forward(at, *op, &operands, &mut found)?;
                 env.extend(results.iter().copied().zip(found));
             }
             Instruction::Backward { .. } => self.operator_backward(comm, at, instruction, env)?,
@@ -379,12 +385,10 @@ impl<'a, E: Real> Rank<'a, E> {
             }
             _ => self.run_backward(at, *op, &operands, &gradients)?,
         };
+        let found = self.leave_backward(at, (*op, results), (&operands, &gradients), found)?;
         for (id, gradient) in results.iter().zip(found) {
             match (id, gradient) {
-                (Some(id), Some(mut gradient)) => {
-                    self.round_gradient(at, *id, &mut gradient);
-                    env.insert(*id, Value::Float(gradient))
-                }
+                (Some(id), Some(gradient)) => env.insert(*id, Value::Float(gradient)),
                 (Some(id), None) => return Err(self.bad_value(at, *id, "gets no gradient".into())),
                 (None, _) => None,
             };
@@ -410,11 +414,9 @@ impl<'a, E: Real> Rank<'a, E> {
     }
 
     /// Rounds what leaves an operator; the loss of a token and what it is made of stay in single precision.
-    fn round_results(&self, at: At<'_>, op: OpId, results: &mut [Value<E>]) {
-        use OpKind::{CrossEntropy, Pick, RowMax, SumExp, SumLoss};
-        let kind = &self.run.layer(at.layer_idx).ops[op.0].kind;
-        let of_loss = matches!(kind, RowMax | SumExp | Pick | CrossEntropy | SumLoss);
-        for value in results.iter_mut().filter(|_| !of_loss) {
+    pub(crate) fn round_results(&self, at: At<'_>, op: OpId, results: &mut [Value<E>]) {
+        let leaves = Leaves::of_results(&self.run.layer(at.layer_idx).ops[op.0].kind);
+        for value in results.iter_mut().filter(|_| leaves == Leaves::Rounded) {
             if let Value::Float(tensor) = value {
                 self.edges().round_all(tensor);
             }
@@ -422,7 +424,7 @@ impl<'a, E: Real> Rank<'a, E> {
     }
 
     /// Rounds a gradient that goes to another operator; that of a parameter goes to its accumulator as it is.
-    fn round_gradient(&self, at: At<'_>, id: ValueId, gradient: &mut Tensor<E>) {
+    pub(crate) fn round_gradient(&self, at: At<'_>, id: ValueId, gradient: &mut Tensor<E>) {
         let tensor = self.run.program(at.layer_idx).value(id).tensor;
         if !self.run.layer(at.layer_idx).is_parameter(tensor) {
             self.edges().round_all(gradient);
@@ -629,13 +631,4 @@ impl<'a, E: Real> Rank<'a, E> {
 /// A tensor as one dim, in index order.
 pub(crate) fn flattened<E: Real>(tensor: Tensor<E>) -> Tensor<E> {
     ndarray::Array1::from(elements(tensor)).into_dyn()
-}
-
-/// Bytes that a value takes on this machine, rounded or not.
-fn value_bytes<E>(value: &Value<E>) -> u64 {
-    let bytes = match value {
-        Value::Float(tensor) => tensor.len() * size_of::<E>(),
-        Value::Index(index) => index.len() * size_of::<i64>(),
-    };
-    bytes as u64
 }

@@ -8,6 +8,7 @@ use ir::program::{AxisSet, HeldParameter, Program};
 use ndarray::ArrayD;
 
 use crate::assemble::{Layout, assemble};
+use crate::audit::Audit;
 use crate::convert::Seat;
 use crate::counters::Counters;
 use crate::error::ExecutorError;
@@ -61,6 +62,8 @@ pub struct Outcome {
     pub routes: Routes,
     /// Per layer, choices of experts that found no slot, and all choices: noted by a run on one device.
     pub dropped: BTreeMap<LayerIdx, (u64, u64)>,
+    /// What operators rounded in the first step, over all ranks, where numbers are rounded; empty elsewhere.
+    pub audit: Audit,
     /// Per layer, how often a router's choice was fixed against its own, over all ranks, micro-batches and steps.
     pub rerouted: BTreeMap<LayerIdx, u64>,
 }
@@ -192,8 +195,17 @@ fn run_prepared<E: Real>(
         memory: records.iter().map(|record| record.memory).filter(|_| !plans.is_empty()).collect(),
         routes: records.first().map(|record| record.routes.clone()).unwrap_or_default(),
         dropped: records.first().map(|record| record.dropped.clone()).unwrap_or_default(),
+        audit: audit(&records),
         rerouted: rerouted(&records),
     })
+}
+
+fn audit(records: &[Record]) -> Audit {
+    let mut all = Audit::new();
+    for (&key, &one) in records.iter().flat_map(|record| &record.audit) {
+        all.entry(key).or_default().add(one);
+    }
+    all
 }
 
 fn rerouted(records: &[Record]) -> BTreeMap<LayerIdx, u64> {

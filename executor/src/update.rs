@@ -14,6 +14,7 @@ use ndarray::{Array1, ArrayD};
 
 use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
+use crate::element::Edges;
 use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::instruction::Tag;
@@ -68,8 +69,14 @@ impl<E: Real> FrozenState<E> {
         Carried { values: wide(&self.stored), moments: None }
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        size_of_val(self.stored.as_slice()) as u64
+    pub(crate) fn bytes(&self, stored_width: u64) -> u64 {
+        self.stored.len() as u64 * stored_width
+    }
+
+    /// The value as operators take it.
+    pub(crate) fn rounded(mut self, edges: Edges) -> Self {
+        edges.round_all(&mut self.stored);
+        self
     }
 }
 
@@ -117,10 +124,16 @@ impl<E: Real> State<E> {
         Carried { values: wide(&self.master), moments }
     }
 
-    /// Bytes of all of it, moments included from the beginning.
-    pub(crate) fn bytes(&self) -> u64 {
-        let elements = self.stored.len() + 3 * self.master.len() + self.accumulator.len();
-        (elements * size_of::<E>()) as u64
+    /// Bytes of all of it, moments included from the beginning; the stored value has elements of `stored_width`.
+    pub(crate) fn bytes(&self, stored_width: u64) -> u64 {
+        let full = 3 * self.master.len() + self.accumulator.len();
+        self.stored.len() as u64 * stored_width + (full * size_of::<E>()) as u64
+    }
+
+    /// The stored value as operators take it.
+    pub(crate) fn rounded(mut self, edges: Edges) -> Self {
+        edges.round_all(&mut self.stored);
+        self
     }
 
     pub(crate) fn accumulate(&mut self, term: Vec<E>) -> Result<(), ExecutorError> {
