@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Show(ShowArgs),
     /// Price published training runs and say how far the predictions are off
     Validate(ValidateArgs),
+    /// Fit constants to runs of your own cluster
+    Calibrate(CalibrateArgs),
     /// List the shipped models, or describe one
     Models(ModelsArgs),
     /// List the shipped clusters, or describe one
@@ -139,6 +141,9 @@ pub(crate) struct JobArgs {
     /// Slots of an expert per token that it expects; tokens beyond are dropped [default: nothing is dropped]
     #[arg(long, value_name = "FACTOR")]
     pub(crate) capacity_factor: Option<f64>,
+    /// Software that runs the plan: default, megatron-lm or fsdp, then features that differ, such as `fsdp,flash=current`
+    #[arg(long, value_name = "NAME,FEATURE=VALUE,...")]
+    pub(crate) engine: Option<String>,
     /// Update rule [default: adamw]
     #[arg(long, value_enum)]
     pub(crate) optimizer: Option<OptimizerArg>,
@@ -410,6 +415,12 @@ pub(crate) struct ValidateArgs {
     /// List every row
     #[arg(long)]
     pub(crate) rows: bool,
+    /// Price single operators and collectives instead of runs
+    #[arg(long, conflicts_with_all = ["rows", "omitted", "fit", "source", "markdown"])]
+    pub(crate) components: bool,
+    /// Print the page of the documentation
+    #[arg(long, conflicts_with_all = ["json", "rows", "omitted", "fit"])]
+    pub(crate) markdown: bool,
     /// List every row that is not priced, with its reason
     #[arg(long)]
     pub(crate) omitted: bool,
@@ -432,6 +443,19 @@ pub(crate) struct ValidateArgs {
     pub(crate) threads: ThreadArgs,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  planner calibrate --runs my-runs.csv -o my-cluster.json\n\n\
+    The columns are those of fixtures/published/training.csv; one to three runs are enough.\n\
+    `planner estimate`, `optimize` and `validate` take the file with --calibration.")]
+pub(crate) struct CalibrateArgs {
+    /// Measured runs, comma-separated values under a header
+    #[arg(long, value_name = "CSV")]
+    pub(crate) runs: String,
+    /// Write the calibration to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

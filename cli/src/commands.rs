@@ -10,7 +10,7 @@ use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
-    check, clusters, completions, estimate, explain, models, optimize, reshard, schema, show, train,
+    calibrate, check, clusters, completions, estimate, explain, models, optimize, reshard, schema, show, train,
     validate, verify,
 };
 
@@ -43,6 +43,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Explain(args) => explain::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
         Command::Validate(args) => validate::run(args, terminal),
+        Command::Calibrate(args) => calibrate::run(args, terminal),
         Command::Models(args) => models::run(args, terminal),
         Command::Clusters(args) => clusters::run(args, terminal),
         Command::Schema(args) => schema::run(args, terminal),
@@ -63,7 +64,7 @@ fn form(command: &Command) -> Form {
         Command::Validate(args) => Form::of(&args.json),
         Command::Models(args) => Form::of(&args.json),
         Command::Clusters(args) => Form::of(&args.json),
-        Command::Schema(_) | Command::Completions(_) => Form::Text,
+        Command::Calibrate(_) | Command::Schema(_) | Command::Completions(_) => Form::Text,
     }
 }
 

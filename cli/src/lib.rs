@@ -26,6 +26,7 @@ mod reshard;
 mod check;
 mod validate;
 mod validate_memory;
+mod calibrate;
 mod explain;
 mod show;
 mod models;

@@ -48,7 +48,7 @@ impl Question {
             precision: args.precision.map_or(defaults.precision, precision),
             attention: args.attention.map_or(defaults.attention, attention),
             token_order: Job::default_order(sequence, cluster.n_devices()),
-            engine: Engine::default(),
+            engine: engine(args.engine.as_deref())?,
         };
         // There is one update rule; the match will ask for more when there are more.
         match args.optimizer {
@@ -88,6 +88,12 @@ pub(crate) fn resized(cluster: Cluster, size: &SizeArgs) -> Result<Cluster, Fail
         (None, None) => return Ok(cluster),
     };
     Ok(rescale(&cluster, size)?)
+}
+
+fn engine(text: Option<&str>) -> Result<Engine, Failure> {
+    let hint = "features are kernels, flash, dropout, tensor-overlap, gradient-overlap, gradients and loss";
+    text.map_or(Ok(Engine::default()), Engine::read)
+        .map_err(|error| Failure::argument_with_hint(format!("--engine: {error}"), hint))
 }
 
 fn precision(arg: PrecisionArg) -> Precision {

@@ -59,6 +59,12 @@ pub struct Constants {
     /// Start and end of a tile, in units of the contraction length.
     #[serde(deserialize_with = "value")]
     pub gemm_prologue_k: f64,
+    /// Step of a contraction.
+    #[serde(deserialize_with = "value")]
+    pub gemm_contraction_step: f64,
+    /// Rate of misaligned over aligned products.
+    #[serde(deserialize_with = "value")]
+    pub gemm_misaligned_fraction: f64,
     /// Reached over listed memory bandwidth.
     #[serde(deserialize_with = "value")]
     pub memory_efficiency_fraction: f64,
@@ -83,6 +89,9 @@ pub struct Constants {
     /// Reached over listed bandwidth between nodes.
     #[serde(deserialize_with = "value")]
     pub network_efficiency_fraction: f64,
+    /// Network rate lost per doubling of nodes.
+    #[serde(deserialize_with = "value")]
+    pub network_contention_per_log2_nodes: f64,
     /// Fixed time of a collective phase.
     #[serde(deserialize_with = "value")]
     pub collective_launch_s: Seconds,
@@ -119,12 +128,9 @@ pub struct Constants {
     /// Host time of one iteration.
     #[serde(deserialize_with = "value")]
     pub host_per_iteration_s: Seconds,
-    /// Host time per kernel of a layer, fused.
+    /// Host time per kernel of a layer.
     #[serde(deserialize_with = "value")]
-    pub launch_fused_s: Seconds,
-    /// Host time per kernel of a layer, eager.
-    #[serde(deserialize_with = "value")]
-    pub launch_eager_s: Seconds,
+    pub launch_s: Seconds,
     /// Reserved over allocated bytes.
     #[serde(deserialize_with = "value")]
     pub fragmentation_factor: f64,
@@ -170,12 +176,9 @@ impl Constants {
         }
     }
 
-    /// Host time per kernel of a layer.
+    /// Host time per kernel of a layer; what is not fused is so many kernels more.
     pub(crate) fn launch(&self) -> Seconds {
-        match self.engine.kernels {
-            Kernels::Fused => self.launch_fused_s,
-            Kernels::Eager => self.launch_eager_s,
-        }
+        self.launch_s * self.stream_factor()
     }
 
     /// Sustained over 16-bit peak rate of the attention core on a family.

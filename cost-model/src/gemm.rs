@@ -3,8 +3,9 @@
 //! ```text
 //! tiles  = ceil(m / Tm) * ceil(n / Tn) * batch
 //! waves  = ceil(tiles * S / units)                               S = ways the contraction is split
-//! t_math = waves * 2 Tm Tn (k / S + k0) / (rate(tile) / units)   + 8 m n batch S / memory   if S > 1
-//! t      = max(min over (tile, S) of t_math, bytes / memory) + kernel gap
+//! t_math = waves * 2 Tm Tn (k' / S + k0) / (rate(tile) / units) + 8 m n batch S / memory   if S > 1
+//! k'     = k in whole steps;  a = 1, or less where a row of an operand or of the result is no multiple of 16 bytes
+//! t      = max(min over (tile, S) of t_math, bytes / memory) / a + kernel gap
 //! ```
 //! Wave quantisation as in NVIDIA's "Matrix Multiplication Background User's Guide"; constants: `data/constants.json`.
 
@@ -33,7 +34,9 @@ pub struct GemmShape {
 /// 1.1e12 FLOP / 247e12 x 19 / 18.96 x (8192 + 120) / 8192 = 4.53 ms.
 pub fn gemm_time(shape: GemmShape, output: GemmOutput, rates: &Rates, constants: &Constants) -> Seconds {
     let traffic = gemm_bytes(shape, output, rates) / rates.memory;
-    math_time(shape, rates, constants).max(traffic) + constants.kernel_gap_s
+    // Loads of rows that begin anywhere are narrow, so traffic suffers with arithmetic.
+    let aligned = math_time(shape, rates, constants).max(traffic);
+    aligned / alignment(shape, output, rates, constants) + constants.kernel_gap_s
 }
 
 /// Bytes read and written: both operands, and the result once, or an fp32 accumulator read and written.
@@ -44,6 +47,21 @@ pub fn gemm_bytes(shape: GemmShape, output: GemmOutput, rates: &Rates) -> Bytes 
         GemmOutput::Accumulator => Bytes(8.0),
     };
     (rates.operand * (m * k + k * n) + result * (m * n)) * batch
+}
+
+/// Rate against that of a product whose rows all begin at multiples of 16 bytes, as tensor cores load them.
+///
+/// Heads of 150 in 16 bits are no multiple of 8 elements; heads of 144 are.
+fn alignment(shape: GemmShape, output: GemmOutput, rates: &Rates, constants: &Constants) -> f64 {
+    let elements = 16.0 / rates.operand.0;
+    let whole = |length: f64| length % elements == 0.0;
+    // The rows of a gradient of a weight are features on both sides; else `m` counts tokens.
+    let rows = match output {
+        GemmOutput::Operand => true,
+        GemmOutput::Accumulator => whole(shape.m),
+    };
+    let columns = whole(shape.n) && (output == GemmOutput::Accumulator || whole(shape.k));
+    if rows && columns { 1.0 } else { constants.gemm_misaligned_fraction }
 }
 
 fn math_time(shape: GemmShape, rates: &Rates, constants: &Constants) -> Seconds {
@@ -60,7 +78,8 @@ fn split_time(shape: GemmShape, tile: &Tile, split: f64, on: (&Rates, &Constants
     let (rates, constants) = on;
     let tiles = (shape.m / tile.m).ceil() * (shape.n / tile.n).ceil() * shape.batch;
     let waves = (tiles * split / rates.compute_units).ceil();
-    let per_wave = Flops(2.0 * tile.m * tile.n * (shape.k / split + constants.gemm_prologue_k));
+    let k = (shape.k / constants.gemm_contraction_step).ceil() * constants.gemm_contraction_step;
+    let per_wave = Flops(2.0 * tile.m * tile.n * (k / split + constants.gemm_prologue_k));
     let rate: FlopsPerSecond = rates.gemm * (tile.efficiency_fraction / rates.compute_units);
     let time = per_wave / rate * waves;
     if split > 1.0 {

@@ -74,7 +74,12 @@ fn level(tier: &Tier, (below, inside, parts): (f64, f64, f64), reach: Reach, con
         Reach::Node => (constants.node_link_efficiency_fraction, constants.in_switch_node_fraction),
         Reach::Network => (constants.network_efficiency_fraction, constants.in_switch_network_fraction),
     };
-    let listed = tier.bandwidth_bytes_per_s / tier.oversubscription.max(1.0);
+    // Flows of many nodes meet on links that hashing gave to several of them.
+    let contention = match reach {
+        Reach::Node => 1.0,
+        Reach::Network => 1.0 + constants.network_contention_per_log2_nodes * ways.log2(),
+    };
+    let listed = tier.bandwidth_bytes_per_s / (tier.oversubscription.max(1.0) * contention);
     let share = Share::of(tier.wiring, ways, parts, constants);
     Level {
         reach,

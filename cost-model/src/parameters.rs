@@ -17,37 +17,50 @@ pub struct Parameter {
     pub least: f64,
     /// Largest value with a meaning.
     pub most: f64,
+    /// The value at which what it stands for is gone, if there is one.
+    pub without: Option<f64>,
+    /// Whether published runs decide it; others are for calibrations only.
+    pub fitted: bool,
 }
 
-const fn parameter(name: &'static str, least: f64, most: f64) -> Parameter {
-    Parameter { name, least, most }
+const fn rate(name: &'static str, least: f64, most: f64) -> Parameter {
+    Parameter { name, least, most, without: None, fitted: true }
+}
+
+const fn effect(name: &'static str, least: f64, most: f64, without: f64) -> Parameter {
+    Parameter { name, least, most, without: Some(without), fitted: true }
+}
+
+const fn fixed(name: &'static str, least: f64, most: f64) -> Parameter {
+    Parameter { name, least, most, without: None, fitted: false }
 }
 
 /// All constants that may be moved.
 #[rustfmt::skip]
 pub const PARAMETERS: &[Parameter] = &[
-    parameter("gemm_efficiency_fraction_of_peak.volta.fp16",       0.3,  1.0),
-    parameter("gemm_efficiency_fraction_of_peak.ampere.bf16",      0.3,  1.0),
-    parameter("gemm_efficiency_fraction_of_peak.hopper.bf16",      0.3,  1.0),
-    parameter("gemm_efficiency_fraction_of_peak.hopper.fp8",       0.3,  1.0),
-    parameter("gemm_efficiency_fraction_of_peak.blackwell.bf16",   0.3,  1.0),
-    parameter("gemm_efficiency_fraction_of_peak.blackwell.fp8",    0.2,  1.0),
-    parameter("attention_efficiency_fraction_of_peak.ampere",      0.1,  1.0),
-    parameter("attention_efficiency_fraction_of_peak.hopper",      0.1,  1.0),
-    parameter("attention_efficiency_fraction_of_peak.blackwell",   0.1,  1.0),
-    parameter("attention_efficiency_hopper_flash_2_fraction_of_peak", 0.1, 1.0),
-    parameter("gemm_prologue_k",                                   0.0,  400.0),
-    parameter("memory_efficiency_fraction",                        0.3,  1.0),
-    parameter("eager_stream_factor",                               1.0,  3.0),
-    parameter("node_link_efficiency_fraction",                     0.4,  1.0),
-    parameter("network_efficiency_fraction",                       0.4,  1.0),
-    parameter("gathered_overlap_slowdown_fraction",                0.0,  1.0),
-    parameter("overlap_slowdown_fraction",                         0.0,  1.0),
-    parameter("tensor_overlap_residual_fraction",                  0.0,  1.0),
-    parameter("jitter_fraction_per_log2_nodes",                    0.0,  0.03),
-    parameter("host_per_iteration_s",                              0.0,  0.2),
-    parameter("launch_fused_s",                                    0.0,  2e-4),
-    parameter("launch_eager_s",                                    0.0,  2e-4),
+    rate("gemm_efficiency_fraction_of_peak.volta.fp16",            0.3,  1.0),
+    rate("gemm_efficiency_fraction_of_peak.ampere.bf16",           0.3,  1.0),
+    rate("gemm_efficiency_fraction_of_peak.hopper.bf16",           0.3,  1.0),
+    rate("gemm_efficiency_fraction_of_peak.hopper.fp8",            0.3,  1.0),
+    rate("gemm_efficiency_fraction_of_peak.blackwell.bf16",        0.3,  1.0),
+    rate("gemm_efficiency_fraction_of_peak.blackwell.fp8",         0.2,  1.0),
+    rate("attention_efficiency_fraction_of_peak.ampere",           0.1,  1.0),
+    rate("attention_efficiency_fraction_of_peak.hopper",           0.1,  1.0),
+    rate("attention_efficiency_fraction_of_peak.blackwell",        0.1,  1.0),
+    rate("attention_efficiency_hopper_flash_2_fraction_of_peak",   0.1,  1.0),
+    effect("gemm_prologue_k",                                      0.0,  400.0, 0.0),
+    effect("gemm_misaligned_fraction",                             0.1,  1.0,   1.0),
+    effect("memory_efficiency_fraction",                           0.3,  1.0,   1.0),
+    effect("eager_stream_factor",                                  1.0,  3.0,   1.0),
+    effect("node_link_efficiency_fraction",                        0.4,  1.0,   1.0),
+    effect("network_contention_per_log2_nodes",                    0.0,  0.5,   0.0),
+    effect("gathered_overlap_slowdown_fraction",                   0.0,  1.0,   0.0),
+    effect("tensor_overlap_residual_fraction",                     0.0,  1.0,   1.0),
+    effect("jitter_fraction_per_log2_nodes",                       0.0,  0.03,  0.0),
+    effect("launch_s",                                             0.0,  2e-4,  0.0),
+    fixed("network_efficiency_fraction",                           0.3,  1.0),
+    fixed("overlap_slowdown_fraction",                             0.0,  1.0),
+    fixed("host_per_iteration_s",                                  0.0,  0.2),
 ];
 
 /// Where a constant lives.
@@ -119,8 +132,9 @@ impl Constants {
             "tensor_overlap_residual_fraction" => Place::Plain(&mut self.tensor_overlap_residual_fraction),
             "jitter_fraction_per_log2_nodes" => Place::Plain(&mut self.jitter_fraction_per_log2_nodes),
             "host_per_iteration_s" => Place::Time(&mut self.host_per_iteration_s),
-            "launch_fused_s" => Place::Time(&mut self.launch_fused_s),
-            "launch_eager_s" => Place::Time(&mut self.launch_eager_s),
+            "launch_s" => Place::Time(&mut self.launch_s),
+            "gemm_misaligned_fraction" => Place::Plain(&mut self.gemm_misaligned_fraction),
+            "network_contention_per_log2_nodes" => Place::Plain(&mut self.network_contention_per_log2_nodes),
             _ => return None,
         })
     }

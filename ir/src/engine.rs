@@ -54,6 +54,35 @@ impl Engine {
         accumulation: Accumulation::Separate,
     };
 
+    /// Reads `megatron-lm`, `fsdp,flash=current`, `kernels=eager`: a preset or none, then features that differ from it.
+    ///
+    /// # Errors
+    /// The piece that is no preset and no feature, and what it could be.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let mut engine = Self::default();
+        for (at, piece) in text.split(',').map(str::trim).enumerate() {
+            engine = match (piece.split_once('='), piece) {
+                (Some((name, value)), _) => engine.with(name.trim(), value.trim())?,
+                (None, "default") if at == 0 => Self::default(),
+                (None, "megatron-lm") if at == 0 => Self::MEGATRON_LM,
+                (None, "fsdp") if at == 0 => Self::FSDP,
+                (None, _) => {
+                    return Err(format!(
+                        "expected `default`, `megatron-lm`, `fsdp` first or `feature=value`, found `{piece}`"
+                    ));
+                }
+            };
+        }
+        Ok(engine)
+    }
+
+    fn with(self, name: &str, value: &str) -> Result<Self, String> {
+        let plain = |error: serde_json::Error| format!("{name}={value}: {error}");
+        let mut fields = serde_json::to_value(self).map_err(plain)?;
+        fields[name.replace('-', "_")] = value.into();
+        serde_json::from_value(fields).map_err(plain)
+    }
+
     /// True for the engine of a job that names none.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
@@ -149,4 +178,22 @@ pub enum LossKernel {
     Unfused,
     /// Fused and in place: 4 bytes.
     Fused,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preset_and_features_are_read_and_faults_named() {
+        assert_eq!(Engine::read("megatron-lm"), Ok(Engine::MEGATRON_LM));
+        let engine = Engine::read("fsdp, flash=current,tensor-overlap=chunked").unwrap();
+        let expected =
+            Engine { flash: FlashKernel::Current, tensor_overlap: TensorOverlap::Chunked, ..Engine::FSDP };
+        assert_eq!(engine, expected);
+        let fault = |text: &str| Engine::read(text).unwrap_err();
+        assert!(fault("kernels=slow").contains("unknown variant `slow`, expected `fused` or `eager`"));
+        assert!(fault("speed=1").contains("unknown field `speed`"));
+        assert!(fault("flash=current,fsdp").contains("found `fsdp`"));
+    }
 }

@@ -123,11 +123,13 @@ fn engine(row: &Row) -> Engine {
         "fsdp" => Engine::FSDP,
         _ => Engine::default(),
     };
+    // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32.
+    let halves = row.reduce == "half" || (row.stack == "megatron-lm" && row.precision == "fp16");
     Engine {
         flash: if row.attention == "flash-2" { FlashKernel::Second } else { known.flash },
         tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { TensorOverlap::Absent },
         gradient_overlap: if beside("gradients") { GradientOverlap::Beside } else { GradientOverlap::Absent },
-        gradients: if row.reduce == "half" { GradientFormat::Half } else { known.gradients },
+        gradients: if halves { GradientFormat::Half } else { known.gradients },
         // "Cross-entropy fused" in the names of its source.
         loss: if row.id.ends_with("_cef") { LossKernel::Fused } else { known.loss },
         ..known

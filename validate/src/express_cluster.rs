@@ -13,17 +13,37 @@ use crate::row::Row;
 /// DGX-1 V100: 6 NVLink 2 links of 25 GB/s and four 100 Gb/s adapters per 8; A100 and later: NVSwitch, one adapter of
 /// 200 (A100) or 400 Gb/s per device.
 #[rustfmt::skip]
-const USUAL: &[(&str, f64, f64, u64)] = &[
-    // family   node   network  domain of the scale-up links, 0 for the node
-    ("v100",    150.0,  12.5,    0),
-    ("a100",    300.0,  25.0,    0),
-    ("h100",    450.0,  50.0,    0),
-    ("h200",    450.0,  50.0,    0),
-    ("b200",    900.0,  50.0,    0),
-    ("b300",    900.0, 100.0,    0),
-    ("gb200",   900.0,  50.0,    72),
-    ("gb300",   900.0, 100.0,    72),
+const USUAL: &[Usual] = &[
+    Usual { family: "v100",  node: 150.0, network: 12.5, domain: None },
+    Usual { family: "a100",  node: 300.0, network: 25.0, domain: None },
+    Usual { family: "h100",  node: 450.0, network: 50.0, domain: None },
+    Usual { family: "h200",  node: 450.0, network: 50.0, domain: None },
+    Usual { family: "b200",  node: 900.0, network: 50.0, domain: None },
+    // Of the 72 devices of a rack, runs in powers of two use 64.
+    Usual { family: "gb200", node: 900.0, network: 50.0, domain: Some(64) },
 ];
+
+/// Links of a device family.
+pub(crate) struct Usual {
+    family: &'static str,
+    /// In the node.
+    pub(crate) node: f64,
+    network: f64,
+    /// Devices that scale-up links join, where these are not the node's.
+    domain: Option<u64>,
+}
+
+impl Usual {
+    /// In-switch reduction came with NVLink 4.
+    pub(crate) fn in_switch(&self) -> &'static str {
+        if self.node >= 450.0 { "supported" } else { "absent" }
+    }
+}
+
+/// The usual links of a device.
+pub(crate) fn usual(device: &str) -> Option<&'static Usual> {
+    USUAL.iter().find(|usual| device.starts_with(usual.family))
+}
 
 /// Memory that no run exceeds: what was measured has fit.
 const UNLIMITED_BYTES: f64 = 1e14;
@@ -38,19 +58,16 @@ pub(crate) enum Memory {
 }
 
 pub(crate) fn cluster(row: &Row, memory: Memory) -> Result<Cluster, Reason> {
-    let usual = USUAL.iter().find(|(family, ..)| row.device.starts_with(family));
-    let &(_, node, network, domain) = usual.ok_or_else(|| Reason::Cluster(row.device.clone()))?;
-    let scale_up = if domain > 0 { domain } else { row.node }.min(row.devices);
-    // In-switch reduction came with NVLink 4.
-    let in_switch = if node >= 450.0 { "supported" } else { "absent" };
+    let usual = usual(&row.device).ok_or_else(|| Reason::Cluster(row.device.clone()))?;
+    let scale_up = usual.domain.unwrap_or(row.node).min(row.devices);
     let mut tiers = vec![json!({
-        "name": "node", "devices": scale_up, "bandwidth_gb_per_s": row.node_gb_per_s.unwrap_or(node),
-        "latency_us": 1.9, "wiring": "switch", "in_switch_reduction": in_switch,
+        "name": "node", "devices": scale_up, "bandwidth_gb_per_s": row.node_gb_per_s.unwrap_or(usual.node),
+        "latency_us": 1.9, "wiring": "switch", "in_switch_reduction": usual.in_switch(),
     })];
     if row.devices > scale_up {
         tiers.push(json!({
             "name": "network", "devices": row.devices,
-            "bandwidth_gb_per_s": row.network_gb_per_s.unwrap_or(network), "latency_us": 4.0, "wiring": "switch",
+            "bandwidth_gb_per_s": row.network_gb_per_s.unwrap_or(usual.network), "latency_us": 4.0, "wiring": "switch",
         }));
     }
     let file = json!({

@@ -55,6 +55,10 @@ fn llama(row: &Row) -> Result<Value, Reason> {
     }))
 }
 
+/// Megatron and its forks pad the vocabulary to a multiple of 128 per tensor parallel rank, so that its products are
+/// aligned (NVIDIA/Megatron-LM, `make_vocab_size_divisible_by`).
 fn vocabulary(row: &Row) -> Result<u64, Reason> {
-    row.vocab.ok_or_else(|| Reason::Model("the vocabulary".into()))
+    let stated = row.vocab.ok_or_else(|| Reason::Model("the vocabulary".into()))?;
+    let step = if row.stack.starts_with("megatron") { 128 * row.tp.unwrap_or(1) } else { 1 };
+    Ok(stated.next_multiple_of(step))
 }

@@ -15,8 +15,11 @@ use crate::case::Case;
 /// Error from which a row counts linearly: twice the scatter of repeated measurements.
 const KNEE: f64 = 0.06;
 
-/// Gauss-Newton rounds at most.
-const MAX_ROUNDS: usize = 25;
+/// Gauss-Newton rounds that lead from a start to a fit.
+pub const ROUNDS: usize = 25;
+
+/// Rounds that lead from one fit to the next where few rows change.
+pub const ROUNDS_NEARBY: usize = 4;
 
 /// Relative gain below which the search ends.
 const ENOUGH: f64 = 1e-4;
@@ -57,13 +60,13 @@ pub fn parameter(name: &str) -> Option<Parameter> {
 }
 
 /// Fits from a start.
-pub fn fit(problem: &Problem<'_>, start: &Constants) -> Fit {
+pub fn fit(problem: &Problem<'_>, start: &Constants, max_rounds: usize) -> Fit {
     let mut constants = start.clone();
     let mut residuals = problem.residuals(&constants);
     let mut objective = problem.objective(&constants, &residuals);
     let mut damping = 1e-3;
-    let mut normal = problem.normal(&constants, &residuals);
-    for _ in 0..MAX_ROUNDS {
+    let mut normal = problem.normal_at(&constants, &residuals);
+    for _ in 0..max_rounds {
         let moved = problem.moved(&constants, &normal.step(damping));
         let next = problem.residuals(&moved);
         let better = problem.objective(&moved, &next);
@@ -71,7 +74,7 @@ pub fn fit(problem: &Problem<'_>, start: &Constants) -> Fit {
             let gain = (objective - better) / objective;
             (constants, residuals, objective) = (moved, next, better);
             damping = (damping * 0.2).max(1e-6);
-            normal = problem.normal(&constants, &residuals);
+            normal = problem.normal_at(&constants, &residuals);
             if gain < ENOUGH {
                 break;
             }
@@ -112,29 +115,41 @@ impl Problem<'_> {
         self.parameters.iter().filter_map(|parameter| constants.get(parameter.name)).collect()
     }
 
-    /// Derivatives of the rows along each constant, and the normal equations they give; in ranges of the constants.
-    fn normal(&self, constants: &Constants, residuals: &[f64]) -> Normal {
+    /// Derivatives of the rows along each constant, in ranges of the constants.
+    fn columns(&self, constants: &Constants, residuals: &[f64]) -> Vec<Vec<f64>> {
+        let column = |(parameter, value): (&Parameter, f64)| {
+            let range = parameter.most - parameter.least;
+            // Away from the nearer bound.
+            let middle = (parameter.most + parameter.least) / 2.0;
+            let sign = if value > middle { -1.0 } else { 1.0 };
+            let mut moved = constants.clone();
+            let _ = moved.set(parameter.name, value + sign * DIFFERENCE * range);
+            let other = self.residuals(&moved);
+            other.iter().zip(residuals).map(|(a, b)| (a - b) / (sign * DIFFERENCE)).collect()
+        };
+        self.parameters.iter().zip(self.values(constants)).map(column).collect()
+    }
+
+    fn weights(&self, residuals: &[f64]) -> Vec<f64> {
+        self.rows.iter().zip(residuals).map(|((_, weight), r)| weight * huber_weight(*r)).collect()
+    }
+
+    fn normal_at(&self, constants: &Constants, residuals: &[f64]) -> Normal {
+        let columns = self.columns(constants, residuals);
+        self.normal(constants, (residuals, &columns), &self.weights(residuals))
+    }
+
+    /// The normal equations.
+    fn normal(
+        &self,
+        constants: &Constants,
+        (residuals, columns): (&[f64], &[Vec<f64>]),
+        weights: &[f64],
+    ) -> Normal {
         let n = self.parameters.len();
         let values = self.values(constants);
-        let columns: Vec<Vec<f64>> = self
-            .parameters
-            .iter()
-            .zip(&values)
-            .map(|(parameter, value)| {
-                let range = parameter.most - parameter.least;
-                // Away from the nearer bound.
-                let middle = (parameter.most + parameter.least) / 2.0;
-                let sign = if *value > middle { -1.0 } else { 1.0 };
-                let mut moved = constants.clone();
-                let _ = moved.set(parameter.name, value + sign * DIFFERENCE * range);
-                let other = self.residuals(&moved);
-                other.iter().zip(residuals).map(|(a, b)| (a - b) / (sign * DIFFERENCE)).collect()
-            })
-            .collect();
-        let weights: Vec<f64> =
-            self.rows.iter().zip(residuals).map(|((_, weight), r)| weight * huber_weight(*r)).collect();
         let dot = |a: &[f64], b: &[f64]| -> f64 {
-            a.iter().zip(b).zip(&weights).map(|((a, b), weight)| a * b * weight).sum()
+            a.iter().zip(b).zip(weights).map(|((a, b), weight)| a * b * weight).sum()
         };
         let mut matrix = vec![vec![0.0; n]; n];
         let mut gradient = vec![0.0; n];

@@ -1,12 +1,13 @@
 //! The one set of constants for everybody: which are fitted, to what, how it holds on sources that were left out, and
 //! what the error becomes without each.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::{Constants, PARAMETERS, Parameter};
+use rayon::prelude::*;
 
 use crate::case::Case;
-use crate::fit::{Fit, Problem, equal_per_source, fit};
+use crate::fit::{Fit, Problem, ROUNDS, ROUNDS_NEARBY, equal_per_source, fit};
 use crate::score::{Errors, Pair};
 
 /// The fit to all rows.
@@ -19,10 +20,17 @@ pub struct Global {
 
 /// Fits the constants that some row depends on, with equal weight per source.
 pub fn global(cases: &[&Case], start: &Constants) -> Global {
-    let rows = equal_per_source(cases.iter().copied());
-    let problem = Problem { rows, parameters: movable(cases, start), priors: Vec::new() };
-    let fit = fit(&problem, start);
+    let problem = problem(cases, start);
+    let fit = fit(&problem, start, ROUNDS);
     Global { problem_parameters: problem.parameters, fit }
+}
+
+fn problem<'a>(cases: &[&'a Case], start: &Constants) -> Problem<'a> {
+    Problem {
+        rows: equal_per_source(cases.iter().copied()),
+        parameters: movable(cases, start),
+        priors: Vec::new(),
+    }
 }
 
 /// Constants without which some prediction would be another.
@@ -33,15 +41,42 @@ fn movable(cases: &[&Case], start: &Constants) -> Vec<Parameter> {
         let _ = moved.set(parameter.name, (parameter.least + parameter.most) / 2.0 * 1.01);
         cases.iter().zip(&before).any(|(case, before)| case.predicted(&moved) != *before)
     };
-    PARAMETERS.iter().filter(moves).copied().collect()
+    PARAMETERS.iter().filter(|parameter| parameter.fitted).filter(moves).copied().collect()
 }
 
-/// Errors of one source with constants fitted to all others.
-pub fn left_out(cases: &[&Case], source: &str, fitted: &Constants) -> Errors {
-    let (own, others): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.row.source == source);
-    let constants = global(&others, fitted).fit.constants;
-    let pair = |case: &&Case| Pair { measured: case.measured, predicted: case.predicted(&constants) };
-    Errors::of(&own.iter().map(pair).collect::<Vec<_>>())
+/// Errors of every source with constants refitted to all others, from the joint fit on.
+pub fn left_out(cases: &[&Case], fitted: &Constants) -> BTreeMap<String, Errors> {
+    let sources: BTreeSet<&str> = cases.iter().map(|case| case.row.source.as_str()).collect();
+    let errors = |source: &&str| {
+        let others: Vec<&Case> = cases.iter().filter(|case| case.row.source != *source).copied().collect();
+        let constants = fit(&problem(&others, fitted), fitted, ROUNDS_NEARBY).constants;
+        ((*source).to_owned(), errors_of(cases, source, &constants))
+    };
+    sources.iter().map(errors).collect()
+}
+
+fn errors_of(cases: &[&Case], source: &str, constants: &Constants) -> Errors {
+    let own: Vec<&&Case> = cases.iter().filter(|case| case.row.source == source).collect();
+    let pair = |case: &&&Case| Pair { measured: case.measured, predicted: case.predicted(constants) };
+    Errors::of(&own.par_iter().map(pair).collect::<Vec<_>>())
+}
+
+/// Equal-weight mean error without each effect, the rates of products refitted.
+pub fn ablated(cases: &[&Case], fitted: &Constants) -> Vec<(&'static str, f64)> {
+    let sources: BTreeSet<&str> = cases.iter().map(|case| case.row.source.as_str()).collect();
+    let mean = |constants: &Constants| {
+        let all: f64 = sources.iter().map(|source| errors_of(cases, source, constants).mean).sum();
+        all / sources.len() as f64
+    };
+    let without = |parameter: &Parameter| {
+        let mut constants = fitted.clone();
+        constants.set(parameter.name, parameter.without?)?;
+        let mut problem = problem(cases, &constants);
+        problem.parameters.retain(|one| one.name.starts_with("gemm_efficiency"));
+        let refitted = fit(&problem, &constants, ROUNDS_NEARBY).constants;
+        Some((parameter.name, mean(&refitted)))
+    };
+    PARAMETERS.iter().filter(|parameter| parameter.fitted).filter_map(without).collect()
 }
 
 /// Sources whose devices and formats other sources have too.
@@ -64,4 +99,24 @@ fn world(case: &Case) -> String {
     let family = case.plan.cluster.groups.first().map(|group| group.device.architecture);
     let width = if case.row.precision.contains("fp8") { 8 } else { 16 };
     format!("{family:?} {width}")
+}
+
+/// The constants of one cluster and its software, from a few runs on it: as near to the given ones as the runs allow.
+///
+/// A run is trusted to 1 %; constants stray by a fifth of themselves as easily as a run by that.
+pub fn calibrated(cases: &[&Case], start: &Constants) -> Global {
+    const TRUST: f64 = 0.01;
+    const STRAY: f64 = 0.2;
+    let mut problem = problem(cases, start);
+    for (_, weight) in &mut problem.rows {
+        *weight = 1.0 / (TRUST * TRUST);
+    }
+    let prior = |parameter: &Parameter| {
+        let value = start.get(parameter.name).unwrap_or(parameter.least);
+        let range = parameter.most - parameter.least;
+        (value, (STRAY * value).max(STRAY * range / 10.0))
+    };
+    problem.priors = problem.parameters.iter().map(prior).collect();
+    let fit = fit(&problem, start, ROUNDS);
+    Global { problem_parameters: problem.parameters, fit }
 }

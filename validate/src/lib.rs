@@ -10,6 +10,7 @@ mod express_cluster;
 pub mod express;
 pub mod case;
 pub mod score;
+pub mod components;
 pub mod report;
 pub mod fit;
 pub mod calibration;

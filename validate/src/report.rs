@@ -31,7 +31,7 @@ pub struct Validation {
 pub struct SourceReport {
     /// Its name.
     pub name: String,
-    /// Whether it counts in the headline: not the bulk sweep.
+    /// Whether it counts in the headline: everything is stated, and it is not the bulk sweep.
     pub headline: bool,
     /// Rows of it in the tables.
     pub rows_in_table: usize,
@@ -74,9 +74,13 @@ pub struct RowReport {
 /// Prices all cases and counts errors.
 pub fn validation(cases: &[Case], omitted: &[Omitted], constants: &Constants) -> Validation {
     let predicted: Vec<f64> = cases.par_iter().map(|case| case.predicted(constants)).collect();
-    let mut by_source: BTreeMap<&str, Vec<(&Case, f64)>> = BTreeMap::new();
+    let mut by_source: BTreeMap<String, Vec<(&Case, f64)>> = BTreeMap::new();
     for (case, time) in cases.iter().zip(predicted) {
-        by_source.entry(&case.row.source).or_default().push((case, time));
+        let name = match case.row.complete {
+            2 => case.row.source.clone(),
+            _ => format!("{} (in part stated)", case.row.source),
+        };
+        by_source.entry(name).or_default().push((case, time));
     }
     let in_table = |name: &str| omitted.iter().filter(|one| one.row.source == name).count();
     let sources: Vec<SourceReport> =
@@ -127,13 +131,18 @@ fn source(name: &str, rows: &[(&Case, f64)], n_omitted: usize) -> SourceReport {
     let pairs: Vec<Pair> = reports.iter().map(RowReport::pair).collect();
     SourceReport {
         name: name.into(),
-        headline: rows.iter().all(|(case, _)| case.row.tier == "core"),
+        headline: rows.iter().all(|(case, _)| in_headline(&case.row)),
         rows_in_table: rows.len() + n_omitted,
         time: Errors::of(&pairs),
         scaled: Errors::of(&scaled(&pairs)),
         sweeps: sweeps(rows),
         rows: reports,
     }
+}
+
+/// Whether a row counts: everything is stated, and it is not of the bulk sweep.
+pub fn in_headline(row: &Row) -> bool {
+    row.tier == "core" && row.complete == 2
 }
 
 /// Predictions times the median of measured over predicted.

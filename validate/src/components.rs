@@ -1,0 +1,180 @@
+//! Single operators and collectives against the operator models: where an error of whole steps comes from.
+//!
+//! Whole steps run hotter and with colder caches than a benchmark of one kernel: constants are fitted to steps, so that
+//! bias here is expected where devices lower their clocks under load. Nothing is fitted to these rows.
+
+use std::collections::BTreeMap;
+
+use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
+use frontends::read_cluster;
+use ir::cluster::{Cluster, Device, Precision};
+use ir::engine::{Engine, FlashKernel};
+use ir::units::{Bytes, Seconds};
+use ir::work::{AttentionKernel, GemmOutput, Pass, Work};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::express_cluster::usual;
+use crate::score::{Errors, Pair};
+
+/// One measured operator or collective.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Component {
+    #[serde(rename = "id")]
+    _id: String,
+    source: String,
+    kind: String,
+    device: String,
+    precision: String,
+    passes: String,
+    m: Option<f64>,
+    n: Option<f64>,
+    k: Option<f64>,
+    batch: Option<f64>,
+    heads: Option<f64>,
+    #[serde(rename = "kv_heads")]
+    _kv_heads: Option<f64>,
+    head_dim: Option<f64>,
+    seq: Option<f64>,
+    causal: Option<u8>,
+    operation: String,
+    kernel: String,
+    message_bytes: Option<f64>,
+    ranks: Option<u64>,
+    time_us: f64,
+}
+
+/// Errors of one kind of component on one device in one format.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ComponentReport {
+    /// What: `gemm`, `attention forward current`, `all-gather`.
+    pub kind: String,
+    /// Device and format.
+    pub device: String,
+    /// Source.
+    pub source: String,
+    /// Errors of time.
+    pub time: Errors,
+}
+
+/// Prices all components and counts errors by kind, device and source.
+pub fn components(constants: &Constants) -> Vec<ComponentReport> {
+    let table = include_str!("../../fixtures/published/components.csv");
+    let rows: Vec<Component> = csv::Reader::from_reader(table.as_bytes())
+        .deserialize()
+        .collect::<Result<_, _>>()
+        .expect("a test reads the embedded table");
+    let mut nodes: BTreeMap<&str, Option<Cluster>> = BTreeMap::new();
+    for row in &rows {
+        nodes.entry(&row.device).or_insert_with(|| node(&row.device));
+    }
+    let mut groups: BTreeMap<(String, String, String), Vec<Pair>> = BTreeMap::new();
+    for row in &rows {
+        let Some(cluster) = nodes.get(row.device.as_str()).and_then(Option::as_ref) else { continue };
+        let Some(predicted) = predicted(row, cluster, constants) else { continue };
+        let kind = match row.kind.as_str() {
+            "attention" => format!("attention {}, {}", row.passes, row.kernel),
+            "collective" => row.operation.clone(),
+            other => other.to_owned(),
+        };
+        let device = match row.kind.as_str() {
+            "collective" => row.device.clone(),
+            _ => format!("{} {}", row.device, row.precision),
+        };
+        let pair = Pair { measured: row.time_us * 1e-6, predicted: predicted.0 };
+        groups.entry((kind, device, row.source.clone())).or_default().push(pair);
+    }
+    let report = |((kind, device, source), pairs): ((String, String, String), Vec<Pair>)| ComponentReport {
+        kind,
+        device,
+        source,
+        time: Errors::of(&pairs),
+    };
+    groups.into_iter().map(report).collect()
+}
+
+fn predicted(row: &Component, cluster: &Cluster, constants: &Constants) -> Option<Seconds> {
+    let device = &cluster.groups.first()?.device;
+    match row.kind.as_str() {
+        "gemm" => gemm(row, device, constants),
+        "attention" => attention(row, device, constants),
+        _ => collective(row, cluster, constants),
+    }
+}
+
+fn gemm(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {
+    let (m, n, k) = (row.m?, row.n?, row.k?);
+    let precision = if row.precision == "fp8" { Precision::Fp8 } else { Precision::Bf16 };
+    let work = Work::Gemm { batch: 1.0, m, n, k, output: GemmOutput::Operand };
+    Some(work_time(&work, device, precision, constants))
+}
+
+fn attention(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {
+    let (flash, kernel) = match row.kernel.as_str() {
+        "eager" => (FlashKernel::Current, AttentionKernel::Eager),
+        "second" => (FlashKernel::Second, AttentionKernel::Flash),
+        _ => (FlashKernel::Current, AttentionKernel::Flash),
+    };
+    let constants = constants.clone().under(Engine { flash, ..Engine::default() });
+    let (length, seq) = (row.head_dim?, row.seq?);
+    let work = |pass| Work::Attention {
+        batch_heads: row.batch.unwrap_or(1.0) * row.heads.unwrap_or(1.0),
+        queries: seq,
+        keys: seq,
+        dim_qk: length,
+        dim_v: length,
+        unmasked: if row.causal == Some(1) { 0.5 } else { 1.0 },
+        pass,
+        kernel,
+    };
+    let time = |pass| work_time(&work(pass), device, Precision::Bf16, &constants);
+    Some(match row.passes.as_str() {
+        "forward" => time(Pass::Forward),
+        _ => time(Pass::Forward) + time(Pass::Backward),
+    })
+}
+
+fn collective(row: &Component, cluster: &Cluster, constants: &Constants) -> Option<Seconds> {
+    let kind = match row.operation.as_str() {
+        "all-reduce" => CollectiveKind::AllReduce,
+        "all-gather" => CollectiveKind::AllGather,
+        "reduce-scatter" => CollectiveKind::ReduceScatter,
+        "all-to-all" => CollectiveKind::AllToAll,
+        _ => return None,
+    };
+    let ranks = row.ranks?;
+    let group = Group::from_axes(&[GroupAxis { stride: 1, size: ranks }], cluster);
+    Some(price(kind, Bytes(row.message_bytes?), &group, cluster, constants))
+}
+
+/// One node of a device.
+fn node(device: &str) -> Option<Cluster> {
+    const NODE: u64 = 8;
+    let usual = usual(device)?;
+    let file = json!({
+        "schema_version": 1, "name": device, "reserve_gib": 0,
+        "groups": [{ "device": device, "count": NODE, "devices_per_node": NODE, "host_memory_gib": 1024 }],
+        "tiers": [{
+            "name": "node", "devices": NODE, "bandwidth_gb_per_s": usual.node, "latency_us": 1.9,
+            "wiring": "switch", "in_switch_reduction": usual.in_switch(),
+        }],
+    });
+    read_cluster(device, &file.to_string()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_component_is_priced() {
+        let found = components(&Constants::load());
+        let rows: usize = found.iter().map(|one| one.time.rows).sum();
+        assert!(rows > 3500, "{rows}");
+        assert!(found.iter().all(|one| one.time.mean.is_finite()), "{found:?}");
+        for kind in ["gemm", "attention forward, current", "all-reduce", "all-to-all"] {
+            assert!(found.iter().any(|one| one.kind == kind), "{kind}");
+        }
+    }
+}
