@@ -10,8 +10,8 @@ use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
-    calibrate, check, clusters, completions, estimate, explain, models, optimize, reshard, schema, show, train,
-    validate, verify,
+    calibrate, check, clusters, completions, estimate, explain, models, optimize, reshard, schema, show,
+    train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
