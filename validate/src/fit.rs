@@ -5,7 +5,7 @@
 //!            + sum over constants of ((value - prior) / width)^2 / 2, where a prior is given     -> objective()
 //! ```
 //! By damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on derivatives by differences; constants stay between
-//! their bounds. Huber's loss (1964) counts errors beyond [`KNEE`] linearly, so that a few broken rows do not decide.
+//! their bounds. Huber's loss (1964) counts errors beyond `KNEE` linearly, so that a few broken rows do not decide.
 
 use cost_model::{Constants, PARAMETERS, Parameter};
 use rayon::prelude::*;
