@@ -448,7 +448,7 @@ pub(crate) struct ValidateArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  planner calibrate --runs my-runs.csv -o my-cluster.json\n\n\
     The columns are those of fixtures/published/training.csv; one to three runs are enough.\n\
-    `planner estimate`, `optimize` and `validate` take the file with --calibration.")]
+    `planner validate` takes the file with --calibration.")]
 pub(crate) struct CalibrateArgs {
     /// Measured runs, comma-separated values under a header
     #[arg(long, value_name = "CSV")]

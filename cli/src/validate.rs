@@ -225,9 +225,9 @@ fn page(found: &Validation) -> String {
 
 const PAGE_START: &str = "# Predictions against published training runs
 
-Written by `planner validate --markdown`; a test holds the page to the code. Rows and sources are those of
+Written by `planner validate --markdown`. Rows and sources are those of
 [fixtures/published](../fixtures/published/README.md). Every row is priced by the code that `planner estimate` runs, with one
-set of constants; [fit.md](fit.md) says how these were found and how they hold on sources that were left out.
+set of constants; `planner validate --fit` finds them again and says how they hold on sources that were left out.
 
 ## Errors
 ";

@@ -17,7 +17,7 @@ pub struct Lora {
     pub rank: u64,
     /// `x a b` counts `alpha / rank` times; without a word once, which is alpha equal to the rank.
     pub alpha: Option<f64>,
-    /// Products to adapt, see [`is_target`]; none stands for those of attention and MLP.
+    /// Products to adapt, see `is_target`; none stands for those of attention and MLP.
     pub targets: Vec<String>,
 }
 

@@ -106,7 +106,13 @@ fn held(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
     let mut most = (f64::NEG_INFINITY, 0, Held::default());
     for (action, now) in row.iter().zip(in_flight_by_slice(row, n_slices)) {
         if action.section.yields_gradient() {
-            left.insert((action.virtual_stage, action.micro_batch), owed[action.slice as usize]);
+            let (of, owes) = ((action.virtual_stage, action.micro_batch), owed[action.slice as usize]);
+            // The first slice owes nothing: only micro-batches under way are kept.
+            if owes > 0.0 {
+                left.insert(of, owes);
+            } else {
+                left.remove(&of);
+            }
         }
         let (kept, carries) = (total(&|n| n.saved, &now, &saved), total(&|n| n.carried, &now, &carried));
         let owes: f64 = left.values().sum();
