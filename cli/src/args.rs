@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::question_args::ProveArgs;
+
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
 const MAX_COUNT: u64 = 1 << 32;
 
@@ -36,6 +38,8 @@ pub(crate) enum Command {
     Optimize(OptimizeArgs),
     /// Predict time and memory of a plan that you name
     Estimate(EstimateArgs),
+    /// Prove every program of a plan equal to its layer
+    Prove(ProveArgs),
     /// Run a small copy of a plan with real numbers and compare it with one device
     Verify(VerifyArgs),
     /// Train a small copy of a plan for some steps beside one device, and show the losses of both

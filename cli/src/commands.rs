@@ -10,8 +10,8 @@ use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
-    calibrate, check, clusters, completions, estimate, explain, models, optimize, reshard, schema, show,
-    train, validate, verify,
+    calibrate, check, clusters, completions, estimate, explain, models, optimize, prove, reshard, schema,
+    show, train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
@@ -36,6 +36,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
     match command {
         Command::Optimize(args) => optimize::run(args, terminal),
         Command::Estimate(args) => estimate::run(args, terminal),
+        Command::Prove(args) => prove::run(args, terminal),
         Command::Verify(args) => verify::run_command(args, terminal),
         Command::Run(args) => train::run(args, terminal),
         Command::Reshard(args) => reshard::run(args, terminal),
@@ -55,6 +56,7 @@ fn form(command: &Command) -> Form {
     match command {
         Command::Optimize(args) => Form::of(&args.json),
         Command::Estimate(args) => Form::of(&args.json),
+        Command::Prove(args) => Form::of(&args.json),
         Command::Verify(args) => Form::of(&args.json),
         Command::Run(args) => Form::of(&args.json),
         Command::Reshard(args) => Form::of(&args.json),

@@ -1,8 +1,13 @@
 //! The proof that every entry's program computes its layer, put into the plan.
 
+use std::time::{Duration, Instant};
+
+use ir::graph::{Layer, Sizes};
+use ir::mesh::Mesh;
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::entry::Proof;
+use ir::program::Program;
 use ir::schedule::Section;
 use ir::split::split_backward;
 use planner::prove;
@@ -22,31 +27,73 @@ pub(crate) fn proven(mut plan: Plan) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
+/// A proof that was tried, and what it took.
+#[derive(Clone, Debug)]
+pub(crate) struct Attempt {
+    /// The outcome.
+    pub(crate) outcome: Proof,
+    /// Terms in the largest e-graph of it, if all was proven.
+    pub(crate) terms: usize,
+    /// Most rounds of rules that one part of it took.
+    pub(crate) rounds: usize,
+    /// How long it took; nothing depends on it.
+    pub(crate) time: Duration,
+}
+
 /// The outcome for every entry, in order.
 pub(crate) fn outcomes(plan: &Plan, opened: &OpenPlan) -> Vec<Proof> {
+    attempts(plan, opened).into_iter().map(|attempt| attempt.outcome).collect()
+}
+
+/// A proof of every entry, in order.
+pub(crate) fn attempts(plan: &Plan, opened: &OpenPlan) -> Vec<Attempt> {
     let splits = splits_backward(plan);
     let one = |at: usize| {
-        let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
-        let program = &opened.entries[at].program;
-        let whole = match prove::prove(layer, &plan.mesh, &sizes, program) {
-            prove::Proof::Proven { .. } if opened.sliced.is_some() => one_slice(plan, opened, at),
-            other @ (prove::Proof::Proven { .. } | prove::Proof::NotProven { .. }) => other,
-        };
-        let proof = match whole {
+        timed(|| {
+            let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
+            let mut parts = vec![prove::prove(layer, &plan.mesh, &sizes, &opened.entries[at].program)];
             // What is proven of the whole must hold of the parts as well.
-            prove::Proof::Proven { .. } if splits => {
+            if opened.sliced.is_some() && all_proven(&parts) {
+                parts.push(one_slice(plan, opened, at));
+            }
+            if splits && all_proven(&parts) {
                 let ((layer, program), sizes) = (opened.run(at), opened.run_sizes(plan, at, 0));
                 let split = split_backward(layer, program);
-                prove::prove_split((layer, &plan.mesh, &sizes), program, &split)
+                parts.push(prove::prove_split((layer, &plan.mesh, &sizes), program, &split));
             }
-            other @ (prove::Proof::Proven { .. } | prove::Proof::NotProven { .. }) => other,
-        };
-        match proof {
-            prove::Proof::Proven { .. } => form_proof(opened, at),
-            prove::Proof::NotProven { reason } => Proof::Open { reason },
-        }
+            (parts, form_proof(opened, at))
+        })
     };
     (0..opened.entries.len()).into_par_iter().map(one).collect()
+}
+
+/// A proof of one program of a layer, whatever plan it is of.
+pub(crate) fn attempt(layer: &Layer, (mesh, sizes): (&Mesh, &Sizes), program: &Program) -> Attempt {
+    timed(|| (vec![prove::prove(layer, mesh, sizes, program)], Proof::Proven))
+}
+
+/// Runs a proof in parts; what stands in the second place counts if all parts are proven.
+fn timed(run: impl FnOnce() -> (Vec<prove::Proof>, Proof)) -> Attempt {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "people want to know how long a proof takes; none depends on it"
+    )]
+    let start = Instant::now();
+    let (parts, last) = run();
+    let mut attempt = Attempt { outcome: last, terms: 0, rounds: 0, time: start.elapsed() };
+    for part in parts {
+        match part {
+            prove::Proof::Proven { nodes, iterations } => {
+                (attempt.terms, attempt.rounds) = (attempt.terms.max(nodes), attempt.rounds.max(iterations));
+            }
+            prove::Proof::NotProven { reason } => attempt.outcome = Proof::Open { reason },
+        }
+    }
+    attempt
+}
+
+fn all_proven(parts: &[prove::Proof]) -> bool {
+    parts.iter().all(|part| matches!(part, prove::Proof::Proven { .. }))
 }
 
 /// Whether what runs for the last slice of a sequence computes its layer, given what earlier slices have kept. That slices
@@ -68,7 +115,7 @@ fn form_proof(opened: &OpenPlan, at: usize) -> Proof {
 }
 
 /// Whether a plan's table runs backward in two parts.
-fn splits_backward(plan: &Plan) -> bool {
+pub(crate) fn splits_backward(plan: &Plan) -> bool {
     let rows = plan.actions().unwrap_or_default();
     rows.iter().flatten().any(|action| action.section == Section::BackwardWeight)
 }

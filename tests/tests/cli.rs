@@ -319,9 +319,18 @@ fn the_only_pin_is_taken_back_once() {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in
-        ["optimize", "estimate", "verify", "run", "explain", "models", "clusters", "schema", "completions"]
-    {
+    for command in [
+        "optimize",
+        "estimate",
+        "prove",
+        "verify",
+        "run",
+        "explain",
+        "models",
+        "clusters",
+        "schema",
+        "completions",
+    ] {
         let help = planner(&[command, "--help"]);
         assert_eq!((help.code, help.err.as_str()), (0, ""), "{help}");
         assert!(help.out.contains(&format!("planner {command}")) && help.out.contains("Example"), "{help}");
