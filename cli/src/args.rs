@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::question_args::ProveArgs;
+use crate::question_args::{ForbidArgs, ProveArgs};
 
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
 const MAX_COUNT: u64 = 1 << 32;
@@ -70,7 +70,8 @@ pub(crate) enum Command {
 #[command(after_help = "Examples:\n  \
     planner optimize llama-3-8b dgx-h100\n  \
     planner optimize gpt3-175b dgx-a100-80 --nodes 128 --global-batch 1536 --seq-len 2048 -o plan.json\n  \
-    planner optimize ./config.json ./cluster.json --pin tp=8,recompute=none\n\n\
+    planner optimize ./config.json ./cluster.json --pin tp=8,recompute=none\n  \
+    planner optimize llama-3-70b dgx-h100 --nodes 4 --forbid zero=3,pp\n\n\
     MODEL is a Hugging Face config.json (or its folder), a native model, or a name of `planner models`.\n\
     CLUSTER is a cluster.json or a name of `planner clusters`.")]
 pub(crate) struct OptimizeArgs {
@@ -84,6 +85,8 @@ pub(crate) struct OptimizeArgs {
     /// without its dashes, such as tp=8,pp=4
     #[arg(long, value_name = "NAME=VALUE,...")]
     pub(crate) pin: Vec<String>,
+    #[command(flatten)]
+    pub(crate) forbid: ForbidArgs,
     /// Who chooses strategies inside layers: elimination, or an integer program (slow; small meshes only)
     #[arg(long, value_enum, default_value = "structured")]
     pub(crate) solver: SolverArg,
@@ -114,10 +117,12 @@ pub(crate) struct EstimateArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
     /// Predict this plan instead of one that the options name
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "LoraArgs", "PinArgs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "LoraArgs", "PinArgs", "ForbidArgs"])]
     pub(crate) plan: Option<String>,
     #[command(flatten)]
     pub(crate) pins: PinArgs,
+    #[command(flatten)]
+    pub(crate) forbid: ForbidArgs,
     #[command(flatten)]
     pub(crate) threads: ThreadArgs,
     #[command(flatten)]

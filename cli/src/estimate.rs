@@ -3,10 +3,12 @@
 use ir::names::Roles;
 use ir::plan::Plan;
 use ir::plan::prediction::Prediction;
+use planner::request::Pins;
 use serde::Serialize;
 
 use crate::args::EstimateArgs;
 use crate::failure::Failure;
+use crate::forbid;
 use crate::output::json;
 use crate::pins;
 use crate::priced;
@@ -53,7 +55,12 @@ fn of_options(
     terminal: &mut Terminal<'_>,
 ) -> Result<(Plan, Vec<&'static str>), Failure> {
     let n_devices = question.request.cluster.n_devices();
-    question.request.pins = pins::complete(&pins::of(&args.pins), &question.request.model, n_devices)?;
+    let chosen = Pins { forbid: forbid::read(&args.forbid.forbid)?, ..pins::of(&args.pins) };
+    question.request.pins = pins::complete(&chosen, &question.request.model, n_devices)?;
+    forbid::check(
+        &question.request.pins,
+        "what is not said has the defaults that `planner estimate --help` tells",
+    )?;
     let found = proven(search(&question.request, &args.threads, terminal)?)?;
     // What was pinned was not searched for: there is nothing to say of the search.
     Ok((Plan { search: None, runners_up: Vec::new(), ..question.sign(found) }, question.defaults))

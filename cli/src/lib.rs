@@ -14,6 +14,7 @@ mod output;
 mod input;
 mod question;
 mod pins;
+mod forbid;
 mod search;
 mod proof;
 mod report;

@@ -1,9 +1,10 @@
 //! `planner optimize`: the fastest plan for a model on a cluster.
 
-use planner::request::Solver;
+use planner::request::{Pins, Solver};
 
 use crate::args::{OptimizeArgs, SolverArg};
 use crate::failure::Failure;
+use crate::forbid;
 use crate::output::{json, write_whole};
 use crate::pins;
 use crate::proof::proven;
@@ -15,7 +16,8 @@ use crate::terminal::Terminal;
 /// Searches, writes the plan where asked, and reports it.
 pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
-    question.request.pins = pins::read(&args.pin)?;
+    question.request.pins = Pins { forbid: forbid::read(&args.forbid.forbid)?, ..pins::read(&args.pin)? };
+    forbid::check(&question.request.pins, "take back one of --pin and --forbid")?;
     question.request.solver = match args.solver {
         SolverArg::Structured => Solver::Structured,
         SolverArg::Microlp => Solver::Microlp,

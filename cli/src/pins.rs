@@ -3,31 +3,36 @@
 use clap::Parser;
 use ir::graph::{Extent, Model};
 use ir::token_order::TokenOrder;
-use planner::request::{ContextKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel};
+use planner::request::{ContextKind, Forbid, Pins, RecomputeKind, ScheduleKind, SequenceParallel};
 
 use crate::args::{ContextArg, PinArgs, RecomputeArg, ScheduleArg, SwitchArg, TokenOrderArg};
 use crate::failure::Failure;
 
 /// Reads the values of all `--pin`, by the same rules as the options of `estimate`.
 pub(crate) fn read(texts: &[String]) -> Result<Pins, Failure> {
-    #[derive(Parser)]
-    #[command(no_binary_name = true, disable_help_flag = true)]
-    struct Line {
-        #[command(flatten)]
-        pins: PinArgs,
-    }
     let mut words = Vec::new();
     for text in texts {
         for (name, value) in pairs(text)? {
             words.push(format!("--{name}={value}"));
         }
     }
+    parse("--pin", words)
+}
+
+/// Reads words such as `--tp=8` that stand in the value of an option.
+pub(crate) fn parse(option: &str, words: Vec<String>) -> Result<Pins, Failure> {
+    #[derive(Parser)]
+    #[command(no_binary_name = true, disable_help_flag = true)]
+    struct Line {
+        #[command(flatten)]
+        pins: PinArgs,
+    }
     let line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
         let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, sequence-parallel, cp-kind, token-order, \
                     layers-per-stage; `planner estimate --help` says what each takes";
-        Failure::argument_with_hint(format!("--pin: {what}"), hint)
+        Failure::argument_with_hint(format!("{option}: {what}"), hint)
     })?;
     Ok(of(&line.pins))
 }
@@ -102,6 +107,7 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             TokenOrderArg::Striped => TokenOrder::Striped,
         }),
         layers_per_stage: args.layers_per_stage.clone(),
+        forbid: Forbid::default(),
     }
 }
 
@@ -146,6 +152,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         cp_kind: pins.cp_kind,
         token_order: pins.token_order,
         layers_per_stage: pins.layers_per_stage.clone(),
+        forbid: pins.forbid.clone(),
     })
 }
 

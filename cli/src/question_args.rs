@@ -24,3 +24,12 @@ pub(crate) struct ProveArgs {
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }
+
+/// Choices that the search leaves out.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ForbidArgs {
+    /// Choices to leave out of the space, comma-separated: names of --pin, by themselves for all above 1 (pp, ep, zero), or
+    /// with values (zero=3, recompute=full, tp=4,8)
+    #[arg(long, value_name = "NAME[=VALUE],...", help_heading = "Choices")]
+    pub(crate) forbid: Vec<String>,
+}

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use ir::graph::Model;
+use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::schedule::Schedule;
 use ir::slices::Slices;
 use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
+use crate::forbid::broken;
 use crate::partition::{Chunk, Levels};
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_memory;
@@ -67,6 +69,28 @@ fn staged<'a>(
 }
 
 impl Scope<'_> {
+    /// An arrangement in the literature's words.
+    pub(crate) fn roles(&self, arranged: &Arranged) -> Roles {
+        let mut counts = vec![0; arranged.entries.len()];
+        for &(entry, count) in arranged.chunks.iter().flatten() {
+            counts[entry] += count;
+        }
+        let placed = arranged.entries.iter().zip(counts);
+        roles(&Arrangement {
+            mesh: &arranged.candidate.shape.mesh,
+            layers: placed
+                .map(|(entry, count)| {
+                    let layer = &self.wide.layers[entry.kind];
+                    PlacedLayer { layer, choice: &entry.choice, count }
+                })
+                .collect(),
+            n_stages: arranged.candidate.n_stages,
+            schedule: arranged.schedule,
+            micro_batch: arranged.candidate.micro_batch,
+            n_micro_batches: arranged.candidate.n_micro_batches,
+        })
+    }
+
     pub(crate) fn arrange(
         &self,
         candidate: &Candidate,
@@ -119,7 +143,10 @@ impl Scope<'_> {
         let step = step(&self.setting, &staged).ok()?;
         let peak = |stage: usize| stage_memory(&self.setting, &staged, stage, step.held[stage]).total().0;
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= self.setting.memory);
-        fits.then(|| Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step })
+        let found = Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step };
+        let forbid = &self.pins().forbid;
+        let is_left = || forbid.is_empty() || !broken(forbid, &self.roles(&found));
+        (fits && is_left()).then_some(found)
     }
 }
 

@@ -74,7 +74,7 @@ impl<'a> Scope<'a> {
     pub fn new(request: &'a Request, constants: &'a Constants) -> Option<Self> {
         let cuts = request.pins.schedule.is_some_and(ScheduleKind::cuts_sequences);
         let default = if cuts { TokenOrder::Natural } else { request.job.token_order };
-        let token_order = request.pins.token_order.unwrap_or(default);
+        let token_order = request.pins.token_order.unwrap_or(request.pins.forbid.token_order(default));
         let job = Job { token_order, ..request.job };
         let backward = match request.pins.schedule {
             Some(kind) if kind.splits_backward() => Backward::Parts,
@@ -120,8 +120,9 @@ impl<'a> Scope<'a> {
     }
 
     pub(crate) fn given(&self) -> Given {
+        let forbid = &self.pins().forbid;
         let recompute = match self.pins().recompute {
-            None => RecomputeRule::Free,
+            None => recompute_left(&forbid.recompute),
             Some(RecomputeKind::None) => RecomputeRule::Never,
             Some(RecomputeKind::Selective) => RecomputeRule::AttentionOnly,
             Some(RecomputeKind::Full) => RecomputeRule::Always,
@@ -136,15 +137,17 @@ impl<'a> Scope<'a> {
         // Keys on a ring cannot be carried from slice to slice.
         let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
-        Given { stream: None, tied: BTreeMap::new(), recompute, storage, context }
+        Given { stream: None, tied: BTreeMap::new(), recompute, storage, context, forbid: forbid.clone() }
     }
 
     /// What is given where memory is free: then nothing is gained by computing again.
     pub(crate) fn given_fastest(&self) -> Given {
         let given = self.given();
         let recompute = match given.recompute {
-            RecomputeRule::Free => RecomputeRule::Never,
+            RecomputeRule::Free | RecomputeRule::ButProducts => RecomputeRule::Never,
             pinned @ (RecomputeRule::Never | RecomputeRule::AttentionOnly | RecomputeRule::Always) => pinned,
+            // The least of it is the fastest.
+            RecomputeRule::AtLeastAttention => RecomputeRule::AttentionOnly,
         };
         Given { recompute, ..given }
     }
@@ -152,6 +155,19 @@ impl<'a> Scope<'a> {
     pub(crate) fn clock(candidate: &Candidate) -> Clock {
         let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
         Clock { micro_batches: m, in_flight: p.min(m) }
+    }
+}
+
+/// What may be computed again where some of it is forbidden.
+fn recompute_left(forbidden: &[RecomputeKind]) -> RecomputeRule {
+    let no = |kind: RecomputeKind| forbidden.contains(&kind);
+    match (no(RecomputeKind::None), no(RecomputeKind::Selective), no(RecomputeKind::Full)) {
+        (false, false, false) => RecomputeRule::Free,
+        (false, false, true) => RecomputeRule::ButProducts,
+        (false, true, _) => RecomputeRule::Never,
+        (true, true, _) => RecomputeRule::Always,
+        (true, false, false) => RecomputeRule::AtLeastAttention,
+        (true, false, true) => RecomputeRule::AttentionOnly,
     }
 }
 
@@ -163,7 +179,8 @@ pub fn micro_batches(request: &Request, shape: &Shape) -> Vec<u64> {
         return if all > 0 && batch.is_multiple_of(all) { vec![all] } else { Vec::new() };
     }
     let tokens = |b: u64| b * request.job.sequence / shape.mesh.n_devices().max(1);
-    let all = divisors(batch);
+    let allows = |b: &u64| request.pins.forbid.micro_batch.allows(b.div_ceil(shape.data_degree.max(1)));
+    let all: Vec<u64> = divisors(batch).into_iter().filter(allows).collect();
     let good: Vec<u64> = all.iter().copied().filter(|&b| TOKENS_PER_DEVICE.contains(&tokens(b))).collect();
     if good.is_empty() {
         // Nothing is near: the micro-batch nearest to the range from below, or the smallest.

@@ -4,7 +4,6 @@ use cost_model::Constants;
 use ir::collective::Rule;
 use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, lower};
-use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::plan::check::open;
 use ir::plan::entry::Entry as EntryDocument;
 use ir::plan::prediction::{Breakdown, RunnerUp, SearchReport};
@@ -52,7 +51,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
     let scope = &found.scope;
     let request = scope.request;
     let chosen = chosen(scope, best);
-    let named = roles_of(scope, best);
+    let named = scope.roles(best);
     let order = scope.setting.job.token_order;
     Plan {
         schema_version: PLAN_SCHEMA_VERSION,
@@ -136,31 +135,6 @@ fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
     arranged.entries.iter().any(of_entry)
 }
 
-fn roles_of(scope: &Scope<'_>, arranged: &Arranged) -> Roles {
-    let mut counts = vec![0; arranged.entries.len()];
-    for &(entry, count) in arranged.chunks.iter().flatten() {
-        counts[entry] += count;
-    }
-    let placed = |(entry, count): (&'_ Entry, u64)| (entry.kind, count);
-    let layers = arranged
-        .entries
-        .iter()
-        .zip(counts)
-        .map(|(entry, count)| {
-            let (kind, count) = placed((entry, count));
-            PlacedLayer { layer: &scope.wide.layers[kind], choice: &entry.choice, count }
-        })
-        .collect();
-    roles(&Arrangement {
-        mesh: &arranged.candidate.shape.mesh,
-        layers,
-        n_stages: arranged.candidate.n_stages,
-        schedule: arranged.schedule,
-        micro_batch: arranged.candidate.micro_batch,
-        n_micro_batches: arranged.candidate.n_micro_batches,
-    })
-}
-
 fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
     let best = arranged.step_time();
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
@@ -210,10 +184,10 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
 /// same plan to a reader.
 fn runners_up(scope: &Scope<'_>, ranking: &[Arranged]) -> Vec<RunnerUp> {
     let Some(best) = ranking.first() else { return Vec::new() };
-    let mut known = vec![roles_of(scope, best)];
+    let mut known = vec![scope.roles(best)];
     let mut list = Vec::new();
     for other in &ranking[1..] {
-        let roles = roles_of(scope, other);
+        let roles = scope.roles(other);
         if list.len() < N_RUNNERS_UP && !known.contains(&roles) {
             known.push(roles);
             list.push(runner_up(scope, best, other));
@@ -251,7 +225,7 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
         }
         _ => format!("{slower:.1} % slower"),
     };
-    RunnerUp { roles: roles_of(scope, other), step_time_s: other.step_time(), reason }
+    RunnerUp { roles: scope.roles(other), step_time_s: other.step_time(), reason }
 }
 
 fn warnings(request: &Request, scope: &Scope<'_>) -> Vec<String> {

@@ -20,7 +20,7 @@ use ir::work::Pass;
 use crate::meeting::{Carries, Clock, Meeting, Port, number};
 use crate::prices::{Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
-use crate::request::ContextKind;
+use crate::request::{ContextKind, Forbid};
 use crate::space::{Space, is_activation};
 use crate::stream;
 
@@ -37,6 +37,8 @@ pub struct Given {
     pub storage: StorageRule,
     /// How attention may see keys that other devices hold.
     pub context: Option<ContextKind>,
+    /// What of storages, recomputation and attention may not be.
+    pub forbid: Forbid,
 }
 
 /// Which storages a parameter may have.
@@ -94,6 +96,10 @@ pub enum RecomputeRule {
     AttentionOnly,
     /// Everything is.
     Always,
+    /// As it pays, but for products.
+    ButProducts,
+    /// As it pays, but the attention core is.
+    AtLeastAttention,
 }
 
 /// How an operator runs: all that its neighbours see of a choice.
@@ -159,7 +165,7 @@ impl<'a> LayerProblem<'a> {
             gradients: gradient_tensors(layer),
         };
         let mut nodes = Vec::new();
-        let space = Space::new(layer, given.context);
+        let space = Space::new(layer, given.context).without(&given.forbid.cp_kind);
         for op in layer.op_ids() {
             nodes.push(builder.node(op, &space, given)?);
         }
@@ -251,9 +257,11 @@ impl Builder<'_, '_> {
                 self.prices.frozen_storages(elements, used, own)
             };
             let whole = ir::lower::whole_axes(self.prices.mesh(), used);
-            let admits = |storage| match self.layer.is_trained(tensor) {
-                true => given.storage.admits(storage, whole),
-                false => given.storage.admits_frozen(storage, whole),
+            let admits = |storage| {
+                (match self.layer.is_trained(tensor) {
+                    true => given.storage.admits(storage, whole),
+                    false => given.storage.admits_frozen(storage, whole),
+                }) && given.forbid.admits(storage, whole)
             };
             storages.retain(|(storage, _)| admits(*storage));
             if let Some((wanted_use, wanted)) = given.tied.get(&tensor) {
@@ -376,6 +384,9 @@ fn recompute_options(kind: &OpKind, rule: RecomputeRule) -> Vec<Recompute> {
         RecomputeRule::Always => vec![Recompute::Again],
         RecomputeRule::AttentionOnly if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
         RecomputeRule::AttentionOnly => vec![Recompute::Keep],
+        RecomputeRule::ButProducts if matches!(kind, OpKind::Linear) => vec![Recompute::Keep],
+        RecomputeRule::AtLeastAttention if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
+        RecomputeRule::ButProducts | RecomputeRule::AtLeastAttention => both,
     }
 }
 

@@ -7,6 +7,7 @@ pub mod rewrite;
 pub mod reshard;
 pub mod prove;
 pub mod request;
+pub mod forbid;
 pub mod problem;
 pub mod solve;
 pub mod ilp;

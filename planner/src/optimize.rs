@@ -19,6 +19,7 @@ use rayon::prelude::*;
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
+use crate::forbid;
 use crate::forms::Forms;
 use crate::request::{NoPlan, OnProgress, Progress, Request, ScheduleKind, Solver};
 use crate::schedules::contradiction;
@@ -129,7 +130,9 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
     let facts = Facts::new(&request.model, request.job.sequence, node);
     let n_layers = request.model.n_layers();
-    let wanted = |p: &u64| *p <= n_layers && request.pins.pp.is_none_or(|pin| pin == *p);
+    let wanted = |p: &u64| {
+        *p <= n_layers && request.pins.pp.is_none_or(|pin| pin == *p) && request.pins.forbid.pp.allows(*p)
+    };
     let mut list = Vec::new();
     for n_stages in divisors(n_devices).into_iter().filter(wanted) {
         for shape in shapes(n_devices / n_stages, facts, &request.pins) {
@@ -324,7 +327,7 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     if let Some(zero) = pins.zero.filter(|&zero| zero > 3) {
         return fail(format!("zero={zero}: expected 0, 1, 2 or 3"));
     }
-    if let Some(what) = contradiction(pins) {
+    if let Some(what) = contradiction(pins).or_else(|| forbid::contradiction(pins)) {
         return fail(what);
     }
     if pins.schedule.is_some_and(ScheduleKind::cuts_sequences)

@@ -23,6 +23,7 @@ use ir::strategy::Strategy;
 use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
+use crate::forbid::Barred;
 use crate::space::{AxisRule, AxisView, Reach};
 
 /// The machines and the engine, as prices see them.
@@ -118,7 +119,8 @@ impl<'a> Prices<'a> {
         let view = |axis: AxisId| {
             let extent = mesh.stride(axis) * mesh.size(axis);
             let reach = if extent <= node { Reach::Node } else { Reach::Network };
-            AxisView { reach, rule: rules.get(axis.0).copied().unwrap_or(AxisRule::Free) }
+            let rule = rules.get(axis.0).copied().unwrap_or(AxisRule::Free);
+            AxisView { reach, rule, barred: Barred::default() }
         };
         let views = mesh.axis_ids().map(view).collect();
         Self {
@@ -129,6 +131,14 @@ impl<'a> Prices<'a> {
             groups: RefCell::default(),
             storages: RefCell::default(),
         }
+    }
+
+    /// The same where axes may not do everything that their rules allow.
+    pub fn barred(mut self, barred: &[Barred]) -> Self {
+        for (view, barred) in self.views.iter_mut().zip(barred) {
+            view.barred = *barred;
+        }
+        self
     }
 
     /// The mesh.

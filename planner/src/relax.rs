@@ -8,7 +8,7 @@ use ir::cluster::Precision;
 use ir::units::GIB;
 
 use crate::optimize::search;
-use crate::request::{Pins, Progress, Relaxation, Request};
+use crate::request::{Forbid, Pins, Progress, Relaxation, Request};
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
 /// thousand.
@@ -29,6 +29,7 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
         smaller_batches(request),
         lower_precision(request),
         no_pins(request),
+        nothing_forbidden(request),
     ];
     let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
     let first_that_fits = |family: Vec<Change>| {
@@ -129,9 +130,17 @@ fn one_pin_less(request: &Request, pin: usize) -> Option<Change> {
     (relaxed != *request).then(|| (format!("no pinned {name}"), relaxed))
 }
 
+/// The request without any of its prohibitions, where it has some.
+fn nothing_forbidden(request: &Request) -> Vec<Change> {
+    let pins = Pins { forbid: Forbid::default(), ..request.pins.clone() };
+    let relaxed = Request { pins, ..request.clone() };
+    if relaxed == *request { Vec::new() } else { vec![("nothing forbidden".into(), relaxed)] }
+}
+
 /// The request without any of its pins, where it has several.
 fn no_pins(request: &Request) -> Vec<Change> {
-    let relaxed = Request { pins: Pins::default(), ..request.clone() };
+    let pins = Pins { forbid: request.pins.forbid.clone(), ..Pins::default() };
+    let relaxed = Request { pins, ..request.clone() };
     let has_one =
         (0..PINS.len()).filter_map(|pin| one_pin_less(request, pin)).any(|(_, less)| less == relaxed);
     if has_one || relaxed == *request { Vec::new() } else { vec![("no pinned choices".into(), relaxed)] }

@@ -1,5 +1,7 @@
 //! What is asked of the search, and how it answers when there is no plan.
 
+use std::collections::BTreeSet;
+
 use ir::cluster::{Cluster, Precision};
 use ir::engine::Engine;
 use ir::graph::Model;
@@ -200,6 +202,52 @@ pub struct Pins {
     pub token_order: Option<TokenOrder>,
     /// Decoder layers of every chunk, first chunk first.
     pub layers_per_stage: Option<Vec<u64>>,
+    /// What may not be.
+    pub forbid: Forbid,
+}
+
+/// Choices that the user rules out, in the same words; what is not ruled out is searched.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Forbid {
+    /// Tensor-parallel degrees.
+    pub tp: Degrees,
+    /// Pipeline stages.
+    pub pp: Degrees,
+    /// Data-parallel degrees.
+    pub dp: Degrees,
+    /// Context-parallel degrees.
+    pub cp: Degrees,
+    /// Expert-parallel degrees.
+    pub ep: Degrees,
+    /// Tensor-parallel degrees inside experts.
+    pub etp: Degrees,
+    /// Virtual stages per pipeline rank.
+    pub vpp: Degrees,
+    /// Sequences of one micro-batch per data-parallel replica.
+    pub micro_batch: Degrees,
+    /// Slices of every sequence.
+    pub slices: Degrees,
+    /// Orders of micro-batches.
+    pub schedule: Vec<ScheduleKind>,
+    /// What is computed again.
+    pub recompute: Vec<RecomputeKind>,
+    /// ZeRO stages.
+    pub zero: Vec<u8>,
+    /// Whether tensor parallel axes split tokens between products.
+    pub sequence_parallel: Vec<SequenceParallel>,
+    /// How attention sees keys that other devices hold.
+    pub cp_kind: Vec<ContextKind>,
+    /// Orders of tokens.
+    pub token_order: Vec<TokenOrder>,
+}
+
+/// Degrees that are ruled out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Degrees {
+    /// All but one.
+    pub above_one: bool,
+    /// These.
+    pub single: BTreeSet<u64>,
 }
 
 /// How attention sees keys that other devices hold.

@@ -15,6 +15,12 @@ const VIRTUAL_STAGES: [u32; 5] = [2, 3, 4, 6, 8];
 impl Scope<'_> {
     /// Schedules worth trying for a candidate.
     pub(crate) fn schedules(&self, candidate: &Candidate) -> Vec<Schedule> {
+        let forbid = &self.pins().forbid;
+        let allows = |one: &Schedule| forbid.allows_schedule(*one, candidate.n_stages);
+        self.schedules_of_pins(candidate).into_iter().filter(allows).collect()
+    }
+
+    fn schedules_of_pins(&self, candidate: &Candidate) -> Vec<Schedule> {
         let Some(kind) = self.pins().schedule else {
             return self.one_f_one_b(candidate, &[1, 2, 3, 4, 6, 8]);
         };

@@ -5,10 +5,11 @@
 //! degrees in the literature's words; they become axes with rules, in the usual order (data, context, tensor).
 
 use ir::graph::{Extent, Model};
-use ir::mesh::{MAX_AXES, Mesh};
+use ir::mesh::{AxisId, MAX_AXES, Mesh};
 use ir::op::OpKind;
 
-use crate::request::{Pins, SequenceParallel};
+use crate::forbid::Barred;
+use crate::request::{Degrees, Pins, SequenceParallel};
 use crate::space::{AxisRule, Between};
 
 /// Fewest tokens of a sequence that a device may be left with: below, kernels run far from their peak.
@@ -26,6 +27,8 @@ pub struct Shape {
     pub rules: Vec<AxisRule>,
     /// Product of the axes that pins make data parallel; 1 without pins.
     pub data_degree: u64,
+    /// What each axis may not do in spite of its rule; empty where nothing is barred.
+    pub barred: Vec<Barred>,
 }
 
 /// What of a model decides which meshes make sense.
@@ -80,6 +83,7 @@ pub fn divisors(n: u64) -> Vec<u64> {
 
 /// The shapes of a stage of `n` devices, in a fixed order.
 pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
+    let pins = &with_switch(pins);
     let named = pins.tp.is_some()
         || pins.dp.is_some()
         || pins.cp.is_some()
@@ -87,7 +91,39 @@ pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
         || pins.etp.is_some()
         || pins.micro_batch.is_some()
         || pins.sequence_parallel.is_some();
-    if named { pinned(n, facts, pins) } else { free(n, facts) }
+    if named {
+        return pinned(n, facts, pins);
+    }
+    let mut list = if pins.forbid.micro_batch == Degrees::default() { free(n, facts) } else { Vec::new() };
+    if !pins.forbid.is_empty() {
+        list = list.iter().flat_map(|shape| barred(shape, facts, pins)).collect();
+    }
+    if pins.forbid.names_degrees() {
+        // What free axes cannot be held to exactly, named ones can.
+        list.extend(pinned(n, facts, pins));
+    }
+    list
+}
+
+/// A switch of which one side is forbidden is chosen.
+fn with_switch(pins: &Pins) -> Pins {
+    let forbids = |one: SequenceParallel| pins.forbid.sequence_parallel.contains(&one);
+    let left = [(SequenceParallel::On, SequenceParallel::Off), (SequenceParallel::Off, SequenceParallel::On)];
+    let left = left.into_iter().find(|(_, other)| forbids(*other)).map(|(one, _)| one);
+    Pins { sequence_parallel: pins.sequence_parallel.or(left), ..pins.clone() }
+}
+
+/// The shapes that bar a mesh of free axes from what is forbidden, each as little as can be.
+fn barred(shape: &Shape, facts: Facts, pins: &Pins) -> Vec<Shape> {
+    let mesh = &shape.mesh;
+    let sizes: Vec<u64> = mesh.axes.iter().map(|axis| axis.size).collect();
+    let in_node = |axis: &usize| {
+        let id = AxisId(*axis);
+        shape.rules[*axis] == AxisRule::Free && mesh.stride(id) * mesh.size(id) <= facts.node
+    };
+    let inside: Vec<usize> = (0..sizes.len()).filter(in_node).collect();
+    let bars = pins.forbid.bars(&sizes, &inside).into_iter();
+    bars.map(|barred| Shape { barred, ..shape.clone() }).collect()
 }
 
 fn free(n: u64, facts: Facts) -> Vec<Shape> {
@@ -124,7 +160,7 @@ fn push(list: &mut Vec<Shape>, sizes: &[u64], rules: Vec<AxisRule>, data_degree:
     if let Some(mesh) = Mesh::of_sizes(sizes)
         && sizes.len() <= MAX_AXES
     {
-        let shape = Shape { mesh, rules, data_degree };
+        let shape = Shape { mesh, rules, data_degree, barred: Vec::new() };
         if !list.contains(&shape) {
             list.push(shape);
         }
@@ -133,20 +169,22 @@ fn push(list: &mut Vec<Shape>, sizes: &[u64], rules: Vec<AxisRule>, data_degree:
 
 fn pinned(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     let mut list = Vec::new();
-    let options = |pin: Option<u64>, limit: u64| match pin {
+    let forbid = &pins.forbid;
+    let options = |pin: Option<u64>, limit: u64, not: &Degrees| match pin {
         Some(degree) => vec![degree],
-        None => divisors(n).into_iter().filter(|&d| d <= limit).collect(),
+        None => divisors(n).into_iter().filter(|&d| d <= limit && not.allows(d)).collect(),
     };
-    for tp in options(pins.tp, facts.node) {
-        for cp in options(pins.cp, facts.sequence / MIN_TOKENS_PER_SPLIT.min(facts.sequence)) {
+    for tp in options(pins.tp, facts.node, &forbid.tp) {
+        for cp in options(pins.cp, facts.sequence / MIN_TOKENS_PER_SPLIT.min(facts.sequence), &forbid.cp) {
             if tp * cp == 0 || !n.is_multiple_of(tp * cp) {
                 continue;
             }
             let dp = n / (tp * cp);
-            if pins.dp.is_some_and(|wanted| wanted != dp) {
+            if pins.dp.is_some_and(|wanted| wanted != dp) || !forbid.dp.allows(dp) {
                 continue;
             }
-            let degrees = if facts.experts == 1 { vec![1] } else { options(pins.ep, facts.experts) };
+            let degrees =
+                if facts.experts == 1 { vec![1] } else { options(pins.ep, facts.experts, &forbid.ep) };
             for ep in degrees {
                 list.extend(named_axes((dp, cp, tp), ep, facts, pins));
             }
@@ -163,7 +201,7 @@ fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins)
         None => Between::Free,
     };
     let inside = AxisRule::Inside(between);
-    let etp_is_one = pins.etp == Some(1) && tp > 1;
+    let etp_is_one = tp > 1 && (pins.etp == Some(1) || pins.etp.is_none() && !pins.forbid.etp.allows(tp));
     let (mut sizes, mut rules): (Vec<u64>, Vec<AxisRule>) = match ep {
         1 => (vec![dp, cp], vec![AxisRule::Sequences, AxisRule::Tokens]),
         _ if dp.is_multiple_of(ep) => {

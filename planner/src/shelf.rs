@@ -47,7 +47,8 @@ impl Shelf {
 
 impl<'a> Scope<'a> {
     pub(crate) fn bench<'s>(&'s self, candidate: &'s Candidate) -> Bench<'s> {
-        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
+        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules)
+            .barred(&candidate.shape.barred);
         let sizes = |form: &Variant| form.layer.sizes(candidate.micro_batch, self.request.job.sequence);
         let sizes = self.forms.iter().map(|forms| forms.iter().map(sizes).collect()).collect();
         Bench { candidate, prices, sizes }
@@ -128,12 +129,13 @@ impl<'a> Scope<'a> {
             let used = built.used(&choice, tie.copy.tensor)?;
             let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);
             let storage = match base.storage {
-                StorageRule::Free if is_frozen => Storage::default(),
-                StorageRule::Free => {
+                StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => Storage::default(),
+                StorageRule::Free if base.forbid.zero.is_empty() => {
                     let cut = whole_axes(bench.prices.mesh(), used);
                     Storage { parameter: AxisSet::EMPTY, gradient: cut, optimizer: cut }
                 }
-                StorageRule::Whole
+                StorageRule::Free
+                | StorageRule::Whole
                 | StorageRule::Optimizer
                 | StorageRule::Gradient
                 | StorageRule::Parameter => choice.storage.get(&tie.copy.tensor).copied()?,

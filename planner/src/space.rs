@@ -16,6 +16,7 @@ use ir::op::{Linear, OpKind};
 use ir::signature::{Factor, FactorId, RingLoops, Signature, Split, signature};
 use ir::strategy::{AxisUse, Strategy, combinations, is_legal};
 
+use crate::forbid::Barred;
 use crate::request::ContextKind;
 
 /// How fast the links along an axis are.
@@ -66,6 +67,8 @@ pub struct AxisView {
     pub reach: Reach,
     /// What it may do.
     pub rule: AxisRule,
+    /// What it may not do in spite of that.
+    pub barred: Barred,
 }
 
 /// The loops an axis may split, per operator of a layer.
@@ -77,6 +80,8 @@ pub struct Space<'a> {
     experts: BTreeSet<DimId>,
     /// How attention may see keys that other devices hold, if it is decided.
     context: Option<ContextKind>,
+    /// How it may not.
+    no_context: &'a [ContextKind],
 }
 
 impl<'a> Space<'a> {
@@ -102,7 +107,12 @@ impl<'a> Space<'a> {
             let closed = sig.factors.iter().filter(|f| f.split == Split::Whole && fixed(layer, f.dim));
             whole.extend(closed.map(|factor| factor.dim));
         }
-        Self { layer, whole, experts, context }
+        Self { layer, whole, experts, context, no_context: &[] }
+    }
+
+    /// The space without some ways to see keys that other devices hold.
+    pub fn without(self, no_context: &'a [ContextKind]) -> Self {
+        Self { no_context, ..self }
     }
 
     /// Every strategy of an operator, in a fixed order.
@@ -153,13 +163,18 @@ impl<'a> Space<'a> {
                 self.class(factor).map(|class| (FactorId(i as u8), class, divides))
             })
             .collect();
-        let has = |wanted: Class| classes.iter().any(|(_, class, divides)| *class == wanted && *divides);
-        let routed = has(Class::Experts) && self.on_slots(op);
+        let on_slots = self.on_slots(op);
+        let routed =
+            on_slots && classes.iter().any(|(_, class, divides)| *class == Class::Experts && *divides);
         let tokens = match (routed, matches!(op.kind, OpKind::Linear | OpKind::Bias)) {
             (true, true) => TokensAre::Computed,
             (true, false) => TokensAre::Routed,
             (false, _) => TokensAre::InOrder,
         };
+        let classes: Vec<(FactorId, Class, bool)> =
+            classes.into_iter().filter(|(_, class, _)| !self.bars(view.barred, op, *class)).collect();
+        let has = |wanted: Class| classes.iter().any(|(_, class, divides)| *class == wanted && *divides);
+        let routed = has(Class::Experts) && on_slots;
         let (allowed, same) = allowed(view, tokens, &has);
         // Where the inside of an operator can be cut, computing all of it everywhere never pays.
         let moves_tokens =
@@ -212,7 +227,11 @@ impl<'a> Space<'a> {
     fn see_keys(&self, uses: &mut Vec<AxisUse>, ring: RingLoops, heads: Option<FactorId>) {
         let gather = AxisUse::Factor(ring.queries);
         let Some(at) = uses.iter().position(|one| *one == gather) else { return };
+        let barred = |kind: ContextKind| self.no_context.contains(&kind);
         match self.context {
+            None if barred(ContextKind::Ring) && barred(ContextKind::Gather) => drop(uses.remove(at)),
+            None if barred(ContextKind::Ring) => {}
+            None if barred(ContextKind::Gather) => uses[at] = AxisUse::Ring(ring),
             None => uses.insert(at + 1, AxisUse::Ring(ring)),
             Some(ContextKind::Gather) => {}
             Some(ContextKind::Ring) => uses[at] = AxisUse::Ring(ring),
@@ -223,6 +242,26 @@ impl<'a> Space<'a> {
                 }
             }
         }
+    }
+
+    /// Whether an axis with these bars may not split a loop of an operator.
+    fn bars(&self, barred: Barred, op: &Op, class: Class) -> bool {
+        match class {
+            Class::Sequences => barred.sequences,
+            Class::Tokens => barred.context && !self.on_slots(op) && self.has_keys_or_weights(op),
+            Class::Experts => barred.experts,
+            Class::Inside => barred.inside || barred.inside_experts && self.on_slots(op),
+        }
+    }
+
+    /// Whether an operator of an inner layer is attention or has a matrix of parameters: what it cuts has the names of
+    /// context and tensor parallelism.
+    fn has_keys_or_weights(&self, op: &Op) -> bool {
+        let layer = self.layer;
+        let is_inner = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
+        let has_matrix =
+            |t: &ir::graph::TensorId| layer.is_parameter(*t) && layer.tensors[t.0].dims.len() >= 2;
+        is_inner && (matches!(op.kind, OpKind::Attention { .. }) || op.operands.iter().any(has_matrix))
     }
 
     /// Whether an operator works on expert slots.

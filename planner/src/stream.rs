@@ -15,8 +15,8 @@ pub(crate) fn shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Ve
     for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
         let (sequences, tokens, whole) = (Placement::Shard(0), Placement::Shard(1), Placement::Replicate);
         let options = match prices.views()[axis.0] {
-            AxisView { rule: AxisRule::Free, reach: Reach::Node } => vec![sequences, tokens, whole],
-            AxisView { rule: AxisRule::Free, reach: Reach::Network }
+            AxisView { rule: AxisRule::Free, reach: Reach::Node, .. } => vec![sequences, tokens, whole],
+            AxisView { rule: AxisRule::Free, reach: Reach::Network, .. }
             | AxisView { rule: AxisRule::Around, .. } => {
                 vec![sequences, tokens]
             }
@@ -28,6 +28,10 @@ pub(crate) fn shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Ve
                 Between::Free => vec![tokens, whole],
             },
         };
+        let barred = prices.views()[axis.0].barred;
+        let options: Vec<Placement> =
+            options.into_iter().filter(|&one| !(barred.sequences && one == sequences)).collect();
+        let options = if options.is_empty() { vec![whole] } else { options };
         list = list.iter().flat_map(|base| options.iter().map(|&p| base.with(axis, p))).collect();
     }
     let divides = |s: &Sharding| {

@@ -6,7 +6,7 @@
 use ir::cluster::Precision;
 use ir::engine::{Engine, FlashKernel, GradientFormat, GradientOverlap, LossKernel, TensorOverlap};
 use ir::work::AttentionKernel;
-use planner::request::{Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
+use planner::request::{Forbid, Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
 
 use crate::express_cluster::{Memory, cluster};
 use crate::express_model::model;
@@ -157,6 +157,7 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         }),
         cp_kind: None,
         token_order: None,
+        forbid: Forbid::default(),
         layers_per_stage: layers_per_stage(row, pp * u64::from(vpp)),
     })
 }

@@ -1,0 +1,135 @@
+//! What the user rules out: from `--forbid zero=3,pp` to the search's prohibitions.
+
+use planner::forbid::contradiction;
+use planner::request::{Degrees, Forbid, Pins, RecomputeKind, SequenceParallel};
+
+use crate::failure::Failure;
+use crate::pins;
+
+/// Reads the values of all `--forbid`. A name and a value by the rules of `--pin`; a name by itself is every degree above
+/// one, or all of what has stages. A piece that begins with a digit is one more value of the name before it.
+pub(crate) fn read(texts: &[String]) -> Result<Forbid, Failure> {
+    let mut forbid = Forbid::default();
+    for text in texts {
+        let mut last: Option<&str> = None;
+        for piece in text.split(',').map(str::trim) {
+            match (piece.split_once('='), last) {
+                (Some((name, value)), _) => {
+                    last = Some(name.trim());
+                    one(&mut forbid, name.trim(), value.trim())?;
+                }
+                (None, Some(name)) if piece.starts_with(|c: char| c.is_ascii_digit()) => {
+                    one(&mut forbid, name, piece)?
+                }
+                (None, _) => all_of(&mut forbid, piece)?,
+            }
+        }
+    }
+    Ok(forbid)
+}
+
+/// Refuses a question whose pins and prohibitions contradict each other; `defaults` says what else is decided.
+pub(crate) fn check(pins: &Pins, defaults: &str) -> Result<(), Failure> {
+    let what = if pins.forbid.is_empty() { None } else { contradiction(pins) };
+    what.map_or(Ok(()), |what| Err(Failure::argument_with_hint(format!("--forbid: {what}"), defaults)))
+}
+
+/// Rules out one value of a name.
+fn one(forbid: &mut Forbid, name: &str, value: &str) -> Result<(), Failure> {
+    let read = pins::parse("--forbid", vec![format!("--{name}={value}")])?;
+    if read.layers_per_stage.is_some() {
+        return Err(Failure::argument(
+            "--forbid: layers-per-stage can be chosen with --pin, but not forbidden",
+        ));
+    }
+    let degrees = [
+        (&mut forbid.tp, read.tp),
+        (&mut forbid.pp, read.pp),
+        (&mut forbid.dp, read.dp),
+        (&mut forbid.cp, read.cp),
+        (&mut forbid.ep, read.ep),
+        (&mut forbid.etp, read.etp),
+        (&mut forbid.vpp, read.vpp.map(u64::from)),
+        (&mut forbid.micro_batch, read.micro_batch),
+        (&mut forbid.slices, read.slices.map(u64::from)),
+    ];
+    for (degrees, value) in degrees {
+        degrees.single.extend(value);
+    }
+    add(&mut forbid.schedule, read.schedule);
+    add(&mut forbid.recompute, read.recompute);
+    add(&mut forbid.zero, read.zero);
+    add(&mut forbid.sequence_parallel, read.sequence_parallel);
+    add(&mut forbid.cp_kind, read.cp_kind);
+    add(&mut forbid.token_order, read.token_order);
+    Ok(())
+}
+
+fn add<T: PartialEq>(list: &mut Vec<T>, value: Option<T>) {
+    let new = value.filter(|value| !list.contains(value));
+    list.extend(new);
+}
+
+/// Rules out all of a name but its least.
+fn all_of(forbid: &mut Forbid, name: &str) -> Result<(), Failure> {
+    let degrees: &mut Degrees = match name {
+        "tp" => &mut forbid.tp,
+        "pp" => &mut forbid.pp,
+        "dp" => &mut forbid.dp,
+        "cp" => &mut forbid.cp,
+        "ep" => &mut forbid.ep,
+        "etp" => &mut forbid.etp,
+        "vpp" => &mut forbid.vpp,
+        "micro-batch" => &mut forbid.micro_batch,
+        "slices" => &mut forbid.slices,
+        "zero" => {
+            (1..=3).for_each(|stage| add(&mut forbid.zero, Some(stage)));
+            return Ok(());
+        }
+        "recompute" => {
+            add(&mut forbid.recompute, Some(RecomputeKind::Selective));
+            add(&mut forbid.recompute, Some(RecomputeKind::Full));
+            return Ok(());
+        }
+        "sequence-parallel" => {
+            add(&mut forbid.sequence_parallel, Some(SequenceParallel::On));
+            return Ok(());
+        }
+        _ => {
+            let what = format!("--forbid: expected `name` or `name=value`, found `{name}`");
+            let hint = "for example `--forbid pp`, `--forbid zero=3,tp=4,8`; schedule, cp-kind and token-order need a value";
+            return Err(Failure::argument_with_hint(what, hint));
+        }
+    };
+    degrees.above_one = true;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_one(text: &str) -> Result<Forbid, String> {
+        read(&[text.into()]).map_err(|error| error.to_string().lines().next().unwrap_or_default().to_owned())
+    }
+
+    #[test]
+    fn names_values_and_lists_are_read() {
+        let forbid = read_one("pp, tp=4,8,zero=3,zero=3,recompute").unwrap();
+        assert!(forbid.pp.above_one && forbid.pp.single.is_empty() && !forbid.tp.above_one);
+        assert_eq!(forbid.tp.single, [4, 8].into());
+        assert_eq!(forbid.zero, [3]);
+        assert_eq!(forbid.recompute, [RecomputeKind::Selective, RecomputeKind::Full]);
+    }
+
+    #[test]
+    fn what_cannot_be_forbidden_is_named() {
+        assert_eq!(read_one("tpp"), Err("--forbid: expected `name` or `name=value`, found `tpp`".into()));
+        assert_eq!(read_one("tpp=2"), Err("--forbid: unexpected argument 'tpp' found".into()));
+        assert_eq!(
+            read_one("zero=7"),
+            Err("--forbid: invalid value '7' for 'zero <0..3>': 7 is not in 0..=3".into())
+        );
+        assert!(read_one("layers-per-stage=4,4").unwrap_err().contains("not forbidden"));
+    }
+}
