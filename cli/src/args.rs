@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::question_args::{ForbidArgs, ProveArgs};
+use crate::question_args::{CompareArgs, ForbidArgs, ProveArgs};
 
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
 const MAX_COUNT: u64 = 1 << 32;
@@ -50,6 +50,8 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Say where the time and the memory of a plan go, and why it won
     Explain(ExplainArgs),
+    /// Put plans side by side: roles, time by term, memory by category, bytes by link
+    Compare(CompareArgs),
     /// Print a plan, or the program of one of its layers, in a form for eyes and diffs
     Show(ShowArgs),
     /// Price published training runs and say how far the predictions are off
@@ -388,10 +390,17 @@ pub(crate) enum PlacementArg {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  planner explain plan.json")]
+#[command(
+    after_help = "Examples:\n  planner explain plan.json\n  planner explain plan.json --why-not tp=4,pp=8"
+)]
 pub(crate) struct ExplainArgs {
     /// The plan
     pub(crate) plan: String,
+    /// Say instead what the best plan with these choices would cost, term by term, or why there is none
+    #[arg(long, value_name = "NAME=VALUE,...")]
+    pub(crate) why_not: Option<String>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArgs,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }

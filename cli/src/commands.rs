@@ -10,8 +10,8 @@ use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
-    calibrate, check, clusters, completions, estimate, explain, models, optimize, prove, reshard, schema,
-    show, train, validate, verify,
+    calibrate, check, clusters, compare, completions, estimate, explain, models, optimize, prove, reshard,
+    schema, show, train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
@@ -42,6 +42,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Reshard(args) => reshard::run(args, terminal),
         Command::Check(args) => check::run(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
+        Command::Compare(args) => compare::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
         Command::Validate(args) => validate::run(args, terminal),
         Command::Calibrate(args) => calibrate::run(args, terminal),
@@ -62,6 +63,7 @@ fn form(command: &Command) -> Form {
         Command::Reshard(args) => Form::of(&args.json),
         Command::Check(args) => Form::of(&args.json),
         Command::Explain(args) => Form::of(&args.json),
+        Command::Compare(args) => Form::of(&args.json),
         Command::Show(args) => Form::of(&args.json),
         Command::Validate(args) => Form::of(&args.json),
         Command::Models(args) => Form::of(&args.json),

@@ -19,6 +19,7 @@ use crate::priced;
 use crate::report;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
+use crate::why_not::WhyNot;
 
 /// What `explain --json` prints.
 #[derive(Serialize)]
@@ -93,6 +94,11 @@ struct Recomputed {
 /// Explains a plan.
 pub(crate) fn run(args: &ExplainArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
+    if let Some(choices) = &args.why_not {
+        let answer = WhyNot::of((&plan, &opened), choices, &args.threads)?;
+        let text = if args.json.json { json(&answer)? } else { answer.text() };
+        return Ok(write!(terminal.out, "{text}")?);
+    }
     let names = names(&plan, &opened);
     let text = if args.json.json { json(&explanation(&plan, names))? } else { describe(&plan, &names) };
     write!(terminal.out, "{text}")?;

@@ -30,6 +30,8 @@ mod check;
 mod validate;
 mod validate_memory;
 mod calibrate;
+mod compare;
+mod why_not;
 mod explain;
 mod show;
 mod models;

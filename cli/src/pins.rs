@@ -12,11 +12,17 @@ use crate::failure::Failure;
 pub(crate) fn read(texts: &[String]) -> Result<Pins, Failure> {
     let mut words = Vec::new();
     for text in texts {
-        for (name, value) in pairs(text)? {
+        for (name, value) in pairs("--pin", text)? {
             words.push(format!("--{name}={value}"));
         }
     }
     parse("--pin", words)
+}
+
+/// Reads the value of another option by the same rules.
+pub(crate) fn read_of(option: &str, text: &str) -> Result<Pins, Failure> {
+    let words = pairs(option, text)?.into_iter().map(|(name, value)| format!("--{name}={value}"));
+    parse(option, words.collect())
 }
 
 /// Reads words such as `--tp=8` that stand in the value of an option.
@@ -38,7 +44,7 @@ pub(crate) fn parse(option: &str, words: Vec<String>) -> Result<Pins, Failure> {
 }
 
 /// `tp=8,layers-per-stage=4,5,pp=2`: a piece without `=` continues the list before it.
-fn pairs(text: &str) -> Result<Vec<(&str, String)>, Failure> {
+fn pairs<'a>(option: &str, text: &'a str) -> Result<Vec<(&'a str, String)>, Failure> {
     let mut pairs: Vec<(&str, String)> = Vec::new();
     for piece in text.split(',') {
         match (piece.split_once('='), pairs.last_mut()) {
@@ -48,8 +54,8 @@ fn pairs(text: &str) -> Result<Vec<(&str, String)>, Failure> {
                 list.push_str(piece.trim());
             }
             (None, None) => {
-                let what = format!("--pin: expected `name=value`, found `{piece}`");
-                return Err(Failure::argument_with_hint(what, "for example `--pin tp=8,pp=4`"));
+                let what = format!("{option}: expected `name=value`, found `{piece}`");
+                return Err(Failure::argument_with_hint(what, format!("for example `{option} tp=8,pp=4`")));
             }
         }
     }

@@ -3,6 +3,7 @@
 use ir::plan::check::OpenPlan;
 use ir::plan::{Plan, PlanError};
 use ir::units::{Bytes, Seconds};
+use planner::chosen::asked;
 use planner::price::price_open;
 use planner::request::{Job, NoPlan, Pins, Request, Solver};
 
@@ -53,7 +54,7 @@ pub(crate) fn fits(plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
 }
 
 /// The question that the plan answers.
-fn request(plan: &Plan, opened: &OpenPlan) -> Request {
+pub(crate) fn request(plan: &Plan, opened: &OpenPlan) -> Request {
     let job = Job {
         sequence: plan.job.sequence,
         global_batch: plan.job.global_batch,
@@ -63,7 +64,7 @@ fn request(plan: &Plan, opened: &OpenPlan) -> Request {
         engine: plan.job.engine,
     };
     Request {
-        model: opened.model.clone(),
+        model: asked(opened),
         cluster: plan.cluster.clone(),
         job,
         pins: Pins::default(),

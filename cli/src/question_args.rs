@@ -33,3 +33,14 @@ pub(crate) struct ForbidArgs {
     #[arg(long, value_name = "NAME[=VALUE],...", help_heading = "Choices")]
     pub(crate) forbid: Vec<String>,
 }
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  planner compare plan.json other.json\n\n\
+    Every plan is priced by what it says; the others are told against the first.")]
+pub(crate) struct CompareArgs {
+    /// The plans, two or more
+    #[arg(required = true, num_args = 2.., value_name = "PLAN")]
+    pub(crate) plans: Vec<String>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}

@@ -19,11 +19,7 @@ pub(crate) fn search(
     threads: &ThreadArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<Plan, Failure> {
-    let mut pool = rayon::ThreadPoolBuilder::new();
-    if let Some(threads) = threads.threads {
-        pool = pool.num_threads(usize::from(threads));
-    }
-    let pool = pool.build().map_err(|error| Failure::argument(format!("--threads: {error}")))?;
+    let pool = pool(threads)?;
     #[expect(
         clippy::disallowed_methods,
         reason = "people want to know how long they waited; no plan depends on it"
@@ -38,6 +34,15 @@ pub(crate) fn search(
         writeln!(terminal.err, "searched for {:.2} s{memory}", start.elapsed().as_secs_f64())?;
     }
     Ok(answer?)
+}
+
+/// Threads to search on.
+pub(crate) fn pool(threads: &ThreadArgs) -> Result<rayon::ThreadPool, Failure> {
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(threads) = threads.threads {
+        pool = pool.num_threads(usize::from(threads));
+    }
+    pool.build().map_err(|error| Failure::argument(format!("--threads: {error}")))
 }
 
 fn bar(progress: ProgressBar) -> Bar {

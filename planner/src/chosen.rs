@@ -3,6 +3,7 @@
 use ir::graph::{Model, ParameterRef, Segment, Tie};
 use ir::native::{self, LayerDocument};
 use ir::plan::LayerForm;
+use ir::plan::check::OpenPlan;
 
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
@@ -57,6 +58,31 @@ pub fn chosen(scope: &Scope<'_>, arranged: &Arranged) -> Chosen {
     let tie = |tie: &Tie| Tie { owner: side(tie.owner), copy: side(tie.copy) };
     made.model.ties = original.ties.iter().map(tie).collect();
     made
+}
+
+/// The model that was asked for, of a plan whose model has chosen forms.
+pub fn asked(opened: &OpenPlan) -> Model {
+    let made = &opened.model;
+    let mut asked = Model { layers: Vec::new(), sequence: Vec::new(), ..made.clone() };
+    let mut kinds = Vec::with_capacity(made.layers.len());
+    for (kind, layer) in made.layers.iter().enumerate() {
+        let original = opened.originals.get(&kind).unwrap_or(layer);
+        let known = asked.layers.iter().position(|other| other == original);
+        kinds.push(known.unwrap_or(asked.layers.len()));
+        if known.is_none() {
+            asked.layers.push(original.clone());
+        }
+    }
+    for run in &made.sequence {
+        match asked.sequence.last_mut() {
+            Some(last) if last.layer == kinds[run.layer] => last.count += run.count,
+            _ => asked.sequence.push(Segment { layer: kinds[run.layer], count: run.count }),
+        }
+    }
+    // A kind with a tied parameter has one form only.
+    let side = |side: ParameterRef| ParameterRef { layer: kinds[side.layer], ..side };
+    asked.ties = made.ties.iter().map(|tie| Tie { owner: side(tie.owner), copy: side(tie.copy) }).collect();
+    asked
 }
 
 impl Chosen {

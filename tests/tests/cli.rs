@@ -323,6 +323,7 @@ fn every_command_has_help_with_an_example() {
         "optimize",
         "estimate",
         "prove",
+        "compare",
         "verify",
         "run",
         "explain",

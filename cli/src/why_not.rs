@@ -1,0 +1,72 @@
+//! `planner explain --why-not`: the best plan with choices of the user's, term by term beside the one that was found, or
+//! what keeps such a plan from being one.
+
+use cost_model::Constants;
+use ir::plan::Plan;
+use ir::plan::check::OpenPlan;
+use ir::units::Bytes;
+use planner::request::{NoPlan, Request};
+use serde::Serialize;
+
+use crate::args::ThreadArgs;
+use crate::compare::Comparison;
+use crate::failure::Failure;
+use crate::figures;
+use crate::pins;
+use crate::priced;
+use crate::search::pool;
+
+/// The answer.
+#[derive(Serialize)]
+pub(crate) struct WhyNot {
+    asked: String,
+    answer: Answer,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Answer {
+    /// There is such a plan: the plan of the file first, then the best with these choices.
+    Priced(Comparison),
+    /// It is none: a rule or a length forbids it.
+    Illegal { reason: String },
+    /// It needs more memory than there is.
+    DoesNotFit { stage: usize, term: String, needed_bytes: f64, capacity_bytes: f64 },
+}
+
+impl WhyNot {
+    /// Searches for the best plan with the choices, for the question that a plan answers.
+    pub(crate) fn of(
+        (plan, opened): (&Plan, &OpenPlan),
+        choices: &str,
+        threads: &ThreadArgs,
+    ) -> Result<Self, Failure> {
+        let request = Request { pins: pins::read_of("--why-not", choices)?, ..priced::request(plan, opened) };
+        let constants = Constants::load();
+        let found = pool(threads)?.install(|| planner::optimize_with(&request, &constants, &|_| ()));
+        let answer = match found {
+            Ok(other) => Answer::Priced(Comparison::of(&[("the plan", plan.clone()), (choices, other)])?),
+            Err(NoPlan::Impossible { what }) => Answer::Illegal { reason: what },
+            Err(
+                NoPlan::NothingFits { stage, term, needed, capacity, .. }
+                | NoPlan::Overflows { stage, term, needed, capacity, .. },
+            ) => Answer::DoesNotFit { stage, term, needed_bytes: needed.0, capacity_bytes: capacity.0 },
+            Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
+        };
+        Ok(Self { asked: choices.to_owned(), answer })
+    }
+
+    /// For people.
+    pub(crate) fn text(&self) -> String {
+        match &self.answer {
+            Answer::Priced(comparison) => comparison.text(),
+            Answer::Illegal { reason } => format!("{} is no plan: {reason}\n", self.asked),
+            Answer::DoesNotFit { stage, term, needed_bytes, capacity_bytes } => format!(
+                "{} does not fit: the closest needs {} of {} on stage {stage}, most of it {term}\n",
+                self.asked,
+                figures::bytes(Bytes(*needed_bytes)),
+                figures::bytes(Bytes(*capacity_bytes))
+            ),
+        }
+    }
+}
