@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::question_args::{CompareArgs, ForbidArgs, ProveArgs};
+use crate::question_args::{CompareArgs, ForbidArgs, ParetoArgs, ProveArgs, SweepArgs};
 
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
 const MAX_COUNT: u64 = 1 << 32;
@@ -50,6 +50,10 @@ pub(crate) enum Command {
     Check(CheckArgs),
     /// Say where the time and the memory of a plan go, and why it won
     Explain(ExplainArgs),
+    /// Ask one question with many numbers: devices, bandwidth, memory, sequence, batch
+    Sweep(SweepArgs),
+    /// Find the plans that nothing beats in time, memory, devices and price at once
+    Pareto(ParetoArgs),
     /// Put plans side by side: roles, time by term, memory by category, bytes by link
     Compare(CompareArgs),
     /// Print a plan, or the program of one of its layers, in a form for eyes and diffs
@@ -132,7 +136,7 @@ pub(crate) struct EstimateArgs {
 }
 
 /// How much is trained, and how.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Job")]
 pub(crate) struct JobArgs {
     #[command(flatten)]
@@ -163,7 +167,7 @@ pub(crate) struct JobArgs {
 }
 
 /// Low-rank adapters in place of training all of a model.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Job")]
 pub(crate) struct LoraArgs {
     /// Freeze the model and train low-rank adapters of this rank beside its products
@@ -179,7 +183,7 @@ pub(crate) struct LoraArgs {
 }
 
 /// Another size of the same cluster.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct SizeArgs {
     /// Give the cluster so many nodes
     #[arg(long, value_name = "N", value_parser = counts())]

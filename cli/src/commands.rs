@@ -10,8 +10,8 @@ use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
-    calibrate, check, clusters, compare, completions, estimate, explain, models, optimize, prove, reshard,
-    schema, show, train, validate, verify,
+    calibrate, check, clusters, compare, completions, estimate, explain, models, optimize, pareto, prove,
+    reshard, schema, show, sweep, train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
@@ -42,6 +42,8 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Reshard(args) => reshard::run(args, terminal),
         Command::Check(args) => check::run(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
+        Command::Sweep(args) => sweep::run(args, terminal),
+        Command::Pareto(args) => pareto::run(args, terminal),
         Command::Compare(args) => compare::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
         Command::Validate(args) => validate::run(args, terminal),
@@ -63,6 +65,8 @@ fn form(command: &Command) -> Form {
         Command::Reshard(args) => Form::of(&args.json),
         Command::Check(args) => Form::of(&args.json),
         Command::Explain(args) => Form::of(&args.json),
+        Command::Sweep(args) => Form::of(&args.grid.json),
+        Command::Pareto(args) => Form::of(&args.grid.json),
         Command::Compare(args) => Form::of(&args.json),
         Command::Show(args) => Form::of(&args.json),
         Command::Validate(args) => Form::of(&args.json),

@@ -244,7 +244,8 @@ fn plain(error: &std::io::Error) -> String {
     text.split(" (os error").next().unwrap_or(&text).to_owned()
 }
 
-fn digest(text: &str) -> String {
+/// `sha256:` and the digest of a text, as `sha256sum` prints it.
+pub(crate) fn digest(text: &str) -> String {
     let hex: String = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{hex}")
 }

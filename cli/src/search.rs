@@ -25,7 +25,7 @@ pub(crate) fn search(
         reason = "people want to know how long they waited; no plan depends on it"
     )]
     let start = Instant::now();
-    let bar = bar(terminal.progress);
+    let bar = bar(terminal.progress, "candidates");
     let answer = pool.install(|| planner::optimize(request, &|progress| show(&bar, progress)));
     bar.finish_and_clear();
     if !matches!(answer, Err(NoPlan::Impossible { .. })) {
@@ -45,7 +45,8 @@ pub(crate) fn pool(threads: &ThreadArgs) -> Result<rayon::ThreadPool, Failure> {
     pool.build().map_err(|error| Failure::argument(format!("--threads: {error}")))
 }
 
-fn bar(progress: ProgressBar) -> Bar {
+/// A bar that counts what `unit` says.
+pub(crate) fn bar(progress: ProgressBar, unit: &str) -> Bar {
     /// Redraws per second: enough to look alive.
     const REDRAWS: u8 = 10;
     let target = match progress {
@@ -53,7 +54,8 @@ fn bar(progress: ProgressBar) -> Bar {
         ProgressBar::Hidden => ProgressDrawTarget::hidden(),
     };
     let bar = Bar::with_draw_target(Some(0), target);
-    let style = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} candidates {msg}");
+    let style =
+        ProgressStyle::with_template(&format!("{{elapsed:>4}} [{{bar:30}}] {{pos}}/{{len}} {unit} {{msg}}"));
     if let Ok(style) = style {
         bar.set_style(style.progress_chars("=> "));
     }

@@ -34,6 +34,7 @@ pub mod optimize;
 pub mod relax;
 pub mod chosen;
 pub mod document;
+pub mod pareto;
 
 use arrange::Arranged;
 use cost_model::Constants;

@@ -324,6 +324,8 @@ fn every_command_has_help_with_an_example() {
         "estimate",
         "prove",
         "compare",
+        "sweep",
+        "pareto",
         "verify",
         "run",
         "explain",

@@ -1,0 +1,89 @@
+//! `planner pareto`: of the best plans for several sizes and memories of a cluster, those that nothing beats.
+
+use planner::pareto::non_dominated;
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::figures;
+use crate::output::json;
+use crate::question::Question;
+use crate::question_args::ParetoArgs;
+use crate::sweep::{self, Over, Row};
+use crate::terminal::Terminal;
+
+/// Shares of a device's memory that a plan may take, tried in turn: so the search gives up time for memory.
+const SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.35, 0.25];
+
+/// The command's answer.
+#[derive(Serialize)]
+struct Front<'a> {
+    /// What is small where it is good.
+    objectives: Vec<&'static str>,
+    /// Plans that no other is at least as good as in everything and better in one.
+    front: Vec<&'a Row>,
+    n_points: usize,
+    n_without_plan: usize,
+}
+
+/// Finds the plans that nothing beats.
+pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    let numbers = |list: &[u64]| list.iter().map(|&n| n as f64).collect::<Vec<f64>>();
+    let devices =
+        if args.try_devices.is_empty() { sweep::halves(&args.grid)? } else { numbers(&args.try_devices) };
+    let memory = if args.try_memory.is_empty() { shares(args)? } else { args.try_memory.clone() };
+    if let Some(wrong) = memory.iter().find(|gib| !(**gib > 0.0 && **gib <= 1e9)) {
+        return Err(Failure::argument(format!("--try-memory: expected GiB above 0, found {wrong}")));
+    }
+    let over: Vec<Over> = vec![("devices".into(), devices), ("memory".into(), memory)];
+    let rows = sweep::rows(&args.grid, &over, terminal)?;
+    let planned: Vec<&Row> = rows.iter().filter(|row| row.plan.is_some()).collect();
+    let has_price =
+        planned.iter().all(|row| row.plan.as_ref().is_some_and(|plan| plan.cost_per_step.is_some()));
+    let outcomes: Vec<Vec<f64>> = planned.iter().map(|row| outcome(row)).collect();
+    let mut front: Vec<&Row> = non_dominated(&outcomes).into_iter().map(|at| planned[at]).collect();
+    let time = |row: &Row| row.plan.as_ref().map_or(f64::INFINITY, |plan| plan.step_time_s);
+    front.sort_by(|a, b| time(a).total_cmp(&time(b)));
+    let objectives =
+        ["step time", "peak memory", "devices"].into_iter().chain(has_price.then_some("price of a step"));
+    let answer = Front {
+        objectives: objectives.collect(),
+        n_points: rows.len(),
+        n_without_plan: rows.len() - planned.len(),
+        front,
+    };
+    let text = if args.grid.json.json { json(&answer)? } else { answer.text(&over[..1]) };
+    write!(terminal.out, "{text}")?;
+    Ok(())
+}
+
+/// Memories to try, in GiB: shares of that of the smallest device.
+fn shares(args: &ParetoArgs) -> Result<Vec<f64>, Failure> {
+    let cluster = Question::read(&args.grid.model, &args.grid.cluster, &args.grid.job)?.request.cluster;
+    let least = cluster.groups.iter().map(|group| group.device.memory_bytes.0).fold(f64::INFINITY, f64::min);
+    Ok(SHARES.iter().map(|share| (share * least / ir::units::GIB * 10.0).round() / 10.0).collect())
+}
+
+/// What is compared: time, memory, devices, and the price where there is one.
+fn outcome(row: &Row) -> Vec<f64> {
+    let Some(plan) = &row.plan else { return Vec::new() };
+    let mut outcome = vec![plan.step_time_s, plan.peak_memory_bytes, plan.n_devices as f64];
+    outcome.extend(plan.cost_per_step);
+    outcome
+}
+
+impl Front<'_> {
+    fn text(&self, over: &[Over]) -> String {
+        let rows: Vec<Row> = self.front.iter().map(|row| (*row).clone()).collect();
+        let mut text = sweep::text(over, &rows);
+        text.push_str(&format!(
+            "\n{} of {} worked out have no better in {} at once",
+            rows.len(),
+            figures::counted(self.n_points as u64, "point"),
+            self.objectives.join(", ")
+        ));
+        if self.n_without_plan > 0 {
+            text.push_str(&format!("; {} of them have no plan", self.n_without_plan));
+        }
+        text + "\n"
+    }
+}

@@ -1,0 +1,291 @@
+//! `planner sweep`: one question asked many times with other numbers, into a file that a second run goes on with.
+
+use std::collections::BTreeMap;
+
+use cost_model::Constants;
+use frontends::{Size, rescale};
+use indicatif::ProgressBar as Bar;
+use ir::plan::Plan;
+use ir::units::{BytesPerSecond, GIB, Seconds};
+use planner::request::Pins;
+use serde::{Deserialize, Serialize};
+
+use crate::args::{JobArgs, SizeArgs, ThreadArgs};
+use crate::failure::Failure;
+use crate::figures;
+use crate::forbid;
+use crate::input;
+use crate::output::json;
+use crate::pins;
+use crate::question::Question;
+use crate::question_args::{GridArgs, SweepArgs};
+use crate::search::{bar, pool};
+use crate::sweep_file::ResultFile;
+use crate::table::{Side, table};
+use crate::terminal::Terminal;
+
+/// Most points of a sweep: what a patient user might wait for.
+const MAX_POINTS: usize = 10_000;
+
+/// The numbers of one point, by name.
+pub(crate) type Point = BTreeMap<String, f64>;
+
+/// A name and the numbers that it takes in turn.
+pub(crate) type Over = (String, Vec<f64>);
+
+/// What came of one point: a line of the result file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Row {
+    /// Digest of everything that was asked.
+    pub(crate) question: String,
+    /// The numbers that were put in.
+    pub(crate) point: Point,
+    /// The best plan's figures.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) plan: Option<Figures>,
+    /// Why there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) no_plan: Option<String>,
+}
+
+/// Figures of the best plan at a point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    pub(crate) roles: String,
+    pub(crate) n_devices: u64,
+    pub(crate) step_time_s: f64,
+    pub(crate) mfu: f64,
+    pub(crate) tokens_per_s: f64,
+    pub(crate) peak_memory_bytes: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cost_per_step: Option<f64>,
+    pub(crate) gap: f64,
+}
+
+/// Sweeps.
+pub(crate) fn run(args: &SweepArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    let over = args.over.iter().map(|text| read_over(text)).collect::<Result<Vec<Over>, _>>()?;
+    let rows = rows(&args.grid, &over, terminal)?;
+    let text = if args.grid.json.json { json(&rows)? } else { text(&over, &rows) };
+    write!(terminal.out, "{text}")?;
+    Ok(())
+}
+
+/// `devices=8,16,32`.
+fn read_over(text: &str) -> Result<Over, Failure> {
+    let wrong = |what: String| {
+        let hint = "for example `--over devices=8,16,32` or `--over bandwidth.infiniband=25,50,100`";
+        Failure::argument_with_hint(format!("--over: {what}"), hint)
+    };
+    let (name, list) =
+        text.split_once('=').ok_or_else(|| wrong(format!("expected `name=number,...`, found `{text}`")))?;
+    let number = |word: &str| match word.trim().parse::<f64>() {
+        Ok(number) if number > 0.0 && number <= 1e15 => Ok(number),
+        Ok(_) | Err(_) => Err(wrong(format!("{name}: expected a number above 0, found `{word}`"))),
+    };
+    Ok((name.trim().to_owned(), list.split(',').map(number).collect::<Result<_, _>>()?))
+}
+
+/// Every combination of the numbers; the last name changes fastest.
+fn points(over: &[Over]) -> Result<Vec<Point>, Failure> {
+    let n = over.iter().try_fold(1_usize, |n, (_, list)| n.checked_mul(list.len()));
+    if n.is_none_or(|n| n > MAX_POINTS) {
+        return Err(Failure::argument(format!(
+            "--over: more than the {MAX_POINTS} points that are swept over"
+        )));
+    }
+    let mut points = vec![Point::new()];
+    for (name, list) in over {
+        if points.iter().any(|point| point.contains_key(name)) {
+            return Err(Failure::argument(format!("--over: {name} is given twice")));
+        }
+        let with = |point: &Point, number: f64| {
+            let mut point = point.clone();
+            point.insert(name.clone(), number);
+            point
+        };
+        points =
+            points.iter().flat_map(|point| list.iter().map(move |&number| with(point, number))).collect();
+    }
+    Ok(points)
+}
+
+/// The outcome of every point: of the file where it is there, else searched for and written to it.
+pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) -> Result<Vec<Row>, Failure> {
+    let mut asked = Vec::new();
+    for point in points(over)? {
+        let question = question(grid, &point)?;
+        asked.push((digest(&question), question, point));
+    }
+    let mut file = ResultFile::open(grid.output.as_deref())?;
+    let known = file.rows.clone();
+    let there = |digest: &str| known.iter().find(|row| row.question == *digest);
+    let n_there = asked.iter().filter(|(digest, ..)| there(digest).is_some()).count();
+    if n_there > 0 {
+        writeln!(terminal.err, "{n_there} of {} points are in the file already", asked.len())?;
+    }
+    let bar = bar(terminal.progress, "points");
+    bar.set_length(asked.len() as u64);
+    let mut rows = Vec::with_capacity(asked.len());
+    for (digest, question, point) in asked {
+        let row = match there(&digest) {
+            Some(row) => row.clone(),
+            None => {
+                let row = worked_out(digest, &question, point, &grid.threads)?;
+                file.append(&row)?;
+                row
+            }
+        };
+        advance(&bar, &row);
+        rows.push(row);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+fn advance(bar: &Bar, row: &Row) {
+    bar.inc(1);
+    if let Some(plan) = &row.plan {
+        bar.set_message(figures::seconds(Seconds(plan.step_time_s)));
+    }
+}
+
+/// The question at a point.
+fn question(grid: &GridArgs, point: &Point) -> Result<Question, Failure> {
+    let mut job: JobArgs = grid.job.clone();
+    if point.contains_key("devices") && point.contains_key("nodes") {
+        return Err(Failure::argument(
+            "--over: the size of the cluster is given twice, as devices and as nodes",
+        ));
+    }
+    for (name, &number) in point {
+        let whole = || {
+            let count = (number.fract() == 0.0 && number < 4e9).then_some(number as u64);
+            count.ok_or_else(|| Failure::argument(format!("--over: {name}={number} is no count")))
+        };
+        match name.as_str() {
+            "devices" => job.size = SizeArgs { devices: Some(whole()?), nodes: None },
+            "nodes" => job.size = SizeArgs { devices: None, nodes: Some(whole()?) },
+            "seq-len" => job.seq_len = Some(whole()?),
+            "global-batch" => job.global_batch = Some(whole()?),
+            _ => {}
+        }
+    }
+    let mut question = Question::read(&grid.model, &grid.cluster, &job)?;
+    for (name, &number) in point {
+        change_cluster(&mut question, name, number)?;
+    }
+    let request = &mut question.request;
+    request.pins = Pins { forbid: forbid::read(&grid.forbid.forbid)?, ..pins::read(&grid.pin)? };
+    forbid::check(&request.pins, "take back one of --pin and --forbid")?;
+    Ok(question)
+}
+
+/// Another bandwidth of a tier, or another memory of the devices.
+fn change_cluster(question: &mut Question, name: &str, number: f64) -> Result<(), Failure> {
+    let cluster = &mut question.request.cluster;
+    match (name, name.strip_prefix("bandwidth.")) {
+        ("devices" | "nodes" | "seq-len" | "global-batch", _) => {}
+        ("memory", _) => {
+            for group in &mut cluster.groups {
+                group.device.memory_bytes = ir::units::Bytes(number * GIB);
+            }
+        }
+        (_, Some(tier)) => {
+            let names: Vec<String> = cluster.tiers.iter().map(|tier| tier.name.clone()).collect();
+            let known = cluster.tiers.iter_mut().find(|known| known.name == tier).ok_or_else(|| {
+                let what = format!("--over: the cluster has no tier `{tier}`");
+                Failure::argument_with_hint(what, format!("it has {}", names.join(", ")))
+            })?;
+            known.bandwidth_bytes_per_s = BytesPerSecond(number * 1e9);
+        }
+        (_, None) => {
+            let hint =
+                "names are devices, nodes, seq-len, global-batch, memory (GiB) and bandwidth.TIER (GB/s)";
+            return Err(Failure::argument_with_hint(format!("--over: there is no `{name}` to change"), hint));
+        }
+    }
+    Ok(())
+}
+
+/// Everything that decides the answer, in one word.
+fn digest(question: &Question) -> String {
+    let text = format!("{} {:?}", env!("CARGO_PKG_VERSION"), question.request);
+    input::digest(&text)
+}
+
+fn worked_out(
+    digest: String,
+    question: &Question,
+    point: Point,
+    threads: &ThreadArgs,
+) -> Result<Row, Failure> {
+    let constants = Constants::load();
+    let found = pool(threads)?.install(|| planner::optimize_with(&question.request, &constants, &|_| ()));
+    let (plan, no_plan) = match found {
+        Ok(plan) => (Some(Figures::of(&plan)?), None),
+        Err(broken @ planner::request::NoPlan::Broken { .. }) => return Err(broken.into()),
+        Err(other) => (None, Some(other.to_string())),
+    };
+    Ok(Row { question: digest, point, plan, no_plan })
+}
+
+impl Figures {
+    fn of(plan: &Plan) -> Result<Self, Failure> {
+        let predicted = plan.predicted.as_ref().ok_or_else(|| Failure::bug("the plan has no prediction"))?;
+        Ok(Self {
+            roles: plan.roles.to_string(),
+            n_devices: plan.n_devices(),
+            step_time_s: predicted.step_time_s.0,
+            mfu: predicted.mfu,
+            tokens_per_s: predicted.tokens_per_s_per_device * plan.n_devices() as f64,
+            peak_memory_bytes: predicted.peak_memory_bytes.0,
+            cost_per_step: predicted.cost_per_step,
+            gap: plan.search.as_ref().map_or(0.0, |search| search.gap),
+        })
+    }
+}
+
+/// A table: the numbers that change, then what came of them, in the order asked.
+pub(crate) fn text(over: &[Over], rows: &[Row]) -> String {
+    let has_price = rows.iter().filter_map(|row| row.plan.as_ref()).any(|plan| plan.cost_per_step.is_some());
+    let mut columns: Vec<(&str, Side)> = over.iter().map(|(name, _)| (name.as_str(), Side::Right)).collect();
+    columns.extend([
+        ("step time", Side::Right),
+        ("MFU", Side::Right),
+        ("tokens/s", Side::Right),
+        ("peak memory", Side::Right),
+    ]);
+    columns.extend(has_price.then_some(("price of a step", Side::Right)));
+    columns.push(("plan", Side::Left));
+    let row = |row: &Row| {
+        let mut cells: Vec<String> = over.iter().map(|(name, _)| row.point[name].to_string()).collect();
+        match &row.plan {
+            Some(plan) => cells.extend([
+                figures::seconds(Seconds(plan.step_time_s)),
+                figures::percent(plan.mfu),
+                figures::count(plan.tokens_per_s),
+                figures::bytes(ir::units::Bytes(plan.peak_memory_bytes)),
+            ]),
+            None => cells.extend(std::iter::repeat_n("-".to_owned(), 4)),
+        }
+        let price = row.plan.as_ref().and_then(|plan| plan.cost_per_step);
+        cells.extend(has_price.then(|| price.map_or("-".into(), figures::three)));
+        let words = row.plan.as_ref().map(|plan| plan.roles.clone()).or(row.no_plan.clone());
+        cells.push(words.unwrap_or_default());
+        cells
+    };
+    table(&columns, &rows.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Numbers of devices worth asking of a cluster: itself, and halves of it as far as they are clusters.
+pub(crate) fn halves(grid: &GridArgs) -> Result<Vec<f64>, Failure> {
+    let whole = Question::read(&grid.model, &grid.cluster, &grid.job)?.request.cluster;
+    let mut list = Vec::new();
+    let mut n = whole.n_devices();
+    while n > 0 && rescale(&whole, Size::Devices(n)).is_ok() {
+        list.push(n as f64);
+        n = if n.is_multiple_of(2) { n / 2 } else { 0 };
+    }
+    Ok(list)
+}

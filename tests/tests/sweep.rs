@@ -1,0 +1,170 @@
+//! Sweeps go on where they were stopped, and say what single questions say; fronts are what nothing beats.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+#![expect(clippy::disallowed_methods, reason = "a test of files")]
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::{Transcript, planner};
+
+const SWEEP: &[&str] = &[
+    "sweep",
+    "gpt2",
+    "dgx-h100",
+    "--global-batch",
+    "64",
+    "--over",
+    "devices=2,4",
+    "--over",
+    "seq-len=512,1024",
+];
+
+fn scratch(name: &str) -> String {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = fs::remove_file(&path);
+    path.to_string_lossy().into_owned()
+}
+
+fn asked(words: &[&str], more: &[&str]) -> Transcript {
+    let said = planner(&[words, more].concat());
+    assert_eq!(said.code, 0, "{said}");
+    said
+}
+
+fn json(said: &Transcript) -> Value {
+    serde_json::from_str(&said.out).unwrap()
+}
+
+#[test]
+fn a_point_of_a_sweep_is_the_question_asked_alone() {
+    let rows = json(&asked(SWEEP, &["--json"]));
+    let rows = rows.as_array().unwrap();
+    let points: Vec<(f64, f64)> = rows
+        .iter()
+        .map(|row| (row["point"]["devices"].as_f64().unwrap(), row["point"]["seq-len"].as_f64().unwrap()))
+        .collect();
+    assert_eq!(points, [(2.0, 512.0), (2.0, 1024.0), (4.0, 512.0), (4.0, 1024.0)]);
+    for (row, (devices, sequence)) in rows.iter().zip(points) {
+        let (devices, sequence) = (devices.to_string(), sequence.to_string());
+        let alone = [
+            "optimize",
+            "gpt2",
+            "dgx-h100",
+            "--global-batch",
+            "64",
+            "--devices",
+            &devices,
+            "--seq-len",
+            &sequence,
+        ];
+        let plan = json(&asked(&alone, &["--json"]));
+        assert_eq!(row["plan"]["step_time_s"], plan["predicted"]["step_time_s"]);
+        assert_eq!(row["plan"]["peak_memory_bytes"], plan["predicted"]["peak_memory_bytes"]);
+    }
+}
+
+#[test]
+fn a_sweep_that_was_stopped_in_the_middle_of_a_line_goes_on() {
+    let file = scratch("stopped.jsonl");
+    let whole = asked(SWEEP, &["-o", &file]);
+    let text = fs::read_to_string(&file).unwrap();
+    assert_eq!(text.lines().count(), 4);
+    // Stopped while the third line was written.
+    let third = text.match_indices('\n').nth(1).unwrap().0 + 20;
+    fs::write(&file, &text[..third]).unwrap();
+    let again = asked(SWEEP, &["-o", &file]);
+    assert!(again.err.contains("2 of 4 points are in the file already"), "{again}");
+    assert_eq!((again.out, fs::read_to_string(&file).unwrap()), (whole.out, text.clone()));
+    // What is there is not asked again, and another question has lines of its own.
+    assert!(asked(SWEEP, &["-o", &file]).err.contains("4 of 4 points"));
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+    let other = asked(SWEEP, &["-o", &file, "--pin", "zero=1"]);
+    assert!(!other.err.contains("already"), "{other}");
+    assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 8);
+}
+
+#[test]
+fn faster_links_and_larger_devices_never_make_a_plan_slower() {
+    let over = |what: &str| {
+        let words = [
+            "sweep",
+            "llama-3-8b",
+            "dgx-h100",
+            "--devices",
+            "8",
+            "--global-batch",
+            "32",
+            "--pin",
+            "dp=2",
+            "--over",
+            what,
+        ];
+        let rows = json(&asked(&words, &["--json"]));
+        let time = |row: &Value| row["plan"]["step_time_s"].as_f64().unwrap_or(f64::INFINITY);
+        rows.as_array().unwrap().iter().map(time).collect::<Vec<f64>>()
+    };
+    for what in ["bandwidth.nvlink=100,200,450,900", "memory=20,40,80,141"] {
+        let times = over(what);
+        assert!(times[3].is_finite() && times.windows(2).all(|pair| pair[1] <= pair[0]), "{what}: {times:?}");
+    }
+}
+
+#[test]
+fn nothing_on_a_front_is_beaten_and_no_time_is_lost() {
+    let words = [
+        "pareto",
+        "llama-3-8b",
+        "dgx-h100",
+        "--global-batch",
+        "64",
+        "--try-devices",
+        "4,8",
+        "--try-memory",
+        "40,80",
+    ];
+    let answer = json(&asked(&words, &["--json"]));
+    let front = answer["front"].as_array().unwrap();
+    let outcome = |row: &Value| {
+        ["step_time_s", "peak_memory_bytes", "n_devices"].map(|name| row["plan"][name].as_f64().unwrap())
+    };
+    assert!(front.len() >= 2, "{answer}");
+    for a in front {
+        for b in front.iter().filter(|b| *b != a) {
+            assert!(outcome(a).iter().zip(outcome(b)).any(|(a, b)| *a < b), "{a} and {b}");
+        }
+    }
+    let best = json(&asked(&["optimize", "llama-3-8b", "dgx-h100", "--global-batch", "64"], &["--json"]));
+    assert_eq!(front[0]["plan"]["step_time_s"], best["predicted"]["step_time_s"]);
+    assert!(
+        asked(&words, &[])
+            .out
+            .contains("of 4 points worked out have no better in step time, peak memory, devices")
+    );
+}
+
+#[test]
+fn what_cannot_be_swept_over_is_named() {
+    let sweep = ["sweep", "gpt2", "dgx-h100", "--over"];
+    for (over, words) in [
+        ("devices", "expected `name=number,...`"),
+        ("devices=8,many", "expected a number above 0, found `many`"),
+        ("devices=2.5", "is no count"),
+        ("seq-len=0", "expected a number above 0"),
+        ("tp=2", "there is no `tp` to change"),
+        ("bandwidth.ethernet=10", "it has nvlink, infiniband"),
+        ("devices=12", "12 devices do not fill"),
+    ] {
+        let said = planner(&[&sweep[..], &[over]].concat());
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+        assert!(said.err.contains(words), "{said}");
+    }
+    let file = scratch("no-sweep.jsonl");
+    fs::write(&file, "{\"schema_version\": 1}\n").unwrap();
+    let said = planner(&[SWEEP, &["-o", &file]].concat());
+    assert!(
+        said.code == 2 && said.err.contains("no-sweep.jsonl:1:") && said.err.contains("no result"),
+        "{said}"
+    );
+}
