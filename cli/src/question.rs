@@ -5,6 +5,7 @@ use frontends::{Size, rescale};
 use ir::cluster::{Cluster, Precision};
 use ir::engine::Engine;
 use ir::plan::{InputDigests, Plan};
+use ir::positions::{TooShort, lengthen};
 use ir::work::AttentionKernel;
 use planner::request::{Job, Pins, Request, Solver};
 
@@ -21,6 +22,8 @@ pub(crate) struct Question {
     pub(crate) digests: InputDigests,
     /// Settings of the job that nobody gave: `sequence`, `global batch`, …
     pub(crate) defaults: Vec<&'static str>,
+    /// What was done to the model for it to be trained so.
+    warnings: Vec<String>,
 }
 
 impl Question {
@@ -42,6 +45,7 @@ impl Question {
         let cluster = resized(described.value, &args.size)?;
         let defaults = Job::defaults(&model.value, &cluster);
         let sequence = args.seq_len.unwrap_or(defaults.sequence);
+        let warnings = lengthen(&mut model.value, sequence).iter().map(lengthened).collect();
         let job = Job {
             sequence,
             global_batch: args.global_batch.unwrap_or_else(|| Job::default_batch(sequence)),
@@ -71,13 +75,19 @@ impl Question {
             },
             digests: InputDigests { model: model.digest, cluster: described.digest },
             defaults: given.into_iter().filter(|(_, given)| !given).map(|(name, _)| name).collect(),
+            warnings,
         })
     }
 
     /// Signs a plan that answers the question.
-    pub(crate) fn sign(&self, plan: Plan) -> Plan {
+    pub(crate) fn sign(&self, mut plan: Plan) -> Plan {
+        plan.warnings.extend(self.warnings.iter().cloned());
         Plan { tool_version: env!("CARGO_PKG_VERSION").into(), inputs: self.digests.clone(), ..plan }
     }
+}
+
+fn lengthened(short: &TooShort) -> String {
+    format!("{short}: planned with {} rows", short.needed)
 }
 
 /// The cluster in the size that was asked for.

@@ -17,6 +17,7 @@ pub mod program;
 pub mod region;
 pub mod token_order;
 pub mod engine;
+pub mod positions;
 pub mod op_work;
 pub mod lower;
 pub mod split;

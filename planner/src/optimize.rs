@@ -12,6 +12,7 @@
 //! it are the same with any number of threads.
 
 use cost_model::Constants;
+use ir::positions::too_short;
 use ir::slices::sliced_model;
 use ir::units::{Bytes, Seconds};
 use rayon::prelude::*;
@@ -311,6 +312,9 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     let (job, n) = (&request.job, request.cluster.n_devices());
     if job.sequence == 0 || job.global_batch == 0 {
         return fail("the sequence length and the global batch must be at least 1".into());
+    }
+    if let Some(short) = request.model.layers.iter().find_map(|layer| too_short(layer, job.sequence)) {
+        return fail(format!("a sequence of {} tokens: {short}", job.sequence));
     }
     let pins = &request.pins;
     for (name, pin) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp)] {

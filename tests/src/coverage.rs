@@ -1,4 +1,4 @@
-//! The table of what runs: every strategy and schedule, dense and with experts, in single and double precision.
+//! The table of what runs: every strategy and schedule, dense and with experts, in double, single and bf16 precision.
 
 use ir::mesh::Mesh;
 use ir::plan::Plan;
@@ -136,10 +136,10 @@ pub struct Shown {
     pub formats: Vec<String>,
 }
 
-/// Verifies the plan in a file, as it is, in single and double precision. An error is what the command said.
+/// Verifies the plan in a file, as it is, in double, single and bf16 precision. An error is what the command said.
 pub fn show(file: &std::path::Path) -> Result<Shown, String> {
     let (name, ranks) = (file.to_string_lossy(), MAX_RANKS.to_string());
-    let said = planner(&["verify", &name, "--whole", "--precision", "both", "--ranks", &ranks, "--json"]);
+    let said = planner(&["verify", &name, "--whole", "--precision", "all", "--ranks", &ranks, "--json"]);
     let verdict: Value = serde_json::from_str(&said.out).map_err(|_| said.to_string())?;
     let runs = verdict["runs"].as_array().ok_or("no runs")?;
     if said.code != 0 {

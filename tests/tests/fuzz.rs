@@ -1,19 +1,24 @@
 //! The whole chain on plans drawn at random: opened, written and read as text, proven where that is possible, run on all
 //! ranks in f64, and held to one device and to the predicted bytes.
 //!
-//! `PROPTEST_CASES=2000 cargo test -p tests --test fuzz` runs more. A failure prints the smallest case that fails and
-//! the text of its plan; kept in `cases/`, it is run again for ever.
+//! `PROPTEST_CASES=2000 PROPTEST_RNG_SEED=$RANDOM cargo test -p tests --test fuzz` runs more and others: a seed gives the
+//! same cases again. A failure prints its seed, the smallest case that fails and the text of its plan; kept in `cases/`,
+//! that is run again for ever.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use ir::text::{read_plan, write_plan};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use tests::fuzz::{MAX_RANKS, cases};
 use tests::planner;
 
 /// Cases of one run, unless `PROPTEST_CASES` says another number.
 const CASES: u32 = 100;
+
+/// Seed of a run, unless `PROPTEST_RNG_SEED` says another: a change is judged by the cases of the one before it.
+const SEED: u64 = 1;
 
 /// Verifies the plan in a file as it is, and says what was wrong.
 fn verify(file: &Path) -> Result<(), String> {
@@ -25,21 +30,29 @@ fn verify(file: &Path) -> Result<(), String> {
 fn config() -> ProptestConfig {
     let from_environment = ProptestConfig::default();
     let cases = if from_environment.cases == 256 { CASES } else { from_environment.cases };
-    ProptestConfig { cases, max_global_rejects: 20 * cases, failure_persistence: None, ..from_environment }
+    let rng_seed = match from_environment.rng_seed {
+        RngSeed::Random => RngSeed::Fixed(SEED),
+        fixed @ RngSeed::Fixed(_) => fixed,
+    };
+    let max_global_rejects = 20 * cases;
+    ProptestConfig { cases, max_global_rejects, rng_seed, failure_persistence: None, ..from_environment }
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "plans are verified as files")]
 fn any_legal_plan_computes_what_one_device_computes() {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz.txt");
-    proptest!(config(), |(case in cases())| {
+    let config = config();
+    let seed = config.rng_seed;
+    println!("{} cases of PROPTEST_RNG_SEED={seed}", config.cases);
+    proptest!(config, |(case in cases())| {
         let plan = case.plan();
         prop_assume!(plan.is_some());
         let text = write_plan(&plan.unwrap());
         prop_assert_eq!(&write_plan(&read_plan(&text).unwrap()), &text);
         fs::write(&file, &text).unwrap();
         let verified = verify(&file);
-        prop_assert!(verified.is_ok(), "{}\n{text}", verified.unwrap_err());
+        prop_assert!(verified.is_ok(), "PROPTEST_RNG_SEED={seed}: {}\n{text}", verified.unwrap_err());
     });
 }
 

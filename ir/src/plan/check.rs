@@ -22,6 +22,7 @@ use crate::plan::cluster_check::check_cluster;
 use crate::plan::entry::RESERVED;
 use crate::plan::sliced::{self, Sliced};
 use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
+use crate::positions::too_short;
 use crate::program::Program;
 use crate::sharding::Sharding;
 use crate::signature::signature;
@@ -315,6 +316,9 @@ fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError>
         let layer = &model.layers[at];
         let sizes = layer.sizes(plan.micro_batch, plan.job.sequence);
         check_elements(layer, &sizes).map_err(|what| PlanError::new("job", what))?;
+        if let Some(short) = too_short(layer, plan.job.sequence) {
+            return fail("job.sequence", format!("{} tokens: {short}", plan.job.sequence));
+        }
         let choice = entry.choice(layer, &plan.mesh).map_err(|e| within(&place, e.place, e.what))?;
         let program = lower(layer, &plan.mesh, &sizes, &choice)
             .map_err(|error| PlanError::new(&place, error.to_string()))?;

@@ -110,7 +110,7 @@ fn description(family: Family, sizes: &ModelSizes) -> Value {
         Family::Llama => json!({ "model_type": "llama" }),
         Family::Gpt2 => json!({
             "model_type": "gpt2", "n_embd": hidden, "n_layer": sizes.n_layers, "n_head": heads,
-            "n_positions": 64, "n_ctx": 64, "vocab_size": sizes.vocabulary,
+            "n_positions": 160, "n_ctx": 160, "vocab_size": sizes.vocabulary,
             "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
         }),
         Family::Gemma2 => json!({
