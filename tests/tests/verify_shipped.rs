@@ -1,4 +1,4 @@
-//! More plans of real models, each shrunk, run with real numbers in f64, and held to one device and to its prediction.
+//! More plans of real models, each shrunk, run with real numbers in f64, f32 and bf16, and held to one device and to its prediction.
 //!
 //! The plans of `golden_plans` are run there. Here are the kinds of layer that those lack: tied and learned embeddings,
 //! windows, soft caps, sinks, shared and one-headed keys, ALiBi, latent attention, and clusters of old devices.
@@ -14,7 +14,7 @@ fn assert_verified(name: &str, words: &[&str]) {
     let file = path.to_string_lossy().into_owned();
     let found = planner(&[&["optimize"], words, &["-o", &file]].concat());
     assert_eq!(found.code, 0, "{found}");
-    let verified = planner(&["verify", &file, "--precision", "f64"]);
+    let verified = planner(&["verify", &file, "--precision", "all"]);
     assert_eq!(verified.code, 0, "{verified}");
     assert!(verified.out.ends_with("verified\n") && !verified.out.contains("DIFFERENT"), "{verified}");
 }

@@ -18,8 +18,11 @@ use crate::strategy::placements;
 
 /// Fewest elements of a dim that nothing cuts, so that sums over it have several terms.
 const FEW: u64 = 4;
-/// Fewest elements of the stream, and tokens of a sequence.
-const STREAM_FEW: u64 = 8;
+/// Fewest tokens of a sequence.
+const TOKENS_FEW: u64 = 8;
+/// Fewest elements of a dim that a norm scales to unit size: of few elements the norm is now and then near zero, and each
+/// layer then carries rounding tenfold.
+const NORMED_FEW: u64 = 16;
 /// Fewest rows of a vocabulary, so that tokens differ.
 const VOCABULARY: u64 = 16;
 /// Rounds in which lengths may grow: more than all of them can double.
@@ -76,7 +79,7 @@ pub(super) fn reduce(plan: &Plan, open: &OpenPlan, mesh: &Mesh, n_slices: usize)
     let tokens = of_job(&|extent| matches!(extent, Extent::Sequence | Extent::Slots { .. }));
     let slices = slices(plan, n_slices, tokens);
     let sequence = match slices.iter().sum() {
-        0 => grown(blocks(plan.job.sequence, tokens), STREAM_FEW, plan.job.sequence),
+        0 => grown(blocks(plan.job.sequence, tokens), TOKENS_FEW, plan.job.sequence),
         sum => sum,
     };
     let sums = sums(open, &classes);
@@ -108,7 +111,7 @@ fn slices(plan: &Plan, n: usize, cut: Cut) -> Vec<u64> {
     let large = (0..n).map(|i| plan.slices[i * plan.slices.len() / n]);
     let small: Vec<u64> =
         large.map(|length| if length > shortest { 2 * cut.small } else { cut.small }).collect();
-    let times = grown(small.iter().sum(), STREAM_FEW, plan.job.sequence) / small.iter().sum::<u64>().max(1);
+    let times = grown(small.iter().sum(), TOKENS_FEW, plan.job.sequence) / small.iter().sum::<u64>().max(1);
     small.into_iter().map(|length| length * times.max(1)).collect()
 }
 
@@ -199,11 +202,14 @@ fn demands(open: &OpenPlan, classes: &Classes, cuts: &[Cut], sums: &[SumOf]) -> 
     };
     for (l, layer) in layers(open) {
         for tensor in layer.stream_in.into_iter().chain([layer.out]) {
-            ask(classes.last((l, layer), tensor), 1, STREAM_FEW);
+            ask(classes.last((l, layer), tensor), 1, NORMED_FEW);
         }
         for op in &layer.ops {
             let class = op.operands.first().and_then(|&tensor| classes.last((l, layer), tensor));
             let length = class.and_then(|class| classes.length(class)).unwrap_or(0);
+            if let OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } = op.kind {
+                ask(class, 1, NORMED_FEW);
+            }
             if let OpKind::Rope { .. } = op.kind {
                 ask(class, 2, FEW);
             }
