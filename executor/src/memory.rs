@@ -3,7 +3,8 @@
 //! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
 //! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved values up to backward.
 //! States of parameters live all the time, finished gradients during the update. Run, every buffer is registered at its
-//! planned offset as it appears, with the bytes it really has. What messages hold on their way is not counted.
+//! planned offset as it appears, with the bytes it really has. What messages hold on their way is not counted; a stream
+//! that waits on its rank for the next chunk there is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use ir::graph::OpId;
 use ir::op::OpKind;
 use ir::program::{AxisSet, HeldParameter, Instruction, Storage, ValueId};
-use ir::schedule::Section;
+use ir::schedule::{Action, Section};
 
 use crate::arena::{Arena, Buffer, Placed, place};
 use crate::convert::Seat;
@@ -29,8 +30,17 @@ pub(crate) enum Held {
     Value(LayerIdx, u32, ValueId),
     /// Gradients of keys that a unit leaves for the slices before it.
     Owed(LayerIdx, u32, OpId),
+    /// The stream into a chunk, or its gradient out of it, between two chunks of one rank; of a unit.
+    Stream(u32, Direction, u32),
     /// A finished gradient.
     Gradient(ParameterKey),
+}
+
+/// Direction of the stream between chunks; both may be under way between the same two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
 }
 
 /// Bytes of a rank's arena.
@@ -88,12 +98,26 @@ impl<'a> Walk<'a> {
         }
         for action in &run.execution.table[stage as usize] {
             let (shape, action) = (run.execution.shape(), *action);
-            let (layers, unit) = (run.layers_of(shape.chunk(action)), shape.unit(action));
+            let (chunk, unit) = (shape.chunk(action), shape.unit(action));
+            // What the action before made is not of the moment in which this one takes something away.
+            walk.moment += 1;
+            let layers = run.layers_of(chunk);
             match action.section {
-                Section::Forward => layers.into_iter().for_each(|layer| walk.forward(layer, unit)),
+                Section::Forward => {
+                    walk.drop(Held::Stream(chunk, Direction::Forward, unit));
+                    layers.into_iter().for_each(|layer| walk.forward(layer, unit));
+                    walk.pass_on((chunk + 1, Direction::Forward, unit), (action, chunk + 1));
+                }
                 Section::Backward | Section::BackwardInput | Section::BackwardWeight => {
                     let at = |layer| (layer, unit);
+                    walk.drop(Held::Stream(chunk + 1, Direction::Backward, unit));
                     layers.into_iter().rev().for_each(|layer| walk.backward(at(layer), action.section));
+                    let first = run.layers_of(chunk).first().map(|&layer| run.program(layer));
+                    let sends = action.section != Section::BackwardWeight
+                        && first.is_some_and(|program| program.stream_gradient.is_some());
+                    if let Some(before) = chunk.checked_sub(1).filter(|_| sends) {
+                        walk.pass_on((chunk, Direction::Backward, unit), (action, before));
+                    }
                 }
             }
         }
@@ -106,6 +130,21 @@ impl<'a> Walk<'a> {
         walk.moment += 1;
         walk.live.keys().copied().collect::<Vec<_>>().into_iter().for_each(|held| walk.drop(held));
         walk
+    }
+
+    /// The stream of a border waits here where the chunk it goes to is on this rank too.
+    fn pass_on(&mut self, (border, direction, unit): (u32, Direction, u32), (action, to): (Action, u32)) {
+        let run = self.run;
+        let Some(Some(between)) = run.borders.get(border as usize) else { return };
+        if run.stage_at(to, action.micro_batch) == self.seat.stage {
+            let sharding = match direction {
+                Direction::Forward => between.sent,
+                Direction::Backward => between.gradient,
+            };
+            let elements = self.seat.block(sharding, run.border_shape(between, u64::from(unit))).len() as u64;
+            let bytes = elements * run.rounded_bytes(self.element_bytes);
+            self.make(Held::Stream(border, direction, unit), bytes);
+        }
     }
 
     fn parameters(&self, stage: u32) -> Vec<(ParameterKey, HeldParameter)> {

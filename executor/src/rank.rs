@@ -23,7 +23,7 @@ use crate::job::{LayerIdx, Recorded};
 use crate::kernels::ring::Attended;
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
-use crate::memory::{Held, MemoryPlan, RankMemory, Watch};
+use crate::memory::{Direction, Held, MemoryPlan, RankMemory, Watch};
 use crate::observe::Activity;
 use crate::prepare::{Border, ParameterKey, Prepared, unfit};
 use crate::ring::RingKey;
@@ -60,13 +60,6 @@ pub(crate) struct Record {
     pub(crate) audit: Audit,
     /// Per layer, expert choices that were fixed against the rank's own.
     pub(crate) rerouted: BTreeMap<LayerIdx, u64>,
-}
-
-/// Direction of the stream between chunks; both may be under way between the same two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Direction {
-    Forward,
-    Backward,
 }
 
 /// A rank and all it holds.
@@ -597,6 +590,8 @@ impl<'a, E: Real> Rank<'a, E> {
         (seq, tensor): (u64, Tensor<E>),
     ) -> Result<(), ExecutorError> {
         if to == self.seat.stage {
+            let bytes = tensor.len() as u64 * self.run.rounded_bytes(size_of::<E>() as u64);
+            self.watch.make(Held::Stream(key.0, key.1, key.2), bytes)?;
             self.moved.insert(key, tensor);
             return Ok(());
         }
@@ -612,6 +607,7 @@ impl<'a, E: Real> Rank<'a, E> {
     ) -> Result<Tensor<E>, ExecutorError> {
         let missing = || unfit(format!("chunk {} has not received its stream", key.0));
         if from == self.seat.stage {
+            self.watch.drop(Held::Stream(key.0, key.1, key.2));
             return self.moved.remove(&key).ok_or_else(missing);
         }
         let block = self.seat.block(sharding, self.run.border_shape(border, seq));
