@@ -515,7 +515,6 @@ mod tests {
             n_experts_fixed: 0,
             dropped: None,
             one_device: None,
-            one_device: None,
         }
     }
 

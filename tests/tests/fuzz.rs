@@ -40,6 +40,7 @@ fn config() -> ProptestConfig {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "plans are verified as files")]
+#[expect(clippy::print_stdout, reason = "the seed of a run is part of what it says")]
 fn any_legal_plan_computes_what_one_device_computes() {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz.txt");
     let config = config();
