@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::question_args::{CompareArgs, ForbidArgs, ParetoArgs, ProveArgs, SweepArgs};
+use crate::question_args::{CompareArgs, ForbidArgs, ParetoArgs, ProveArgs, ReplanArgs, SweepArgs};
 
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
 const MAX_COUNT: u64 = 1 << 32;
@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Say which bytes move between which ranks when training goes over from one plan to another
     Reshard(ReshardArgs),
+    /// Plan anew when devices are lost or gained, and say what must move and how long that takes
+    Replan(ReplanArgs),
     /// Check that a plan's schedule can run, and say what every stage does and holds
     Check(CheckArgs),
     /// Say where the time and the memory of a plan go, and why it won

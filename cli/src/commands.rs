@@ -11,7 +11,7 @@ use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
     calibrate, check, clusters, compare, completions, estimate, explain, models, optimize, pareto, prove,
-    reshard, schema, show, sweep, train, validate, verify,
+    replan, reshard, schema, show, sweep, train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
@@ -40,6 +40,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Verify(args) => verify::run_command(args, terminal),
         Command::Run(args) => train::run(args, terminal),
         Command::Reshard(args) => reshard::run(args, terminal),
+        Command::Replan(args) => replan::run(args, terminal),
         Command::Check(args) => check::run(args, terminal),
         Command::Explain(args) => explain::run(args, terminal),
         Command::Sweep(args) => sweep::run(args, terminal),
@@ -63,6 +64,7 @@ fn form(command: &Command) -> Form {
         Command::Verify(args) => Form::of(&args.json),
         Command::Run(args) => Form::of(&args.json),
         Command::Reshard(args) => Form::of(&args.json),
+        Command::Replan(args) => Form::of(&args.json),
         Command::Check(args) => Form::of(&args.json),
         Command::Explain(args) => Form::of(&args.json),
         Command::Sweep(args) => Form::of(&args.grid.json),

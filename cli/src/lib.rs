@@ -26,6 +26,7 @@ mod prove;
 mod verify;
 mod train;
 mod reshard;
+mod replan;
 mod check;
 mod validate;
 mod validate_memory;

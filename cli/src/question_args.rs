@@ -98,3 +98,39 @@ pub(crate) struct ParetoArgs {
     #[arg(long, value_name = "GIB,...", value_delimiter = ',')]
     pub(crate) try_memory: Vec<f64>,
 }
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").required(true).args(["lost", "gained", "cluster"]))]
+#[command(after_help = "Examples:\n  \
+    planner replan plan.json --lost 3 -o next.json\n  \
+    planner replan plan.json --gained 8\n  \
+    planner replan plan.json --cluster new.json\n\n\
+    Model, sequence and global batch stay. Ranks keep their numbers; those that are lost are taken to be the last.")]
+pub(crate) struct ReplanArgs {
+    /// The plan under which training ran
+    pub(crate) plan: String,
+    /// Devices that are gone
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) lost: Option<u64>,
+    /// Devices that are new, of the same kind
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) gained: Option<u64>,
+    /// File or name of another cluster
+    #[arg(long, value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Give the other cluster so many nodes
+    #[arg(long, value_name = "N", requires = "cluster", conflicts_with_all = ["lost", "gained"], value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) nodes: Option<u64>,
+    /// Choices to keep, as for `planner optimize`
+    #[arg(long, value_name = "NAME=VALUE,...", help_heading = "Choices")]
+    pub(crate) pin: Vec<String>,
+    #[command(flatten)]
+    pub(crate) forbid: ForbidArgs,
+    /// Write the new plan to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArgs,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}

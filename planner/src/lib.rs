@@ -5,6 +5,7 @@
 
 pub mod rewrite;
 pub mod reshard;
+pub mod moving;
 pub mod prove;
 pub mod request;
 pub mod forbid;

@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 
 use cost_model::memory::StateBytes;
+use ir::cluster::{Cluster, Tier};
 use ir::engine::GradientFormat;
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
@@ -53,6 +54,8 @@ pub enum State {
 pub enum Givers {
     /// Every rank that holds a state gives it: training goes over from one plan to the other.
     Ranks,
+    /// Ranks below this one do so; the others are lost.
+    Survivors(u64),
     /// The first rank that updates an element gives all of its states: it is the one that wrote them to a checkpoint.
     Writers,
 }
@@ -87,6 +90,8 @@ pub struct ReshardMap {
     pub pairs: BTreeMap<(u64, u64), u64>,
     /// Bytes of every parameter's states.
     pub tensors: BTreeMap<(Name, State), Amount>,
+    /// Bytes that somebody needs and nobody has: they are in a checkpoint at best.
+    pub missing: u64,
 }
 
 impl ReshardMap {
@@ -247,8 +252,8 @@ pub struct Reshard<'a> {
     from: Side<'a>,
     to: Side<'a>,
     givers: Givers,
-    /// Links are those of the cluster, where both plans have one.
-    same_cluster: bool,
+    /// The cluster whose links join the ranks of both plans, if there is one.
+    links: Option<&'a Cluster>,
 }
 
 impl<'a> Reshard<'a> {
@@ -261,8 +266,8 @@ impl<'a> Reshard<'a> {
         to: (&'a Plan, &'a OpenPlan),
         givers: Givers,
     ) -> Result<Self, ReshardError> {
-        let same_cluster = from.0.cluster == to.0.cluster;
-        let both = Self { from: Side::new(from)?, to: Side::new(to)?, givers, same_cluster };
+        let links = links(&from.0.cluster, &to.0.cluster);
+        let both = Self { from: Side::new(from)?, to: Side::new(to)?, givers, links };
         both.check()?;
         Ok(both)
     }
@@ -294,9 +299,9 @@ impl<'a> Reshard<'a> {
         Ok(())
     }
 
-    /// Position of the link tier between two ranks, where both are of one cluster.
+    /// Position of the link tier between two ranks, where both plans are of one cluster or of a part of it.
     pub fn tier(&self, a: u64, b: u64) -> Option<usize> {
-        self.same_cluster.then(|| self.from.plan.cluster.tier_between(a, b))
+        self.links.map(|cluster| cluster.tier_between(a, b))
     }
 
     /// Parameters in order.
@@ -322,6 +327,12 @@ impl<'a> Reshard<'a> {
     fn sources(&self, layer: usize, name: &str, state: State) -> Vec<(&[Region], Vec<u64>)> {
         match self.givers {
             Givers::Ranks => self.from.ranks(layer, name, state),
+            Givers::Survivors(n) => {
+                let mut left = self.from.ranks(layer, name, state);
+                left.iter_mut().for_each(|(_, ranks)| ranks.retain(|rank| *rank < n));
+                left.retain(|(_, ranks)| !ranks.is_empty());
+                left
+            }
             Givers::Writers => {
                 let mut written = self.from.ranks(layer, name, State::Optimizer);
                 if written.is_empty() {
@@ -353,7 +364,7 @@ impl<'a> Reshard<'a> {
     /// What every rank takes of a state of a parameter, told as it is found.
     fn each(&self, layer: usize, name: &str, state: State, mut tell: impl FnMut(u64, u64, &Region, &Region)) {
         let sources = match self.givers {
-            Givers::Ranks => self.sources(layer, name, state),
+            Givers::Ranks | Givers::Survivors(_) => self.sources(layer, name, state),
             // A copy is not written: who reads one takes its owner's.
             Givers::Writers => {
                 let (layer, name) = self.owner(layer, name);
@@ -383,13 +394,14 @@ impl<'a> Reshard<'a> {
     /// The whole map. Layers whose stages and entries are alike are worked out once.
     pub fn map(&self, sizes: StateSizes) -> ReshardMap {
         let mut known: BTreeMap<Alike, Vec<OfState>> = BTreeMap::new();
-        let mut map = ReshardMap { pairs: BTreeMap::new(), tensors: BTreeMap::new() };
+        let mut map = ReshardMap { pairs: BTreeMap::new(), tensors: BTreeMap::new(), missing: 0 };
         for (layer, &(from, chunk)) in self.from.layers.iter().enumerate() {
             let (to, other) = self.to.layers[layer];
             let stages = (self.from.plan.stages_of_chunk(chunk), self.to.plan.stages_of_chunk(other));
             let key = (from, to, stages.0, stages.1);
             let list = known.entry(key).or_insert_with(|| self.of_layer(layer, sizes));
             for one in list.iter() {
+                map.missing += one.missing;
                 let amount = map.tensors.entry(((layer as u64, one.name.clone()), one.state)).or_default();
                 for (&(from, to), &bytes) in &one.pairs {
                     *map.pairs.entry((from, to)).or_insert(0) += bytes;
@@ -411,7 +423,12 @@ impl<'a> Reshard<'a> {
             self.each(layer, name, state, |from, to, give, want| {
                 *pairs.entry((from, to)).or_insert(0) += give.common(want) * bytes;
             });
-            OfState { name: name.clone(), state, pairs }
+            let wants = |(regions, takers): (&[Region], Vec<u64>)| {
+                regions.iter().map(Region::volume).sum::<u64>() * takers.len() as u64
+            };
+            let wanted: u64 = self.to.ranks(layer, name, state).into_iter().map(wants).sum();
+            let missing = (wanted * bytes).saturating_sub(pairs.values().sum());
+            OfState { name: name.clone(), state, pairs, missing }
         };
         let states = [State::Parameter, State::Optimizer];
         names.flat_map(|name| states.map(|state| (name, state))).map(one).collect()
@@ -426,4 +443,16 @@ struct OfState {
     name: String,
     state: State,
     pairs: BTreeMap<(u64, u64), u64>,
+    missing: u64,
+}
+
+/// Of two clusters the larger, if the smaller is a part of it: the same tiers, shorter where it ends.
+fn links<'a>(first: &'a Cluster, second: &'a Cluster) -> Option<&'a Cluster> {
+    let (large, small) =
+        if first.n_devices() >= second.n_devices() { (first, second) } else { (second, first) };
+    let n = small.n_devices();
+    let same =
+        |(large, small): (&Tier, &Tier)| large.name == small.name && small.devices == large.devices.min(n);
+    let alike = large.tiers.len() == small.tiers.len() && large.tiers.iter().zip(&small.tiers).all(same);
+    alike.then_some(large)
 }

@@ -325,6 +325,7 @@ fn every_command_has_help_with_an_example() {
         "prove",
         "compare",
         "sweep",
+        "replan",
         "pareto",
         "verify",
         "run",

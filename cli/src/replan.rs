@@ -1,0 +1,224 @@
+//! `planner replan`: another plan for the same training when devices are lost or gained, and what must move to go over.
+
+use std::collections::BTreeMap;
+
+use cost_model::Constants;
+use frontends::{Size, rescale};
+use ir::cluster::Cluster;
+use ir::plan::Plan;
+use ir::plan::check::{OpenPlan, open};
+use ir::units::{Bytes, Seconds};
+use planner::moving::moving;
+use planner::request::{NoPlan, Pins, Request};
+use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes};
+use serde::Serialize;
+
+use crate::args::SizeArgs;
+use crate::failure::Failure;
+use crate::figures;
+use crate::forbid;
+use crate::input;
+use crate::output::{json, write_whole};
+use crate::pins;
+use crate::priced;
+use crate::proof::proven;
+use crate::question;
+use crate::question_args::ReplanArgs;
+use crate::search::pool;
+use crate::table::{Side, list, table};
+use crate::terminal::Terminal;
+
+/// Sizes of the cluster for which a plan is looked for, from the largest: one that uses all devices may divide badly.
+const SIZES: usize = 3;
+
+/// The command's answer.
+#[derive(Serialize)]
+struct Answer {
+    from: Described,
+    to: Described,
+    global_batch: u64,
+    /// Devices that are there and that the new plan leaves out.
+    n_spare: u64,
+    /// What became of each size that was tried.
+    tried: Vec<Tried>,
+    stays_bytes: u64,
+    moves_bytes: u64,
+    /// Nobody who is left has them.
+    from_checkpoint_bytes: u64,
+    moves_per_tier: BTreeMap<String, u64>,
+    moving_s: f64,
+}
+
+#[derive(Serialize)]
+struct Described {
+    roles: String,
+    n_devices: u64,
+    step_time_s: f64,
+}
+
+#[derive(Serialize)]
+struct Tried {
+    n_devices: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_time_s: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_plan: Option<String>,
+}
+
+/// What there is now.
+struct Now {
+    /// The cluster to take sizes of.
+    cluster: Cluster,
+    /// Devices that can be used.
+    n_devices: u64,
+    /// Ranks of the old plan that still have what they held.
+    n_survivors: u64,
+}
+
+/// Replans.
+pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    let (plan, opened) = priced::plan(&args.plan, terminal)?;
+    let now = now(args, &plan)?;
+    let (tried, next) = next(args, (&plan, &opened), &now)?;
+    let next = proven(Plan { tool_version: plan.tool_version.clone(), inputs: plan.inputs.clone(), ..next })?;
+    let answer = answer((&plan, &opened), &next, &now, tried)?;
+    if let Some(path) = &args.output {
+        write_whole(path, &json(&next)?)?;
+        writeln!(terminal.err, "wrote {}", path.display())?;
+    }
+    let text = if args.json.json { json(&answer)? } else { answer.text() };
+    Ok(write!(terminal.out, "{text}")?)
+}
+
+fn now(args: &ReplanArgs, plan: &Plan) -> Result<Now, Failure> {
+    let (old, cluster) = (plan.cluster.n_devices(), plan.cluster.clone());
+    match (args.lost, args.gained, &args.cluster) {
+        (Some(lost), _, _) if lost >= old => {
+            Err(Failure::argument(format!("--lost: {lost} of the plan's {old} devices leave none")))
+        }
+        (Some(lost), _, _) => Ok(Now { cluster, n_devices: old - lost, n_survivors: old - lost }),
+        (_, Some(gained), _) => Ok(Now { cluster, n_devices: old + gained, n_survivors: old }),
+        (_, _, Some(file)) => {
+            let cluster = question::resized(
+                input::cluster(file)?.value,
+                &SizeArgs { nodes: args.nodes, devices: None },
+            )?;
+            let n_devices = cluster.n_devices();
+            Ok(Now { cluster, n_devices, n_survivors: old.min(n_devices) })
+        }
+        (None, None, None) => Err(Failure::bug("nothing has changed")),
+    }
+}
+
+/// The largest clusters that the devices make.
+fn sizes(now: &Now) -> Vec<Cluster> {
+    let of = |n: u64| match n == now.cluster.n_devices() {
+        true => Some(now.cluster.clone()),
+        false => rescale(&now.cluster, Size::Devices(n)).ok(),
+    };
+    (1..=now.n_devices).rev().filter_map(of).take(SIZES).collect()
+}
+
+/// The fastest plan over the sizes, for the job that the plan has.
+fn next(
+    args: &ReplanArgs,
+    (plan, opened): (&Plan, &OpenPlan),
+    now: &Now,
+) -> Result<(Vec<Tried>, Plan), Failure> {
+    let pins = Pins { forbid: forbid::read(&args.forbid.forbid)?, ..pins::read(&args.pin)? };
+    forbid::check(&pins, "take back one of --pin and --forbid")?;
+    let (mut tried, mut best, mut trouble) = (Vec::new(), None::<(f64, Plan)>, None);
+    for cluster in sizes(now) {
+        let n_devices = cluster.n_devices();
+        let request = Request { cluster, pins: pins.clone(), ..priced::request(plan, opened) };
+        let constants = Constants::load();
+        let found = pool(&args.threads)?.install(|| planner::optimize_with(&request, &constants, &|_| ()));
+        let (step_time_s, no_plan) = match found {
+            Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
+            Err(other) => {
+                let words = other.to_string();
+                trouble.get_or_insert(other);
+                (None, Some(words))
+            }
+            Ok(found) => {
+                let time =
+                    found.predicted.as_ref().map_or(f64::INFINITY, |predicted| predicted.step_time_s.0);
+                if best.as_ref().is_none_or(|(least, _)| time < *least) {
+                    best = Some((time, found));
+                }
+                (Some(time), None)
+            }
+        };
+        tried.push(Tried { n_devices, step_time_s, no_plan });
+    }
+    match (best, trouble) {
+        (Some((_, plan)), _) => Ok((tried, plan)),
+        (None, Some(trouble)) => Err(trouble.into()),
+        (None, None) => Err(Failure::argument("the devices that are left make no cluster of whole nodes")),
+    }
+}
+
+fn answer(
+    (plan, opened): (&Plan, &OpenPlan),
+    next: &Plan,
+    now: &Now,
+    tried: Vec<Tried>,
+) -> Result<Answer, Failure> {
+    let wrong = |what: String| Failure::bug(format!("the new plan: {what}"));
+    let other = open(next).map_err(|error| wrong(format!("{}: {}", error.place, error.what)))?;
+    let both = Reshard::new((plan, opened), (next, &other), Givers::Survivors(now.n_survivors));
+    let both = both.map_err(|error| wrong(error.to_string()))?;
+    let map: ReshardMap = both.map(StateSizes::of(next));
+    let larger =
+        if plan.cluster.n_devices() > next.cluster.n_devices() { &plan.cluster } else { &next.cluster };
+    let (total, moved) = (map.total(), moving(&map, larger));
+    let side = |plan: &Plan| Described {
+        roles: plan.roles.to_string(),
+        n_devices: plan.n_devices(),
+        step_time_s: plan.predicted.as_ref().map_or(f64::NAN, |predicted| predicted.step_time_s.0),
+    };
+    let tiers = larger.tiers.iter().zip(&moved.per_tier).filter(|(_, bytes)| **bytes > 0);
+    Ok(Answer {
+        from: side(plan),
+        to: side(next),
+        global_batch: next.job.global_batch,
+        n_spare: now.n_devices.saturating_sub(next.n_devices()),
+        tried,
+        stays_bytes: total.stays,
+        moves_bytes: total.moves,
+        from_checkpoint_bytes: map.missing,
+        moves_per_tier: tiers.map(|(tier, bytes)| (tier.name.clone(), *bytes)).collect(),
+        moving_s: moved.time.0,
+    })
+}
+
+impl Answer {
+    fn text(&self) -> String {
+        let bytes = |n: u64| figures::bytes(Bytes(n as f64));
+        let side = |side: &Described| {
+            let devices = figures::counted(side.n_devices, "device");
+            format!("{devices}, {}, {} per step", side.roles, figures::seconds(Seconds(side.step_time_s)))
+        };
+        let mut parts = vec![list(&[
+            ("from", side(&self.from)),
+            ("to", side(&self.to)),
+            ("batch", format!("{} sequences a step, as before", self.global_batch)),
+            ("spare", figures::counted(self.n_spare, "device")),
+        ])];
+        let row = |tried: &Tried| {
+            let time = tried.step_time_s.map_or("-".into(), |time| figures::seconds(Seconds(time)));
+            vec![figures::grouped(tried.n_devices), time, tried.no_plan.clone().unwrap_or_default()]
+        };
+        let columns = [("devices tried", Side::Right), ("step time", Side::Right), ("", Side::Left)];
+        parts.push(table(&columns, &self.tried.iter().map(row).collect::<Vec<_>>()));
+        let mut rows = vec![vec!["stay on their rank".into(), bytes(self.stays_bytes)]];
+        rows.extend(self.moves_per_tier.iter().map(|(tier, n)| vec![format!("move over {tier}"), bytes(*n)]));
+        rows.push(vec!["come from a checkpoint".into(), bytes(self.from_checkpoint_bytes)]);
+        parts.push(table(&[("parameters and optimizer states", Side::Left), ("bytes", Side::Right)], &rows));
+        parts.push(format!(
+            "moving takes at least {}, all ranks at once; ranks keep their numbers, and lost ones are the last\n",
+            figures::seconds(Seconds(self.moving_s))
+        ));
+        parts.join("\n")
+    }
+}

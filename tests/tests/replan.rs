@@ -1,0 +1,111 @@
+//! Plans for what is left: the batch stays, what moves is counted, and what only a lost rank had is told.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::{Transcript, planner};
+
+fn scratch(name: &str) -> String {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).to_string_lossy().into_owned()
+}
+
+/// A plan on two nodes, each optimizer state on one rank of sixteen, parameters on all.
+fn plan(name: &str) -> String {
+    let path = scratch(name);
+    let question = ["optimize", "llama-3-8b", "dgx-h100", "--nodes", "2", "--global-batch", "64"];
+    asked(&question, &["--pin", "dp=16,zero=1,recompute=full", "-o", &path]);
+    path
+}
+
+fn asked(words: &[&str], more: &[&str]) -> Transcript {
+    let said = planner(&[words, more].concat());
+    assert_eq!(said.code, 0, "{said}");
+    said
+}
+
+fn json(words: &[&str]) -> Value {
+    serde_json::from_str(&asked(words, &["--json"]).out).unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+#[test]
+fn lost_devices_take_their_node_and_their_states_with_them() {
+    let (file, next) = (plan("replan-lost.json"), scratch("replan-lost-next.json"));
+    let pins = ["--pin", "dp=8,zero=2,recompute=full"];
+    let answer = json(&[&["replan", &file, "--lost", "8", "-o", &next][..], &pins].concat());
+    assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&8.into(), &0.into()));
+    assert_eq!(answer["global_batch"], 64);
+    // Twelve bytes per parameter of optimizer state, cut over sixteen ranks of which half are gone; eight others need all.
+    let model = json(&["models", "llama-3-8b"]);
+    let (lost, parameters) = (number(&answer["from_checkpoint_bytes"]), number(&model["parameters"]));
+    assert!((lost / (6.0 * parameters) - 1.0).abs() < 1e-3, "{lost} of {parameters}");
+    // All bytes that the new plan holds come from somewhere.
+    let needed = 12.0 * parameters + 8.0 * 2.0 * parameters;
+    let all = ["stays_bytes", "moves_bytes", "from_checkpoint_bytes"].map(|name| number(&answer[name]));
+    assert!((all.iter().sum::<f64>() / needed - 1.0).abs() < 1e-3, "{all:?} {needed}");
+    let over: f64 = answer["moves_per_tier"].as_object().unwrap().values().map(number).sum();
+    assert_eq!(over, all[1]);
+    assert!(number(&answer["moving_s"]) > 0.0);
+    assert_eq!(json(&["prove", &next])["proven"], true);
+    // With three lost, five of the same node are spare, and still give what they have.
+    let fewer = json(&[&["replan", &file, "--lost", "3"][..], &pins].concat());
+    assert_eq!((&fewer["to"]["n_devices"], &fewer["n_spare"]), (&8.into(), &5.into()));
+    let ratio = number(&fewer["from_checkpoint_bytes"]) / lost;
+    assert!((ratio - 3.0 / 8.0).abs() < 1e-3, "{ratio}");
+}
+
+#[test]
+fn gained_devices_are_used_and_nothing_is_lost() {
+    let (file, next) = (plan("replan-gained.json"), scratch("replan-gained-next.json"));
+    let answer = json(&["replan", &file, "--gained", "16", "--pin", "recompute=full", "-o", &next]);
+    assert_eq!((&answer["to"]["n_devices"], &answer["from_checkpoint_bytes"]), (&32.into(), &0.into()));
+    assert!(number(&answer["to"]["step_time_s"]) < number(&answer["from"]["step_time_s"]));
+    // The map is that of `reshard` between the two files.
+    let map = json(&["reshard", &file, &next]);
+    let moves = number(&map["parameters"]["moves_bytes"]) + number(&map["optimizer_states"]["moves_bytes"]);
+    assert_eq!(number(&answer["moves_bytes"]), moves);
+    assert_eq!(answer["moves_per_tier"], map["moves_per_tier"]);
+}
+
+#[test]
+fn where_nothing_changes_nothing_moves() {
+    let file = plan("replan-same.json");
+    let same = ["--cluster", "dgx-h100", "--nodes", "2", "--pin", "dp=16,zero=1,recompute=full"];
+    let answer = json(&[&["replan", &file][..], &same].concat());
+    assert_eq!(answer["from"], answer["to"]);
+    let all = ["moves_bytes", "from_checkpoint_bytes", "moving_s"].map(|name| number(&answer[name]));
+    assert_eq!(all, [0.0; 3]);
+}
+
+#[test]
+fn a_batch_that_does_not_divide_leaves_devices_spare_and_says_why() {
+    let file = plan("replan-divide.json");
+    let words = ["replan", &file, "--gained", "8", "--pin", "tp=8,pp=1,cp=1,micro-batch=1"];
+    let answer = json(&words);
+    let tried = answer["tried"].as_array().unwrap();
+    assert!(tried[0]["no_plan"].as_str().unwrap().contains("must divide the global batch"), "{answer}");
+    assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&16.into(), &8.into()));
+    let text = asked(&words, &[]).out;
+    assert!(text.contains("64 sequences a step, as before") && text.contains("8 devices"), "{text}");
+}
+
+#[test]
+fn a_change_that_is_none_is_refused() {
+    let file = plan("replan-refused.json");
+    let replan = ["replan", file.as_str()];
+    for more in [
+        &[][..],
+        &["--lost", "16"],
+        &["--lost", "0"],
+        &["--lost", "1", "--gained", "1"],
+        &["--lost", "1", "--nodes", "2"],
+    ] {
+        let said = planner(&[&replan[..], more].concat());
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+    }
+}
