@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::question_args::{CompareArgs, ForbidArgs, ParetoArgs, ProveArgs, ReplanArgs, SweepArgs};
+use crate::question_args::{
+    CompareArgs, EffortArgs, ForbidArgs, ParetoArgs, ProveArgs, ReplanArgs, SweepArgs,
+};
 
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
 const MAX_COUNT: u64 = 1 << 32;
@@ -98,6 +100,8 @@ pub(crate) struct OptimizeArgs {
     /// Who chooses strategies inside layers: elimination, or an integer program (slow; small meshes only)
     #[arg(long, value_enum, default_value = "structured")]
     pub(crate) solver: SolverArg,
+    #[command(flatten)]
+    pub(crate) effort: EffortArgs,
     /// Write the plan to a file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

@@ -7,6 +7,7 @@
 mod failure;
 mod figures;
 mod table;
+mod interrupt;
 mod terminal;
 mod args;
 mod question_args;
@@ -46,4 +47,5 @@ mod commands;
 
 pub use commands::run;
 pub use failure::exit_code;
+pub use interrupt::Interrupt;
 pub use terminal::{ProgressBar, Terminal};

@@ -4,16 +4,28 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::panic::{PanicHookInfo, catch_unwind, set_hook};
 use std::process::ExitCode;
 
-use planner_cli::{ProgressBar, Terminal, exit_code, run};
+use planner_cli::{Interrupt, ProgressBar, Terminal, exit_code, run};
+
+/// Ctrl-C comes from outside: who hears it can only leave a note.
+static INTERRUPT: Interrupt = Interrupt::new();
+
+/// Exit code of a program that Ctrl-C has ended, as shells have it: 128 and the number of the signal.
+const INTERRUPTED: i32 = 130;
 
 fn main() -> ExitCode {
     set_hook(Box::new(confess));
+    // Without a handler Ctrl-C ends the program, which then loses the plan that a search has so far, and nothing else.
+    let _ = ctrlc::set_handler(|| {
+        if !INTERRUPT.raise() {
+            std::process::exit(INTERRUPTED);
+        }
+    });
     let code = catch_unwind(|| {
         let (stdout, stderr) = (std::io::stdout(), std::io::stderr());
         let progress = if stderr.is_terminal() { ProgressBar::Shown } else { ProgressBar::Hidden };
         let mut out = BufWriter::new(stdout.lock());
         let mut err = stderr;
-        let mut terminal = Terminal { out: &mut out, err: &mut err, progress };
+        let mut terminal = Terminal { out: &mut out, err: &mut err, progress, interrupt: &INTERRUPT };
         run(std::env::args_os(), &mut terminal)
     });
     ExitCode::from(code.unwrap_or(exit_code::BUG))

@@ -10,7 +10,7 @@ use crate::pins;
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
-use crate::search::search;
+use crate::search::search_within;
 use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
@@ -22,7 +22,8 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         SolverArg::Structured => Solver::Structured,
         SolverArg::Microlp => Solver::Microlp,
     };
-    let plan = proven(question.sign(search(&question.request, &args.threads, terminal)?))?;
+    let plan =
+        proven(question.sign(search_within(&question.request, &args.effort, &args.threads, terminal)?))?;
     let text = json(&plan)?;
     if let Some(path) = &args.output {
         write_whole(path, &text)?;

@@ -134,3 +134,20 @@ pub(crate) struct ReplanArgs {
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }
+
+/// How much is searched.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Effort")]
+pub(crate) struct EffortArgs {
+    /// Take the best plan that is found in so many seconds; the plan says how much work that was and what is left to gain
+    #[arg(long, value_name = "SECONDS", conflicts_with = "work", value_parser = seconds)]
+    pub(crate) budget: Option<f64>,
+    /// End after so many batches of work: a plan that was found within a budget is found again
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) work: Option<u64>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "expected seconds, such as 2.5".into())
+}

@@ -4,18 +4,29 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
 use ir::plan::Plan;
-use planner::request::{NoPlan, Progress, Request};
+use planner::request::{NoPlan, Progress, Request, Stop};
 use serde::Serialize;
 
 use crate::args::ThreadArgs;
 use crate::failure::Failure;
 use crate::figures;
+use crate::question_args::EffortArgs;
 use crate::table::{Side, table};
 use crate::terminal::{ProgressBar, Terminal};
 
 /// Searches for the plan that answers a request, and says on standard error how long that took.
 pub(crate) fn search(
     request: &Request,
+    threads: &ThreadArgs,
+    terminal: &mut Terminal<'_>,
+) -> Result<Plan, Failure> {
+    search_within(request, &EffortArgs::default(), threads, terminal)
+}
+
+/// The same within a budget. Ctrl-C ends the search with the best plan so far.
+pub(crate) fn search_within(
+    request: &Request,
+    effort: &EffortArgs,
     threads: &ThreadArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<Plan, Failure> {
@@ -26,7 +37,15 @@ pub(crate) fn search(
     )]
     let start = Instant::now();
     let bar = bar(terminal.progress, "candidates");
-    let answer = pool.install(|| planner::optimize(request, &|progress| show(&bar, progress)));
+    let interrupt = terminal.interrupt;
+    let is_over =
+        || interrupt.is_raised() || effort.budget.is_some_and(|most| start.elapsed().as_secs_f64() >= most);
+    let answer = interrupt.heard_by(|| {
+        pool.install(|| {
+            let stop = Stop { work: effort.work, asked: &is_over };
+            planner::optimize_until(request, stop, &|progress| show(&bar, progress))
+        })
+    });
     bar.finish_and_clear();
     if !matches!(answer, Err(NoPlan::Impossible { .. })) {
         let memory =

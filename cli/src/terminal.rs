@@ -2,6 +2,8 @@
 
 use std::io::Write;
 
+use crate::interrupt::Interrupt;
+
 /// The two streams of a command.
 pub struct Terminal<'a> {
     /// Data.
@@ -10,6 +12,8 @@ pub struct Terminal<'a> {
     pub err: &'a mut dyn Write,
     /// Whether a search may draw a progress bar.
     pub progress: ProgressBar,
+    /// Ctrl-C, as far as the process listens to it.
+    pub interrupt: &'a Interrupt,
 }
 
 /// Whether a search draws a progress bar on the process's standard error.

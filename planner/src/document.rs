@@ -158,6 +158,14 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         ""
     };
     let proof = match tally.open_bound {
+        _ if tally.stopped => format!(
+            "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \
+             open, and none of them can be faster than {:.3} of the plan's time ({given}{slices}){forms}",
+            tally.work,
+            tally.work,
+            tally.n_open,
+            bound / best
+        ),
         None => format!(
             "every candidate of the space was worked out, or has a bound above the plan's time ({given}{slices}){forms}"
         ),
@@ -176,6 +184,7 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         n_simulated: tally.n_simulated,
         lower_bound_s: bound,
         gap: (best / bound - 1.0).max(0.0),
+        stopped_after: tally.stopped.then_some(tally.work),
         proof,
     }
 }

@@ -40,15 +40,28 @@ pub mod pareto;
 use arrange::Arranged;
 use cost_model::Constants;
 use ir::plan::{Plan, PlanError};
-use request::{NoPlan, OnProgress, Relaxation, Request};
+use request::{NoPlan, OnProgress, Relaxation, Request, Stop};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
 /// # Errors
 /// Where the request contradicts itself, or no plan fits; then with changes that would make one fit.
 pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, NoPlan> {
+    optimize_until(request, Stop::never(), on_progress)
+}
+
+/// The same, ended before it is done: the best plan so far, with what is left to gain. The plan says after how much work;
+/// ended after as much, the search finds it again.
+///
+/// # Errors
+/// As those of [`optimize()`].
+pub fn optimize_until(
+    request: &Request,
+    stop: Stop<'_>,
+    on_progress: OnProgress<'_>,
+) -> Result<Plan, NoPlan> {
     let constants = Constants::load();
-    match optimize_with(request, &constants, on_progress) {
+    match found(request, &constants, (stop, on_progress)) {
         Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
             let relaxations = relax::relaxations(request, &constants.under(request.job.engine));
             Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
@@ -66,8 +79,16 @@ pub fn optimize_with(
     constants: &Constants,
     on_progress: OnProgress<'_>,
 ) -> Result<Plan, NoPlan> {
+    found(request, constants, (Stop::never(), on_progress))
+}
+
+fn found(
+    request: &Request,
+    constants: &Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Plan, NoPlan> {
     let constants = constants.clone().under(request.job.engine);
-    match optimize::search(request, &constants, on_progress) {
+    match optimize::search(request, &constants, watch) {
         Ok(found) => match document::plan(&found, &constants) {
             Some(Ok(plan)) => as_pinned(request, plan),
             Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),
@@ -102,7 +123,7 @@ fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
 pub fn relaxations(request: &Request) -> Vec<Relaxation> {
     let constants = Constants::load().under(request.job.engine);
     let mut list = relax::relaxations(request, &constants);
-    if let Ok(found) = optimize::search(request, &constants, &|_| ()) {
+    if let Ok(found) = optimize::search(request, &constants, (Stop::never(), &|_| ())) {
         let fastest = found.ranking.first();
         let another = |one: &Arranged| Relaxation {
             change: "another plan for the same job".into(),

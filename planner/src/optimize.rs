@@ -22,7 +22,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
 use crate::forbid;
 use crate::forms::Forms;
-use crate::request::{NoPlan, OnProgress, Progress, Request, ScheduleKind, Solver};
+use crate::request::{NoPlan, OnProgress, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, shapes};
 
@@ -68,8 +68,12 @@ pub struct Tally {
     pub bounds_original: bool,
     /// Candidates left when the limit was reached.
     pub n_open: u64,
-    /// Least bound among them.
+    /// Least bound among them, and among those that forms could still make the best when the search was stopped.
     pub open_bound: Option<Seconds>,
+    /// Batches of candidates worked out, forms included.
+    pub work: u64,
+    /// Whether somebody stopped it.
+    pub stopped: bool,
 }
 
 /// The best candidate, those behind it, and how the search went.
@@ -95,7 +99,7 @@ struct Worked {
 pub fn search<'a>(
     request: &'a Request,
     constants: &'a Constants,
-    on_progress: OnProgress<'_>,
+    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> Result<Found<'a>, NoPlan> {
     check_request(request)?;
     let scope = Scope::new(request, constants)
@@ -113,8 +117,9 @@ pub fn search<'a>(
     let mut bounded = bounds(&scope, (&candidates, of), on_progress);
     tally.n_illegal = (candidates.len() - bounded.len()) as u64;
     bounded.sort_by(|a, b| promise(&a.0).total_cmp(&promise(&b.0)).then(a.1.cmp(&b.1)));
-    let (mut worked, closest) = work_out(&scope, (&candidates, of), &bounded, &mut tally, on_progress);
-    choose_forms(&scope, &mut worked, &mut tally);
+    let (mut worked, closest) =
+        work_out(&scope, (&candidates, of), &bounded, &mut tally, (stop, on_progress));
+    choose_forms(&scope, &mut worked, &mut tally, stop);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
     }
@@ -208,7 +213,7 @@ fn work_out(
     (candidates, of): (&[Candidate], Forms),
     bounded: &[(Bound, usize)],
     tally: &mut Tally,
-    on_progress: OnProgress<'_>,
+    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> (Vec<Worked>, Option<Dropped>) {
     let mut ranking: Vec<Worked> = Vec::new();
     let mut closest: Option<Dropped> = None;
@@ -218,6 +223,11 @@ fn work_out(
         let before = open.len();
         open.retain(|(bound, _)| bound.time.0 * BOUND_SLACK < limit);
         tally.n_bounded += (before - open.len()) as u64;
+        if !open.is_empty() && !ranking.is_empty() && stop.now(tally.work) {
+            tally.stopped = true;
+            break;
+        }
+        tally.work += u64::from(!open.is_empty());
         let batch: Vec<&(Bound, usize)> = open.drain(..open.len().min(BATCH)).collect();
         let found: Vec<Option<Result<Worked, Dropped>>> = batch
             .par_iter()
@@ -260,7 +270,7 @@ fn insert(ranking: &mut Vec<Worked>, one: Worked) {
 }
 
 /// Lets the candidates that fused layers could make the best choose among all forms of their layers.
-fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally) {
+fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
     let mut open: Vec<Worked> = std::mem::take(worked);
     let most = if tally.bounds_original { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
     let best = |a: &[Worked], b: &[Worked]| {
@@ -274,12 +284,20 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally) 
         });
         could_not.into_iter().for_each(|one| insert(worked, one));
         open = could;
-        if tally.n_forms_chosen >= most {
+        let stopped = !open.is_empty() && stop.now(tally.work);
+        if stopped {
+            tally.stopped = true;
+            let could_take = |one: &Worked| one.arranged.step_time() - one.bound.saving;
+            let least = open.iter().map(could_take).chain(tally.open_bound);
+            tally.open_bound = least.min_by(|a, b| a.0.total_cmp(&b.0));
+        }
+        if tally.n_forms_chosen >= most || stopped {
             tally.n_forms_open = open.len() as u64;
             open.drain(..).for_each(|one| insert(worked, one));
         }
         let batch: Vec<Worked> = open.drain(..open.len().min(BATCH).min(most as usize)).collect();
         tally.n_forms_chosen += batch.len() as u64;
+        tally.work += u64::from(!batch.is_empty());
         let found: Vec<Result<Arranged, Dropped>> = batch
             .par_iter()
             .map(|one| scope.evaluate(&one.arranged.candidate, &one.bound, Forms::All))

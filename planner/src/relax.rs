@@ -8,7 +8,7 @@ use ir::cluster::Precision;
 use ir::units::GIB;
 
 use crate::optimize::search;
-use crate::request::{Forbid, Pins, Progress, Relaxation, Request};
+use crate::request::{Forbid, Pins, Progress, Relaxation, Request, Stop};
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
 /// thousand.
@@ -34,7 +34,7 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
     let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
     let first_that_fits = |family: Vec<Change>| {
         family.into_iter().find_map(|(change, relaxed)| {
-            let found = search(&relaxed, constants, &|_: Progress| ()).ok()?;
+            let found = search(&relaxed, constants, (Stop::never(), &|_: Progress| ())).ok()?;
             Some(Relaxation { change, step_time: found.ranking.first()?.step_time() })
         })
     };

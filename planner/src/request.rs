@@ -309,6 +309,27 @@ pub struct Progress {
 /// Where progress goes. Called from one thread.
 pub type OnProgress<'a> = &'a dyn Fn(Progress);
 
+/// When a search ends before it is done: looked at between batches of work, once there is a plan.
+#[derive(Clone, Copy)]
+pub struct Stop<'a> {
+    /// After so many batches.
+    pub work: Option<u64>,
+    /// When somebody says so; who did must not take it back.
+    pub asked: &'a dyn Fn() -> bool,
+}
+
+impl Stop<'_> {
+    /// Only when it is done.
+    pub fn never() -> Self {
+        Self { work: None, asked: &|| false }
+    }
+
+    /// Whether to end after so many batches.
+    pub(crate) fn now(&self, work: u64) -> bool {
+        self.work.is_some_and(|limit| work >= limit) || (self.asked)()
+    }
+}
+
 /// A change that would make a plan fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Relaxation {

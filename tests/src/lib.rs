@@ -7,7 +7,7 @@ pub mod fuzz;
 
 use std::fmt;
 
-use planner_cli::{ProgressBar, Terminal, run};
+use planner_cli::{Interrupt, ProgressBar, Terminal, run};
 
 /// A command and what it said.
 #[derive(Clone, Debug)]
@@ -25,7 +25,9 @@ pub struct Transcript {
 /// Runs `planner` with these words in this process. Paths are seen from the folder of this crate.
 pub fn planner(words: &[&str]) -> Transcript {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut terminal = Terminal { out: &mut out, err: &mut err, progress: ProgressBar::Hidden };
+    let interrupt = Interrupt::new();
+    let mut terminal =
+        Terminal { out: &mut out, err: &mut err, progress: ProgressBar::Hidden, interrupt: &interrupt };
     let code = run(std::iter::once(&"planner").chain(words), &mut terminal);
     Transcript {
         command: words.iter().map(|word| (*word).to_owned()).collect(),

@@ -126,6 +126,9 @@ pub struct SearchReport {
     pub lower_bound_s: Seconds,
     /// `step time / lower bound - 1`; zero is a proof of optimality within the space.
     pub gap: f64,
+    /// Batches of work after which somebody stopped the search; absent where it ended by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_after: Option<u64>,
     /// The proof, or what the gap leaves open, in words.
     pub proof: String,
 }

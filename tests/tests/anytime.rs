@@ -1,0 +1,67 @@
+//! A search that is ended early has a plan, says what is left to gain, and is found again by the work it took.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
+use serde_json::Value;
+use tests::planner;
+
+const QUESTION: &[&str] =
+    &["optimize", "llama-3-70b", "dgx-h100", "--nodes", "4", "--global-batch", "64", "--json"];
+
+fn asked(more: &[&str]) -> String {
+    let said = planner(&[QUESTION, more].concat());
+    assert_eq!(said.code, 0, "{said}");
+    said.out
+}
+
+fn plan(more: &[&str]) -> Value {
+    serde_json::from_str(&asked(more)).unwrap()
+}
+
+fn time(plan: &Value) -> f64 {
+    plan["predicted"]["step_time_s"].as_f64().unwrap()
+}
+
+#[test]
+fn no_time_at_all_gives_the_plan_of_the_least_work() {
+    let hurried = asked(&["--budget", "0"]);
+    let plan: Value = serde_json::from_str(&hurried).unwrap();
+    let work = plan["search"]["stopped_after"].as_u64().unwrap();
+    assert_eq!(asked(&["--work", &work.to_string(), "--threads", "1"]), hurried);
+    let proof = plan["search"]["proof"].as_str().unwrap();
+    assert!(proof.contains(&format!("--work {work} finds the same plan")), "{proof}");
+}
+
+#[test]
+fn more_work_finds_no_worse_a_plan_and_bounds_hold() {
+    let whole = plan(&[]);
+    assert!(whole["search"]["stopped_after"].is_null());
+    let mut before = f64::INFINITY;
+    for work in ["1", "2", "4", "8", "16"] {
+        let some = plan(&["--work", work]);
+        let search = &some["search"];
+        assert!(time(&some) <= before && time(&some) >= time(&whole), "{work}: {}", time(&some));
+        // What was promised not to be undercut is not.
+        assert!(search["lower_bound_s"].as_f64().unwrap() <= time(&whole), "{work}: {search}");
+        let gap = time(&some) / search["lower_bound_s"].as_f64().unwrap() - 1.0;
+        assert!((gap - search["gap"].as_f64().unwrap()).abs() < 1e-12, "{work}: {search}");
+        before = time(&some);
+    }
+    assert!(plan(&["--work", "1"])["search"]["gap"].as_f64() > Some(0.0));
+    // A limit that is not reached leaves no trace.
+    assert_eq!(asked(&["--work", "100000"]), asked(&[]));
+}
+
+#[test]
+fn budgets_that_are_none_are_refused() {
+    for more in [
+        &["--budget", "-1"][..],
+        &["--budget", "soon"],
+        &["--budget", "nan"],
+        &["--work", "0"],
+        &["--budget", "1", "--work", "1"],
+    ] {
+        let said = planner(&[QUESTION, more].concat());
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+    }
+}
