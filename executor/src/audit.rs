@@ -12,8 +12,9 @@
 //! 1.5; n u for a sum of n terms, section 4.2). It is 2^16 times smaller than the first unless the operator itself is
 //! ill-conditioned, so a kernel that accumulates in bf16, or rounds another way, is found out.
 //!
-//! Routers, whose choices are given, rings, whose blocks are merged on their way, and slices, which read the keys of those
-//! before, are left to the comparison of whole runs (`compare`).
+//! Routers are judged with the choice that they were given. Rings, whose blocks come from other ranks and are merged on
+//! their way, are left to the comparison of whole runs (`compare`), and so is the operator that puts the keys of slices one
+//! behind the other: it rounds nothing.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +23,7 @@ use ir::work::Pass;
 use ndarray::ArrayD;
 
 use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
+use crate::routing;
 
 /// Roundings inside an operator besides those of its sum: divisions, roots, exponentials.
 const STEPS: f64 = 16.0;
@@ -80,14 +82,25 @@ impl Leaves {
     }
 }
 
+/// An operator, and for a router the experts that it was told to choose.
+pub(crate) type Judged<'a> = (&'a Context<'a>, Option<&'a ArrayD<bool>>);
+
 /// The largest difference of forward's results from the exact ones, in units of what is allowed.
 pub(crate) fn forward<E: Real>(
-    context: &Context<'_>,
+    (context, choice): Judged<'_>,
     operands: &[&Value<E>],
     found: &[(&Value<E>, Leaves)],
 ) -> Result<f64, KernelError> {
     let exact_operands: Vec<Value<f64>> = operands.iter().map(|&value| widened(value)).collect();
-    let run = |operands: &[Value<f64>]| kernels::forward(context, &operands.iter().collect::<Vec<_>>());
+    let run = |operands: &[Value<f64>]| {
+        let operands: Vec<_> = operands.iter().collect();
+        match choice {
+            None => kernels::forward(context, &operands),
+            Some(chosen) => {
+                routing::forward(context, &operands, chosen).map(|fixed| vec![Value::Float(fixed.weights)])
+            }
+        }
+    };
     let exact = run(&exact_operands)?;
     let mut worst = 0.0_f64;
     for (result, (found, leaves)) in found.iter().enumerate() {
@@ -103,7 +116,7 @@ pub(crate) fn forward<E: Real>(
 
 /// The same of backward's gradients.
 pub(crate) fn backward<E: Real>(
-    context: &Context<'_>,
+    (context, choice): Judged<'_>,
     operands: &[Option<&Value<E>>],
     gradients: &[Option<&Tensor<E>>],
     found: &[Option<(&Tensor<E>, Leaves)>],
@@ -115,7 +128,14 @@ pub(crate) fn backward<E: Real>(
         let operands: Vec<_> = operands.iter().map(Option::as_ref).collect();
         let gradients: Vec<_> =
             gradients.iter().map(|value| value.as_ref().and_then(Value::as_float)).collect();
-        kernels::backward(context, &operands, &gradients)
+        let logits = operands.first().copied().flatten().and_then(Value::as_float);
+        match (choice, logits, &gradients[..]) {
+            (Some(chosen), Some(logits), [Some(gradient)]) => {
+                let found = routing::backward(context, logits, gradient, chosen)?;
+                Ok((0..operands.len()).map(|i| (i == 0).then(|| found.clone())).collect())
+            }
+            _ => kernels::backward(context, &operands, &gradients),
+        }
     };
     let exact = run(&operands, &gradients)?;
     let mut worst = 0.0_f64;

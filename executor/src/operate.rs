@@ -53,7 +53,7 @@ impl<'a, E: Real> Rank<'a, E> {
     ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
         let context = self.context(at, op);
         let refused = |source| self.refused(at, op, source);
-        let choice = if routing::is_router(context.kind) { self.fixed_choice(at, op)? } else { None };
+        let choice = self.choice(at, op)?;
         let logits = operands.first().copied().flatten().and_then(Value::as_float);
         match (choice, logits, gradients) {
             (Some(chosen), Some(logits), [Some(gradient)]) => {
@@ -81,7 +81,8 @@ impl<'a, E: Real> Rank<'a, E> {
         }
         let leaves = Leaves::of_results(context.kind);
         let found: Vec<_> = found.iter().map(|value| (value, leaves)).collect();
-        let excess = audit::forward(&context, operands, &found);
+        let choice = self.choice(at, op)?;
+        let excess = audit::forward((&context, choice.as_ref()), operands, &found);
         let excess = excess.map_err(|source| self.refused(at, op, source))?;
         self.note_audit((context.kind, Pass::Forward), excess);
         Ok(())
@@ -113,17 +114,27 @@ impl<'a, E: Real> Rank<'a, E> {
             .zip(&gradients_found)
             .map(|(id, found)| Some((found.as_ref()?, leaves((*id)?))))
             .collect();
-        let excess = audit::backward(&context, operands, gradients, &found);
+        let choice = self.choice(at, op)?;
+        let excess = audit::backward((&context, choice.as_ref()), operands, gradients, &found);
         let excess = excess.map_err(|source| self.refused(at, op, source))?;
         self.note_audit((context.kind, Pass::Backward), excess);
         Ok(gradients_found)
+    }
+
+    /// The experts that a router is told to choose; nothing for other operators, and where it chooses itself.
+    fn choice(&self, at: At<'a>, op: OpId) -> Result<Option<ArrayD<bool>>, ExecutorError> {
+        let is_router = routing::is_router(&self.run.layer(at.layer_idx).ops[op.0].kind);
+        if is_router { self.fixed_choice(at, op) } else { Ok(None) }
     }
 
     fn audits(&self, at: At<'a>, op: OpId) -> bool {
         let first_step = at.place.seq < u64::from(self.run.execution.shape().n_units());
         let kind = &self.run.layer(at.layer_idx).ops[op.0].kind;
         let alone = self.ring(at, op).is_none() && !self.extends(at, op);
-        self.edges() == Edges::Bf16 && first_step && !routing::is_router(kind) && alone
+        self.edges() == Edges::Bf16
+            && first_step
+            && alone
+            && (!routing::is_router(kind) || !self.run.routes.is_empty())
     }
 
     fn note_audit(&mut self, (kind, pass): (&OpKind, Pass), excess: f64) {

@@ -42,7 +42,7 @@ fn forward_excess(case: &Case, round: Rounding) -> f64 {
         }
     }
     let found: Vec<_> = found.iter().map(|value| (value, Leaves::Rounded)).collect();
-    audit::forward(&context, &refs, &found).unwrap()
+    audit::forward((&context, None), &refs, &found).unwrap()
 }
 
 /// The same of backward.
@@ -61,7 +61,7 @@ fn backward_excess(case: &Case, round: Rounding) -> f64 {
     found.iter_mut().flatten().for_each(|tensor| tensor.mapv_inplace(round));
     let found: Vec<_> =
         found.iter().map(|tensor| tensor.as_ref().map(|tensor| (tensor, Leaves::Rounded))).collect();
-    audit::backward(&context, &given, &arriving, &found).unwrap()
+    audit::backward((&context, None), &given, &arriving, &found).unwrap()
 }
 
 #[test]
@@ -100,8 +100,9 @@ fn a_product_that_adds_in_bf16_or_lacks_a_term_is_found() {
         let case = Case::new(OpKind::Linear, &format!("x[b:1 s:5 h:{h}] w[h f:7] -> y[b s f]"));
         let (whole, operands) = (case.whole(), operands(&case));
         let (context, refs) = (case.context(&whole), operands.iter().collect::<Vec<_>>());
-        let judge =
-            |y: Tensor<f32>| audit::forward(&context, &refs, &[(&Value::Float(y), Leaves::Rounded)]).unwrap();
+        let judge = |y: Tensor<f32>| {
+            audit::forward((&context, None), &refs, &[(&Value::Float(y), Leaves::Rounded)]).unwrap()
+        };
         let (x, w) = (operands[0].as_float().unwrap(), operands[1].as_float().unwrap());
         assert!(judge(product_in_bf16(x, w, h)) > 1.0, "{h} terms added in bf16");
         let all = kernels::forward(&context, &refs).unwrap()[0].as_float().unwrap().clone();
