@@ -97,6 +97,7 @@ mod tests {
     use ir::cluster::Precision;
 
     use super::*;
+    use crate::constants::tests::of_examples;
     use crate::rates::tests::a100;
 
     const LLAMA: Attention = Attention {
@@ -109,7 +110,7 @@ mod tests {
     };
 
     fn time(sizes: Attention, pass: Pass, kernel: AttentionKernel) -> f64 {
-        let constants = Constants::load();
+        let constants = of_examples();
         let rates = Rates::new(&a100(), Precision::Bf16, &constants);
         attention_time(sizes, pass, kernel, &rates, &constants).0
     }

@@ -272,16 +272,37 @@ fn attention_efficiencies<'de, D: Deserializer<'de>>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// The figures of the examples in the documentation: a fit moves the shipped ones, and no formula with them.
+    pub(crate) fn of_examples() -> Constants {
+        let mut constants = Constants {
+            memory_efficiency_fraction: 0.65,
+            eager_stream_factor: 1.44,
+            node_link_efficiency_fraction: 0.771,
+            network_efficiency_fraction: 0.98,
+            gathered_overlap_slowdown_fraction: 0.29,
+            tensor_overlap_residual_fraction: 0.25,
+            jitter_fraction_per_log2_nodes: 0.0061,
+            ..Constants::load()
+        };
+        let gemm = &mut constants.gemm_efficiency_fraction_of_peak;
+        gemm.set(Architecture::Ampere, Precision::Bf16, 0.793);
+        constants.attention_efficiency_fraction_of_peak.set(Architecture::Ampere, 0.347);
+        constants
+    }
 
     #[test]
     fn the_embedded_file_is_complete() {
-        let constants = Constants::load();
-        let efficiency = &constants.gemm_efficiency_fraction_of_peak;
-        assert_eq!(efficiency.of(Architecture::Ampere, Precision::Bf16), 0.793);
-        assert_eq!(efficiency.of(Architecture::Hopper, Precision::Fp8), 0.563);
-        assert_eq!(efficiency.of(Architecture::Tpu, Precision::Fp32), 0.8);
+        let efficiency = Constants::load().gemm_efficiency_fraction_of_peak;
+        let of_tpu = |precision| efficiency.of(Architecture::Tpu, precision);
+        assert_eq!(
+            of_tpu(Precision::Fp32),
+            of_tpu(Precision::Bf16),
+            "bf16 stands for what a family leaves out"
+        );
+        assert!(efficiency.of(Architecture::Hopper, Precision::Fp8) > 0.3);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! - An operand that is gathered again for the gradient of a weight is fetched behind the product that yields the
 //!   gradient of the operand (NVIDIA/Megatron-LM, megatron/core/tensor_parallel/layers.py, backward of
 //!   `LinearWithGradAccumulationAndAsyncCommunication`).
+//! - The gradient of an operand is finished behind the product that yields the gradient of the weight, where the engine
+//!   launches them so.
 //! - Everything else shows in full.
 //!
 //! Between a conversion and its product may stand forks and views, which take no time of their own.
@@ -53,7 +55,24 @@ pub(crate) fn beside_products(
         TensorOverlap::Chunked if products.both() > Seconds::ZERO => {
             tensor_gather_exposed(total, products.both(), constants)
         }
-        TensorOverlap::Chunked | TensorOverlap::Absent => total,
+        TensorOverlap::Chunked | TensorOverlap::Gradients | TensorOverlap::Absent => total,
+    }
+}
+
+/// What shows of finishing the gradient of an operand, beside the product that yields the gradient of the weight: the
+/// last of a backward's products, and one that does not need it.
+pub(crate) fn beside_weight_products(
+    total: Seconds,
+    products: OpSeconds,
+    overlap: TensorOverlap,
+    constants: &Constants,
+) -> Seconds {
+    match overlap {
+        TensorOverlap::Chunked | TensorOverlap::Gradients => {
+            let shows = (total - products.weight_products).max(Seconds::ZERO);
+            shows + (total - shows) * constants.overlap_slowdown_fraction
+        }
+        TensorOverlap::Absent => total,
     }
 }
 

@@ -95,10 +95,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::constants::tests::of_examples;
     use crate::rates::tests::a100;
 
     fn time(m: f64, n: f64, k: f64) -> f64 {
-        let constants = Constants::load();
+        let constants = of_examples();
         let rates = Rates::new(&a100(), Precision::Bf16, &constants);
         gemm_time(GemmShape { batch: 1.0, m, n, k }, GemmOutput::Operand, &rates, &constants).0
     }

@@ -127,6 +127,7 @@ pub(crate) mod tests {
             latency_s: Seconds(micro * 1e-6),
             wiring: Wiring::Switch,
             oversubscription: 1.0,
+            routing: Default::default(),
             in_switch_reduction: InSwitchReduction::Absent,
         }
     }

@@ -3,7 +3,7 @@
 //! Efficiencies are those of collectives in whole training steps; wiring decides how much of a device's bandwidth a
 //! group can use.
 
-use ir::cluster::{Cluster, InSwitchReduction, Tier, Wiring};
+use ir::cluster::{Cluster, InSwitchReduction, Routing, Tier, Wiring};
 use ir::units::{BytesPerSecond, Seconds};
 
 use crate::constants::Constants;
@@ -75,9 +75,9 @@ fn level(tier: &Tier, (below, inside, parts): (f64, f64, f64), reach: Reach, con
         Reach::Network => (constants.network_efficiency_fraction, constants.in_switch_network_fraction),
     };
     // Flows of many nodes meet on links that hashing gave to several of them.
-    let contention = match reach {
-        Reach::Node => 1.0,
-        Reach::Network => 1.0 + constants.network_contention_per_log2_nodes * ways.log2(),
+    let contention = match tier.routing {
+        Routing::Balanced => 1.0,
+        Routing::Hashed => 1.0 + constants.network_contention_per_log2_nodes * ways.log2(),
     };
     let listed = tier.bandwidth_bytes_per_s / (tier.oversubscription.max(1.0) * contention);
     let share = Share::of(tier.wiring, ways, parts, constants);
@@ -168,6 +168,20 @@ mod tests {
         // Two of eight MI300X reach 48 GB/s of 448, all eight 313 (github stas00/ml-engineering network/README.md).
         assert_eq!(rates(Wiring::Mesh, 8, 2), (14.29, 14.29, 14.29));
         assert_eq!(rates(Wiring::Mesh, 8, 8), (100.0, 100.0, 14.29));
+    }
+
+    #[test]
+    fn hashed_flows_meet_the_more_the_farther_they_go() {
+        let constants = Constants {
+            network_contention_per_log2_nodes: 0.25,
+            node_link_efficiency_fraction: 1.0,
+            ..Constants::load()
+        };
+        let cluster = cluster_of(vec![Tier { routing: Routing::Hashed, ..tier("link", 16, 100.0, 1.0) }]);
+        let rate = |members: u64| {
+            levels(&group(&[(members, 1)], &cluster), &cluster, &constants).next().unwrap().rate.0 / 1e9
+        };
+        assert_eq!((rate(2), rate(16)), (80.0, 50.0));
     }
 
     #[test]

@@ -77,16 +77,17 @@ pub fn jitter(n_nodes: u64, constants: &Constants) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::constants::tests::of_examples;
 
     #[test]
     fn two_streams_take_the_longer_and_a_share_of_the_shorter() {
         assert_eq!(side_by_side(Seconds(10.0), Seconds(4.0), 0.25), Seconds(11.0));
-        assert_eq!(gathered_layer(Seconds(1.0), Seconds(2.0), &Constants::load()), Seconds(2.29));
+        assert_eq!(gathered_layer(Seconds(1.0), Seconds(2.0), &of_examples()), Seconds(2.29));
     }
 
     #[test]
     fn at_least_one_bucket_shows() {
-        let constants = Constants::load();
+        let constants = of_examples();
         let exposed =
             |computation| gradient_reduction_exposed(Seconds(8.0), Seconds(computation), 4, &constants);
         assert_eq!(exposed(20.0), Seconds(2.0));
@@ -97,14 +98,14 @@ mod tests {
 
     #[test]
     fn chunked_gathers_leave_a_quarter_or_what_products_cannot_hide() {
-        let constants = Constants::load();
+        let constants = of_examples();
         let exposed = |products| tensor_gather_exposed(Seconds(4.0), Seconds(products), &constants);
         assert_eq!((exposed(10.0), exposed(1.0)), (Seconds(1.0), Seconds(3.0)));
     }
 
     #[test]
     fn stragglers_add_a_little_per_doubling_of_nodes() {
-        let constants = Constants::load();
+        let constants = of_examples();
         assert_eq!(jitter(1, &constants), 1.0);
         assert!((jitter(1024, &constants) - 1.061).abs() < 1e-12);
     }

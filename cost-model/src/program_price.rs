@@ -15,8 +15,10 @@
 use std::collections::BTreeMap;
 
 use ir::conversion::Step;
-use ir::graph::{Layer, Sizes, TensorId};
+use ir::engine::{Accumulation, GradientOverlap, Recomputation};
+use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
+use ir::op::OpKind;
 use ir::program::{Instruction, Program, Side, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::split::SplitBackward;
@@ -24,7 +26,7 @@ use ir::units::{Bytes, Seconds};
 use ir::work::{GemmOutput, Pass, Work};
 
 use crate::collective::CollectiveKind;
-use crate::exposure::{Neighbours, OpSeconds, behind_products, beside_products};
+use crate::exposure::{Neighbours, OpSeconds, behind_products, beside_products, beside_weight_products};
 use crate::memory::{StateBytes, update_traffic};
 use crate::overlap::gathered_layer;
 use crate::program_bytes::CommunicationClass;
@@ -49,9 +51,13 @@ pub fn price_program(
     program: &Program,
 ) -> ProgramPrice {
     let pricing = Pricing { context, layer, mesh, sizes, program };
+    let backward = match context.constants.engine.recomputation {
+        Recomputation::Needed => pricing.section(&program.backward, Pass::Backward),
+        Recomputation::Whole => pricing.section(&pricing.whole_backward(), Pass::Backward),
+    };
     ProgramPrice {
         forward: pricing.section(&program.forward, Pass::Forward),
-        backward: pricing.section(&program.backward, Pass::Backward),
+        backward,
         update: pricing.update(),
     }
 }
@@ -86,6 +92,34 @@ pub(crate) struct Pricing<'a> {
 pub(crate) type Buckets = BTreeMap<(CommunicationClass, CollectiveKind, Vec<AxisId>), Bytes>;
 
 impl Pricing<'_> {
+    /// Backward of an engine that, where it computes products again, runs all of forward again.
+    fn whole_backward(&self) -> Vec<Instruction> {
+        let backward = &self.program.backward;
+        let runs = |op: OpId| move |one: &Instruction| matches!(one, Instruction::Forward { op: own, .. } if *own == op);
+        let again = |op: &OpId| backward.iter().any(runs(*op));
+        let is_product = |op: &OpId| self.layer.ops[op.0].kind == OpKind::Linear;
+        if !self.layer.op_ids().filter(is_product).any(|op| again(&op)) {
+            return backward.clone();
+        }
+        // Values of the second run have names of their own; what they are of tells them.
+        let ends = |one: &Instruction| match one {
+            Instruction::Convert { input, output, .. } => {
+                Some((self.program.value(*input), self.program.value(*output)))
+            }
+            Instruction::Load { .. }
+            | Instruction::Parameter { .. }
+            | Instruction::Forward { .. }
+            | Instruction::Backward { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => None,
+        };
+        let left_out = |one: &&Instruction| {
+            matches!(one, Instruction::Forward { op, .. } if !again(op))
+                || ends(one).is_some_and(|own| !backward.iter().any(|other| ends(other) == Some(own)))
+        };
+        self.program.forward.iter().filter(left_out).chain(backward).cloned().collect()
+    }
+
     fn section(&self, code: &[Instruction], pass: Pass) -> SectionPrice {
         let mut price = SectionPrice { bytes_per_tier: self.no_bytes(), ..SectionPrice::default() };
         let times: Vec<OpSeconds> = code.iter().map(|one| self.compute(one, pass, &mut price)).collect();
@@ -174,11 +208,24 @@ impl Pricing<'_> {
             Instruction::Backward { op, results, .. } => {
                 (self.work().backward(*op, results, &self.context.kernels), false)
             }
+            Instruction::Accumulate { gradient, reduce } => (self.added(*gradient, reduce), false),
             Instruction::Load { .. }
             | Instruction::Parameter { .. }
             | Instruction::Convert { .. }
-            | Instruction::Accumulate { .. }
             | Instruction::Free { .. } => (Vec::new(), false),
+        }
+    }
+
+    /// A gradient added to what is accumulated: read, and the accumulator read and written.
+    fn added(&self, gradient: ValueId, reduce: &[Step]) -> Vec<Work> {
+        let value = self.program.value(gradient);
+        let parts: u64 =
+            reduce.iter().flat_map(|step| &step.axes).map(|&axis| self.mesh.size(axis)).product();
+        let elements = self.local_elements(value.tensor, value.sharding) / parts as f64;
+        let bytes = (element_bytes(self.context.precision) + self.states().gradient * 2.0) * elements;
+        match self.context.constants.engine.accumulation {
+            Accumulation::Separate => vec![Work::Stream { bytes, kernels: 1 }],
+            Accumulation::Fused => Vec::new(),
         }
     }
 
@@ -241,6 +288,17 @@ impl Pricing<'_> {
         (input, output): (ValueId, ValueId),
         neighbours: &Neighbours<'_>,
     ) -> Seconds {
+        let overlap = self.context.tensor_overlap;
+        let finishes = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
+        if finishes && side == Side::Gradient {
+            let products = neighbours.before(input);
+            let behind = beside_weight_products(total, products, overlap, self.context.constants);
+            // Chunks of a scatter run beside both products.
+            let is_scatter = kind == CollectiveKind::ReduceScatter;
+            let beside =
+                is_scatter.then(|| beside_products(total, products, overlap, self.context.constants));
+            return behind.min(beside.unwrap_or(total));
+        }
         let products = match kind {
             CollectiveKind::AllGather => neighbours.after(output),
             CollectiveKind::ReduceScatter => neighbours.before(input),
@@ -253,7 +311,7 @@ impl Pricing<'_> {
         if regathers && kind == CollectiveKind::AllGather {
             return behind_products(total, products, self.context.constants);
         }
-        beside_products(total, products, self.context.tensor_overlap, self.context.constants)
+        beside_products(total, products, overlap, self.context.constants)
     }
 
     /// Real bytes of an element of an activation or its gradient, as far as it is filled.
@@ -307,7 +365,10 @@ impl Pricing<'_> {
             return;
         }
         let compute = price.compute.total();
-        let exposed = gathered_layer(compute, total, self.context.constants) - compute;
+        let exposed = match self.context.constants.engine.gradient_overlap {
+            GradientOverlap::Beside => gathered_layer(compute, total, self.context.constants) - compute,
+            GradientOverlap::Absent => total,
+        };
         for (key, one) in moved {
             let share = CommunicationPrice { exposed: exposed * (one.total / total), ..one };
             price.communication.entry(key).or_default().add(share);

@@ -17,11 +17,12 @@ mod tests {
     use ir::cluster::Precision;
 
     use super::*;
+    use crate::constants::tests::of_examples;
     use crate::rates::tests::a100;
 
     #[test]
     fn a_stream_takes_its_bytes_at_the_reached_bandwidth_and_a_gap_per_kernel() {
-        let constants = Constants::load();
+        let constants = of_examples();
         let rates = Rates::new(&a100(), Precision::Bf16, &constants);
         let time = stream_time(Bytes(1.32535e9), 3, &rates, &constants);
         assert!((time.0 - 1.012e-3).abs() < 1e-9, "{time:?}");

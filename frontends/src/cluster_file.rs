@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use ir::cluster::{Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring};
+use ir::cluster::{
+    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Routing, Tier, Wiring,
+};
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, GIB, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -114,6 +116,9 @@ pub struct TierFile {
     /// How many times the traffic that leaves a domain of the next inner tier exceeds what this tier carries.
     #[serde(default = "non_blocking")]
     pub oversubscription: f64,
+    /// How flows find their way: `balanced` (InfiniBand), or `hashed` where they meet by chance (Ethernet, Omni-Path).
+    #[serde(default)]
+    pub routing: Routing,
     /// Whether switches reduce in flight (NVLS, SHARP).
     #[serde(default = "absent")]
     pub in_switch_reduction: InSwitchReduction,
@@ -180,6 +185,7 @@ impl TierFile {
             latency_s: Seconds(self.latency_us * MICRO),
             wiring: self.wiring,
             oversubscription: self.oversubscription,
+            routing: self.routing,
             in_switch_reduction: self.in_switch_reduction,
         }
     }

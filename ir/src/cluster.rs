@@ -121,8 +121,28 @@ pub struct Tier {
     /// How many times the traffic that leaves a domain of the next inner tier exceeds what this tier carries; 1 is
     /// non-blocking.
     pub oversubscription: f64,
+    /// How flows that cross the tier find their way.
+    #[serde(default, skip_serializing_if = "Routing::is_balanced")]
+    pub routing: Routing,
     /// True where switches reduce in flight (NVLS, SHARP).
     pub in_switch_reduction: InSwitchReduction,
+}
+
+/// How flows that cross a tier find their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Routing {
+    /// Spread over all paths: adaptive routing of InfiniBand, switches inside a node.
+    #[default]
+    Balanced,
+    /// By a table or a hash of the flow, so that flows meet on one path while others idle: Ethernet, Omni-Path.
+    Hashed,
+}
+
+impl Routing {
+    fn is_balanced(&self) -> bool {
+        *self == Self::Balanced
+    }
 }
 
 /// Whether a tier's switches can reduce in flight.

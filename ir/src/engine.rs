@@ -21,8 +21,12 @@ pub struct Engine {
     pub tensor_overlap: TensorOverlap,
     /// Gradients reduced and parameters gathered beside computation.
     pub gradient_overlap: GradientOverlap,
+    /// What a stage sends to the next one beside computation.
+    pub stage_transfers: StageTransfers,
     /// Number format in which gradients are accumulated and reduced.
     pub gradients: GradientFormat,
+    /// How much of a layer is run again where nothing of it is kept.
+    pub recomputation: Recomputation,
     /// How the loss over the vocabulary is computed.
     pub loss: LossKernel,
     /// Where the products of weight gradients leave them.
@@ -37,7 +41,9 @@ impl Engine {
         dropout: Dropout::On,
         tensor_overlap: TensorOverlap::Absent,
         gradient_overlap: GradientOverlap::Absent,
+        stage_transfers: StageTransfers::Waited,
         gradients: GradientFormat::Full,
+        recomputation: Recomputation::Whole,
         loss: LossKernel::Unfused,
         accumulation: Accumulation::Separate,
     };
@@ -49,7 +55,9 @@ impl Engine {
         dropout: Dropout::Off,
         tensor_overlap: TensorOverlap::Absent,
         gradient_overlap: GradientOverlap::Beside,
+        stage_transfers: StageTransfers::Beside,
         gradients: GradientFormat::Full,
+        recomputation: Recomputation::Needed,
         loss: LossKernel::Plain,
         accumulation: Accumulation::Separate,
     };
@@ -128,6 +136,9 @@ pub enum Dropout {
 pub enum TensorOverlap {
     /// It does.
     Chunked,
+    /// It does not, but reduces the gradient of a product's operand beside the product that yields that of its weight
+    /// (Megatron-LM since 2022).
+    Gradients,
     /// It does not: communication shows in full.
     #[default]
     Absent,
@@ -142,6 +153,19 @@ pub enum GradientOverlap {
     Beside,
     /// After the last backward, in full.
     Absent,
+}
+
+/// Whether a rank with several virtual stages sends beside computation; one with a single stage waits anyhow, since
+/// what it does next needs what it receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StageTransfers {
+    /// It does, as Megatron-Core's interleaved schedule.
+    #[default]
+    Beside,
+    /// It waits for every send. Of what tensor parallel ranks all hold each sends its part, and the parts are gathered
+    /// where they arrive, as Megatron-LM did (arXiv 2104.04473 section 4.1).
+    Waited,
 }
 
 /// Number format in which gradients are accumulated and reduced.
@@ -165,6 +189,17 @@ pub enum Accumulation {
     Fused,
     /// In tensors of their own, added afterwards.
     Separate,
+}
+
+/// How much of a layer is run again where nothing of it is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Recomputation {
+    /// What backward needs: neither the last product of a layer nor its communication is.
+    #[default]
+    Needed,
+    /// All of it, as PyTorch's reentrant checkpoints do, and Megatron's.
+    Whole,
 }
 
 /// How the loss over the vocabulary is computed.

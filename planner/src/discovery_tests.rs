@@ -43,6 +43,7 @@ fn cluster(n_nodes: u64) -> Cluster {
         latency_s: Seconds(latency),
         wiring: Wiring::Switch,
         oversubscription: 1.0,
+        routing: Default::default(),
         in_switch_reduction: InSwitchReduction::Absent,
     };
     Cluster {

@@ -102,6 +102,17 @@ pub enum RecomputeRule {
     AtLeastAttention,
 }
 
+impl RecomputeRule {
+    /// The rule on one layer: engines compute the layers between embedding and head again, never these themselves.
+    fn on(self, layer: &Layer) -> Self {
+        let is_end = layer.stream_in.is_none() || layer.tensors[layer.out.0].dims.is_empty();
+        match self {
+            Self::Always if is_end => Self::Free,
+            Self::Free | Self::Never | Self::AttentionOnly | Self::Always => self,
+        }
+    }
+}
+
 /// How an operator runs: all that its neighbours see of a choice.
 #[derive(Clone, Debug)]
 struct Form {
@@ -220,7 +231,7 @@ impl Builder<'_, '_> {
             let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
             let backward = self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets));
             let storages = self.storages(op, &places, (forward, backward), given);
-            for recompute in recompute_options(&one.kind, given.recompute) {
+            for recompute in recompute_options(&one.kind, given.recompute.on(self.layer)) {
                 let again =
                     if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
                 let time = (forward + backward + again) * self.clock.micro_batches;

@@ -4,7 +4,10 @@
 //! that fits in the devices' memory stands for the row. Nothing is chosen by its error.
 
 use ir::cluster::Precision;
-use ir::engine::{Engine, FlashKernel, GradientFormat, GradientOverlap, LossKernel, TensorOverlap};
+use ir::engine::{
+    Accumulation, Engine, FlashKernel, GradientFormat, GradientOverlap, Kernels, LossKernel, Recomputation,
+    TensorOverlap,
+};
 use ir::work::AttentionKernel;
 use planner::request::{Forbid, Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
 
@@ -119,15 +122,27 @@ fn job(row: &Row) -> Result<Job, Reason> {
 fn engine(row: &Row) -> Engine {
     let beside = |what: &str| row.overlap.split(';').any(|one| one == what);
     let known = match row.stack.as_str() {
-        "megatron-lm" => Engine::MEGATRON_LM,
+        // From then on weight gradients are added inside their products, and operands' gradients reduced beside them.
+        "megatron-lm" if row.date.as_str() >= "2022" => Engine {
+            tensor_overlap: TensorOverlap::Gradients,
+            accumulation: Accumulation::Fused,
+            ..Engine::MEGATRON_LM
+        },
+        "megatron-lm" | "megatron-deepspeed" => Engine::MEGATRON_LM,
         "fsdp" => Engine::FSDP,
+        "internevo" => Engine {
+            flash: FlashKernel::Second,
+            kernels: Kernels::Eager,
+            recomputation: Recomputation::Whole,
+            ..Engine::default()
+        },
         _ => Engine::default(),
     };
     // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32.
-    let halves = row.reduce == "half" || (row.stack == "megatron-lm" && row.precision == "fp16");
+    let halves = row.reduce == "half" || (row.stack.starts_with("megatron-") && row.precision == "fp16");
     Engine {
         flash: if row.attention == "flash-2" { FlashKernel::Second } else { known.flash },
-        tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { TensorOverlap::Absent },
+        tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { known.tensor_overlap },
         gradient_overlap: if beside("gradients") { GradientOverlap::Beside } else { GradientOverlap::Absent },
         gradients: if halves { GradientFormat::Half } else { known.gradients },
         // "Cross-entropy fused" in the names of its source.

@@ -45,6 +45,10 @@ pub(crate) fn usual(device: &str) -> Option<&'static Usual> {
     USUAL.iter().find(|usual| device.starts_with(usual.family))
 }
 
+fn wiring(row: &Row) -> &str {
+    if row.node_wiring.is_empty() { "switch" } else { &row.node_wiring }
+}
+
 /// Memory that no run exceeds: what was measured has fit.
 const UNLIMITED_BYTES: f64 = 1e14;
 
@@ -62,12 +66,13 @@ pub(crate) fn cluster(row: &Row, memory: Memory) -> Result<Cluster, Reason> {
     let scale_up = usual.domain.unwrap_or(row.node).min(row.devices);
     let mut tiers = vec![json!({
         "name": "node", "devices": scale_up, "bandwidth_gb_per_s": row.node_gb_per_s.unwrap_or(usual.node),
-        "latency_us": 1.9, "wiring": "switch", "in_switch_reduction": usual.in_switch(),
+        "latency_us": 1.9, "wiring": wiring(row), "in_switch_reduction": usual.in_switch(),
     })];
     if row.devices > scale_up {
         tiers.push(json!({
             "name": "network", "devices": row.devices,
             "bandwidth_gb_per_s": row.network_gb_per_s.unwrap_or(usual.network), "latency_us": 4.0, "wiring": "switch",
+            "routing": if row.network_routing.is_empty() { "balanced" } else { &row.network_routing },
         }));
     }
     let file = json!({

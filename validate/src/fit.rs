@@ -7,6 +7,8 @@
 //! By damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on derivatives by differences; constants stay between
 //! their bounds. Huber's loss (1964) counts errors beyond `KNEE` linearly, so that a few broken rows do not decide.
 
+use std::collections::BTreeMap;
+
 use cost_model::{Constants, PARAMETERS, Parameter};
 use rayon::prelude::*;
 
@@ -48,10 +50,21 @@ pub struct Fit {
     pub deviations: Vec<f64>,
 }
 
-/// Rows with the same total weight per source.
+/// Weight of a source of which something is not stated: it decides where nothing else does.
+const IN_PART_STATED: f64 = 0.15;
+
+/// Rows with the same total weight per source, those of which something is not stated apart and with less.
 pub fn equal_per_source<'a>(cases: impl Iterator<Item = &'a Case> + Clone) -> Vec<(&'a Case, f64)> {
-    let count = |source: &str| cases.clone().filter(|case| case.row.source == source).count() as f64;
-    cases.clone().map(|case| (case, 1.0 / count(&case.row.source))).collect()
+    let mut counts: BTreeMap<(&str, bool), f64> = BTreeMap::new();
+    let key = |case: &'a Case| (case.row.source.as_str(), case.row.complete == 2);
+    for case in cases.clone() {
+        *counts.entry(key(case)).or_default() += 1.0;
+    }
+    let weight = |case: &'a Case| {
+        let of_source = if case.row.complete == 2 { 1.0 } else { IN_PART_STATED };
+        of_source / counts[&key(case)]
+    };
+    cases.map(|case| (case, weight(case))).collect()
 }
 
 /// A constant that may be moved, by name.

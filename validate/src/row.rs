@@ -54,10 +54,16 @@ pub struct Row {
     pub devices: u64,
     /// Devices of a node.
     pub node: u64,
+    /// How the devices of a node are wired, where not by switches: `mesh`.
+    #[serde(default)]
+    pub node_wiring: String,
     /// Link inside the node, per device and direction.
     pub node_gb_per_s: Option<f64>,
     /// Network, per device and direction.
     pub network_gb_per_s: Option<f64>,
+    /// How flows find their way through it, where by chance: `hashed`.
+    #[serde(default)]
+    pub network_routing: String,
     /// Tensor-parallel degree.
     pub tp: Option<u64>,
     /// Pipeline stages.
@@ -80,6 +86,9 @@ pub struct Row {
     pub recompute: String,
     /// ZeRO stage, or words where the framework chose.
     pub zero: String,
+    /// Ranks over which ZeRO cuts, where these are not all that are data parallel.
+    #[serde(default)]
+    pub zero_group: Option<u64>,
     /// Number format.
     pub precision: String,
     /// `half` where gradients are reduced in the job's format.

@@ -427,6 +427,7 @@ pub(crate) fn cluster(n_devices: u64) -> Cluster {
         latency_s: Seconds(1e-6),
         wiring: Wiring::Switch,
         oversubscription: 1.0,
+        routing: Default::default(),
         in_switch_reduction: InSwitchReduction::Absent,
     };
     Cluster {

@@ -9,11 +9,13 @@
 
 use std::collections::BTreeMap;
 
-use cost_model::{CollectiveKind, Group, bytes_sent_per_tier, price};
+use cost_model::{CollectiveKind, Group, GroupAxis, bytes_sent_per_tier, price};
 use ir::cluster::{Cluster, Tier};
+use ir::engine::StageTransfers;
 use ir::graph::{Model, ParameterRef, TensorId};
-use ir::mesh::Mesh;
+use ir::mesh::{AxisId, Mesh};
 use ir::schedule::{Action, Schedule};
+use ir::sharding::Placement;
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
@@ -114,9 +116,40 @@ impl Staged<'_> {
         let mut links: BTreeMap<(u64, u64), Transfer> = BTreeMap::new();
         let mut between = |chunk: usize| {
             let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
-            links.entry(pair).or_insert_with(|| self.transfer(setting, pair, bytes)).clone()
+            let transfer = || match setting.job.engine.stage_transfers {
+                StageTransfers::Beside => self.transfer(setting, pair, bytes),
+                StageTransfers::Waited => self.scattered(setting, pair, bytes),
+            };
+            links.entry(pair).or_insert_with(transfer).clone()
         };
         (0..n_borders).map(&mut between).collect()
+    }
+
+    /// A transfer of what several devices of a stage hold alike: each sends its part, and the parts are gathered where
+    /// they arrive (scatter and gather of arXiv 2104.04473 section 4.1).
+    fn scattered(&self, setting: &Setting<'_>, pair: (u64, u64), bytes: Bytes) -> Transfer {
+        let axes = self.alike();
+        let parts: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
+        let mut sent = self.transfer(setting, pair, bytes / parts as f64);
+        if parts > 1 && pair.0 != pair.1 {
+            let cluster = setting.machine.cluster;
+            let axis =
+                |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
+            let group = Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), cluster);
+            let gather = CollectiveKind::AllGather;
+            sent.time += price(gather, bytes, &group, cluster, setting.machine.constants);
+            let gathered = bytes_sent_per_tier(gather, bytes, &group, cluster);
+            sent.bytes_per_tier.iter_mut().zip(gathered).for_each(|(all, more)| *all += more);
+        }
+        sent
+    }
+
+    /// Axes along which devices hold the same stream.
+    fn alike(&self) -> Vec<AxisId> {
+        let entry = self.entries.iter().find(|entry| self.model.layers[entry.kind].stream_in.is_some());
+        let alike =
+            |axis: &AxisId| entry.is_some_and(|entry| entry.choice.stream.on(*axis) == Placement::Replicate);
+        self.mesh.axis_ids().filter(alike).collect()
     }
 
     /// Elements of the stream that a device holds between layers, the same everywhere.
@@ -225,6 +258,7 @@ mod tests {
             latency_s: Seconds(1e-6),
             wiring: Wiring::Switch,
             oversubscription: 1.0,
+            routing: Default::default(),
             in_switch_reduction: InSwitchReduction::Absent,
         };
         let tiers = domains.iter().map(tier).collect();

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, simulate};
-use ir::engine::GradientOverlap;
+use ir::engine::{GradientOverlap, StageTransfers};
 use ir::schedule::{Action, InFlight, ScheduleError, in_flight_by_slice, table};
 use ir::units::{Bytes, Seconds};
 
@@ -78,7 +78,8 @@ pub fn step(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<Step, Simulate
     parts.host = constants.host_per_iteration_s;
     let work = parts.pipeline + parts.gradient_sync + parts.parameter_gather + parts.optimizer;
     let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
-    let n_nodes = setting.machine.cluster.n_devices().div_ceil(node);
+    // Devices of a stage wait for each other at every collective; stages only for what they receive.
+    let n_nodes = staged.mesh.n_devices().div_ceil(node);
     parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
     let held = actions.iter().enumerate().map(|(stage, row)| held(staged, stage, row)).collect();
     Ok(Step { time: work + parts.jitter + parts.host, parts, held })
@@ -152,10 +153,9 @@ fn pipeline(
         backward: staged.per_slice(|one| one.backward),
         parts,
         boundary: boundaries(setting, staged),
-        transfers: if staged.schedule.n_virtual_stages() > 1 {
-            Transfers::Overlapped
-        } else {
-            Transfers::Exposed
+        transfers: match setting.job.engine.stage_transfers {
+            StageTransfers::Beside if staged.schedule.n_virtual_stages() > 1 => Transfers::Overlapped,
+            StageTransfers::Beside | StageTransfers::Waited => Transfers::Exposed,
         },
     };
     let timeline = simulate(actions, &times)?;
