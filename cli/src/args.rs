@@ -447,7 +447,7 @@ pub(crate) struct ValidateArgs {
     #[arg(long, conflicts_with_all = ["rows", "omitted", "fit", "source", "markdown"])]
     pub(crate) components: bool,
     /// Print the page of the documentation
-    #[arg(long, conflicts_with_all = ["json", "rows", "omitted", "fit"])]
+    #[arg(long, conflicts_with_all = ["json", "rows", "omitted"])]
     pub(crate) markdown: bool,
     /// List every row that is not priced, with its reason
     #[arg(long)]

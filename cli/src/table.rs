@@ -44,6 +44,21 @@ pub(crate) fn list(rows: &[(&str, String)]) -> String {
     rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
 }
 
+/// The same table for a page of documentation.
+pub(crate) fn markdown(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
+    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    let side = |side: &Side| match side {
+        Side::Left => "---",
+        Side::Right => "---:",
+    };
+    let mut text = line(columns.iter().map(|(name, _)| *name).collect());
+    text.push_str(&line(columns.iter().map(|(_, at)| side(at)).collect()));
+    for row in rows {
+        text.push_str(&line(row.iter().map(String::as_str).collect()));
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

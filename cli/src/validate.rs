@@ -8,9 +8,8 @@ use serde::Serialize;
 use validate::calibration::Calibration;
 use validate::case::{Case, Omitted, cases};
 use validate::components::{ComponentReport, components};
-use validate::global::{ablated, covered, global, left_out};
 use validate::memory::memory_report;
-use validate::report::{RowReport, SourceReport, Validation, in_headline, validation};
+use validate::report::{RowReport, SourceReport, Validation, validation};
 use validate::row::{Row, shipped};
 
 use crate::args::ValidateArgs;
@@ -18,9 +17,9 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::input::read_file;
 use crate::output::{json, write_whole};
-use crate::table::{Side, table};
+use crate::table::{Side, markdown, table};
 use crate::terminal::Terminal;
-use crate::validate_memory;
+use crate::{validate_fit, validate_memory};
 
 /// Rows that are named as the worst.
 const N_WORST: usize = 10;
@@ -57,6 +56,9 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
     }
     let (cases, omitted) = cases(&rows, &start);
     let constants = if args.fit { refit(args, (&shipped, &start), &cases, terminal)? } else { start };
+    if args.fit && args.markdown {
+        return Ok(());
+    }
     let found = validation(&cases, &omitted, &constants);
     let text = if args.json.json {
         let not_priced =
@@ -113,60 +115,22 @@ fn calibration(file: &str) -> Result<Calibration, Failure> {
     Calibration::read(&text).map_err(|error| Failure::argument(format!("{file}: {error}")))
 }
 
-/// Fits the constants to the rows of the headline, and prints what they are and how they hold elsewhere.
+/// Fits the constants, and prints what they are and how they hold elsewhere.
 fn refit(
     args: &ValidateArgs,
-    (shipped, start): (&Constants, &Constants),
+    worlds: (&Constants, &Constants),
     cases: &[Case],
     terminal: &mut Terminal<'_>,
 ) -> Result<Constants, Failure> {
-    // Of the bulk sweep a part: its rows are much alike.
-    const BULK_STEP: usize = 12;
-    let bulk = cases.iter().filter(|case| case.row.tier == "bulk").step_by(BULK_STEP);
-    let core: Vec<&Case> = cases.iter().filter(|case| in_headline(&case.row)).chain(bulk).collect();
-    let all = global(&core, start);
-    let fitted = all.fit.constants.clone();
-    let rows: Vec<Vec<String>> = all
-        .problem_parameters
-        .iter()
-        .zip(&all.fit.deviations)
-        .map(|(parameter, deviation)| {
-            let value = fitted.get(parameter.name).unwrap_or(f64::NAN);
-            vec![parameter.name.into(), format!("{value:.4e}"), format!("{deviation:.1e}")]
-        })
-        .collect();
-    let columns = [("constant", Side::Left), ("fitted", Side::Right), ("deviation", Side::Right)];
-    writeln!(terminal.out, "{}", table(&columns, &rows))?;
+    let found = validate_fit::report(cases, worlds, args.ablate);
     if let Some(file) = &args.write {
-        let calibration = Calibration::between(shipped, &fitted, env!("CARGO_PKG_VERSION"));
+        let calibration = Calibration::between(worlds.0, &found.fitted, env!("CARGO_PKG_VERSION"));
         write_whole(file, &json(&calibration)?)?;
     }
+    let text = if args.markdown { found.page() } else { found.text() };
+    write!(terminal.out, "{text}")?;
     terminal.out.flush()?;
-    let covered = covered(&core);
-    let rows: Vec<Vec<String>> = left_out(&core, &fitted)
-        .into_iter()
-        .map(|(source, errors)| {
-            let apart =
-                if covered.contains(&source) { "" } else { "apart: no other has its devices and format" };
-            vec![source, percent(errors.mean), percent(errors.max), signed(errors.bias), apart.into()]
-        })
-        .collect();
-    let columns = [
-        ("left out", Side::Left),
-        ("mean", Side::Right),
-        ("max", Side::Right),
-        ("bias", Side::Right),
-        ("", Side::Left),
-    ];
-    writeln!(terminal.out, "{}", table(&columns, &rows))?;
-    if args.ablate {
-        let without = ablated(&core, &fitted);
-        let rows: Vec<Vec<String>> =
-            without.into_iter().map(|(name, mean)| vec![name.into(), percent(mean)]).collect();
-        let columns = [("without", Side::Left), ("mean", Side::Right)];
-        writeln!(terminal.out, "{}", table(&columns, &rows))?;
-    }
-    Ok(fitted)
+    Ok(found.fitted)
 }
 
 fn rows(args: &ValidateArgs) -> Result<Vec<Row>, Failure> {
@@ -276,21 +240,6 @@ fn reasons(found: &Validation) -> Vec<Vec<String>> {
     found.omitted.iter().map(|(reason, n)| vec![n.to_string(), first(reason)]).collect()
 }
 
-/// The same table for a page.
-fn markdown(columns: &[(&str, Side)], rows: &[Vec<String>]) -> String {
-    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
-    let side = |side: &Side| match side {
-        Side::Left => "---",
-        Side::Right => "---:",
-    };
-    let mut text = line(columns.iter().map(|(name, _)| *name).collect());
-    text.push_str(&line(columns.iter().map(|(_, at)| side(at)).collect()));
-    for row in rows {
-        text.push_str(&line(row.iter().map(String::as_str).collect()));
-    }
-    text
-}
-
 fn source(source: &SourceReport) -> Vec<String> {
     let errors = &source.time;
     let (groups, correlation, regret) = source.sweeps.map_or_else(Default::default, |sweeps| {
@@ -320,10 +269,10 @@ fn errors_of(rows: &[(&str, &RowReport)]) -> Vec<Vec<String>> {
     rows.iter().map(cells).collect()
 }
 
-fn percent(fraction: f64) -> String {
+pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
-fn signed(fraction: f64) -> String {
+pub(crate) fn signed(fraction: f64) -> String {
     format!("{:+.1} %", fraction * 100.0)
 }

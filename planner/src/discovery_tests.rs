@@ -173,7 +173,7 @@ fn an_axis_across_nodes_with_many_sequences_is_data_parallel_with_zero() {
 
 #[test]
 fn a_wide_mlp_whose_batch_cannot_be_cut_is_cut_by_columns_then_rows_with_tokens_between() {
-    let found = find(mlp_only(WIDE), Setting { sequence: 2048, ..NODE });
+    let found = find(mlp_only(Width { ffn: 131_072, ..LLAMA_7B }), Setting { sequence: 16384, ..NODE });
     let cuts = ["norm", "gate", "up", "glu", "down", "add"].map(|op| found.cut(op));
     assert_eq!(cuts, ["s", "f", "f", "f", "f", "s"]);
     // Korthikanti et al. 2022 (arXiv 2205.05198), figure 5: g gathers tokens, g-bar scatters them; backward the

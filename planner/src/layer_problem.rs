@@ -108,7 +108,12 @@ impl RecomputeRule {
         let is_end = layer.stream_in.is_none() || layer.tensors[layer.out.0].dims.is_empty();
         match self {
             Self::Always if is_end => Self::Free,
-            Self::Free | Self::Never | Self::AttentionOnly | Self::Always => self,
+            Self::Free
+            | Self::Never
+            | Self::AttentionOnly
+            | Self::ButProducts
+            | Self::AtLeastAttention
+            | Self::Always => self,
         }
     }
 }

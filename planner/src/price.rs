@@ -9,6 +9,7 @@ use ir::plan::prediction::Prediction;
 use ir::plan::{Plan, PlanError};
 use ir::schedule::{Action, Section};
 use ir::slices::Slices;
+use ir::units::Seconds;
 
 use crate::request::Job;
 
@@ -21,7 +22,7 @@ pub mod prediction;
 
 use setting::{Backward, Entry, Setting};
 use staged::{Layers, Staged};
-use step::step;
+use step::{Step, step};
 
 /// Prices a plan.
 ///
@@ -44,6 +45,24 @@ pub fn price_open(plan: &Plan, opened: &OpenPlan) -> Result<Prediction, PlanErro
 /// # Errors
 /// What cannot be priced, and where it stands.
 pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Prediction, PlanError> {
+    stepped(plan, opened, constants, prediction::prediction)
+}
+
+/// The time of a step alone, for whoever asks again and again.
+///
+/// # Errors
+/// What cannot be priced, and where it stands.
+pub fn time_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Seconds, PlanError> {
+    stepped(plan, opened, constants, |_, _, step| step.time)
+}
+
+/// What is said of a step in a world with given constants.
+fn stepped<T>(
+    plan: &Plan,
+    opened: &OpenPlan,
+    constants: &Constants,
+    say: impl FnOnce(&Setting<'_>, &Staged<'_>, &Step) -> T,
+) -> Result<T, PlanError> {
     let constants = constants.clone().under(plan.job.engine);
     let table = plan.actions()?;
     let is_part = |action: &Action| action.section == Section::BackwardWeight;
@@ -56,7 +75,7 @@ pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Resu
     let wrong =
         |error: cost_model::SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
     let step = step(&setting, &staged).map_err(wrong)?;
-    Ok(prediction::prediction(&setting, &staged, &step))
+    Ok(say(&setting, &staged, &step))
 }
 
 fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, PlanError> {

@@ -5,7 +5,7 @@ use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::prediction::Prediction;
 use planner::optimize_with;
-use planner::price::price_with;
+use planner::price::{price_with, time_with};
 use rayon::prelude::*;
 
 use crate::express::{Reason, questions};
@@ -68,7 +68,7 @@ impl Case {
 
     /// Predicted seconds of a step.
     pub fn predicted(&self, constants: &Constants) -> f64 {
-        self.price(constants).map_or(f64::NAN, |prediction| prediction.step_time_s.0)
+        time_with(&self.plan, &self.opened, constants).map_or(f64::NAN, |time| time.0)
     }
 }
 

@@ -1,13 +1,14 @@
 //! The one set of constants for everybody: which are fitted, to what, how it holds on sources that were left out, and
 //! what the error becomes without each.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use cost_model::{Constants, PARAMETERS, Parameter};
 use rayon::prelude::*;
 
 use crate::case::Case;
 use crate::fit::{Fit, Problem, ROUNDS, ROUNDS_NEARBY, equal_per_source, fit};
+use crate::report::in_headline;
 use crate::score::{Errors, Pair};
 
 /// The fit to all rows.
@@ -44,26 +45,55 @@ fn movable(cases: &[&Case], start: &Constants) -> Vec<Parameter> {
     PARAMETERS.iter().filter(|parameter| parameter.fitted).filter(moves).copied().collect()
 }
 
-/// Errors of every source with constants refitted to all others, from the joint fit on.
-pub fn left_out(cases: &[&Case], fitted: &Constants) -> BTreeMap<String, Errors> {
+/// A source predicted by constants that its own rows did and did not help to fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LeftOut {
+    /// The source.
+    pub source: String,
+    /// Whether it counts: everything is stated, and it is not the bulk sweep.
+    pub in_headline: bool,
+    /// Whether other sources have its devices and number format.
+    pub covered: bool,
+    /// Errors with its rows in the fit.
+    pub with: Errors,
+    /// Errors with constants refitted to all others, from the joint fit on.
+    pub without: Errors,
+}
+
+/// Every source with and without its own rows in the fit.
+pub fn left_out(cases: &[&Case], fitted: &Constants) -> Vec<LeftOut> {
     let sources: BTreeSet<&str> = cases.iter().map(|case| case.row.source.as_str()).collect();
-    let errors = |source: &&str| {
-        let others: Vec<&Case> = cases.iter().filter(|case| case.row.source != *source).copied().collect();
+    let covered = covered(cases);
+    let one = |source: &str| {
+        let others: Vec<&Case> = cases.iter().filter(|case| case.row.source != source).copied().collect();
         let constants = fit(&problem(&others, fitted), fitted, ROUNDS_NEARBY).constants;
-        ((*source).to_owned(), errors_of(cases, source, &constants))
+        LeftOut {
+            source: source.to_owned(),
+            in_headline: judged(cases, source).iter().all(|case| in_headline(&case.row)),
+            covered: covered.contains(source),
+            with: errors_of(cases, source, fitted),
+            without: errors_of(cases, source, &constants),
+        }
     };
-    sources.iter().map(errors).collect()
+    sources.into_iter().map(one).collect()
+}
+
+/// The rows by which a source is judged: those of which everything is stated, where it has some.
+fn judged<'a>(cases: &[&'a Case], source: &str) -> Vec<&'a Case> {
+    let own: Vec<&Case> = cases.iter().filter(|case| case.row.source == source).copied().collect();
+    let whole: Vec<&Case> = own.iter().filter(|case| in_headline(&case.row)).copied().collect();
+    if whole.is_empty() { own } else { whole }
 }
 
 fn errors_of(cases: &[&Case], source: &str, constants: &Constants) -> Errors {
-    let own: Vec<&&Case> = cases.iter().filter(|case| case.row.source == source).collect();
-    let pair = |case: &&&Case| Pair { measured: case.measured, predicted: case.predicted(constants) };
-    Errors::of(&own.par_iter().map(pair).collect::<Vec<_>>())
+    let pair = |case: &&Case| Pair { measured: case.measured, predicted: case.predicted(constants) };
+    Errors::of(&judged(cases, source).par_iter().map(pair).collect::<Vec<_>>())
 }
 
 /// Equal-weight mean error without each effect, the rates of products refitted.
 pub fn ablated(cases: &[&Case], fitted: &Constants) -> Vec<(&'static str, f64)> {
-    let sources: BTreeSet<&str> = cases.iter().map(|case| case.row.source.as_str()).collect();
+    let counted = cases.iter().filter(|case| in_headline(&case.row));
+    let sources: BTreeSet<&str> = counted.map(|case| case.row.source.as_str()).collect();
     let mean = |constants: &Constants| {
         let all: f64 = sources.iter().map(|source| errors_of(cases, source, constants).mean).sum();
         all / sources.len() as f64
@@ -81,10 +111,8 @@ pub fn ablated(cases: &[&Case], fitted: &Constants) -> Vec<(&'static str, f64)> 
 
 /// Sources whose devices and formats other sources have too.
 pub fn covered(cases: &[&Case]) -> BTreeSet<String> {
-    let worlds = |source: &str| -> BTreeSet<String> {
-        let own = cases.iter().filter(|case| case.row.source == source);
-        own.map(|case| world(case)).collect()
-    };
+    let worlds =
+        |source: &str| -> BTreeSet<String> { judged(cases, source).into_iter().map(world).collect() };
     let sources: BTreeSet<&str> = cases.iter().map(|case| case.row.source.as_str()).collect();
     let is_covered = |source: &&&str| {
         let others: BTreeSet<String> =
