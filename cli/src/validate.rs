@@ -122,7 +122,7 @@ fn refit(
     cases: &[Case],
     terminal: &mut Terminal<'_>,
 ) -> Result<Constants, Failure> {
-    let found = validate_fit::report(cases, worlds, args.ablate);
+    let found = validate_fit::report(cases, worlds, args);
     if let Some(file) = &args.write {
         let calibration = Calibration::between(worlds.0, &found.fitted, env!("CARGO_PKG_VERSION"));
         write_whole(file, &json(&calibration)?)?;

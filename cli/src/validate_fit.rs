@@ -7,6 +7,7 @@ use serde_json::Value;
 use validate::case::Case;
 use validate::global::{Global, LeftOut, ablated, global, left_out};
 
+use crate::args::ValidateArgs;
 use crate::table::{Side, markdown, table};
 use crate::validate::{percent, signed};
 
@@ -30,7 +31,11 @@ pub(crate) struct Report {
 }
 
 /// Fits the constants to all core rows and a part of the bulk sweep.
-pub(crate) fn report(cases: &[Case], (shipped, start): (&Constants, &Constants), ablate: bool) -> Report {
+pub(crate) fn report(
+    cases: &[Case],
+    (shipped, start): (&Constants, &Constants),
+    args: &ValidateArgs,
+) -> Report {
     // Rows of the bulk sweep are much alike.
     const BULK_STEP: usize = 12;
     let bulk = cases.iter().filter(|case| case.row.tier == "bulk").step_by(BULK_STEP);
@@ -38,10 +43,10 @@ pub(crate) fn report(cases: &[Case], (shipped, start): (&Constants, &Constants),
     let found = global(&core, start);
     let fitted = found.fit.constants.clone();
     let without: BTreeMap<&str, f64> =
-        if ablate { ablated(&core, &fitted).into_iter().collect() } else { BTreeMap::new() };
+        if args.ablate { ablated(&core, &fitted).into_iter().collect() } else { BTreeMap::new() };
     let constants = rows(&found, shipped, &without);
     let left_out = left_out(&core, &fitted);
-    Report { fitted, constants, left_out, ablated: ablate }
+    Report { fitted, constants, left_out, ablated: args.ablate }
 }
 
 fn rows(found: &Global, shipped: &Constants, without: &BTreeMap<&str, f64>) -> Vec<Row> {

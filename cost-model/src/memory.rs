@@ -81,12 +81,31 @@ pub fn logits_bytes(n_logits: f64, kernel: LossKernel, constants: &Constants) ->
     )
 }
 
-/// Parameters gathered for use: the unit in use and the one being fetched, and the gradient of one before it is
-/// reduced.
+/// A layer whose parameters are gathered for use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatheredUnit {
+    /// Its parameters, whole.
+    pub parameters: Bytes,
+    /// Its gradient before that is reduced.
+    pub gradient: Bytes,
+    /// Such layers of a stage.
+    pub count: f64,
+}
+
+/// Parameters gathered for use, of all layers of a stage: the unit in use and the one being fetched, and the gradient of
+/// one before it is reduced (Zhao et al. 2023, arXiv 2304.11277, section 4.3.1). Which two are neighbours is not asked: the
+/// two largest.
 ///
-/// A unit of 200 M parameters in bf16 with fp32 gradients: 2 x 0.4 GB + 0.8 GB.
-pub fn gathered_units(largest_unit_parameters: f64, states: StateBytes) -> Bytes {
-    (states.parameter * 2.0 + states.gradient) * largest_unit_parameters
+/// Units of 200 M parameters in bf16 with fp32 gradients: 2 x 0.4 GB + 0.8 GB.
+pub fn gathered_units(units: impl Iterator<Item = GatheredUnit>) -> Bytes {
+    let (mut first, mut second, mut gradient) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+    for unit in units.filter(|unit| unit.count > 0.0) {
+        let again = if unit.count > 1.0 { unit.parameters } else { Bytes::ZERO };
+        let (larger, smaller) = (first.max(unit.parameters), first.min(unit.parameters));
+        (first, second) = (larger, second.max(smaller).max(again));
+        gradient = gradient.max(unit.gradient);
+    }
+    first + second + gradient
 }
 
 /// What the device holds beyond the plan's tensors.
@@ -173,9 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn gathered_units_are_two_parameters_and_a_gradient() {
-        let states = StateBytes::adamw(Precision::Bf16, GradientFormat::Full);
-        assert_eq!(gathered_units(200e6, states), Bytes(1.6e9));
+    fn gathered_units_are_the_two_largest_and_a_gradient() {
+        let unit = |parameters, count| GatheredUnit {
+            parameters: Bytes(parameters),
+            gradient: Bytes(2.0 * parameters),
+            count,
+        };
+        let of = |units: &[GatheredUnit]| gathered_units(units.iter().copied()).0;
+        assert_eq!(of(&[unit(0.4e9, 12.0)]), 1.6e9);
+        assert_eq!(of(&[unit(3.0, 1.0)]), 9.0);
+        assert_eq!(of(&[unit(3.0, 1.0), unit(1.0, 8.0), unit(4.0, 1.0)]), 15.0);
+        assert_eq!(of(&[unit(1.0, 2.0), unit(3.0, 1.0), unit(9.0, 0.0)]), 10.0);
     }
 
     #[test]

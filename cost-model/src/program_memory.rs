@@ -8,8 +8,8 @@
 //! logits        = scores of the loss and their gradient beyond what is saved of them, once
 //! states        = parameters, gradients, optimizer, each over its own cut; of frozen ones only the parameter
 //! ```
-//! Gathered parameters and their gradients stand apart, in whole parameters: how many units live at once is the
-//! engine's affair (`memory::gathered_units`).
+//! Gathered parameters and their gradients stand apart: how many units live at once is the engine's affair
+//! (`memory::gathered_units`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -26,7 +26,7 @@ use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
 
 use crate::constants::Constants;
-use crate::memory::{StateBytes, logits_bytes};
+use crate::memory::{GatheredUnit, StateBytes, logits_bytes};
 use crate::program_work::ProgramWork;
 use crate::rates::element_bytes;
 use crate::tensor_bytes::{
@@ -64,8 +64,10 @@ pub struct ProgramMemory {
     pub gradients: Bytes,
     /// Optimizer states and master copies as stored.
     pub optimizer: Bytes,
-    /// Parameters that are gathered for use: the unit of `memory::gathered_units`.
-    pub gathered_parameters: f64,
+    /// Parameters that are gathered for use, whole: the unit of `memory::gathered_units`.
+    pub gathered: Bytes,
+    /// Their gradients before these are reduced.
+    pub unreduced: Bytes,
     /// Tensors that stand for weight gradients which are added inside products: once, however many such layers there are.
     pub stand_ins: Bytes,
 }
@@ -74,6 +76,11 @@ impl ProgramMemory {
     /// All that is saved.
     pub fn saved_total(&self) -> Bytes {
         self.saved.values().copied().sum()
+    }
+
+    /// So many such layers of a stage as units that are gathered for use.
+    pub fn unit(&self, count: f64) -> GatheredUnit {
+        GatheredUnit { parameters: self.gathered, gradient: self.unreduced, count }
     }
 
     /// What a pass needs beyond what is saved.
@@ -371,7 +378,8 @@ impl Account<'_> {
                 memory.parameters += one.parameter * cut(held.storage.parameter);
             }
             if !held.storage.parameter.is_empty() {
-                memory.gathered_parameters += whole as f64;
+                memory.gathered += one.parameter * whole as f64;
+                memory.unreduced += one.gradient * if held.trained { whole as f64 } else { 0.0 };
             }
             if held.trained {
                 memory.gradients += one.gradient * cut(held.storage.gradient);

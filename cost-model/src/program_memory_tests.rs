@@ -159,13 +159,13 @@ fn states_are_cut_as_stored_and_gathered_parameters_stand_apart() {
     let plain = on(Storage::default());
     let states = |memory: &ProgramMemory| [memory.parameters.0, memory.gradients.0, memory.optimizer.0];
     assert_eq!(states(&plain), [2.0 * n, 4.0 * n, 12.0 * n]);
-    assert_eq!(plain.gathered_parameters, 0.0);
+    assert_eq!((plain.gathered, plain.unreduced), (Bytes::ZERO, Bytes::ZERO));
     let optimizer = on(Storage { optimizer: cut, ..Storage::default() });
     assert_eq!(states(&optimizer), [2.0 * n, 4.0 * n, 6.0 * n]);
     let all = on(Storage { parameter: cut, gradient: cut, optimizer: cut });
     // Cut like its optimizer state, the parameter is that state's own fp32 copy.
     assert_eq!(states(&all), [0.0, 2.0 * n, 6.0 * n]);
-    assert_eq!(all.gathered_parameters, n);
+    assert_eq!((all.gathered, all.unreduced), (Bytes(2.0 * n), Bytes(4.0 * n)));
 }
 
 #[test]

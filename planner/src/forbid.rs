@@ -4,7 +4,7 @@
 //! decides what an axis does; there a degree is ruled out by barring axes from a class of loops, so that no barred
 //! product of axes can take that role. What may be barred differs from mesh to mesh, so one mesh becomes several
 //! shapes, each with as few bars as possible. Roles are read off an arrangement by majority; one that still bears a
-//! forbidden name is no plan ([`broken`]).
+//! forbidden name is no plan (`broken`).
 
 use ir::names::{Context, RecomputeRole, Roles};
 use ir::program::{AxisSet, Storage};

@@ -4,6 +4,9 @@
 //! least limit, since a chunk that takes more layers never hurts those behind it. Embedding, head and loss are layers
 //! like any other and count with their own time and memory.
 
+use cost_model::memory::{GatheredUnit, gathered_units};
+use ir::units::Bytes;
+
 /// What one layer costs under one choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
@@ -19,6 +22,10 @@ pub struct LayerCost {
     pub logits: f64,
     /// Bytes that a stage has once for every kind of layer that it has.
     pub once: f64,
+    /// Bytes of the parameters that are gathered for use, whole.
+    pub gathered: f64,
+    /// Bytes of their gradients before these are reduced.
+    pub unreduced: f64,
 }
 
 /// Costs of every kind at every level: a level is a price of memory, from fastest to smallest.
@@ -83,9 +90,15 @@ impl Levels {
             let free = self.sum(self.ends[to][kind], to, level, |cost| cost.saved);
             (cost.working - free).max(0.0) + cost.logits
         };
+        let unit = |kind: usize| GatheredUnit {
+            parameters: Bytes(self.costs[level][kind].gathered),
+            gradient: Bytes(self.costs[level][kind].unreduced),
+            count: self.count(from, to, kind),
+        };
         let once: f64 = present().map(|kind| self.costs[level][kind].once).sum();
         self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved)
             + once
+            + gathered_units(present().map(unit)).0
             + present().map(beside).fold(0.0, f64::max)
     }
 
@@ -115,7 +128,10 @@ impl Levels {
         let more = |of: &dyn Fn(&LayerCost) -> f64| {
             (of(&self.costs[level][kind]) - of(&self.costs[faster][kind])).max(0.0)
         };
-        let working = more(&|cost| cost.working) + more(&|cost| cost.logits) + more(&|cost| cost.once);
+        let working = more(&|cost| cost.working)
+            + more(&|cost| cost.logits)
+            + more(&|cost| cost.once)
+            + more(&|cost| 2.0 * cost.gathered + cost.unreduced);
         let over = self.memory(from, to, faster, in_flight) + working - capacity;
         let needed = (over / gain).ceil();
         if gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind) {
@@ -207,7 +223,7 @@ mod tests {
             saved: 1.0,
             working: 0.0,
             logits: 0.0,
-            once: 0.0,
+            ..LayerCost::default()
         };
         let small = |time: &f64| LayerCost {
             time: *time * 1.5,
@@ -215,7 +231,7 @@ mod tests {
             saved: 0.1,
             working: 0.0,
             logits: 0.0,
-            once: 0.0,
+            ..LayerCost::default()
         };
         Levels::new(
             vec![times.iter().map(cost).collect(), times.iter().map(small).collect()],
@@ -241,8 +257,14 @@ mod tests {
 
     #[test]
     fn a_layer_works_beside_what_those_before_it_keep() {
-        let cost =
-            |working, logits, saved| LayerCost { time: 1.0, state: 0.0, saved, working, logits, once: 0.0 };
+        let cost = |working, logits, saved| LayerCost {
+            time: 1.0,
+            state: 0.0,
+            saved,
+            working,
+            logits,
+            ..LayerCost::default()
+        };
         let levels = |first| Levels::new(vec![vec![cost(first, 0.0, 1.0), cost(1.0, 3.0, 2.0)]], vec![0, 1]);
         // Three bytes are kept; the last layer works in four, and the first in its own beside all but two.
         assert_eq!(levels(5.0).chunk(0, 2, 1.0, 8.0).map(|chunk| chunk.memory), Some(7.0));

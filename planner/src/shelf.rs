@@ -109,6 +109,8 @@ impl<'a> Scope<'a> {
             working: entry.memory.working().0 * slack,
             logits: entry.memory.logits.0 * slack,
             once: entry.memory.stand_ins.0,
+            gathered: entry.memory.gathered.0 * slack,
+            unreduced: entry.memory.unreduced.0 * slack,
         };
         let depth = shelf.levels.first().map_or(0, Vec::len);
         let at = |level: usize| {

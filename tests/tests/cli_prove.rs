@@ -148,9 +148,12 @@ fn missing_gradient_reductions(text: &str) -> Vec<String> {
     with_steps(text, &["accumulate", "update"], |step| reduces(step).then(String::new))
 }
 
+/// A slice sends nothing, so it has no algorithm.
 fn slices_for_reduce_scatters(text: &str) -> Vec<String> {
     with_steps(text, &["convert", "parameter", "accumulate", "update"], |step| {
-        step.starts_with("[reduce-scatter").then(|| step.replacen("reduce-scatter", "slice", 1))
+        let slice = step.strip_prefix("[reduce-scatter").map(|rest| format!("[slice{rest}"))?;
+        let silent = slice.split_once(" by ").map(|(moved, _)| format!("{moved}]"));
+        Some(silent.unwrap_or(slice))
     })
 }
 

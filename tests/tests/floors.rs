@@ -29,6 +29,7 @@ const FLOORS: [(&str, &[&str]); 7] = [
             "clap",
             "clap_complete",
             "comfy-table",
+            "ctrlc",
             "indicatif",
             "rayon",
             "schemars",

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! states + in flight * saved + waiting * carried + owed to earlier slices + the largest working set of a layer + stand-ins
-//!   + logits + reserve                                                                                        -> stage_memory()
+//!   + logits + gathered units + reserve                                                                                -> stage_memory()
 //! ```
 
 use std::collections::BTreeMap;
 
 use cost_model::MemoryBreakdown;
+use cost_model::memory::gathered_units;
 use ir::units::Bytes;
 
 use crate::price::setting::Setting;
@@ -50,7 +51,9 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;
     memory.buffers = working + stand_ins.into_values().sum();
-    freed += working + memory.logits;
+    memory.gathered_units =
+        gathered_units(staged.runs(stage).map(|(entry, count)| entry.memory.unit(count as f64)));
+    freed += working + memory.logits + memory.gathered_units;
     let slack = setting.machine.constants.fragmentation_factor - 1.0;
     memory.reserve = freed * slack + Bytes(setting.reserve());
     memory
