@@ -51,7 +51,10 @@ pub use rates::Rates;
 pub use section_price::{
     Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, SplitPrice, UpdatePrice,
 };
-pub use simulate::{BackwardParts, PipelineTimes, SimulateError, Transfers, lower_bound, makespan, simulate};
+pub use simulate::{
+    BackwardParts, PipelineTimes, RankTotals, SimulateError, Totals, Transfers, lower_bound, makespan,
+    simulate, totals,
+};
 pub use slice_lengths::{SliceCost, balanced_slices, equal_slices};
 pub use step_price::{PriceContext, StepPrice, collective_kind, price_step};
 pub use tensor_bytes::{ActivationKind, activation_kind};

@@ -9,7 +9,7 @@
 //! (arXiv 2104.04473 section 2.2), exactly.
 
 use ir::schedule::{
-    Action, Placement, RankTimeline, ScheduleError, Section, Span, TableShape, Timeline, dependency_order,
+    Action, Placement, RankTimeline, ScheduleError, Section, Span, TableShape, Timeline, in_dependency_order,
 };
 use ir::units::Seconds;
 use thiserror::Error;
@@ -168,16 +168,51 @@ pub fn simulate(table: &[Vec<Action>], times: &PipelineTimes) -> Result<Timeline
     for rank in &mut ranks {
         rank.bubble_s = (makespan_s - rank.busy_s - rank.sending_s).max(Seconds::ZERO);
     }
+    let extent = |rank: &RankTimeline| match (rank.spans.first(), rank.spans.last()) {
+        (Some(first), Some(last)) => last.end_s - first.start_s,
+        _ => Seconds::ZERO,
+    };
     let period_s = ranks.iter().map(extent).fold(Seconds::ZERO, Seconds::max);
     Ok(Timeline { makespan_s, period_s, ranks })
 }
 
-/// From the start of a rank's first action to the end of its last, and of its last transfer where that is exposed.
-fn extent(rank: &RankTimeline) -> Seconds {
-    match (rank.spans.first(), rank.spans.last()) {
-        (Some(first), Some(last)) => last.end_s - first.start_s,
-        _ => Seconds::ZERO,
-    }
+/// What a step's price needs of a timeline, without the spans of a million actions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Totals {
+    /// Time until every rank can begin the next step by itself.
+    pub period_s: Seconds,
+    /// Computation and exposed transfers of every rank.
+    pub ranks: Vec<RankTotals>,
+}
+
+/// Where a rank's time goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankTotals {
+    /// Computation.
+    pub busy_s: Seconds,
+    /// Exposed transfers.
+    pub sending_s: Seconds,
+}
+
+/// The same as [`simulate`] says in sums.
+///
+/// # Errors
+/// Where [`simulate`] fails.
+pub fn totals(table: &[Vec<Action>], times: &PipelineTimes) -> Result<Totals, SimulateError> {
+    let shape = times.shape(table)?;
+    let mut ranks = vec![RankTotals::default(); table.len()];
+    let mut extents: Vec<Option<(Seconds, Seconds)>> = vec![None; table.len()];
+    walk(table, shape, times, |span, sending| {
+        let rank = &mut ranks[span.action.rank as usize];
+        let place = (shape.chunk(span.action) as usize, span.action.slice);
+        rank.busy_s += times.compute(span.action.section, place);
+        rank.sending_s += sending;
+        let extent = extents[span.action.rank as usize].get_or_insert((span.start_s, span.end_s));
+        extent.1 = span.end_s;
+    })?;
+    let length = |(first, last): (Seconds, Seconds)| last - first;
+    let period_s = extents.into_iter().flatten().map(length).fold(Seconds::ZERO, Seconds::max);
+    Ok(Totals { period_s, ranks })
 }
 
 /// The makespan alone, for comparing many candidates.
@@ -201,11 +236,10 @@ fn walk(
     times: &PipelineTimes,
     mut visit: impl FnMut(Span, Seconds),
 ) -> Result<Seconds, SimulateError> {
-    let order = dependency_order(table, shape)?;
     let mut arrival = vec![Seconds::ZERO; shape.n_events()];
     let mut free = vec![Seconds::ZERO; table.len()];
     let mut makespan = Seconds::ZERO;
-    for action in order {
+    in_dependency_order(table, shape, |action| {
         let place = (shape.chunk(action) as usize, action.slice);
         let ready = shape.needs(action).map_or(Seconds::ZERO, |needed| arrival[needed]);
         let start_s = free[action.rank as usize].max(ready);
@@ -217,7 +251,7 @@ fn walk(
         free[action.rank as usize] = end_s + sending;
         makespan = makespan.max(end_s);
         visit(Span { action, start_s, end_s }, sending);
-    }
+    })?;
     Ok(makespan)
 }
 
@@ -565,6 +599,12 @@ mod tests {
             let timeline = simulate(&rows, &times).unwrap();
             prop_assert!(lower_bound(p, m, &times) <= timeline.makespan_s);
             prop_assert_eq!(makespan(&rows, &times).unwrap(), timeline.makespan_s);
+            let sums = |rank: &RankTimeline| RankTotals { busy_s: rank.busy_s, sending_s: rank.sending_s };
+            let summed = Totals {
+                period_s: timeline.period_s,
+                ranks: timeline.ranks.iter().map(sums).collect(),
+            };
+            prop_assert_eq!(totals(&rows, &times).unwrap(), summed);
             for rank in &timeline.ranks {
                 let parts = rank.busy_s + rank.sending_s + rank.bubble_s;
                 prop_assert!((parts.0 - timeline.makespan_s.0).abs() <= 1e-9 * timeline.makespan_s.0);

@@ -21,7 +21,7 @@ mod timeline;
 mod tests;
 
 pub use check::{
-    InFlight, TableShape, check_table, dependency_order, in_flight, in_flight_by_slice, overtaken,
+    InFlight, TableShape, check_table, dependency_order, in_dependency_order, in_flight, overtaken,
     peak_in_flight,
 };
 pub use error::ScheduleError;

@@ -187,7 +187,7 @@ impl TableShape {
 /// # Errors
 /// The first thing that is wrong.
 pub fn check_table(table: &[Vec<Action>], shape: TableShape) -> Result<(), ScheduleError> {
-    dependency_order(table, shape).map(|_| ())
+    in_dependency_order(table, shape, |_| ())
 }
 
 /// The table's actions in an order in which each follows all that it needs, ranks keeping their own order.
@@ -198,11 +198,24 @@ pub fn check_table(table: &[Vec<Action>], shape: TableShape) -> Result<(), Sched
 /// # Errors
 /// Where [`check_table`] fails.
 pub fn dependency_order(table: &[Vec<Action>], shape: TableShape) -> Result<Vec<Action>, ScheduleError> {
+    let mut order = Vec::with_capacity(table.iter().map(Vec::len).sum());
+    in_dependency_order(table, shape, |action| order.push(action))?;
+    Ok(order)
+}
+
+/// Visits the actions of a table in that order, without a list of them.
+///
+/// # Errors
+/// Where [`check_table`] fails; a table that cannot run to its end is visited as far as it can.
+pub fn in_dependency_order(
+    table: &[Vec<Action>],
+    shape: TableShape,
+    mut visit: impl FnMut(Action),
+) -> Result<(), ScheduleError> {
     every_action_once(table, shape)?;
     slices_in_order(table, shape)?;
     let mut done = vec![false; shape.n_events()];
     let mut next = vec![0_usize; table.len()];
-    let mut order = Vec::with_capacity(table.iter().map(Vec::len).sum());
     let mut runnable: Vec<u32> = (0..shape.n_stages).rev().collect();
     while let Some(rank) = runnable.pop() {
         while let Some(&action) = table[rank as usize].get(next[rank as usize]) {
@@ -212,7 +225,7 @@ pub fn dependency_order(table: &[Vec<Action>], shape: TableShape) -> Result<Vec<
             let left = shape.yields(action);
             done[left] = true;
             next[rank as usize] += 1;
-            order.push(action);
+            visit(action);
             // Wake the rank that stands exactly at what this action allows; any other will get there by itself.
             let waiting = shape.awaits_elsewhere(action).filter(|&other| other != rank);
             if let Some(other) = waiting
@@ -223,10 +236,7 @@ pub fn dependency_order(table: &[Vec<Action>], shape: TableShape) -> Result<Vec<
             }
         }
     }
-    match deadlock(table, &next, shape) {
-        Some(deadlock) => Err(deadlock),
-        None => Ok(order),
-    }
+    deadlock(table, &next, shape).map_or(Ok(()), Err)
 }
 
 /// The first rank of a circle of ranks that wait for each other, found by asking whom the first stuck rank waits for.
@@ -341,42 +351,29 @@ impl InFlight {
     pub fn total(self) -> u32 {
         self.saved + self.carried
     }
+
+    /// What is held once a section has run.
+    pub fn pass(&mut self, section: Section) {
+        match section {
+            Section::Forward => self.saved += 1,
+            Section::Backward => self.saved = self.saved.saturating_sub(1),
+            Section::BackwardInput => {
+                self.saved = self.saved.saturating_sub(1);
+                self.carried += 1;
+            }
+            Section::BackwardWeight => self.carried = self.carried.saturating_sub(1),
+        }
+    }
 }
 
 /// What a rank holds after each action of its row.
 pub fn in_flight(row: &[Action]) -> Vec<InFlight> {
     let mut now = InFlight::default();
     let step = |action: &Action| {
-        match action.section {
-            Section::Forward => now.saved += 1,
-            Section::Backward => now.saved = now.saved.saturating_sub(1),
-            Section::BackwardInput => {
-                now.saved = now.saved.saturating_sub(1);
-                now.carried += 1;
-            }
-            Section::BackwardWeight => now.carried = now.carried.saturating_sub(1),
-        }
+        now.pass(action.section);
         now
     };
     row.iter().map(step).collect()
-}
-
-/// What a rank holds of every slice after each action of its row.
-pub fn in_flight_by_slice(row: &[Action], n_slices: u32) -> Vec<Vec<InFlight>> {
-    let of_slice = |slice: u32| {
-        let own = |action: &Action| if action.slice == slice { Some(*action) } else { None };
-        let mut held = in_flight(&row.iter().filter_map(own).collect::<Vec<_>>()).into_iter();
-        let mut now = InFlight::default();
-        let step = |action: &Action| {
-            if action.slice == slice {
-                now = held.next().unwrap_or(now);
-            }
-            now
-        };
-        row.iter().map(step).collect::<Vec<_>>()
-    };
-    let columns: Vec<Vec<InFlight>> = (0..n_slices).map(of_slice).collect();
-    (0..row.len()).map(|at| columns.iter().map(|column| column[at]).collect()).collect()
 }
 
 /// For each rank, the most chunk forwards whose backward is not yet complete, in chunks of micro-batches or of slices.

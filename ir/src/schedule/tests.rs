@@ -166,20 +166,6 @@ fn what_schedules_of_slices_hold_has_its_closed_form() {
 }
 
 #[test]
-fn slices_held_add_up_to_what_is_in_flight() {
-    for row in rows(Schedule::Seq1F1B { slices: 3 }, 4, 5) {
-        let by_slice = in_flight_by_slice(&row, 3);
-        for (all, each) in in_flight(&row).into_iter().zip(by_slice) {
-            assert_eq!(all.saved, each.iter().map(|one| one.saved).sum::<u32>());
-        }
-    }
-    // The slices of one micro-batch, and the first of the next.
-    let row = parse_row(0, "F0/0 F0/1 F1/0 B0/1 F1/1 B0/0 B1/1 B1/0").unwrap();
-    let saved = |at: usize| in_flight_by_slice(&row, 2)[at].iter().map(|one| one.saved).collect::<Vec<_>>();
-    assert_eq!((saved(2), saved(3), saved(7)), (vec![2, 1], vec![2, 0], vec![0, 0]));
-}
-
-#[test]
 fn slices_out_of_order_are_named() {
     let table = |rows: &[&str]| -> Vec<Vec<Action>> {
         rows.iter().enumerate().map(|(rank, row)| parse_row(rank as u32, row).unwrap()).collect()

@@ -9,9 +9,9 @@
 use std::collections::BTreeMap;
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
-use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, simulate};
+use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, totals};
 use ir::engine::{GradientOverlap, StageTransfers};
-use ir::schedule::{Action, InFlight, ScheduleError, in_flight_by_slice, table};
+use ir::schedule::{Action, InFlight, ScheduleError, table};
 use ir::units::{Bytes, Seconds};
 
 use crate::price::setting::{Backward, Entry, Setting, SliceFigures};
@@ -105,7 +105,9 @@ fn held(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
     };
     let mut left: BTreeMap<(u32, u32), f64> = BTreeMap::new();
     let mut most = (f64::NEG_INFINITY, 0, Held::default());
-    for (action, now) in row.iter().zip(in_flight_by_slice(row, n_slices)) {
+    let mut now = vec![InFlight::default(); n_slices as usize];
+    for action in row {
+        now[action.slice as usize].pass(action.section);
         if action.section.yields_gradient() {
             let (of, owes) = ((action.virtual_stage, action.micro_batch), owed[action.slice as usize]);
             // The first slice owes nothing: only micro-batches under way are kept.
@@ -158,7 +160,7 @@ fn pipeline(
             StageTransfers::Beside | StageTransfers::Waited => Transfers::Exposed,
         },
     };
-    let timeline = simulate(actions, &times)?;
+    let timeline = totals(actions, &times)?;
     let busy = |stage: usize| timeline.ranks[stage].busy_s;
     let slowest_stage = (1..timeline.ranks.len())
         .fold(0, |slowest, stage| if busy(stage) > busy(slowest) { stage } else { slowest });
