@@ -4,6 +4,9 @@ pub(crate) mod layers;
 mod mutants;
 mod numbers;
 
+use std::collections::BTreeMap;
+
+use egg::{Id, Language};
 use ir::graph::{Layer, Role, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
@@ -14,8 +17,11 @@ use ir::split::{SplitBackward, split_backward};
 use ir::strategy::{Strategy, placements, strategies};
 use proptest::prelude::*;
 
+use super::reference::reference;
 use super::rules::RULES;
-use super::{Proof, prove, prove_split};
+use super::term::{Facts, Graph};
+use super::translate::claims;
+use super::{MAX_ROUNDS, Proof, prove, prove_split};
 
 /// Picks by numbers of a fixed stream: the same numbers, the same choice.
 struct Picker(u64);
@@ -68,7 +74,7 @@ fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> Layer
         .map(|op| pick.of(&strategies(layer, op, &signature(layer, op), mesh, sizes)))
         .collect();
     let recompute = layer.ops.iter().map(|_| pick.of(&[Recompute::Keep, Recompute::Again])).collect();
-    let mut storage = std::collections::BTreeMap::new();
+    let mut storage = BTreeMap::new();
     for (op, &strategy) in layer.ops.iter().zip(&chosen) {
         let placed = placements(&signature(layer, op), strategy);
         for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| layer.is_parameter(**t)) {
@@ -228,10 +234,54 @@ fn the_same_program_has_the_same_proof() {
     assert_eq!(run(), run());
 }
 
-#[test]
-fn the_rule_book_names_every_rule() {
+/// The rows of the rule book: name, and the most terms that one application adds.
+fn rule_book() -> BTreeMap<String, usize> {
     let book = include_str!("../../../../docs/rules.md");
-    for rule in &RULES {
-        assert!(book.contains(&format!("`{}`", rule.name)), "docs/rules.md lacks `{}`", rule.name);
+    let rules = book.split("### Rules").nth(1).unwrap().split("### ").next().unwrap();
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        (cells[0].trim_matches('`').to_owned(), cells.last().unwrap().parse().unwrap())
+    };
+    rules.lines().filter(|line| line.starts_with("| `")).map(row).collect()
+}
+
+/// Applies rules until nothing new follows, and counts what one application of each adds at most.
+fn count_growth(layer: &Layer, mesh: &Mesh, seed: u64, most: &mut BTreeMap<String, usize>) {
+    let Some((sizes, program)) = random_program(layer, mesh, seed) else { return };
+    let mut graph = Graph::new(Facts::new(layer, mesh, &sizes));
+    let whole = reference(&mut graph);
+    claims(&mut graph, (&program, None), &whole).unwrap();
+    for _ in 0..MAX_ROUNDS {
+        graph.rebuild();
+        let before = graph.nodes().len();
+        let mut news = false;
+        for at in 0..before {
+            let id = Id::from(at);
+            let term = graph.id_to_node(id).clone().map_children(|child| graph.find(child));
+            let class = graph.find(id);
+            for rule in &RULES {
+                let n = graph.nodes().len();
+                news |= (rule.apply)(&mut graph, class, &term);
+                let added = graph.nodes().len() - n;
+                let known = most.entry(rule.name.to_owned()).or_default();
+                *known = added.max(*known);
+            }
+        }
+        if !news && graph.nodes().len() == before {
+            return;
+        }
     }
+}
+
+#[test]
+fn the_rule_book_is_the_list_of_rules_and_says_how_far_each_grows() {
+    let mut most: BTreeMap<String, usize> = BTreeMap::new();
+    for layer in layers::all() {
+        for sizes in [&[2][..], &[2, 2], &[2, 2, 2]] {
+            let mesh = Mesh::of_sizes(sizes).unwrap();
+            (0..12).for_each(|seed| count_growth(&layer, &mesh, seed, &mut most));
+        }
+    }
+    assert_eq!(most.len(), RULES.len());
+    assert_eq!(rule_book(), most);
 }
