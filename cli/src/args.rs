@@ -97,6 +97,9 @@ pub(crate) struct OptimizeArgs {
     pub(crate) pin: Vec<String>,
     #[command(flatten)]
     pub(crate) forbid: ForbidArgs,
+    /// Only plans that this engine can run
+    #[arg(long, value_enum, conflicts_with = "work")]
+    pub(crate) target: Option<TargetArg>,
     /// Who chooses strategies inside layers: elimination, or an integer program (slow; small meshes only)
     #[arg(long, value_enum, default_value = "structured")]
     pub(crate) solver: SolverArg,
@@ -455,6 +458,9 @@ pub(crate) struct ValidateArgs {
     /// Peak memory instead of time
     #[arg(long, conflicts_with_all = ["fit", "omitted"])]
     pub(crate) memory: bool,
+    /// The published plans against those that are found for the same jobs, both by prediction
+    #[arg(long, conflicts_with_all = ["fit", "omitted", "memory", "components"])]
+    pub(crate) against_search: bool,
     /// Constants of a cluster of your own
     #[arg(long, value_name = "FILE")]
     pub(crate) calibration: Option<String>,
@@ -536,6 +542,18 @@ pub(crate) struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum TargetArg {
+    /// Megatron-Core: ZeRO 0 and 1, 1F1B and interleaved
+    Megatron,
+    /// TorchTitan: ZeRO 0, 2 and 3, tokens cut between products
+    #[value(name = "torchtitan")]
+    TorchTitan,
+    /// DeepSpeed: ZeRO 2 and 3 only without a pipeline, Ulysses, 1F1B
+    #[value(name = "deepspeed")]
+    DeepSpeed,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

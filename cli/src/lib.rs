@@ -30,6 +30,7 @@ mod reshard;
 mod replan;
 mod check;
 mod validate;
+mod validate_against;
 mod validate_fit;
 mod validate_memory;
 mod calibrate;

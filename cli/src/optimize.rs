@@ -1,8 +1,9 @@
 //! `planner optimize`: the fastest plan for a model on a cluster.
 
 use planner::request::{Pins, Solver};
+use planner::target::Target;
 
-use crate::args::{OptimizeArgs, SolverArg};
+use crate::args::{OptimizeArgs, SolverArg, TargetArg};
 use crate::failure::Failure;
 use crate::forbid;
 use crate::output::{json, write_whole};
@@ -10,7 +11,7 @@ use crate::pins;
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
-use crate::search::search_within;
+use crate::search::{search_for, search_within};
 use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
@@ -22,8 +23,12 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         SolverArg::Structured => Solver::Structured,
         SolverArg::Microlp => Solver::Microlp,
     };
-    let plan =
-        proven(question.sign(search_within(&question.request, &args.effort, &args.threads, terminal)?))?;
+    let request = &question.request;
+    let found = match args.target.map(target) {
+        Some(target) => search_for((request, target), &args.effort, &args.threads, terminal)?,
+        None => search_within(request, &args.effort, &args.threads, terminal)?,
+    };
+    let plan = proven(question.sign(found))?;
     let text = json(&plan)?;
     if let Some(path) = &args.output {
         write_whole(path, &text)?;
@@ -35,4 +40,12 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         write!(terminal.out, "{}", report(&plan, &question.defaults))?;
     }
     Ok(())
+}
+
+fn target(arg: TargetArg) -> Target {
+    match arg {
+        TargetArg::Megatron => Target::Megatron,
+        TargetArg::TorchTitan => Target::TorchTitan,
+        TargetArg::DeepSpeed => Target::DeepSpeed,
+    }
 }

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
 use ir::plan::Plan;
-use planner::request::{NoPlan, Progress, Request, Stop};
+use planner::request::{NoPlan, OnProgress, Progress, Request, Stop};
+use planner::target::{Target, optimize_for};
 use serde::Serialize;
 
 use crate::args::ThreadArgs;
@@ -30,6 +31,30 @@ pub(crate) fn search_within(
     threads: &ThreadArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<Plan, Failure> {
+    watched(effort, threads, terminal, &|stop, on_progress| {
+        planner::optimize_until(request, stop, on_progress)
+    })
+}
+
+/// The same among the plans that an engine can run.
+pub(crate) fn search_for(
+    (request, target): (&Request, Target),
+    effort: &EffortArgs,
+    threads: &ThreadArgs,
+    terminal: &mut Terminal<'_>,
+) -> Result<Plan, Failure> {
+    watched(effort, threads, terminal, &|stop, on_progress| {
+        optimize_for(request, target, (stop, on_progress))
+    })
+}
+
+/// Searches with a bar, the clock and Ctrl-C.
+fn watched(
+    effort: &EffortArgs,
+    threads: &ThreadArgs,
+    terminal: &mut Terminal<'_>,
+    search: &(dyn Fn(Stop<'_>, OnProgress<'_>) -> Result<Plan, NoPlan> + Sync),
+) -> Result<Plan, Failure> {
     let pool = pool(threads)?;
     #[expect(
         clippy::disallowed_methods,
@@ -43,7 +68,7 @@ pub(crate) fn search_within(
     let answer = interrupt.heard_by(|| {
         pool.install(|| {
             let stop = Stop { work: effort.work, asked: &is_over };
-            planner::optimize_until(request, stop, &|progress| show(&bar, progress))
+            search(stop, &|progress| show(&bar, progress))
         })
     });
     bar.finish_and_clear();

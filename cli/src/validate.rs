@@ -19,7 +19,7 @@ use crate::input::read_file;
 use crate::output::{json, write_whole};
 use crate::table::{Side, markdown, table};
 use crate::terminal::Terminal;
-use crate::{validate_fit, validate_memory};
+use crate::{validate_against, validate_fit, validate_memory};
 
 /// Rows that are named as the worst.
 const N_WORST: usize = 10;
@@ -53,6 +53,9 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
         let text = if args.json.json { json(&found)? } else { validate_memory::text(&found, args) };
         write!(terminal.out, "{text}")?;
         return Ok(());
+    }
+    if args.against_search {
+        return validate_against::run(args, (&rows, &start), terminal);
     }
     let (cases, omitted) = cases(&rows, &start);
     let constants = if args.fit { refit(args, (&shipped, &start), &cases, terminal)? } else { start };

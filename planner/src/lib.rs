@@ -36,6 +36,7 @@ pub mod relax;
 pub mod chosen;
 pub mod document;
 pub mod pareto;
+pub mod target;
 
 use arrange::Arranged;
 use cost_model::Constants;

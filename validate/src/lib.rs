@@ -16,3 +16,4 @@ pub mod fit;
 pub mod calibration;
 pub mod global;
 pub mod memory;
+pub mod against;

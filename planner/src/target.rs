@@ -1,0 +1,305 @@
+//! What an engine can run, as restrictions of the space: `--target megatron`.
+//!
+//! The search is free to cut every operator in its own way; engines offer degrees, one ZeRO stage for all parameters and
+//! one of a few kinds of recomputation for all layers. So the space of an engine is a union of spaces with these pinned:
+//!
+//! ```text
+//! space(engine) = union over its storages z and recomputations r of   { plans with zero = z, recompute = r, .. }
+//! ```
+//! with everything else ruled out that it lacks. Each is searched, the fastest plan counts, and nothing in the union is
+//! faster than the least of their bounds.
+//!
+//! | engine | ZeRO | recompute | schedules | keys of other devices | between products of tp |
+//! |---|---|---|---|---|---|
+//! | Megatron-Core `arguments.py` | 0, 1 | none, selective, full | 1F1B, interleaved | all | tokens cut |
+//! | TorchTitan `job_config.py` | 0, 2, 3 | none, selective, full | GPipe, 1F1B, interleaved, ZB-V, DualPipeV | gathered, ring | tokens cut |
+//! | DeepSpeed `runtime/config.py`, `pipe/engine.py` | 0, 1; 2, 3 without a pipeline | none, full | 1F1B | Ulysses | whole |
+
+use cost_model::Constants;
+use ir::plan::Plan;
+use ir::units::Seconds;
+
+use crate::forbid::contradiction;
+use crate::found;
+use crate::request::{
+    ContextKind, NoPlan, OnProgress, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Stop,
+};
+
+/// An engine whose space is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Megatron-Core.
+    Megatron,
+    /// TorchTitan.
+    TorchTitan,
+    /// DeepSpeed.
+    DeepSpeed,
+}
+
+/// ZeRO stages that go with a pipeline, or only without one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pipeline {
+    Any,
+    Absent,
+}
+
+impl Target {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Megatron => "megatron",
+            Self::TorchTitan => "torchtitan",
+            Self::DeepSpeed => "deepspeed",
+        }
+    }
+
+    fn storages(self) -> &'static [(u8, Pipeline)] {
+        match self {
+            Self::Megatron => &[(1, Pipeline::Any), (0, Pipeline::Any)],
+            Self::TorchTitan => &[(2, Pipeline::Any), (3, Pipeline::Any), (0, Pipeline::Any)],
+            Self::DeepSpeed => {
+                &[(1, Pipeline::Any), (2, Pipeline::Absent), (3, Pipeline::Absent), (0, Pipeline::Any)]
+            }
+        }
+    }
+
+    fn recomputations(self) -> &'static [(&'static str, RecomputeKind)] {
+        match self {
+            Self::Megatron | Self::TorchTitan => &[
+                ("none", RecomputeKind::None),
+                ("selective", RecomputeKind::Selective),
+                ("full", RecomputeKind::Full),
+            ],
+            Self::DeepSpeed => &[("none", RecomputeKind::None), ("full", RecomputeKind::Full)],
+        }
+    }
+
+    fn schedules(self) -> &'static [(&'static str, ScheduleKind)] {
+        match self {
+            Self::Megatron => &[("1f1b", ScheduleKind::OneFOneB), ("interleaved", ScheduleKind::Interleaved)],
+            Self::TorchTitan => &[
+                ("1f1b", ScheduleKind::OneFOneB),
+                ("interleaved", ScheduleKind::Interleaved),
+                ("gpipe", ScheduleKind::GPipe),
+                ("zb-v", ScheduleKind::ZbV),
+                ("dualpipev", ScheduleKind::DualPipeV),
+            ],
+            Self::DeepSpeed => &[("1f1b", ScheduleKind::OneFOneB)],
+        }
+    }
+
+    fn contexts(self) -> &'static [(&'static str, ContextKind)] {
+        match self {
+            Self::Megatron => &[
+                ("gather", ContextKind::Gather),
+                ("ring", ContextKind::Ring),
+                ("ulysses", ContextKind::Ulysses),
+            ],
+            Self::TorchTitan => &[("gather", ContextKind::Gather), ("ring", ContextKind::Ring)],
+            Self::DeepSpeed => &[("ulysses", ContextKind::Ulysses)],
+        }
+    }
+
+    fn between_products(self) -> SequenceParallel {
+        match self {
+            Self::Megatron | Self::TorchTitan => SequenceParallel::On,
+            Self::DeepSpeed => SequenceParallel::Off,
+        }
+    }
+
+    /// The spaces of the engine within what the user has chosen, none empty by contradiction.
+    ///
+    /// # Errors
+    /// The choice that the engine cannot run, and what it can.
+    pub fn spaces(self, pins: &Pins) -> Result<Vec<Pins>, String> {
+        self.check(pins)?;
+        let common = self.common(pins);
+        let mut list = Vec::new();
+        for &(zero, pipeline) in self.storages() {
+            for &(_, recompute) in self.recomputations() {
+                let mut space = Pins { zero: Some(zero), recompute: Some(recompute), ..common.clone() };
+                space.forbid.pp.above_one |= pipeline == Pipeline::Absent;
+                let chosen = pins.zero.is_none_or(|one| one == zero)
+                    && pins.recompute.is_none_or(|one| one == recompute);
+                if chosen && contradiction(&space).is_none() {
+                    list.push(space);
+                }
+            }
+        }
+        if list.is_empty() {
+            return Err(format!("{} can run none of what the pins and prohibitions leave", self.name()));
+        }
+        Ok(list)
+    }
+
+    /// What all spaces have in common.
+    fn common(self, pins: &Pins) -> Pins {
+        let mut common = pins.clone();
+        common.sequence_parallel = Some(self.between_products());
+        // Without a word the search tries 1F1B and its interleaved form.
+        common.forbid.vpp.above_one |= !self.schedules().iter().any(|one| one.1 == ScheduleKind::Interleaved);
+        let kinds = [ContextKind::Gather, ContextKind::Ring, ContextKind::Ulysses];
+        let lacks = |kind: &ContextKind| !self.contexts().iter().any(|one| one.1 == *kind);
+        common.forbid.cp_kind.extend(kinds.into_iter().filter(lacks));
+        common
+    }
+
+    /// Refuses pins that the engine lacks.
+    fn check(self, pins: &Pins) -> Result<(), String> {
+        let name = self.name();
+        if let Some(zero) = pins.zero {
+            let mut stages: Vec<u8> = self.storages().iter().map(|one| one.0).collect();
+            stages.sort_unstable();
+            let has: Vec<String> = stages.iter().map(ToString::to_string).collect();
+            let Some((_, pipeline)) = self.storages().iter().find(|one| one.0 == zero) else {
+                return Err(format!("{name} cannot run zero={zero}: it has {}", has.join(", ")));
+            };
+            if let Some(pp) = pins.pp.filter(|pp| *pp > 1 && *pipeline == Pipeline::Absent) {
+                return Err(format!("{name} cannot run zero={zero} with pp={pp}: only without a pipeline"));
+            }
+        }
+        lacks(name, "the schedule", pins.schedule, self.schedules())?;
+        lacks(name, "the recomputation", pins.recompute, self.recomputations())?;
+        lacks(name, "the cp-kind", pins.cp_kind, self.contexts())?;
+        match (pins.sequence_parallel, self.between_products()) {
+            (Some(SequenceParallel::Off), SequenceParallel::On) => {
+                Err(format!("{name} is planned with sequence-parallel=on"))
+            }
+            (Some(SequenceParallel::On), SequenceParallel::Off) => {
+                Err(format!("{name} cannot run sequence-parallel=on"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses a choice that is not in a list of an engine.
+fn lacks<T: Copy + PartialEq>(
+    name: &str,
+    what: &str,
+    chosen: Option<T>,
+    list: &[(&'static str, T)],
+) -> Result<(), String> {
+    if chosen.is_none_or(|one| list.iter().any(|(_, known)| *known == one)) {
+        return Ok(());
+    }
+    let has: Vec<&str> = list.iter().map(|one| one.0).collect();
+    Err(format!("{name} cannot run {what} that is chosen: it has {}", has.join(", ")))
+}
+
+/// Finds the fastest plan of those that an engine can run. Digests and the tool's version are left for the caller.
+///
+/// # Errors
+/// Where the engine cannot run what was chosen, or none of its spaces has a plan.
+pub fn optimize_for(
+    request: &Request,
+    target: Target,
+    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
+) -> Result<Plan, NoPlan> {
+    let spaces = target.spaces(&request.pins).map_err(|what| NoPlan::Impossible { what })?;
+    let constants = Constants::load();
+    let (mut plans, mut refused): (Vec<Plan>, Option<NoPlan>) = (Vec::new(), None);
+    for pins in spaces {
+        match found(&Request { pins, ..request.clone() }, &constants, (stop, on_progress)) {
+            Ok(plan) => plans.push(plan),
+            Err(broken @ NoPlan::Broken { .. }) => return Err(broken),
+            Err(other) => refused = Some(closer(refused, other)),
+        }
+    }
+    match (fastest(plans, target), refused) {
+        (Some(plan), _) => Ok(plan),
+        (None, Some(refused)) => Err(refused),
+        (None, None) => Err(NoPlan::Impossible { what: format!("{} has no space", target.name()) }),
+    }
+}
+
+/// Of two refusals the one that says more: what needs less memory, then what is only impossible.
+fn closer(known: Option<NoPlan>, next: NoPlan) -> NoPlan {
+    let need = |one: &NoPlan| match one {
+        NoPlan::NothingFits { needed, .. } | NoPlan::Overflows { needed, .. } => needed.0,
+        NoPlan::Impossible { .. } | NoPlan::Broken { .. } => f64::INFINITY,
+    };
+    match known {
+        Some(known) if need(&known) <= need(&next) => known,
+        _ => next,
+    }
+}
+
+/// The fastest plan, the first of equals, with the report of all searches.
+fn fastest(mut plans: Vec<Plan>, target: Target) -> Option<Plan> {
+    let time =
+        |plan: &Plan| plan.predicted.as_ref().map_or(Seconds(f64::INFINITY), |found| found.step_time_s);
+    let least =
+        plans.iter().filter_map(|plan| Some(plan.search.as_ref()?.lower_bound_s)).reduce(Seconds::min)?;
+    let n_spaces = plans.len();
+    let at =
+        (0..n_spaces).reduce(|best, at| if time(&plans[at]) < time(&plans[best]) { at } else { best })?;
+    let sum = |of: fn(&ir::plan::prediction::SearchReport) -> u64| -> u64 {
+        plans.iter().filter_map(|plan| plan.search.as_ref().map(of)).sum()
+    };
+    let (n_candidates, n_bounded) = (sum(|one| one.n_candidates), sum(|one| one.n_bounded));
+    let (n_unfit, n_simulated) = (sum(|one| one.n_unfit), sum(|one| one.n_simulated));
+    let mut plan = plans.swap_remove(at);
+    let step = time(&plan);
+    if let Some(report) = &mut plan.search {
+        report.lower_bound_s = least.min(step);
+        report.gap = (step / report.lower_bound_s - 1.0).max(0.0);
+        report.space_size = n_candidates as f64;
+        (report.n_candidates, report.n_bounded) = (n_candidates, n_bounded);
+        (report.n_unfit, report.n_simulated) = (n_unfit, n_simulated);
+        report.proof = format!(
+            "the fastest of {n_spaces} spaces that together are what {} can run, bounded by the least of their bounds; \
+             of its own: {}",
+            target.name(),
+            report.proof
+        );
+    }
+    Some(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Target; 3] = [Target::Megatron, Target::TorchTitan, Target::DeepSpeed];
+
+    #[test]
+    fn every_space_names_one_storage_and_one_recomputation() {
+        for target in ALL {
+            let spaces = target.spaces(&Pins::default()).unwrap();
+            assert_eq!(spaces.len(), target.storages().len() * target.recomputations().len());
+            assert!(spaces.iter().all(|one| one.zero.is_some() && one.recompute.is_some()));
+            assert!(spaces.iter().all(|one| contradiction(one).is_none()));
+        }
+    }
+
+    #[test]
+    fn choices_of_the_user_leave_fewer_spaces() {
+        let pins = Pins { zero: Some(1), recompute: Some(RecomputeKind::Full), ..Pins::default() };
+        assert_eq!(Target::Megatron.spaces(&pins).unwrap().len(), 1);
+        let mut pins = Pins { pp: Some(4), ..Pins::default() };
+        // Stages 2 and 3 have no pipeline.
+        assert_eq!(Target::DeepSpeed.spaces(&pins).unwrap().len(), 4);
+        pins.forbid.zero = vec![0, 1];
+        assert!(Target::DeepSpeed.spaces(&pins).unwrap_err().contains("none of what"));
+    }
+
+    #[test]
+    fn what_an_engine_lacks_is_refused_with_what_it_has() {
+        let said = |target: Target, pins: &Pins| target.spaces(pins).unwrap_err();
+        let zero = Pins { zero: Some(3), ..Pins::default() };
+        assert_eq!(said(Target::Megatron, &zero), "megatron cannot run zero=3: it has 0, 1");
+        let staged = Pins { pp: Some(2), ..zero };
+        assert_eq!(
+            said(Target::DeepSpeed, &staged),
+            "deepspeed cannot run zero=3 with pp=2: only without a pipeline"
+        );
+        let order = Pins { schedule: Some(ScheduleKind::Chimera), ..Pins::default() };
+        assert_eq!(
+            said(Target::Megatron, &order),
+            "megatron cannot run the schedule that is chosen: it has 1f1b, interleaved"
+        );
+        let switch = Pins { sequence_parallel: Some(SequenceParallel::On), ..Pins::default() };
+        assert_eq!(said(Target::DeepSpeed, &switch), "deepspeed cannot run sequence-parallel=on");
+    }
+}

@@ -1,0 +1,62 @@
+//! `--target`: the plan is one that the engine can run, and what it lacks is refused.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
+use serde_json::Value;
+use tests::planner;
+
+fn plan(words: &[&str]) -> Value {
+    let found = planner(&[&["optimize"], words, &["--json"]].concat());
+    assert_eq!(found.code, 0, "{found}");
+    serde_json::from_str(&found.out).unwrap()
+}
+
+const JOB: [&str; 4] = ["llama-3-8b", "dgx-h100", "--nodes", "2"];
+
+/// What all three are held to, and the step time.
+fn obeys(target: &str, zeros: &[u64], more: &[&str]) -> f64 {
+    let plan = plan(&[&JOB[..], &["--target", target], more].concat());
+    let roles = &plan["roles"];
+    let zero = roles["zero"]["stage"].as_u64().unwrap();
+    // What nothing could be cut over is stage 0 in name.
+    assert!(zeros.contains(&zero) || zero == 0, "{target}: ZeRO-{zero}");
+    assert!(roles["zero"].get("hybrid").is_none_or(Value::is_null), "{target}: {roles}");
+    assert!(plan["search"]["proof"].as_str().unwrap().contains("spaces"), "{target}");
+    let (time, bound) = (&plan["predicted"]["step_time_s"], &plan["search"]["lower_bound_s"]);
+    assert!(bound.as_f64().unwrap() <= time.as_f64().unwrap());
+    time.as_f64().unwrap()
+}
+
+#[test]
+fn plans_stay_inside_what_the_engine_can_run() {
+    let free = plan(&JOB)["predicted"]["step_time_s"].as_f64().unwrap();
+    for (target, zeros) in
+        [("megatron", &[0, 1][..]), ("torchtitan", &[0, 2, 3]), ("deepspeed", &[0, 1, 2, 3])]
+    {
+        let time = obeys(target, zeros, &[]);
+        assert!(time >= free * (1.0 - 1e-9), "{target}: {time} beats {free}");
+    }
+}
+
+#[test]
+fn deepspeed_has_one_chunk_per_stage_and_small_stages_of_zero_in_a_pipeline() {
+    let plan = plan(&[&JOB[..], &["--target", "deepspeed", "--pin", "pp=2"]].concat());
+    assert!(plan["roles"]["zero"]["stage"].as_u64().unwrap() <= 1);
+    assert_eq!(plan["roles"]["vpp"], 1);
+    assert_eq!(plan["roles"]["sequence_parallel"], false);
+}
+
+#[test]
+fn a_pin_that_an_engine_lacks_is_refused_with_what_it_has() {
+    let said = |words: &[&str]| {
+        let found = planner(&[&["optimize"], &JOB[..], words].concat());
+        assert_eq!(found.code, 2, "{found}");
+        found.err
+    };
+    let zero = said(&["--target", "megatron", "--pin", "zero=3"]);
+    assert!(zero.contains("megatron cannot run zero=3: it has 0, 1"), "{zero}");
+    let staged = said(&["--target", "deepspeed", "--pin", "zero=2,pp=4"]);
+    assert!(staged.contains("only without a pipeline"), "{staged}");
+    let order = said(&["--target", "torchtitan", "--pin", "schedule=chimera,pp=4"]);
+    assert!(order.contains("it has 1f1b, interleaved, gpipe, zb-v, dualpipev"), "{order}");
+}
