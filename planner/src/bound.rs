@@ -14,8 +14,8 @@ use crate::layer_problem::LayerProblem;
 pub struct Bound {
     /// It is not faster than this in the forms that were asked.
     pub time: Seconds,
-    /// Time of the layers alone, were every stage busy all the time.
-    pub work: f64,
+    /// Time of the layers alone.
+    pub work: Work,
     /// At most so much of the step is saved by fused forms of layers, as far as they were asked.
     pub saving: Seconds,
     /// Bytes that the fastest choices take on a device, reserve apart, over what there is.
@@ -24,8 +24,18 @@ pub struct Bound {
     pub stream: Sharding,
     /// What memory is worth there.
     pub seconds_per_byte: f64,
-    /// Per kind, its fastest choice in its original form, whatever the stream of the others.
-    pub fastest: Vec<LayerChoice>,
+    /// Per kind, its leading form and the fastest choice in it, whatever the stream of the others.
+    pub fastest: Vec<(usize, LayerChoice)>,
+}
+
+/// Least seconds that the layers of a stage keep it busy in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    /// Of the average stage.
+    pub average: f64,
+    /// Of the slowest: layers are not cut, so one stage has at least as many of the most frequent kind as rounding up
+    /// gives it.
+    pub slowest: f64,
 }
 
 impl Scope<'_> {
@@ -35,11 +45,13 @@ impl Scope<'_> {
         let given = self.given_fastest();
         let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
         let mut main: Option<(f64, Sharding, f64)> = None;
+        let (mut rounded, mut rounded_plain): (f64, f64) = (0.0, 0.0);
+        let p = candidate.n_stages as f64;
         let mut choices_made = Vec::with_capacity(self.forms.len());
         for (kind, forms) in self.forms.iter().enumerate() {
             let layer = &forms[0].layer;
             let asked = self.asked(&bench, kind, &given, of);
-            let (_, problem) = asked.first().filter(|(form, _)| *form == 0)?;
+            let (form, problem) = asked.first().filter(|(form, _)| of == Forms::Leading || *form == 0)?;
             let (time, unit, choices) = self.chooser(problem).fastest(&problem.problem)?;
             let count = self.counts[kind] as f64;
             total += time * count;
@@ -50,18 +62,33 @@ impl Scope<'_> {
             if passes_stream && main.is_none_or(|(most, ..)| time * count > most) {
                 main = Some((time * count, choice.stream, unit));
             }
-            choices_made.push(choice);
+            choices_made.push((*form, choice));
             let of_form = |(_, form): &(usize, LayerProblem<'_>)| Some(self.chooser(form).cheapest(0.0)?.0);
             let least = asked[1..].iter().filter_map(of_form).fold(time, f64::min);
             saved += (time - least) * count;
+            let most = (count / p).ceil();
+            (rounded, rounded_plain) = (rounded.max(most * least), rounded_plain.max(most * time));
         }
         let (_, stream, seconds_per_byte) = main?;
-        let p = candidate.n_stages as f64;
-        let work = (total - saved) / p;
-        let (time, before) = (self.with_bubble(candidate, work)?, self.with_bubble(candidate, total / p)?);
+        let work = |total: f64, rounded: f64| Work { average: total / p, slowest: rounded.max(total / p) };
+        let (work, plain) = (work(total - saved, rounded), work(total, rounded_plain));
+        let time = self.with_bubble(candidate, work)?;
+        let saving = self.with_bubble(candidate, plain)? - time;
         let crowding = bytes / p / self.capacity;
-        let saving = before - time;
         Some(Bound { time, work, saving, crowding, stream, seconds_per_byte, fastest: choices_made })
+    }
+
+    /// Per kind and form, the time of its fastest choice on a candidate; nothing where it has none.
+    pub(crate) fn times_of_forms(&self, candidate: &Candidate) -> Vec<Vec<Option<f64>>> {
+        let (bench, given) = (self.bench(candidate), self.given_fastest());
+        let of_kind = |kind: usize| {
+            let mut times = vec![None; self.forms[kind].len()];
+            for (form, problem) in self.asked(&bench, kind, &given, Forms::All) {
+                times[form] = self.chooser(&problem).cheapest(0.0).map(|(time, _)| time);
+            }
+            times
+        };
+        (0..self.forms.len()).map(of_kind).collect()
     }
 
     /// What to say where the solver that is asked for cannot take the problem of some layer of a candidate.
@@ -81,10 +108,13 @@ impl Scope<'_> {
         if self.forms[kind][0].layer.stream_in.is_some() { choice.stream } else { choice.out }
     }
 
-    /// Least time of a step whose layers take `work` on every stage: fill and drain of the schedule with the least.
+    /// Least time of a step whose layers take `work`: the slowest stage, and fill and drain of the other stages in the
+    /// schedule that has the least.
     ///
     /// `None` where no schedule is allowed.
-    pub fn with_bubble(&self, candidate: &Candidate, work: f64) -> Option<Seconds> {
-        Some(Seconds(work * (1.0 + self.least_bubble(candidate)?)))
+    pub fn with_bubble(&self, candidate: &Candidate, work: Work) -> Option<Seconds> {
+        let p = candidate.n_stages as f64;
+        let others = (p * work.average - work.slowest).max(0.0) / (p - 1.0).max(1.0);
+        Some(Seconds(work.slowest + self.least_bubble(candidate)? * others))
     }
 }

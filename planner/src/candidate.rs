@@ -36,6 +36,8 @@ pub struct Scope<'a> {
     pub troubles: Troubles,
     /// Forms of each kind, the original first.
     pub forms: Vec<Vec<Variant>>,
+    /// Per kind, the form that stands for all where only one is asked.
+    pub leading: Vec<usize>,
     /// The model with a layer kind for every form: all forms of the first kind, then of the next.
     pub wide: Model,
 }
@@ -88,7 +90,9 @@ impl<'a> Scope<'a> {
         let (machine, capacity) = (setting.machine.clone(), setting.capacity);
         let forms = forms_of(&request.model);
         let wide = wide(&request.model, &forms);
+        let leading = vec![0; forms.len()];
         Some(Self {
+            leading,
             request,
             constants,
             setting,

@@ -144,9 +144,9 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
             "; {n} were not asked again for fused forms of their layers, which could make them the fastest"
         ),
     };
-    let given = if tally.bounds_original {
-        "taken for given: small micro-batches are no faster than the largest on their mesh, and candidates of original \
-         layers are ranked as those of fused ones"
+    let given = if tally.bounds_leading {
+        "taken for given: small micro-batches are no faster than the largest on their mesh, and forms of layers that are \
+         the fastest on a few meshes are so on all"
     } else {
         "taken for given: small micro-batches are no faster than the largest on their mesh, and a fused form saves no \
          more than where memory is free"

@@ -55,12 +55,12 @@ impl Scope<'_> {
         forms: Forms,
     ) -> Option<()> {
         for kind in 0..self.forms.len() {
-            let one_form = forms == Forms::Original || self.forms[kind].len() == 1;
-            let known = bound.fastest.get(kind).filter(|choice| {
+            let one_form = forms == Forms::Leading || self.forms[kind].len() == 1;
+            let known = bound.fastest.get(kind).filter(|(_, choice)| {
                 one_form && !tied.contains_key(&kind) && self.passes(kind, choice) == bound.stream
             });
             match known {
-                Some(choice) => self.put(shelf, bench, (kind, 0), choice.clone())?,
+                Some((form, choice)) => self.put(shelf, bench, (kind, *form), choice.clone())?,
                 None => {
                     let asked = self.asked(bench, kind, &with_tied(base, tied, kind), forms);
                     self.add(shelf, bench, (kind, &asked, &self.choosers(&asked)), 0.0)?;

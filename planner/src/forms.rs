@@ -10,8 +10,8 @@ use crate::rewrite::{Variant, variants};
 /// Which forms of a layer are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forms {
-    /// The layer as it was read.
-    Original,
+    /// One of every kind: the layer as it was read, unless another leads (`Scope::leading`).
+    Leading,
     /// All.
     All,
 }

@@ -23,6 +23,7 @@ pub mod shapes;
 pub mod partition;
 pub mod price;
 pub mod forms;
+mod frontier;
 pub mod candidate;
 pub mod schedules;
 pub mod bound;

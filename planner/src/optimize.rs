@@ -1,13 +1,15 @@
 //! The search over everything: the most promising candidates first, until no bound is below the best.
 //!
 //! ```text
-//! for every number of stages, mesh and micro-batch:   bound(c)       -> bounds(), in parallel
-//! the most promising first, while bound(c) < best:    evaluate(c)    -> work_out(), in parallel batches
+//! for every number of stages and mesh:                bound(c)       -> frontier(), in parallel
+//! the most promising first, while bound(c) < best:    bound(c) or
+//!                                                     evaluate(c)    -> work_out(), in parallel batches
 //! those that fused layers could make the best:        evaluate(c)    -> choose_forms(), in parallel batches
 //! ```
 //! Layers are worked out as they were read first. Bounds are those of all forms; what a form saves there is taken for
 //! what it saves at all, so that the candidates behind the best by more than that need not be asked again. Where forms
-//! times meshes are too many, bounds are those of the original layers, and only the leading candidates are asked again.
+//! times meshes are too many, one form of every kind, the fastest on a few meshes, leads: layers are worked out in it,
+//! bounds are of it, and only the first candidates are asked again.
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
 //! it are the same with any number of threads.
 
@@ -22,6 +24,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
 use crate::forbid;
 use crate::forms::Forms;
+use crate::frontier::{Frontier, Task};
 use crate::request::{NoPlan, OnProgress, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, shapes};
@@ -33,9 +36,9 @@ const BATCH: usize = 4;
 /// than inside one, and hide a little better.
 const BOUND_SLACK: f64 = 0.97;
 
-/// Candidates that are worked out at most. Mixtures of experts in tight memory have hundreds within a few per cent of
-/// each other; the plan then says how far its bound is instead of proving the last per cent.
-const MAX_WORKED_OUT: u64 = 96;
+/// Batches of tasks that are done at most. Mixtures of experts in tight memory have hundreds of candidates within a few per
+/// cent of each other; the plan then says how far its bound is instead of proving the last per cent.
+const MAX_BATCHES: u64 = 80;
 
 /// Candidates that are worked out again with all forms of their layers, at most.
 const MAX_FORMS_CHOSEN: u64 = 16;
@@ -44,7 +47,10 @@ const MAX_FORMS_CHOSEN: u64 = 16;
 /// time of the search.
 const MAX_FORM_BOUNDS: usize = 2000;
 
-/// The same where bounds are those of the original layers.
+/// Candidates that are asked which forms are the fastest.
+const PROBES: usize = 8;
+
+/// The same where bounds are those of the leading forms.
 const MAX_LEADING_FORMS_CHOSEN: u64 = 2;
 
 /// How the search went.
@@ -64,8 +70,8 @@ pub struct Tally {
     pub n_forms_chosen: u64,
     /// Candidates that forms could still make the best when the limit was reached.
     pub n_forms_open: u64,
-    /// Bounds are those of the original layers: fused forms could be faster.
-    pub bounds_original: bool,
+    /// Bounds are those of the leading form of every kind: others could be faster.
+    pub bounds_leading: bool,
     /// Candidates left when the limit was reached.
     pub n_open: u64,
     /// Least bound among them, and among those that forms could still make the best when the search was stopped.
@@ -102,7 +108,7 @@ pub fn search<'a>(
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> Result<Found<'a>, NoPlan> {
     check_request(request)?;
-    let scope = Scope::new(request, constants)
+    let mut scope = Scope::new(request, constants)
         .ok_or_else(|| NoPlan::Impossible { what: "the cluster has no devices".into() })?;
     let candidates = candidates(request);
     if candidates.is_empty() {
@@ -113,12 +119,13 @@ pub fn search<'a>(
     }
     let mut tally = Tally { n_candidates: candidates.len() as u64, ..Tally::default() };
     let of = forms_of_bounds(&scope, &candidates);
-    tally.bounds_original = of == Forms::Original;
-    let mut bounded = bounds(&scope, (&candidates, of), on_progress);
-    tally.n_illegal = (candidates.len() - bounded.len()) as u64;
-    bounded.sort_by(|a, b| promise(&a.0).total_cmp(&promise(&b.0)).then(a.1.cmp(&b.1)));
+    if of == Forms::Leading {
+        tally.bounds_leading = true;
+        scope.leading = leading(&scope, &candidates);
+    }
+    let frontier = frontier(&scope, (&candidates, of), on_progress);
     let (mut worked, closest) =
-        work_out(&scope, (&candidates, of), &bounded, &mut tally, (stop, on_progress));
+        work_out(&scope, (&candidates, of), frontier, &mut tally, (stop, on_progress));
     choose_forms(&scope, &mut worked, &mut tally, stop);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
@@ -171,39 +178,51 @@ fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
 fn forms_of_bounds(scope: &Scope<'_>, candidates: &[Candidate]) -> Forms {
     let n_meshes = candidates.chunk_by(same_mesh).count();
     let n_fused: usize = scope.forms.iter().map(|forms| forms.len() - 1).sum();
-    if n_fused * n_meshes <= MAX_FORM_BOUNDS { Forms::All } else { Forms::Original }
+    if n_fused * n_meshes <= MAX_FORM_BOUNDS { Forms::All } else { Forms::Leading }
 }
 
-/// A bound for every candidate: taken from the largest micro-batch on the same mesh, whose kernels are the longest and
-/// whose collectives are the fewest, and the candidate's own fill and drain.
-fn bounds(
-    scope: &Scope<'_>,
-    (candidates, of): (&[Candidate], Forms),
+/// Per kind, the form that is the fastest where memory is free, over a few candidates from the whole list.
+fn leading(scope: &Scope<'_>, candidates: &[Candidate]) -> Vec<usize> {
+    let step = candidates.len().div_ceil(PROBES);
+    let probes: Vec<&Candidate> = candidates.iter().skip(step / 2).step_by(step).collect();
+    let times: Vec<Vec<Vec<Option<f64>>>> =
+        probes.par_iter().map(|probe| scope.times_of_forms(probe)).collect();
+    let of_kind = |kind: usize| {
+        let share = |form: usize| -> f64 {
+            let one = |times: &Vec<Vec<Option<f64>>>| Some(times[kind][form]? / times[kind][0]?);
+            // A form that a mesh cannot run is no help there.
+            times.iter().map(|times| one(times).unwrap_or(1.0)).sum()
+        };
+        let forms = 0..scope.forms[kind].len();
+        forms.min_by(|a, b| share(*a).total_cmp(&share(*b))).unwrap_or(0)
+    };
+    (0..scope.forms.len()).map(of_kind).collect()
+}
+
+/// What can be done, from the bound of the largest micro-batch of every mesh.
+fn frontier<'a>(
+    scope: &'a Scope<'a>,
+    (candidates, of): (&'a [Candidate], Forms),
     on_progress: OnProgress<'_>,
-) -> Vec<(Bound, usize)> {
+) -> Frontier<'a> {
     let all: Vec<usize> = (0..candidates.len()).collect();
     let groups: Vec<&[usize]> = all.chunk_by(|a, b| same_mesh(&candidates[*a], &candidates[*b])).collect();
-    let mut list = Vec::with_capacity(candidates.len());
+    let mut frontier = Frontier::new(scope, candidates);
+    let mut done = 0;
     for some in groups.chunks(BATCH * 16) {
         // The largest micro-batch that the mesh can run at all; smaller ones may divide where it does not.
-        let largest = |group: &&[usize]| group.iter().rev().find_map(|&at| scope.bound(&candidates[at], of));
-        let found: Vec<Option<Bound>> = some.par_iter().map(largest).collect();
+        let largest = |group: &&[usize]| {
+            let bound = |(place, &at): (usize, &usize)| Some((place, scope.bound(&candidates[at], of)?));
+            group.iter().enumerate().rev().find_map(bound)
+        };
+        let found: Vec<Option<(usize, Bound)>> = some.par_iter().map(largest).collect();
         for (group, bound) in some.iter().zip(found) {
-            let Some(bound) = bound else { continue };
-            list.extend(group.iter().filter_map(|&at| {
-                let time = scope.with_bubble(&candidates[at], bound.work)?;
-                Some((Bound { time, ..bound.clone() }, at))
-            }));
+            frontier.add(group, bound);
+            done += group.len() as u64;
         }
-        on_progress(Progress { done: list.len() as u64, total: candidates.len() as u64, best: None });
+        on_progress(Progress { done, total: candidates.len() as u64, best: None });
     }
-    list
-}
-
-/// How promising a candidate is: its bound, and more where its fastest choices overflow the memory, since what they
-/// are replaced by costs up to the third of a forward pass (full recomputation).
-fn promise(bound: &Bound) -> f64 {
-    bound.time.0 * (1.0 + (bound.crowding - 1.0).clamp(0.0, 1.0) / 3.0)
+    frontier
 }
 
 /// Works candidates out, the most promising first, until no bound left is below the best, or the limit is reached;
@@ -211,55 +230,73 @@ fn promise(bound: &Bound) -> f64 {
 fn work_out(
     scope: &Scope<'_>,
     (candidates, of): (&[Candidate], Forms),
-    bounded: &[(Bound, usize)],
+    mut frontier: Frontier<'_>,
     tally: &mut Tally,
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> (Vec<Worked>, Option<Dropped>) {
     let mut ranking: Vec<Worked> = Vec::new();
     let mut closest: Option<Dropped> = None;
-    let mut open: Vec<&(Bound, usize)> = bounded.iter().collect();
-    while !open.is_empty() && (tally.n_simulated < MAX_WORKED_OUT || ranking.is_empty()) {
-        let limit = ranking.first().map_or(f64::INFINITY, |found| found.arranged.step_time().0);
-        let before = open.len();
-        open.retain(|(bound, _)| bound.time.0 * BOUND_SLACK < limit);
-        tally.n_bounded += (before - open.len()) as u64;
-        if !open.is_empty() && !ranking.is_empty() && stop.now(tally.work) {
+    let limit = |ranking: &[Worked]| {
+        ranking.first().map_or(f64::INFINITY, |one| one.arranged.step_time().0 / BOUND_SLACK)
+    };
+    while tally.work < MAX_BATCHES || ranking.is_empty() {
+        if !ranking.is_empty() && stop.now(tally.work) {
             tally.stopped = true;
             break;
         }
-        tally.work += u64::from(!open.is_empty());
-        let batch: Vec<&(Bound, usize)> = open.drain(..open.len().min(BATCH)).collect();
-        let found: Vec<Option<Result<Worked, Dropped>>> = batch
+        let (tasks, n_dropped) = frontier.take(BATCH, limit(&ranking));
+        tally.n_bounded += n_dropped;
+        if tasks.is_empty() {
+            break;
+        }
+        tally.work += 1;
+        let tasks: Vec<(Task, usize)> =
+            tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
+        let done: Vec<Done> = tasks
             .par_iter()
-            .map(|(_, at)| {
-                let bound = scope.bound(&candidates[*at], of)?;
-                (bound.time.0 * BOUND_SLACK < limit).then(|| {
-                    let arranged = scope.evaluate(&candidates[*at], &bound, Forms::Original)?;
-                    Ok(Worked { arranged, bound })
-                })
+            .map(|&(task, at)| match task {
+                Task::Refine(group) => Done::Refined(group, at, scope.bound(&candidates[at], of)),
+                Task::WorkOut(_) => {
+                    let own = frontier.own(at).ok_or(Dropped::NoStrategy);
+                    Done::WorkedOut(Box::new(own.and_then(|bound| {
+                        let arranged = scope.evaluate(&candidates[at], bound, Forms::Leading)?;
+                        Ok(Worked { arranged, bound: bound.clone() })
+                    })))
+                }
             })
             .collect();
-        for result in found {
-            match result {
-                Some(Ok(worked)) => {
-                    tally.n_simulated += 1;
-                    insert(&mut ranking, worked);
-                }
-                Some(Err(dropped)) => {
-                    tally.n_unfit += 1;
-                    closest = nearer(closest, dropped);
-                }
-                None => tally.n_bounded += 1,
+        for one in done {
+            match one {
+                Done::Refined(group, at, bound) => frontier.refined(group, at, bound),
+                Done::WorkedOut(found) => match *found {
+                    Ok(worked) => {
+                        tally.n_simulated += 1;
+                        insert(&mut ranking, worked);
+                    }
+                    Err(dropped) => {
+                        tally.n_unfit += 1;
+                        closest = nearer(closest, dropped);
+                    }
+                },
             }
         }
-        let done = (bounded.len() - open.len()) as u64;
+        let total = candidates.len() as u64;
         let best = ranking.first().map(|found| found.arranged.step_time());
-        on_progress(Progress { done, total: bounded.len() as u64, best });
+        on_progress(Progress { done: total - frontier.n_left(), total, best });
     }
-    let least = open.iter().map(|(bound, _)| bound.time.0 * BOUND_SLACK).min_by(f64::total_cmp);
-    tally.n_open = open.len() as u64;
-    tally.open_bound = least.map(Seconds);
+    let (n_open, open_bound) = frontier.open(limit(&ranking));
+    tally.n_bounded += frontier.n_left() - n_open;
+    (tally.n_open, tally.n_illegal) = (n_open, frontier.n_illegal);
+    tally.open_bound = open_bound.map(|bound| Seconds(bound * BOUND_SLACK));
     (ranking, closest)
+}
+
+/// What came of a task.
+enum Done {
+    /// The bound of a candidate of a mesh.
+    Refined(usize, usize, Option<Bound>),
+    /// A candidate worked out.
+    WorkedOut(Box<Result<Worked, Dropped>>),
 }
 
 /// Keeps the fastest first; equals in the order in which they came.
@@ -272,7 +309,7 @@ fn insert(ranking: &mut Vec<Worked>, one: Worked) {
 /// Lets the candidates that fused layers could make the best choose among all forms of their layers.
 fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
     let mut open: Vec<Worked> = std::mem::take(worked);
-    let most = if tally.bounds_original { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
+    let most = if tally.bounds_leading { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
     let best = |a: &[Worked], b: &[Worked]| {
         a.iter().chain(b).map(|one| one.arranged.step_time().0).fold(f64::INFINITY, f64::min)
     };
@@ -280,7 +317,7 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
         let limit = best(&open, worked);
         let (could, could_not): (Vec<Worked>, Vec<Worked>) = open.into_iter().partition(|one| {
             let could_be_best = (one.arranged.step_time() - one.bound.saving).0 < limit;
-            tally.bounds_original || one.bound.saving.0 > 0.0 && could_be_best
+            tally.bounds_leading || one.bound.saving.0 > 0.0 && could_be_best
         });
         could_not.into_iter().for_each(|one| insert(worked, one));
         open = could;

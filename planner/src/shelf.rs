@@ -62,18 +62,17 @@ impl<'a> Scope<'a> {
         given: &Given,
         forms: Forms,
     ) -> Asked<'s> {
-        let n = match forms {
-            Forms::Original => 1,
-            Forms::All => self.forms[kind].len(),
-        };
         let clock = Self::clock(bench.candidate);
-        (0..n)
-            .filter_map(|form| {
-                let layer = &self.forms[kind][form].layer;
-                let sizes = &bench.sizes[kind][form];
-                Some((form, LayerProblem::new(layer, sizes, &bench.prices, clock, given)?))
-            })
-            .collect()
+        let of = |form: usize| {
+            let layer = &self.forms[kind][form].layer;
+            let sizes = &bench.sizes[kind][form];
+            Some((form, LayerProblem::new(layer, sizes, &bench.prices, clock, given)?))
+        };
+        match forms {
+            // A fused form may have no strategy where its parts have.
+            Forms::Leading => of(self.leading[kind]).or_else(|| of(0)).into_iter().collect(),
+            Forms::All => (0..self.forms[kind].len()).filter_map(of).collect(),
+        }
     }
 
     /// Puts a choice on the shelf as the next level of its kind.
@@ -126,7 +125,7 @@ impl<'a> Scope<'a> {
     pub(crate) fn tied_uses(&self, bench: &Bench<'_>, base: &Given) -> Option<BTreeMap<usize, TiedUses>> {
         let mut uses: BTreeMap<usize, TiedUses> = BTreeMap::new();
         for tie in &self.model().ties {
-            let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Original).into_iter().next()?;
+            let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Leading).into_iter().next()?;
             let choice = built.choice(&self.chooser(&built).fastest(&built.problem)?.2);
             let used = built.used(&choice, tie.copy.tensor)?;
             let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);

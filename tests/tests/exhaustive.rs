@@ -57,6 +57,7 @@ fn assert_search_is_exhaustive(request: &Request) {
     assert_eq!(plan.predicted.unwrap().step_time_s.0, best);
     let search = plan.search.unwrap();
     assert!(search.lower_bound_s.0 <= best, "{search:?}");
+    assert_eq!(search.n_bounded + search.n_unfit + search.n_simulated, search.n_candidates, "{search:?}");
 }
 
 #[test]

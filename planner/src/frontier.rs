@@ -1,0 +1,171 @@
+//! Which candidate next: bounds are refined where that could matter, and what is promising by its own bound is worked
+//! out.
+//!
+//! A mesh is asked for the bound of its largest micro-batch first, whose kernels are the longest and whose collectives
+//! are the fewest. What is found of one micro-batch holds for all smaller ones on its mesh until they are asked
+//! themselves, so a mesh whose large micro-batches are too slow is never asked about its small ones.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::bound::Bound;
+use crate::candidate::{Candidate, Scope};
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Task {
+    /// Work out a candidate that has a bound of its own.
+    WorkOut(usize),
+    /// Ask a mesh about the largest micro-batch that it has not been asked about.
+    Refine(usize),
+}
+
+/// A mesh and a number of stages: candidates that differ in their micro-batch.
+struct Group {
+    /// Those without a bound of their own, the smallest micro-batch first.
+    left: Vec<usize>,
+    /// Bound of the last that was asked.
+    last: Bound,
+}
+
+/// What is left to do, the most promising first.
+pub(crate) struct Frontier<'a> {
+    scope: &'a Scope<'a>,
+    candidates: &'a [Candidate],
+    groups: Vec<Group>,
+    own: Vec<Option<Bound>>,
+    queue: BinaryHeap<Reverse<(u64, Task)>>,
+    /// Candidates that no strategy fits.
+    pub(crate) n_illegal: u64,
+}
+
+impl<'a> Frontier<'a> {
+    /// Nothing to do yet.
+    pub(crate) fn new(scope: &'a Scope<'a>, candidates: &'a [Candidate]) -> Self {
+        Self {
+            scope,
+            candidates,
+            groups: Vec::new(),
+            own: vec![None; candidates.len()],
+            queue: BinaryHeap::new(),
+            n_illegal: 0,
+        }
+    }
+
+    /// Adds the candidates of a mesh, the smallest micro-batch first, with the bound of the largest that the mesh can
+    /// run at all and its place among them.
+    pub(crate) fn add(&mut self, all: &[usize], largest: Option<(usize, Bound)>) {
+        let Some((place, bound)) = largest else {
+            self.n_illegal += all.len() as u64;
+            return;
+        };
+        self.n_illegal += (all.len() - place - 1) as u64;
+        self.groups.push(Group { left: all[..place].to_vec(), last: bound.clone() });
+        self.found(all[place], bound);
+        self.queue_group(self.groups.len() - 1);
+    }
+
+    /// What a mesh said of the candidate that `take` gave out for it.
+    pub(crate) fn refined(&mut self, group: usize, candidate: usize, bound: Option<Bound>) {
+        match bound {
+            Some(bound) => {
+                self.groups[group].last = bound.clone();
+                self.found(candidate, bound);
+            }
+            None => self.n_illegal += 1,
+        }
+        self.queue_group(group);
+    }
+
+    /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted.
+    pub(crate) fn take(&mut self, n: usize, limit: f64) -> (Vec<Task>, u64) {
+        let (mut tasks, mut n_dropped) = (Vec::new(), 0);
+        while tasks.len() < n
+            && let Some(Reverse((_, task))) = self.queue.pop()
+        {
+            if self.bound(task) < limit {
+                tasks.push(task);
+            } else {
+                n_dropped += self.n_candidates(task);
+            }
+        }
+        (tasks, n_dropped)
+    }
+
+    /// The candidate of a task; of a mesh, the one that it is asked about, which is then no longer among those left.
+    pub(crate) fn candidate(&mut self, task: Task) -> Option<usize> {
+        match task {
+            Task::WorkOut(candidate) => Some(candidate),
+            Task::Refine(group) => self.groups[group].left.pop(),
+        }
+    }
+
+    /// The bound of a candidate that has one of its own.
+    pub(crate) fn own(&self, candidate: usize) -> Option<&Bound> {
+        self.own[candidate].as_ref()
+    }
+
+    /// Candidates in the queue whose bound is below a limit, and the least of these bounds.
+    pub(crate) fn open(&self, limit: f64) -> (u64, Option<f64>) {
+        let tasks = || self.queue.iter().map(|Reverse((_, task))| *task);
+        let open = || tasks().filter(|&task| self.bound(task) < limit);
+        (
+            open().map(|task| self.n_candidates(task)).sum(),
+            open().map(|task| self.bound(task)).min_by(f64::total_cmp),
+        )
+    }
+
+    /// Candidates in the queue.
+    pub(crate) fn n_left(&self) -> u64 {
+        self.queue.iter().map(|Reverse((_, task))| self.n_candidates(*task)).sum()
+    }
+
+    fn n_candidates(&self, task: Task) -> u64 {
+        match task {
+            Task::WorkOut(_) => 1,
+            Task::Refine(group) => self.groups[group].left.len() as u64,
+        }
+    }
+
+    fn found(&mut self, candidate: usize, bound: Bound) {
+        self.queue.push(Reverse((promise(&bound).to_bits(), Task::WorkOut(candidate))));
+        self.own[candidate] = Some(bound);
+    }
+
+    fn queue_group(&mut self, group: usize) {
+        let time = self.bound(Task::Refine(group));
+        if time.is_finite() {
+            // How crowded the memory is with smaller micro-batches is not known.
+            let crowding = self.groups[group].last.crowding.min(MOST_CROWDED);
+            self.queue.push(Reverse(((time * slower(crowding)).to_bits(), Task::Refine(group))));
+        }
+    }
+
+    /// Seconds that no candidate of a task beats; infinite where there is none.
+    fn bound(&self, task: Task) -> f64 {
+        match task {
+            Task::WorkOut(candidate) => self.own[candidate].as_ref().map_or(f64::INFINITY, |own| own.time.0),
+            Task::Refine(group) => {
+                let Group { left, last } = &self.groups[group];
+                let time = |&at: &usize| Some(self.scope.with_bubble(&self.candidates[at], last.work)?.0);
+                left.iter().filter_map(time).fold(f64::INFINITY, f64::min)
+            }
+        }
+    }
+}
+
+/// How promising a candidate is: its bound, and more where its fastest choices overflow the memory.
+fn promise(bound: &Bound) -> f64 {
+    bound.time.0 * slower(bound.crowding)
+}
+
+/// How much slower layers become that must do with a part of the memory of their fastest choices: about what the plans
+/// of mixtures of experts in tight memory lost to recomputation and to parameters cut further. It only decides what is
+/// looked at first.
+fn slower(crowding: f64) -> f64 {
+    1.0 + 0.17 * (crowding - 1.0).max(0.0)
+}
+
+/// Crowding that is assumed at most of micro-batches that were not asked about: what is left of a mesh of which much
+/// larger ones are crowded is no more promising than that.
+const MOST_CROWDED: f64 = 4.0;
