@@ -12,15 +12,15 @@
 //! 1.5; n u for a sum of n terms, section 4.2). It is 2^16 times smaller than the first unless the operator itself is
 //! ill-conditioned, so a kernel that accumulates in bf16, or rounds another way, is found out.
 //!
-//! Routers are judged with the choice that they were given. Rings, whose blocks come from other ranks and are merged on
-//! their way, are left to the comparison of whole runs (`compare`), and so is the operator that puts the keys of slices one
-//! behind the other: it rounds nothing.
+//! Routers are judged with the choice that they were given, rings with the blocks that came by (`ring_audit`). The operator
+//! that puts the keys of slices one behind the other is left to the comparison of whole runs (`compare`): it rounds
+//! nothing.
 
 use std::collections::BTreeMap;
 
 use ir::op::OpKind;
 use ir::work::Pass;
-use ndarray::ArrayD;
+use ndarray::{Array, ArrayD, Dimension};
 
 use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
 use crate::routing;
@@ -79,6 +79,21 @@ impl Leaves {
             Self::Rounded => UNIT,
             Self::Single => SINGLE,
         }
+    }
+}
+
+/// A result in double precision: from the operands as they are, and from all of them moved a little.
+pub(crate) struct Witness {
+    /// From the operands as they are.
+    pub(crate) exact: Tensor<f64>,
+    /// From the operands moved.
+    pub(crate) moved: Tensor<f64>,
+}
+
+impl Witness {
+    /// The largest difference of what was found, in units of what is allowed.
+    pub(crate) fn excess<E: Real>(&self, found: &Tensor<E>, leaves: Leaves) -> f64 {
+        excess(found, (&self.exact, &self.moved), leaves)
     }
 }
 
@@ -153,7 +168,7 @@ pub(crate) fn backward<E: Real>(
 }
 
 /// Terms of the sum that an element is: the local lengths of the loops that it lacks.
-fn summed(context: &Context<'_>, dims: &[ir::signature::FactorId]) -> f64 {
+pub(crate) fn summed(context: &Context<'_>, dims: &[ir::signature::FactorId]) -> f64 {
     let lacks = |i: &usize| !dims.iter().any(|factor| factor.0 as usize == *i);
     let length = |i: usize| (context.blocks[i].end - context.blocks[i].start).max(1) as f64;
     (0..context.blocks.len()).filter(lacks).map(length).product()
@@ -170,27 +185,32 @@ fn excess<E: Real>(found: &Tensor<E>, (exact, moved): (&Tensor<f64>, &Tensor<f64
     found.iter().zip(exact).map(one).filter(|excess| !excess.is_nan()).fold(0.0, f64::max)
 }
 
-fn wide<E: Real>(tensor: &Tensor<E>) -> ArrayD<f64> {
+pub(crate) fn wide<E: Real>(tensor: &Tensor<E>) -> ArrayD<f64> {
     tensor.mapv(|value| value.wide())
 }
 
-fn widened<E: Real>(value: &Value<E>) -> Value<f64> {
+pub(crate) fn widened<E: Real>(value: &Value<E>) -> Value<f64> {
     match value {
         Value::Float(tensor) => Value::Float(wide(tensor)),
         Value::Index(index) => Value::Index(index.clone()),
     }
 }
 
+/// A value whose numbers are moved.
+pub(crate) fn moved(value: &Value<f64>, n: f64) -> Value<f64> {
+    match value {
+        Value::Float(tensor) => Value::Float(moved_numbers(tensor, n)),
+        Value::Index(index) => Value::Index(index.clone()),
+    }
+}
+
 /// Every number moved by `(n + STEPS) 2^-24` of itself, up or down in an order without a period.
-fn moved(value: &Value<f64>, n: f64) -> Value<f64> {
+pub(crate) fn moved_numbers<D: Dimension>(numbers: &Array<f64, D>, n: f64) -> Array<f64, D> {
     let by = (n + STEPS) * SINGLE;
     let mut state = 1_u32;
     let mut sign = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         if state >> 31 == 0 { 1.0 } else { -1.0 }
     };
-    match value {
-        Value::Float(tensor) => Value::Float(tensor.mapv(|value| value * (1.0 + sign() * by))),
-        Value::Index(index) => Value::Index(index.clone()),
-    }
+    numbers.mapv(|value| value * (1.0 + sign() * by))
 }

@@ -43,6 +43,7 @@ pub mod audit;
 mod operate;
 
 mod ring;
+mod ring_audit;
 
 mod extend;
 

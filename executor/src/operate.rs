@@ -6,7 +6,7 @@ use ir::program::ValueId;
 use ir::work::Pass;
 use ndarray::{ArrayD, Slice};
 
-use crate::audit::{self, Audited, Leaves};
+use crate::audit::{self, Audited, Leaves, Witness};
 use crate::element::Edges;
 use crate::error::ExecutorError;
 use crate::kernels::{self, Context, KernelError, Real, Tensor, Value};
@@ -80,10 +80,18 @@ impl<'a, E: Real> Rank<'a, E> {
             return Ok(());
         }
         let leaves = Leaves::of_results(context.kind);
-        let found: Vec<_> = found.iter().map(|value| (value, leaves)).collect();
-        let choice = self.choice(at, op)?;
-        let excess = audit::forward((&context, choice.as_ref()), operands, &found);
-        let excess = excess.map_err(|source| self.refused(at, op, source))?;
+        let excess = match self.witnesses.take() {
+            Some(witnesses) => {
+                let found = found.iter().map(|value| Some((value.as_float()?, leaves)));
+                against(&witnesses, found)
+            }
+            None => {
+                let found: Vec<_> = found.iter().map(|value| (value, leaves)).collect();
+                let choice = self.choice(at, op)?;
+                let excess = audit::forward((&context, choice.as_ref()), operands, &found);
+                excess.map_err(|source| self.refused(at, op, source))?
+            }
+        };
         self.note_audit((context.kind, Pass::Forward), excess);
         Ok(())
     }
@@ -114,9 +122,14 @@ impl<'a, E: Real> Rank<'a, E> {
             .zip(&gradients_found)
             .map(|(id, found)| Some((found.as_ref()?, leaves((*id)?))))
             .collect();
-        let choice = self.choice(at, op)?;
-        let excess = audit::backward((&context, choice.as_ref()), operands, gradients, &found);
-        let excess = excess.map_err(|source| self.refused(at, op, source))?;
+        let excess = match self.witnesses.take() {
+            Some(witnesses) => against(&witnesses, found.into_iter()),
+            None => {
+                let choice = self.choice(at, op)?;
+                let excess = audit::backward((&context, choice.as_ref()), operands, gradients, &found);
+                excess.map_err(|source| self.refused(at, op, source))?
+            }
+        };
         self.note_audit((context.kind, Pass::Backward), excess);
         Ok(gradients_found)
     }
@@ -127,19 +140,25 @@ impl<'a, E: Real> Rank<'a, E> {
         if is_router { self.fixed_choice(at, op) } else { Ok(None) }
     }
 
-    fn audits(&self, at: At<'a>, op: OpId) -> bool {
+    /// Whether an operator is held to its own tolerance.
+    pub(crate) fn audits(&self, at: At<'a>, op: OpId) -> bool {
         let first_step = at.place.seq < u64::from(self.run.execution.shape().n_units());
         let kind = &self.run.layer(at.layer_idx).ops[op.0].kind;
-        let alone = self.ring(at, op).is_none() && !self.extends(at, op);
         self.edges() == Edges::Bf16
             && first_step
-            && alone
+            && !self.extends(at, op)
             && (!routing::is_router(kind) || !self.run.routes.is_empty())
     }
 
     fn note_audit(&mut self, (kind, pass): (&OpKind, Pass), excess: f64) {
         let one = Audited { n_runs: 1, excess };
         self.record.audit.entry((kind.line().name, pass)).or_default().add(one);
+    }
+
+    /// Notes how far what a ring passed on is off; the operator's results are noted when they leave.
+    pub(crate) fn note_passed(&mut self, kind: &OpKind, excess: f64) {
+        let one = Audited { n_runs: 0, excess };
+        self.record.audit.entry((kind.line().name, Pass::Backward)).or_default().add(one);
     }
 
     pub(crate) fn context(&self, at: At<'a>, op: OpId) -> Context<'a> {
@@ -209,4 +228,16 @@ impl<'a, E: Real> Rank<'a, E> {
         let name = &self.run.layer(at.layer_idx).ops[op.0].name;
         ExecutorError::Kernel { place: format!("{}, operator `{name}`", at.place), source }
     }
+}
+
+/// The largest difference of results from their witnesses, in units of what is allowed.
+fn against<'v, E: Real>(
+    witnesses: &[Option<Witness>],
+    found: impl Iterator<Item = Option<(&'v Tensor<E>, Leaves)>>,
+) -> f64 {
+    let one = |(witness, found): (&Option<Witness>, Option<(&Tensor<E>, Leaves)>)| {
+        let (found, leaves) = found?;
+        Some(witness.as_ref()?.excess(found, leaves))
+    };
+    witnesses.iter().zip(found).filter_map(one).fold(0.0, f64::max)
 }

@@ -11,7 +11,7 @@ use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
 use ndarray::{ArrayD, IxDyn};
 
-use crate::audit::{Audit, Leaves};
+use crate::audit::{Audit, Leaves, Witness};
 use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
 use crate::element::Edges;
@@ -81,6 +81,8 @@ pub(crate) struct Rank<'a, E> {
     saved_bytes: u64,
     /// What attention on rings keeps from forward to backward.
     pub(crate) attended: BTreeMap<RingKey, Attended<E>>,
+    /// What the results of a ring that just ran are held to.
+    pub(crate) witnesses: Option<Vec<Option<Witness>>>,
     /// Gradients of keys and values that later slices owe to earlier ones.
     pub(crate) owed: BTreeMap<OwedKey, Tensor<E>>,
     /// Streams between chunks of this rank, by receiving chunk.
@@ -131,6 +133,7 @@ impl<'a, E: Real> Rank<'a, E> {
             carried: BTreeMap::new(),
             saved_bytes: 0,
             attended: BTreeMap::new(),
+            witnesses: None,
             owed: BTreeMap::new(),
             moved: BTreeMap::new(),
         })

@@ -22,6 +22,7 @@ use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase};
 use crate::prepare::unfit;
 use crate::rank::{At, Rank};
+use crate::ring_audit::{BackwardWitness, ForwardWitness};
 
 /// A ring operator at work: layer, operator, and micro-batch counted from the first step.
 pub(crate) type RingKey = (LayerIdx, OpId, u64);
@@ -95,12 +96,18 @@ impl<'a, E: Real> Rank<'a, E> {
         let refused = |this: &Self, source| this.refused(at, op, source);
         let mut block = own_block(operands)?;
         let mut all = attend(&context, operands, Turn::First).map_err(|source| refused(self, source))?;
+        let witness = self.audits(at, op).then(|| ForwardWitness::new(&context, operands, ring.n()));
+        let mut witness = witness.transpose().map_err(|source| refused(self, source))?;
         for step in 1..ring.n() {
             block = self.next_block(comm, (at, ring, class), ids, (block, step))?;
             let operands = with_block(operands, &block);
             let one = attend(&context, &operands, Turn::Later).map_err(|source| refused(self, source))?;
             all.merge(&one);
+            if let Some(witness) = &mut witness {
+                witness.meet(&context, &operands).map_err(|source| refused(self, source))?;
+            }
         }
+        self.witnesses = witness.map(|witness| vec![Some(witness.result())]);
         let result = all.y.clone().into_dyn();
         if at.place.phase != Phase::Forward || self.run.program(at.layer_idx).keeps(op) {
             self.attended.insert((at.layer_idx, op, at.place.seq), all);
@@ -121,21 +128,36 @@ impl<'a, E: Real> Rank<'a, E> {
         let operands = operands.iter().copied().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let ids = ids.iter().copied().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let context = self.context(at, op);
-        let refused = |source| self.refused(at, op, source);
+        let refused = |this: &Self, source| this.refused(at, op, source);
         let mut block = own_block(&operands)?;
-        let own = block_backward(&context, &operands, (&all, gradient), Turn::First).map_err(refused)?;
+        let own = block_backward(&context, &operands, (&all, gradient), Turn::First)
+            .map_err(|source| refused(self, source))?;
+        let witness = self
+            .audits(at, op)
+            .then(|| BackwardWitness::new(&context, &operands, (&all, gradient), ring.n()));
+        let mut witness = witness.transpose().map_err(|source| refused(self, source))?;
         let (mut dq, mut travelling) = (own.dq, None::<(Tensor<E>, Tensor<E>)>);
         for step in 1..ring.n() {
             block = self.next_block(comm, (at, ring, Class::Recompute), &ids, (block, step))?;
             let operands = with_block(&operands, &block);
-            let one = block_backward(&context, &operands, (&all, gradient), Turn::Later).map_err(refused)?;
+            let one = block_backward(&context, &operands, (&all, gradient), Turn::Later)
+                .map_err(|source| refused(self, source))?;
             dq += &one.dq;
-            let sums = match travelling.take() {
+            let came = travelling.take();
+            let sums = match &came {
                 Some((dk, dv)) => (dk + &one.dk, dv + &one.dv),
                 None => (one.dk, one.dv),
             };
+            if let Some(witness) = &mut witness {
+                let passed = (came.as_ref(), &sums);
+                witness.meet(&context, &operands, passed).map_err(|source| refused(self, source))?;
+            }
             let (k, v) = (self.gradient_tag(at, ids[1]), self.gradient_tag(at, ids[2]));
             travelling = Some((ring.hop(comm, k, sums.0)?, ring.hop(comm, v, sums.1)?));
+        }
+        if let Some(witness) = witness {
+            self.note_passed(context.kind, witness.worst);
+            self.witnesses = Some(witness.results(travelling.as_ref()));
         }
         let (dk, dv) = match travelling {
             Some((dk, dv)) => (dk + &own.dk, dv + &own.dv),

@@ -10,20 +10,20 @@ use crate::routing;
 
 type Rounding = fn(f32) -> f32;
 
-fn nearest(value: f32) -> f32 {
+pub(super) fn nearest(value: f32) -> f32 {
     value.to_bf16()
 }
 
 /// Towards zero: wrong by up to the whole distance to the next number.
-fn truncated(value: f32) -> f32 {
+pub(super) fn truncated(value: f32) -> f32 {
     f32::from_bits(value.to_bits() & 0xffff_0000)
 }
 
-fn bf16(tensor: &Tensor<f64>) -> Tensor<f32> {
+pub(super) fn bf16(tensor: &Tensor<f64>) -> Tensor<f32> {
     tensor.mapv(|value| (value as f32).to_bf16())
 }
 
-fn operands(case: &Case) -> Vec<Value<f32>> {
+pub(super) fn operands(case: &Case) -> Vec<Value<f32>> {
     let one = |value: &Value<f64>| match value {
         Value::Float(tensor) => Value::Float(bf16(tensor)),
         Value::Index(index) => Value::Index(index.clone()),
