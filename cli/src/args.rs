@@ -97,6 +97,9 @@ pub(crate) struct OptimizeArgs {
     pub(crate) pin: Vec<String>,
     #[command(flatten)]
     pub(crate) forbid: ForbidArgs,
+    /// A file with what must hold of single layers and tensors: parts of dims, recomputation, storage
+    #[arg(long, value_name = "FILE")]
+    pub(crate) constraints: Option<String>,
     /// Only plans that this engine can run
     #[arg(long, value_enum, conflicts_with = "work")]
     pub(crate) target: Option<TargetArg>,

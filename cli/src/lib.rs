@@ -16,6 +16,7 @@ mod input;
 mod question;
 mod pins;
 mod forbid;
+mod constraints;
 mod search;
 mod proof;
 mod report;

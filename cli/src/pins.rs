@@ -3,6 +3,7 @@
 use clap::Parser;
 use ir::graph::{Extent, Model};
 use ir::token_order::TokenOrder;
+use planner::constraints::Constraints;
 use planner::request::{ContextKind, Forbid, Pins, RecomputeKind, ScheduleKind, SequenceParallel};
 
 use crate::args::{ContextArg, PinArgs, RecomputeArg, ScheduleArg, SwitchArg, TokenOrderArg};
@@ -114,6 +115,7 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
         }),
         layers_per_stage: args.layers_per_stage.clone(),
         forbid: Forbid::default(),
+        constraints: Constraints::default(),
     }
 }
 
@@ -159,6 +161,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         token_order: pins.token_order,
         layers_per_stage: pins.layers_per_stage.clone(),
         forbid: pins.forbid.clone(),
+        constraints: pins.constraints.clone(),
     })
 }
 

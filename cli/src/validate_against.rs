@@ -65,7 +65,6 @@ fn text(found: &[Against], args: &ValidateArgs) -> String {
 
 /// The page of the documentation.
 fn page(found: &[Against]) -> String {
-    let all: Vec<&Against> = found.iter().collect();
     let worse: Vec<&Against> = found.iter().filter(|row| row.is_worse()).collect();
     let beaten = if worse.is_empty() {
         "No published plan is faster than the one that is found.\n".to_owned()
@@ -73,9 +72,8 @@ fn page(found: &[Against]) -> String {
         markdown(&ROW_COLUMNS, &cells(&worse))
     };
     format!(
-        "{PAGE_START}\n{}\n## Where the search is worse\n\n{beaten}\n## Every row\n\n{}",
+        "{PAGE_START}\n{}\n## Where the search is worse\n\n{beaten}",
         markdown(&SOURCE_COLUMNS, &sources(found)),
-        markdown(&ROW_COLUMNS, &cells(&all)),
     )
 }
 
@@ -87,7 +85,8 @@ engine the planner searches with everything else free. Both times are prediction
 
 `ratio` is the published plan's time over that of the plan that is found: above one, what is found is faster. `mean` is
 geometric. A row is `worse` where the published plan is faster: a defect of the search. Where a published plan is predicted
-to need more memory than its devices list, the search was given as much (`memory raised`): the run did fit.
+to need more memory than its devices list, the search was given as much (`memory raised`): the run did fit. `--rows` lists
+every row, with both plans.
 ";
 
 fn sources(found: &[Against]) -> Vec<Vec<String>> {

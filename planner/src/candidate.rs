@@ -9,7 +9,7 @@ use ir::graph::Model;
 use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
-use crate::forms::{first_of, forms_of, wide};
+use crate::forms::{first_of, forms_within, wide};
 use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
 use crate::price::setting::{Backward, Setting};
@@ -88,7 +88,7 @@ impl<'a> Scope<'a> {
             counts[run.layer] += run.count;
         }
         let (machine, capacity) = (setting.machine.clone(), setting.capacity);
-        let forms = forms_of(&request.model);
+        let forms = forms_within(&request.model, &request.pins.constraints);
         let wide = wide(&request.model, &forms);
         let leading = vec![0; forms.len()];
         Some(Self {
@@ -133,15 +133,14 @@ impl<'a> Scope<'a> {
         };
         let storage = match self.pins().zero {
             None => StorageRule::Free,
-            Some(0) => StorageRule::Whole,
-            Some(1) => StorageRule::Optimizer,
-            Some(2) => StorageRule::Gradient,
-            Some(_) => StorageRule::Parameter,
+            Some(stage) => StorageRule::of_stage(stage),
         };
         // Keys on a ring cannot be carried from slice to slice.
         let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
-        Given { stream: None, tied: BTreeMap::new(), recompute, storage, context, forbid: forbid.clone() }
+        let constraints = self.pins().constraints.clone();
+        let forbid = forbid.clone();
+        Given { stream: None, tied: BTreeMap::new(), recompute, storage, context, forbid, constraints }
     }
 
     /// What is given where memory is free: then nothing is gained by computing again.

@@ -5,6 +5,7 @@
 
 use ir::graph::{Layer, Model, ParameterRef, Segment, Tie};
 
+use crate::constraints::Constraints;
 use crate::rewrite::{Variant, variants};
 
 /// Which forms of a layer are asked.
@@ -30,6 +31,18 @@ pub fn forms_of(model: &Model) -> Vec<Vec<Variant>> {
         list
     };
     model.layers.iter().enumerate().map(of_kind).collect()
+}
+
+/// The forms that are left by what a user says of single layers: what is said of a tensor or an operator of a kind is said
+/// of the form in which it was read.
+pub(crate) fn forms_within(model: &Model, constraints: &Constraints) -> Vec<Vec<Variant>> {
+    let mut forms = forms_of(model);
+    for (list, layer) in forms.iter_mut().zip(&model.layers) {
+        if constraints.names(layer) {
+            list.truncate(1);
+        }
+    }
+    forms
 }
 
 /// First layer kind of the wide model for a kind.

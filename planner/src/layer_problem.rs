@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::graph::{Layer, OpId, Sizes, TensorId};
+use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
 use ir::mesh::MAX_AXES;
 use ir::op::OpKind;
@@ -17,6 +17,7 @@ use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
 use ir::work::Pass;
 
+use crate::constraints::{Constraints, Kept};
 use crate::meeting::{Carries, Clock, Meeting, Port, number};
 use crate::prices::{Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
@@ -39,6 +40,8 @@ pub struct Given {
     pub context: Option<ContextKind>,
     /// What of storages, recomputation and attention may not be.
     pub forbid: Forbid,
+    /// What is said of single tensors and operators.
+    pub constraints: Constraints,
 }
 
 /// Which storages a parameter may have.
@@ -58,6 +61,16 @@ pub enum StorageRule {
 }
 
 impl StorageRule {
+    /// The rule that a ZeRO stage names.
+    pub(crate) fn of_stage(stage: u8) -> Self {
+        match stage {
+            0 => Self::Whole,
+            1 => Self::Optimizer,
+            2 => Self::Gradient,
+            _ => Self::Parameter,
+        }
+    }
+
     /// Whether a storage obeys, for a parameter that could be cut over `whole` axes.
     fn admits(self, storage: Storage, whole: AxisSet) -> bool {
         let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
@@ -233,10 +246,13 @@ impl Builder<'_, '_> {
         let (mut forms, mut picks) = (Vec::new(), Vec::new());
         for strategy in strategies {
             let places = placements(sig, strategy);
+            if !given.constraints.allow(self.layer, one, &places, self.prices.mesh()) {
+                continue;
+            }
             let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
             let backward = self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets));
             let storages = self.storages(op, &places, (forward, backward), given);
-            for recompute in recompute_options(&one.kind, given.recompute.on(self.layer)) {
+            for recompute in self.recompute_options(one, given) {
                 let again =
                     if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
                 let time = (forward + backward + again) * self.clock.micro_batches;
@@ -250,6 +266,16 @@ impl Builder<'_, '_> {
         self.forms.push(forms);
         self.picks.push(picks);
         (!choices.is_empty()).then_some(Node { choices })
+    }
+
+    /// Recompute options of an operator: what is said of it, or else what the rule leaves.
+    fn recompute_options(&self, op: &Op, given: &Given) -> Vec<Recompute> {
+        let rule = match given.constraints.kept(self.layer, op) {
+            Some(Kept::Keep) => RecomputeRule::Never,
+            Some(Kept::Again) => RecomputeRule::Always,
+            None => given.recompute.on(self.layer),
+        };
+        recompute_options(&op.kind, rule)
     }
 
     /// Storages of all parameters of an operator, combined.
@@ -273,10 +299,12 @@ impl Builder<'_, '_> {
                 self.prices.frozen_storages(elements, used, own)
             };
             let whole = ir::lower::whole_axes(self.prices.mesh(), used);
+            let said = given.constraints.storage(self.layer, tensor).map(StorageRule::of_stage);
+            let rule = said.unwrap_or(given.storage);
             let admits = |storage| {
                 (match self.layer.is_trained(tensor) {
-                    true => given.storage.admits(storage, whole),
-                    false => given.storage.admits_frozen(storage, whole),
+                    true => rule.admits(storage, whole),
+                    false => rule.admits_frozen(storage, whole),
                 }) && given.forbid.admits(storage, whole)
             };
             storages.retain(|(storage, _)| admits(*storage));

@@ -7,6 +7,7 @@ pub mod rewrite;
 pub mod reshard;
 pub mod moving;
 pub mod prove;
+pub mod constraints;
 pub mod request;
 pub mod forbid;
 pub mod problem;

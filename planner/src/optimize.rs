@@ -386,6 +386,9 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     if let Some(zero) = pins.zero.filter(|&zero| zero > 3) {
         return fail(format!("zero={zero}: expected 0, 1, 2 or 3"));
     }
+    if let Err(what) = pins.constraints.check(&request.model, n) {
+        return fail(format!("constraints: {what}"));
+    }
     if let Some(what) = contradiction(pins).or_else(|| forbid::contradiction(pins)) {
         return fail(what);
     }

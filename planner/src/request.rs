@@ -9,6 +9,8 @@ use ir::token_order::TokenOrder;
 use ir::units::{Bytes, GIB, Seconds};
 use ir::work::AttentionKernel;
 
+use crate::constraints::Constraints;
+
 /// The training job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Job {
@@ -204,6 +206,8 @@ pub struct Pins {
     pub layers_per_stage: Option<Vec<u64>>,
     /// What may not be.
     pub forbid: Forbid,
+    /// What is said of single layers and tensors.
+    pub constraints: Constraints,
 }
 
 /// Choices that the user rules out, in the same words; what is not ruled out is searched.

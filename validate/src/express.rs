@@ -9,6 +9,7 @@ use ir::engine::{
     TensorOverlap,
 };
 use ir::work::AttentionKernel;
+use planner::constraints::Constraints;
 use planner::request::{Forbid, Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
 
 use crate::express_cluster::{Memory, cluster};
@@ -173,6 +174,7 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         cp_kind: None,
         token_order: None,
         forbid: Forbid::default(),
+        constraints: Constraints::default(),
         layers_per_stage: layers_per_stage(row, pp * u64::from(vpp)),
     })
 }

@@ -1,0 +1,42 @@
+//! `--constraints FILE`: what must hold of single layers and tensors.
+
+use std::path::Path;
+
+use planner::constraints::Constraints;
+use planner::request::NoPlan;
+
+use crate::failure::Failure;
+use crate::input::read_file;
+
+/// Reads a file of constraints; an error says where in it.
+pub(crate) fn read(file: &str) -> Result<Constraints, Failure> {
+    let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
+    let fault = |what: String| {
+        let hint = "for example {\"layers\": {\"decoder\": {\"parts\": {\"mlp.up.weight\": {\"f\": 8}}, \
+                    \"recompute\": {\"*\": \"again\"}, \"storage\": {\"mlp.up.weight\": 3}}}}";
+        Failure::argument_with_hint(format!("{file}: {what}"), hint)
+    };
+    let mut json = serde_json::Deserializer::from_str(&text);
+    let read: Constraints = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        fault(format!("{path}: {}", error.inner()))
+    })?;
+    json.end().map_err(|error| fault(error.to_string()))?;
+    if read.is_empty() {
+        return Err(fault("nothing is said of any layer".into()));
+    }
+    Ok(read)
+}
+
+/// In place of a search's answer that there is no plan, where there would be one without the constraints: a wrong name
+/// is said as it is.
+pub(crate) fn refused(file: &str, no_plan: &NoPlan) -> Failure {
+    let said = no_plan.to_string();
+    match said.strip_prefix("constraints: ") {
+        Some(wrong) => Failure::argument(format!("{file}: {wrong}")),
+        None => Failure::argument_with_hint(
+            format!("{file}: no plan honours all that it says of layers and tensors: {said}"),
+            "without it there is a plan: take annotations back, or pin degrees that go with them",
+        ),
+    }
+}
