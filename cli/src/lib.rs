@@ -29,6 +29,7 @@ mod verify;
 mod train;
 mod reshard;
 mod replan;
+mod replan_failures;
 mod check;
 mod validate;
 mod validate_against;

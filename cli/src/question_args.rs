@@ -100,10 +100,11 @@ pub(crate) struct ParetoArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("change").required(true).args(["lost", "gained", "cluster"]))]
+#[command(group = clap::ArgGroup::new("change").required(true).args(["lost", "gained", "cluster", "failures"]))]
 #[command(after_help = "Examples:\n  \
     planner replan plan.json --lost 3 -o next.json\n  \
     planner replan plan.json --gained 8\n  \
+    planner replan plan.json --failures 3 -o next.json\n  \
     planner replan plan.json --cluster new.json\n\n\
     Model, sequence and global batch stay. Ranks keep their numbers; those that are lost are taken to be the last.")]
 pub(crate) struct ReplanArgs {
@@ -115,6 +116,9 @@ pub(crate) struct ReplanArgs {
     /// Devices that are new, of the same kind
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) gained: Option<u64>,
+    /// Plans for one, two, … so many lost nodes, before they are lost
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub(crate) failures: Option<u64>,
     /// File or name of another cluster
     #[arg(long, value_name = "CLUSTER")]
     pub(crate) cluster: Option<String>,

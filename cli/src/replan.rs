@@ -24,6 +24,7 @@ use crate::priced;
 use crate::proof::proven;
 use crate::question;
 use crate::question_args::ReplanArgs;
+use crate::replan_failures;
 use crate::search::pool;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -33,27 +34,27 @@ const SIZES: usize = 3;
 
 /// The command's answer.
 #[derive(Serialize)]
-struct Answer {
+pub(crate) struct Answer {
     from: Described,
-    to: Described,
+    pub(crate) to: Described,
     global_batch: u64,
     /// Devices that are there and that the new plan leaves out.
     n_spare: u64,
     /// What became of each size that was tried.
     tried: Vec<Tried>,
     stays_bytes: u64,
-    moves_bytes: u64,
+    pub(crate) moves_bytes: u64,
     /// Nobody who is left has them.
-    from_checkpoint_bytes: u64,
+    pub(crate) from_checkpoint_bytes: u64,
     moves_per_tier: BTreeMap<String, u64>,
-    moving_s: f64,
+    pub(crate) moving_s: f64,
 }
 
 #[derive(Serialize)]
-struct Described {
-    roles: String,
-    n_devices: u64,
-    step_time_s: f64,
+pub(crate) struct Described {
+    pub(crate) roles: String,
+    pub(crate) n_devices: u64,
+    pub(crate) step_time_s: f64,
 }
 
 #[derive(Serialize)]
@@ -66,28 +67,40 @@ struct Tried {
 }
 
 /// What there is now.
-struct Now {
+pub(crate) struct Now {
     /// The cluster to take sizes of.
-    cluster: Cluster,
+    pub(crate) cluster: Cluster,
     /// Devices that can be used.
-    n_devices: u64,
+    pub(crate) n_devices: u64,
     /// Ranks of the old plan that still have what they held.
-    n_survivors: u64,
+    pub(crate) n_survivors: u64,
 }
 
 /// Replans.
 pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
+    if let Some(failures) = args.failures {
+        return replan_failures::run(args, (&plan, &opened), failures, terminal);
+    }
     let now = now(args, &plan)?;
-    let (tried, next) = next(args, (&plan, &opened), &now)?;
-    let next = proven(Plan { tool_version: plan.tool_version.clone(), inputs: plan.inputs.clone(), ..next })?;
-    let answer = answer((&plan, &opened), &next, &now, tried)?;
+    let (answer, next) = replanned(args, (&plan, &opened), &now)?;
     if let Some(path) = &args.output {
         write_whole(path, &json(&next)?)?;
         writeln!(terminal.err, "wrote {}", path.display())?;
     }
     let text = if args.json.json { json(&answer)? } else { answer.text() };
     Ok(write!(terminal.out, "{text}")?)
+}
+
+/// The answer for what there is now, and the proven plan.
+pub(crate) fn replanned(
+    args: &ReplanArgs,
+    (plan, opened): (&Plan, &OpenPlan),
+    now: &Now,
+) -> Result<(Answer, Plan), Failure> {
+    let (tried, next) = next(args, (plan, opened), now)?;
+    let next = proven(Plan { tool_version: plan.tool_version.clone(), inputs: plan.inputs.clone(), ..next })?;
+    Ok((answer((plan, opened), &next, now, tried)?, next))
 }
 
 fn now(args: &ReplanArgs, plan: &Plan) -> Result<Now, Failure> {

@@ -109,3 +109,27 @@ fn a_change_that_is_none_is_refused() {
         assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
     }
 }
+
+#[test]
+fn plans_for_lost_nodes_are_made_before_they_are_lost() {
+    let (file, next) = (plan("replan-failures.json"), scratch("replan-failures-next.json"));
+    let pins = ["--pin", "dp=8,zero=2,recompute=full"];
+    let found = json(&[&["replan", &file, "--failures", "1", "-o", &next][..], &pins].concat());
+    let lost = json(&[&["replan", &file, "--lost", "8"][..], &pins].concat());
+    let one = &found["failures"][0];
+    assert_eq!((&one["n_lost_nodes"], &one["n_devices"]), (&1.into(), &8.into()));
+    assert_eq!(one["answer"]["to"], lost["to"]);
+    assert_eq!(one["answer"]["moves_bytes"], lost["moves_bytes"]);
+    // Half of the devices are left.
+    let share = number(&found["step_time_s"]) / number(&lost["to"]["step_time_s"]);
+    assert!((number(&one["share"]) - share).abs() < 1e-12);
+    assert!((number(&found["resilience"]) - 2.0 * share).abs() < 1e-12);
+    assert_eq!(json(&["prove", &next.replace(".json", "-1.json")])["proven"], true);
+    let all = planner(&["replan", &file, "--failures", "2"]);
+    assert_eq!(all.code, 2, "{all}");
+    assert!(all.err.contains("2 of 2 nodes leave none"), "{all}");
+    // What fits on no fewer devices keeps nothing.
+    let none = json(&["replan", &file, "--failures", "1", "--pin", "dp=16"]);
+    assert_eq!((number(&none["resilience"]), number(&none["failures"][0]["share"])), (0.0, 0.0));
+    assert!(none["failures"][0]["no_plan"].as_str().unwrap().contains("dp=16"), "{none}");
+}
