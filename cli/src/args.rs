@@ -176,6 +176,17 @@ pub(crate) struct JobArgs {
     pub(crate) optimizer: Option<OptimizerArg>,
     #[command(flatten)]
     pub(crate) lora: LoraArgs,
+    #[command(flatten)]
+    pub(crate) measured: MeasuredArgs,
+}
+
+/// What was measured on the cluster.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Job")]
+pub(crate) struct MeasuredArgs {
+    /// Constants of the cluster and its software, as `planner calibrate` writes them
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibration: Option<String>,
 }
 
 /// Low-rank adapters in place of training all of a model.
@@ -245,6 +256,9 @@ pub(crate) struct PinArgs {
     /// What is cut over data-parallel replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) zero: Option<u8>,
+    /// Replicas over which ZeRO cuts; groups of so many hold all states [default: all replicas]
+    #[arg(long, value_name = "N", value_parser = counts())]
+    pub(crate) zero_group: Option<u64>,
     /// Whether the stream is cut along the sequence between tensor-parallel products
     #[arg(long, value_enum)]
     pub(crate) sequence_parallel: Option<SwitchArg>,
@@ -485,7 +499,7 @@ pub(crate) struct ValidateArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  planner calibrate --runs my-runs.csv -o my-cluster.json\n\n\
     The columns are those of fixtures/published/training.csv; one to three runs are enough.\n\
-    `planner validate` takes the file with --calibration.")]
+    `planner optimize`, `estimate`, `sweep`, `pareto` and `validate` take the file with --calibration; plans keep it.")]
 pub(crate) struct CalibrateArgs {
     /// Measured runs, comma-separated values under a header
     #[arg(long, value_name = "CSV")]

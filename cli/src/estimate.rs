@@ -1,12 +1,13 @@
 //! `planner estimate`: time and memory of a plan that the user names. The same search, with everything decided.
 
+use ir::cluster::Calibration;
 use ir::names::Roles;
 use ir::plan::Plan;
 use ir::plan::prediction::Prediction;
 use planner::request::Pins;
 use serde::Serialize;
 
-use crate::args::EstimateArgs;
+use crate::args::{EstimateArgs, MeasuredArgs};
 use crate::failure::Failure;
 use crate::forbid;
 use crate::output::json;
@@ -26,6 +27,8 @@ struct Estimate<'a> {
     cluster: &'a str,
     n_devices: u64,
     job: &'a ir::plan::Job,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calibration: Option<&'a Calibration>,
     roles: &'a Roles,
     #[serde(flatten)]
     predicted: &'a Prediction,
@@ -35,7 +38,7 @@ struct Estimate<'a> {
 /// Predicts the plan that the options name, or the one in a file.
 pub(crate) fn run(args: &EstimateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, defaults) = match (&args.model, &args.cluster, &args.plan) {
-        (_, _, Some(file)) => (of_file(file, terminal)?, Vec::new()),
+        (_, _, Some(file)) => (of_file(file, &args.job.measured, terminal)?, Vec::new()),
         (Some(model), Some(cluster), None) => {
             of_options(Question::read(model, cluster, &args.job)?, args, terminal)?
         }
@@ -67,8 +70,8 @@ fn of_options(
 }
 
 /// The plan of a file, priced by what it now says. Nothing was searched for.
-fn of_file(file: &str, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
-    let (plan, opened) = priced::plan(file, terminal)?;
+fn of_file(file: &str, measured: &MeasuredArgs, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
+    let (plan, opened) = priced::plan_measured(file, measured, terminal)?;
     priced::fits(&plan, &opened)?;
     Ok(Plan { search: None, runners_up: Vec::new(), ..plan })
 }
@@ -81,6 +84,7 @@ fn document(plan: &Plan) -> Result<String, Failure> {
         cluster: &plan.cluster.name,
         n_devices: plan.cluster.n_devices(),
         job: &plan.job,
+        calibration: plan.cluster.calibration.as_ref(),
         roles: &plan.roles,
         predicted,
         warnings: &plan.warnings,

@@ -13,6 +13,7 @@ use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::text::read_plan;
 use sha2::{Digest, Sha256};
+use validate::calibration::Calibration;
 
 use crate::args::LoraArgs;
 use crate::failure::Failure;
@@ -71,6 +72,17 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
     };
     let open = open(&plan).map_err(|error| fault_of_plan(argument, error.place, error.what))?;
     Ok((plan, open))
+}
+
+/// Reads a calibration and checks its names and values.
+pub(crate) fn calibration(file: &str) -> Result<Calibration, Failure> {
+    let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
+    Calibration::read(&text).map_err(|error| {
+        Failure::argument_with_hint(
+            format!("{file}: {error}"),
+            "`planner calibrate --runs FILE` writes such a file",
+        )
+    })
 }
 
 /// What is wrong with a plan that could be read.

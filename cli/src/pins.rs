@@ -37,7 +37,7 @@ pub(crate) fn parse(option: &str, words: Vec<String>) -> Result<Pins, Failure> {
     let line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
-        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, sequence-parallel, cp-kind, token-order, \
+        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, zero-group, sequence-parallel, cp-kind, token-order, \
                     layers-per-stage; `planner estimate --help` says what each takes";
         Failure::argument_with_hint(format!("{option}: {what}"), hint)
     })?;
@@ -99,6 +99,7 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             RecomputeArg::Full => RecomputeKind::Full,
         }),
         zero: args.zero,
+        zero_group: args.zero_group,
         sequence_parallel: args.sequence_parallel.map(|switch| match switch {
             SwitchArg::On => SequenceParallel::On,
             SwitchArg::Off => SequenceParallel::Off,
@@ -156,6 +157,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         slices: pins.slices,
         recompute: pins.recompute.or(Some(RecomputeKind::None)),
         zero: pins.zero.or(Some(1)),
+        zero_group: pins.zero_group,
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),
         cp_kind: pins.cp_kind,
         token_order: pins.token_order,

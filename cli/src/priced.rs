@@ -7,6 +7,7 @@ use planner::chosen::asked;
 use planner::price::price_open;
 use planner::request::{Job, NoPlan, Pins, Request, Solver};
 
+use crate::args::MeasuredArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
@@ -15,7 +16,19 @@ use crate::terminal::Terminal;
 
 /// Reads a plan and prices it; the names of what it does are read off again too. Says so where the file told otherwise.
 pub(crate) fn plan(file: &str, terminal: &mut Terminal<'_>) -> Result<(Plan, OpenPlan), Failure> {
+    plan_measured(file, &MeasuredArgs { calibration: None }, terminal)
+}
+
+/// The same on a cluster that was measured since.
+pub(crate) fn plan_measured(
+    file: &str,
+    measured: &MeasuredArgs,
+    terminal: &mut Terminal<'_>,
+) -> Result<(Plan, OpenPlan), Failure> {
     let (mut plan, opened) = input::plan(file)?;
+    if let Some(calibration) = &measured.calibration {
+        plan.cluster.calibration = Some(input::calibration(calibration)?.of_cluster());
+    }
     let predicted = price_open(&plan, &opened)
         .map_err(|PlanError { place, what }| input::fault_of_plan(file, place, what))?;
     let held = plan.predicted.as_ref().map(|held| held.step_time_s);

@@ -42,7 +42,10 @@ impl Question {
         }
         model.value = input::adapted(model.value, &args.lora)?;
         let described = input::cluster(cluster)?;
-        let cluster = resized(described.value, &args.size)?;
+        let mut cluster = resized(described.value, &args.size)?;
+        if let Some(file) = &args.measured.calibration {
+            cluster.calibration = Some(input::calibration(file)?.of_cluster());
+        }
         let defaults = Job::defaults(&model.value, &cluster);
         let sequence = args.seq_len.unwrap_or(defaults.sequence);
         let warnings = lengthen(&mut model.value, sequence).iter().map(lengthened).collect();

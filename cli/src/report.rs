@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ir::cluster::Calibration;
 use ir::names::Roles;
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
@@ -49,6 +50,9 @@ pub(crate) fn question(plan: &Plan, defaults: &[&str]) -> String {
         ("cluster", cluster(plan)),
         ("job", words.join(", ")),
     ];
+    if let Some(calibration) = &plan.cluster.calibration {
+        rows.push(("calibration", measured(calibration)));
+    }
     if !defaults.is_empty() {
         rows.push(("defaults", format!("{}: nothing was said of them", defaults.join(", "))));
     }
@@ -65,6 +69,12 @@ fn parameters(plan: &Plan) -> String {
         return all;
     }
     format!("{all}, {} of them trained", count(model.n_trained()))
+}
+
+/// What was measured, and how much it moves.
+fn measured(calibration: &Calibration) -> String {
+    let moved = figures::counted(calibration.constants.len() as u64, "constant");
+    format!("{moved} from {}", calibration.provenance.join("; "))
 }
 
 fn cluster(plan: &Plan) -> String {
@@ -196,6 +206,11 @@ pub(crate) fn time(predicted: &Prediction) -> String {
         format!("HFU {}", figures::percent(predicted.hfu)),
     ];
     let mut text = table(&columns, &rows);
+    if let Some(interval) = &predicted.step_time_interval {
+        let [least, most] = [interval.least_s, interval.most_s].map(figures::seconds);
+        let step = figures::seconds(total);
+        text.push_str(&format!("step {step} ({least} to {most}: {})\n", interval.basis));
+    }
     text.push_str(&format!("model work: {}\n", figures.join(", ")));
     if let Some(joules) = predicted.energy_per_step_joules {
         text.push_str(&format!("energy of a step: {}\n", figures::energy(joules)));

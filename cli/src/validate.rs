@@ -1,13 +1,13 @@
 //! `planner validate`: published runs priced, and how far the prices are off.
 
 use std::fmt::Write as _;
-use std::path::Path;
 
 use cost_model::Constants;
 use serde::Serialize;
 use validate::calibration::Calibration;
 use validate::case::{Case, Omitted, cases};
 use validate::components::{ComponentReport, components};
+use validate::few_runs::{FewRuns, few_runs};
 use validate::memory::memory_report;
 use validate::report::{RowReport, SourceReport, Validation, validation};
 use validate::row::{Row, shipped};
@@ -15,7 +15,7 @@ use validate::row::{Row, shipped};
 use crate::args::ValidateArgs;
 use crate::failure::Failure;
 use crate::figures;
-use crate::input::read_file;
+use crate::input;
 use crate::output::{json, write_whole};
 use crate::table::{Side, markdown, table};
 use crate::terminal::Terminal;
@@ -41,7 +41,10 @@ struct NotPriced<'a> {
 pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let shipped = Constants::load();
     let start = match &args.calibration {
-        Some(file) => calibration(file)?.applied(shipped.clone()),
+        Some(file) => {
+            let wrong = |error| Failure::argument(format!("{file}: {error}"));
+            input::calibration(file)?.applied(shipped.clone()).map_err(wrong)?
+        }
         None => shipped.clone(),
     };
     if args.components {
@@ -68,7 +71,7 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
             omitted.iter().map(|one| NotPriced { id: &one.row.id, reason: one.reason.to_string() });
         json(&Document { validation: &found, not_priced: not_priced.collect() })?
     } else if args.markdown {
-        page(&found)
+        page(&found, &few_runs(&cases, &constants))
     } else {
         text(&found, &omitted, args)
     };
@@ -111,11 +114,6 @@ fn of_components(
     let text = if args.json.json { json(&found)? } else { table(&columns, &rows) };
     write!(terminal.out, "{text}")?;
     Ok(())
-}
-
-fn calibration(file: &str) -> Result<Calibration, Failure> {
-    let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
-    Calibration::read(&text).map_err(|error| Failure::argument(format!("{file}: {error}")))
 }
 
 /// Fits the constants, and prints what they are and how they hold elsewhere.
@@ -178,13 +176,15 @@ fn text(found: &Validation, omitted: &[Omitted], args: &ValidateArgs) -> String 
 }
 
 /// The page of the documentation.
-fn page(found: &Validation) -> String {
+fn page(found: &Validation, few: &[FewRuns]) -> String {
     let sources: Vec<Vec<String>> = found.sources.iter().map(source).collect();
     let worst = errors_of(&found.worst(N_WORST));
     format!(
-        "{PAGE_START}\n{}.\n\n{PAGE_SOURCES}\n{}\n## Farthest off\n\n{}\n## Not priced\n\n{}",
+        "{PAGE_START}\n{}.\n\n{PAGE_SOURCES}\n{}\n{PAGE_FEW_RUNS}\n{}.\n\n{}\n## Farthest off\n\n{}\n## Not priced\n\n{}",
         headline(found),
         markdown(&SOURCE_COLUMNS, &sources),
+        few_runs_headline(few),
+        markdown(&FEW_RUNS_COLUMNS, &few.iter().map(few_runs_row).collect::<Vec<_>>()),
         markdown(&ROW_COLUMNS, &worst),
         markdown(&OMITTED_COLUMNS, &reasons(found)),
     )
@@ -192,9 +192,10 @@ fn page(found: &Validation) -> String {
 
 const PAGE_START: &str = "# Predictions against published training runs
 
-Written by `planner validate --markdown`. Rows and sources are those of
-[fixtures/published](../fixtures/published/README.md). Every row is priced by the code that `planner estimate` runs, with one
-set of constants; `planner validate --fit` finds them again and says how they hold on sources that were left out.
+Written by `UPDATE_DOCS=1 cargo test -p tests --test validation`; the same test fails where the page is not current. Rows and
+sources are those of [fixtures/published](../fixtures/published/README.md). Every row is priced by the code that `planner
+estimate` runs, with one set of constants; [fit.md](fit.md) says how they were found and how they hold on sources that were
+left out.
 
 ## Errors
 ";
@@ -205,6 +206,44 @@ calibration of its software and cluster by one figure would leave. `sweeps`: job
 plans; the rank correlation inside them, and what is lost by taking the plan that is predicted to be fastest. Sources of
 which something is not stated, and the bulk sweep, do not count in the mean.
 ";
+
+const PAGE_FEW_RUNS: &str = "\
+## After a calibration by three runs
+
+Three rows of a source, at a sixth, a half and five sixths of its table, go to the code behind `planner calibrate`; the other
+rows are predicted with the shipped constants (`before`) and with the calibration (`after`).
+";
+
+const FEW_RUNS_COLUMNS: [(&str, Side); 6] = [
+    ("source", Side::Left),
+    ("other rows", Side::Right),
+    ("before", Side::Right),
+    ("after", Side::Right),
+    ("max after", Side::Right),
+    ("bias after", Side::Right),
+];
+
+fn few_runs_headline(few: &[FewRuns]) -> String {
+    let mean = |of: fn(&FewRuns) -> f64| few.iter().map(of).sum::<f64>() / few.len().max(1) as f64;
+    format!(
+        "equal-weight mean over {} sources {} before, {} after, when nine of ten rows are within {}",
+        few.len(),
+        percent(mean(|one| one.before.mean)),
+        percent(mean(|one| one.after.mean)),
+        percent(mean(|one| one.after.p90)),
+    )
+}
+
+fn few_runs_row(one: &FewRuns) -> Vec<String> {
+    vec![
+        one.source.clone(),
+        one.after.rows.to_string(),
+        percent(one.before.mean),
+        percent(one.after.mean),
+        percent(one.after.max),
+        signed(one.after.bias),
+    ]
+}
 
 const ROW_COLUMNS: [(&str, Side); 4] =
     [("row", Side::Left), ("measured", Side::Right), ("predicted", Side::Right), ("error", Side::Right)];

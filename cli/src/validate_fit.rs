@@ -15,6 +15,7 @@ use crate::validate::{percent, signed};
 struct Row {
     name: &'static str,
     meaning: String,
+    known: Option<(f64, f64)>,
     shipped: f64,
     fitted: f64,
     deviation: f64,
@@ -43,9 +44,9 @@ pub(crate) fn report(
     let found = global(&core, start);
     let fitted = found.fit.constants.clone();
     let without: BTreeMap<&str, f64> =
-        if args.ablate { ablated(&core, &fitted).into_iter().collect() } else { BTreeMap::new() };
+        if args.ablate { ablated(&core, &found).into_iter().collect() } else { BTreeMap::new() };
     let constants = rows(&found, shipped, &without);
-    let left_out = left_out(&core, &fitted);
+    let left_out = left_out(&core, &found);
     Report { fitted, constants, left_out, ablated: args.ablate }
 }
 
@@ -53,6 +54,7 @@ fn rows(found: &Global, shipped: &Constants, without: &BTreeMap<&str, f64>) -> V
     let row = |(parameter, &deviation): (&cost_model::Parameter, &f64)| Row {
         name: parameter.name,
         meaning: meaning(parameter.name),
+        known: parameter.known,
         shipped: shipped.get(parameter.name).unwrap_or(f64::NAN),
         fitted: found.fit.constants.get(parameter.name).unwrap_or(f64::NAN),
         deviation,
@@ -94,6 +96,7 @@ impl Report {
     fn columns(&self) -> Vec<(&'static str, Side)> {
         let mut columns = vec![
             ("constant", Side::Left),
+            ("beforehand", Side::Right),
             ("shipped", Side::Right),
             ("fitted", Side::Right),
             ("deviation", Side::Right),
@@ -103,7 +106,9 @@ impl Report {
     }
 
     fn cells(&self, row: &Row, name: String) -> Vec<String> {
-        let mut cells = vec![name, figure(row.shipped), figure(row.fitted), format!("{:.1e}", row.deviation)];
+        let known = row.known.map_or(String::new(), |(value, width)| format!("{value} ± {width}"));
+        let mut cells =
+            vec![name, known, figure(row.shipped), figure(row.fitted), format!("{:.1e}", row.deviation)];
         cells.extend(self.ablated.then(|| row.without.map(percent).unwrap_or_default()));
         cells
     }
@@ -119,6 +124,7 @@ impl Report {
                 one.source.clone(),
                 percent(one.with.mean),
                 percent(one.without.mean),
+                percent(one.without.p90),
                 percent(one.without.max),
                 signed(one.without.bias),
                 apart.to_owned(),
@@ -134,10 +140,11 @@ impl Report {
             counted.iter().map(|one| of(one)).sum::<f64>() / counted.len().max(1) as f64
         };
         format!(
-            "equal-weight mean over {} sources {} with their rows in the fit, {} without",
+            "equal-weight mean over {} sources {} with their rows in the fit, {} without, where nine of ten rows are within {}",
             counted.len(),
             percent(mean(|one| one.with.mean)),
             percent(mean(|one| one.without.mean)),
+            percent(mean(|one| one.without.p90)),
         )
     }
 }
@@ -146,10 +153,11 @@ fn figure(value: f64) -> String {
     format!("{value:.3e}")
 }
 
-const LEFT_OUT_COLUMNS: [(&str, Side); 6] = [
+const LEFT_OUT_COLUMNS: [(&str, Side); 7] = [
     ("source", Side::Left),
     ("in the fit", Side::Right),
     ("left out", Side::Right),
+    ("p90", Side::Right),
     ("max", Side::Right),
     ("bias", Side::Right),
     ("", Side::Left),
@@ -157,10 +165,12 @@ const LEFT_OUT_COLUMNS: [(&str, Side); 6] = [
 
 const PAGE_START: &str = "# The fitted constants
 
-Written by `planner validate --fit --ablate --markdown`, which takes minutes. All constants are fitted together, to all
-sources with equal weight; no constant belongs to a row or a source. Those that are shipped come from such a fit, rounded to three
-digits. A deviation is one standard deviation as the scatter of the rows leaves it. `error without`: the equal-weight mean
-over the sources of the headline if the effect is taken away and the rates of products are fitted again.
+Written by `planner validate --fit --ablate --markdown`, which takes a minute or two in a release build. All constants are
+fitted together, to all sources with equal weight; no constant belongs to a row or a source. Those that are shipped come from
+such a fit, rounded to three digits. `beforehand` is what was known of a constant before any run, and how much it counts: as
+little as one source that is 2 % off. A deviation is one standard deviation as the scatter of the rows leaves it. `error
+without`: the equal-weight mean over the sources of the headline if the effect is taken away and the rates of products are
+fitted again.
 ";
 
 const PAGE_LEFT_OUT: &str = "## Sources left out

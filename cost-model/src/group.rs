@@ -147,6 +147,7 @@ pub(crate) mod tests {
             }],
             tiers,
             reserve_bytes: Bytes(2e9),
+            calibration: None,
         }
     }
 

@@ -31,6 +31,7 @@ pub mod step_price;
 pub mod stream;
 pub mod tensor_bytes;
 pub mod traffic;
+pub mod uncertainty;
 pub mod work_time;
 
 pub use algorithms::algorithms;
@@ -40,7 +41,7 @@ pub use constants::{CONSTANTS_JSON, Constants};
 pub use gemm::GemmShape;
 pub use group::{Group, GroupAxis};
 pub use memory::MemoryBreakdown;
-pub use parameters::{PARAMETERS, Parameter};
+pub use parameters::{CalibrationError, PARAMETERS, Parameter};
 pub use program_bytes::{
     BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, kept_bytes,
     program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,

@@ -202,6 +202,7 @@ impl ClusterFile {
             groups: self.groups.iter().zip(devices).map(|(group, device)| group.to_group(device)).collect(),
             tiers: self.tiers.iter().map(TierFile::to_tier).collect(),
             reserve_bytes: Bytes((reserve_gib * GIB).floor()),
+            calibration: None,
         }
     }
 }

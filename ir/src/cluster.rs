@@ -168,6 +168,19 @@ pub struct Cluster {
     pub tiers: Vec<Tier>,
     /// Bytes of every device kept for allocator, contexts and communication buffers.
     pub reserve_bytes: Bytes,
+    /// What was measured on it, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
+}
+
+/// What measurements on a cluster say of the constants of the cost model, which knows their names and ranges.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// What was measured, in words.
+    pub provenance: Vec<String>,
+    /// Constants that differ from the shipped ones, by name.
+    pub constants: BTreeMap<String, f64>,
 }
 
 /// The schema version this build reads and writes.

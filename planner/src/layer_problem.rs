@@ -298,7 +298,7 @@ impl Builder<'_, '_> {
             } else {
                 self.prices.frozen_storages(elements, used, own)
             };
-            let whole = ir::lower::whole_axes(self.prices.mesh(), used);
+            let whole = self.prices.shardable(ir::lower::whole_axes(self.prices.mesh(), used));
             let said = given.constraints.storage(self.layer, tensor).map(StorageRule::of_stage);
             let rule = said.unwrap_or(given.storage);
             let admits = |storage| {

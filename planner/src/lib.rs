@@ -41,7 +41,7 @@ pub mod pareto;
 pub mod target;
 
 use arrange::Arranged;
-use cost_model::Constants;
+use cost_model::{CalibrationError, Constants};
 use ir::plan::{Plan, PlanError};
 use request::{NoPlan, OnProgress, Relaxation, Request, Stop};
 
@@ -66,7 +66,7 @@ pub fn optimize_until(
     let constants = Constants::load();
     match found(request, &constants, (stop, on_progress)) {
         Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
-            let relaxations = relax::relaxations(request, &constants.under(request.job.engine));
+            let relaxations = relax::relaxations(request, &on_cluster(request, constants)?);
             Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
         }
         answer => answer,
@@ -90,7 +90,7 @@ fn found(
     constants: &Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let constants = constants.clone().under(request.job.engine);
+    let constants = on_cluster(request, constants.clone())?;
     match optimize::search(request, &constants, watch) {
         Ok(found) => match document::plan(&found, &constants) {
             Some(Ok(plan)) => as_pinned(request, plan),
@@ -101,6 +101,13 @@ fn found(
         },
         Err(other) => Err(other),
     }
+}
+
+/// The world as the request's cluster and software have it.
+fn on_cluster(request: &Request, constants: Constants) -> Result<Constants, NoPlan> {
+    let wrong =
+        |error: CalibrationError| NoPlan::Impossible { what: format!("the cluster's calibration: {error}") };
+    constants.on(&request.cluster, request.job.engine).map_err(wrong)
 }
 
 /// The plan, if it has the degrees that were pinned: an axis that nothing in the model can use is not what was asked for.
@@ -124,7 +131,7 @@ fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
 
 /// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.
 pub fn relaxations(request: &Request) -> Vec<Relaxation> {
-    let constants = Constants::load().under(request.job.engine);
+    let Ok(constants) = on_cluster(request, Constants::load()) else { return Vec::new() };
     let mut list = relax::relaxations(request, &constants);
     if let Ok(found) = optimize::search(request, &constants, (Stop::never(), &|_| ())) {
         let fastest = found.ranking.first();

@@ -389,6 +389,10 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     if let Err(what) = pins.constraints.check(&request.model, n) {
         return fail(format!("constraints: {what}"));
     }
+    let replicas = pins.dp.unwrap_or(n);
+    if let Some(group) = pins.zero_group.filter(|&group| group == 0 || !replicas.is_multiple_of(group)) {
+        return fail(format!("zero-group={group} does not divide the {replicas} replicas"));
+    }
     if let Some(what) = contradiction(pins).or_else(|| forbid::contradiction(pins)) {
         return fail(what);
     }

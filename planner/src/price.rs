@@ -3,9 +3,10 @@
 //! The search writes what comes out here, so that a plan that is read, edited or not, is priced as one that was found:
 //! `found plan -> price == edited plan -> price`. Nothing is taken from the figures that a plan already holds.
 
-use cost_model::Constants;
+use cost_model::uncertainty::Basis;
+use cost_model::{Constants, SimulateError};
 use ir::plan::check::{OpenPlan, open};
-use ir::plan::prediction::Prediction;
+use ir::plan::prediction::{Interval, Prediction};
 use ir::plan::{Plan, PlanError};
 use ir::schedule::{Action, Section};
 use ir::slices::Slices;
@@ -22,7 +23,7 @@ pub mod prediction;
 
 use setting::{Backward, Entry, Setting};
 use staged::{Layers, Staged};
-use step::{Step, step};
+use step::{step, timed};
 
 /// Prices a plan.
 ///
@@ -45,7 +46,30 @@ pub fn price_open(plan: &Plan, opened: &OpenPlan) -> Result<Prediction, PlanErro
 /// # Errors
 /// What cannot be priced, and where it stands.
 pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Prediction, PlanError> {
-    stepped(plan, opened, constants, prediction::prediction)
+    let found = stepped(plan, opened, constants, |setting, staged, _| {
+        let (machine, step) = (&setting.machine, step(setting, staged)?);
+        let basis = Basis::of(machine.cluster, machine.device, machine.precision);
+        let worlds = basis.worlds(constants, machine.device, machine.precision);
+        Ok((prediction::prediction(setting, staged, &step), basis, worlds))
+    });
+    let (mut predicted, basis, worlds) = found?;
+    let [fast, slow] = &worlds;
+    let [least_s, most_s] = basis.interval(
+        predicted.step_time_s,
+        in_world(&predicted, (plan, opened), (constants, fast))?,
+        in_world(&predicted, (plan, opened), (constants, slow))?,
+    );
+    predicted.step_time_interval = Some(Interval { least_s, most_s, basis: basis.to_string() });
+    Ok(predicted)
+}
+
+/// Time of the plan in another world; that of this one is known.
+fn in_world(
+    predicted: &Prediction,
+    (plan, opened): (&Plan, &OpenPlan),
+    (this, other): (&Constants, &Constants),
+) -> Result<Seconds, PlanError> {
+    if this == other { Ok(predicted.step_time_s) } else { time_with(plan, opened, other) }
 }
 
 /// The time of a step alone, for whoever asks again and again.
@@ -53,7 +77,7 @@ pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Resu
 /// # Errors
 /// What cannot be priced, and where it stands.
 pub fn time_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Seconds, PlanError> {
-    stepped(plan, opened, constants, |_, _, step| step.time)
+    stepped(plan, opened, constants, |setting, staged, table| Ok(timed(setting, staged, table)?.0))
 }
 
 /// What is said of a step in a world with given constants.
@@ -61,9 +85,12 @@ fn stepped<T>(
     plan: &Plan,
     opened: &OpenPlan,
     constants: &Constants,
-    say: impl FnOnce(&Setting<'_>, &Staged<'_>, &Step) -> T,
+    say: impl FnOnce(&Setting<'_>, &Staged<'_>, &[Vec<Action>]) -> Result<T, SimulateError>,
 ) -> Result<T, PlanError> {
-    let constants = constants.clone().under(plan.job.engine);
+    let constants = constants.clone().on(&plan.cluster, plan.job.engine).map_err(|error| PlanError {
+        place: "cluster.calibration.constants".into(),
+        what: error.to_string(),
+    })?;
     let table = plan.actions()?;
     let is_part = |action: &Action| action.section == Section::BackwardWeight;
     let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
@@ -72,10 +99,8 @@ fn stepped<T>(
     let whole = Slices::whole(plan.job.sequence);
     let slices = opened.sliced.as_ref().map_or(&whole, |sliced| &sliced.slices);
     let staged = Staged { table: Some(&table), slices, ..staged(plan, opened, (&entries, &chunks), &whole) };
-    let wrong =
-        |error: cost_model::SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
-    let step = step(&setting, &staged).map_err(wrong)?;
-    Ok(say(&setting, &staged, &step))
+    let wrong = |error: SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
+    say(&setting, &staged, &table).map_err(wrong)
 }
 
 fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, PlanError> {

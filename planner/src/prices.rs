@@ -291,8 +291,15 @@ impl<'a> Prices<'a> {
         std::iter::once(AxisSet::EMPTY).chain(cuts).filter_map(price).collect()
     }
 
+    /// Axes along which states may be cut, of those that hold a parameter whole.
+    pub fn shardable(&self, whole: AxisSet) -> AxisSet {
+        let may = |axis: &AxisId| self.views[axis.0].rule != AxisRule::Replicas;
+        AxisSet::of(&whole.axes().into_iter().filter(may).collect::<Vec<AxisId>>())
+    }
+
     /// Ways to cut a parameter between uses over axes that hold it whole: all of them, those of a node, one.
     fn cuts(&self, elements: u64, whole: AxisSet) -> Vec<AxisSet> {
+        let whole = self.shardable(whole);
         let near = |axis: &AxisId| self.views[axis.0].reach == Reach::Node;
         let node: Vec<AxisId> = whole.axes().into_iter().filter(near).collect();
         let mut cuts = vec![whole, AxisSet::of(&node)];

@@ -103,7 +103,7 @@ fn lower_precision(request: &Request) -> Vec<Change> {
 type Pin = (&'static str, fn(&mut Pins));
 
 /// All pins.
-const PINS: [Pin; 16] = [
+const PINS: [Pin; 17] = [
     ("tp", |pins| pins.tp = None),
     ("pp", |pins| pins.pp = None),
     ("dp", |pins| pins.dp = None),
@@ -116,6 +116,7 @@ const PINS: [Pin; 16] = [
     ("slices", |pins| pins.slices = None),
     ("recompute", |pins| pins.recompute = None),
     ("zero", |pins| pins.zero = None),
+    ("zero-group", |pins| pins.zero_group = None),
     ("sequence-parallel", |pins| pins.sequence_parallel = None),
     ("cp-kind", |pins| pins.cp_kind = None),
     ("token-order", |pins| pins.token_order = None),

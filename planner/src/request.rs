@@ -196,6 +196,8 @@ pub struct Pins {
     pub recompute: Option<RecomputeKind>,
     /// 0, 1, 2 or 3.
     pub zero: Option<u8>,
+    /// Data-parallel replicas that share one set of states; all without a word.
+    pub zero_group: Option<u64>,
     /// Whether tensor parallel axes split tokens between products.
     pub sequence_parallel: Option<SequenceParallel>,
     /// How attention sees keys that other devices hold.

@@ -90,6 +90,7 @@ pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
         || pins.ep.is_some()
         || pins.etp.is_some()
         || pins.micro_batch.is_some()
+        || pins.zero_group.is_some()
         || pins.sequence_parallel.is_some();
     if named {
         return pinned(n, facts, pins);
@@ -203,6 +204,12 @@ fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins)
     let inside = AxisRule::Inside(between);
     let etp_is_one = tp > 1 && (pins.etp == Some(1) || pins.etp.is_none() && !pins.forbid.etp.allows(tp));
     let (mut sizes, mut rules): (Vec<u64>, Vec<AxisRule>) = match ep {
+        1 if pins.zero_group.is_some_and(|group| group < dp) => {
+            let group = pins.zero_group.filter(|group| *group > 0 && dp.is_multiple_of(*group))?;
+            (vec![dp / group, group, cp], vec![AxisRule::Replicas, AxisRule::Sequences, AxisRule::Tokens])
+        }
+        // Experts are groups of their own.
+        _ if pins.zero_group.is_some_and(|group| group < dp) => return None,
         1 => (vec![dp, cp], vec![AxisRule::Sequences, AxisRule::Tokens]),
         _ if dp.is_multiple_of(ep) => {
             (vec![dp / ep, ep, cp], vec![AxisRule::Sequences, AxisRule::Experts, AxisRule::Tokens])
@@ -251,6 +258,16 @@ mod tests {
         let pins = Pins { tp: Some(8), ..Pins::default() };
         let found = shapes(8, facts, &pins);
         assert_eq!(found[0].mesh, Mesh::of_sizes(&[4, 2]).unwrap());
+    }
+
+    #[test]
+    fn groups_that_share_states_are_an_axis_of_their_own() {
+        let pins = Pins { dp: Some(8), zero_group: Some(2), ..Pins::default() };
+        let found = shapes(8, FACTS, &pins);
+        assert_eq!(found[0].mesh, Mesh::of_sizes(&[4, 2]).unwrap());
+        assert_eq!(found[0].rules, [AxisRule::Replicas, AxisRule::Sequences]);
+        assert_eq!(shapes(8, FACTS, &Pins { zero_group: Some(3), ..pins.clone() }), []);
+        assert_eq!(shapes(8, FACTS, &Pins { zero_group: Some(8), ..pins })[0].mesh.axes.len(), 1);
     }
 
     #[test]

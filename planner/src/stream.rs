@@ -20,7 +20,9 @@ pub(crate) fn shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Ve
             | AxisView { rule: AxisRule::Around, .. } => {
                 vec![sequences, tokens]
             }
-            AxisView { rule: AxisRule::Sequences | AxisRule::Experts, .. } => vec![sequences],
+            AxisView { rule: AxisRule::Sequences | AxisRule::Replicas | AxisRule::Experts, .. } => {
+                vec![sequences]
+            }
             AxisView { rule: AxisRule::Tokens | AxisRule::TokensAndExperts, .. } => vec![tokens],
             AxisView { rule: AxisRule::Inside(b) | AxisRule::InsideAndExperts(b), .. } => match b {
                 Between::Tokens => vec![tokens],

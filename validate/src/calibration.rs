@@ -34,21 +34,9 @@ pub enum CalibrationError {
     /// Of another version.
     #[error("schema_version: expected {CALIBRATION_SCHEMA_VERSION}, found {0}")]
     Version(u32),
-    /// No constant of the name.
-    #[error("constants.{0}: no constant of this name can be calibrated")]
-    Unknown(String),
-    /// A value without meaning.
-    #[error("constants.{name}: {value} is outside {least} to {most}")]
-    Range {
-        /// The constant.
-        name: String,
-        /// What the file says.
-        value: f64,
-        /// Least value with a meaning.
-        least: f64,
-        /// Largest.
-        most: f64,
-    },
+    /// A constant that is none, or a value without meaning.
+    #[error("constants.{0}")]
+    Constant(#[from] cost_model::CalibrationError),
 }
 
 impl Calibration {
@@ -61,24 +49,22 @@ impl Calibration {
         if read.schema_version != CALIBRATION_SCHEMA_VERSION {
             return Err(CalibrationError::Version(read.schema_version));
         }
-        for (name, &value) in &read.constants {
-            let parameter = PARAMETERS.iter().find(|parameter| parameter.name == name);
-            let parameter = parameter.ok_or_else(|| CalibrationError::Unknown(name.clone()))?;
-            let (least, most) = (parameter.least, parameter.most);
-            if !(least..=most).contains(&value) {
-                return Err(CalibrationError::Range { name: name.clone(), value, least, most });
-            }
-        }
+        // Applied once, so that a name or a value that is wrong shows where the file is read.
+        Constants::load().calibrated(&read.constants)?;
         Ok(read)
     }
 
     /// Constants with those of the calibration in their place.
-    pub fn applied(&self, mut constants: Constants) -> Constants {
-        for (name, &value) in &self.constants {
-            // Names were checked when the file was read.
-            let _ = constants.set(name, value);
-        }
-        constants
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing, where it was read from a file.
+    pub fn applied(&self, constants: Constants) -> Result<Constants, CalibrationError> {
+        Ok(constants.calibrated(&self.constants)?)
+    }
+
+    /// What a cluster's description keeps of it.
+    pub fn of_cluster(&self) -> ir::cluster::Calibration {
+        ir::cluster::Calibration { provenance: self.provenance.clone(), constants: self.constants.clone() }
     }
 
     /// The calibration that leads from the shipped constants to others.
@@ -111,7 +97,7 @@ mod tests {
     #[test]
     fn a_calibration_moves_what_it_names() {
         let shipped = Constants::load();
-        let moved = read(r#""memory_efficiency_fraction": 0.9"#).unwrap().applied(shipped.clone());
+        let moved = read(r#""memory_efficiency_fraction": 0.9"#).unwrap().applied(shipped.clone()).unwrap();
         assert_eq!(moved.memory_efficiency_fraction, 0.9);
         let found = Calibration::between(&shipped, &moved, "t");
         assert_eq!(

@@ -167,6 +167,7 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         schedule: Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB }),
         recompute: Some(recompute),
         zero: row.zero.parse().ok().filter(|stage| *stage <= 3),
+        zero_group: row.zero_group,
         sequence_parallel: (tp > 1).then_some(match row.sequence_parallel.as_str() {
             "1" => SequenceParallel::On,
             _ => SequenceParallel::Off,

@@ -18,13 +18,16 @@ use crate::case::Case;
 const KNEE: f64 = 0.06;
 
 /// Gauss-Newton rounds that lead from a start to a fit.
-pub const ROUNDS: usize = 25;
+const ROUNDS: usize = 25;
 
-/// Rounds that lead from one fit to the next where few rows change.
-pub const ROUNDS_NEARBY: usize = 4;
+/// Steps that lead from one fit to the next where few rows or one effect change.
+const STEPS_NEARBY: usize = 8;
 
 /// Relative gain below which the search ends.
 const ENOUGH: f64 = 1e-4;
+
+/// The same where the question is only how well it holds elsewhere.
+const ENOUGH_NEARBY: f64 = 2e-3;
 
 /// Difference for derivatives, as a part of the range of a constant.
 const DIFFERENCE: f64 = 2e-3;
@@ -72,14 +75,57 @@ pub fn parameter(name: &str) -> Option<Parameter> {
     PARAMETERS.iter().copied().find(|parameter| parameter.name == name)
 }
 
+/// Derivatives of every row along every constant, in ranges of the constants.
+pub struct Slopes(Vec<Vec<f64>>);
+
+impl Slopes {
+    /// Those of the rows and the constants at the given places.
+    pub fn part(&self, rows: &[usize], constants: &[usize]) -> Self {
+        let part = |column: &Vec<f64>| rows.iter().map(|&row| column[row]).collect();
+        Self(constants.iter().map(|&constant| part(&self.0[constant])).collect())
+    }
+}
+
+/// Derivatives at some constants.
+pub fn slopes(problem: &Problem<'_>, at: &Constants) -> Slopes {
+    Slopes(problem.columns(at, &problem.residuals(at)))
+}
+
+/// The constants of a problem that is near a solved one: steps along derivatives that were taken there.
+///
+/// Such steps (the chord method) end at the same place as fresh derivatives, later; each costs one price per row.
+pub fn fit_nearby(problem: &Problem<'_>, start: &Constants, slopes: &Slopes) -> Constants {
+    let mut constants = start.clone();
+    let mut residuals = problem.residuals(&constants);
+    let mut objective = problem.objective(&constants, &residuals);
+    let mut damping = 1e-3;
+    for _ in 0..STEPS_NEARBY {
+        let weights = problem.weights(&residuals);
+        let normal = problem.normal(&constants, (&residuals, &slopes.0), &weights);
+        let moved = problem.moved(&constants, &normal.step(damping));
+        let next = problem.residuals(&moved);
+        let better = problem.objective(&moved, &next);
+        if better < objective {
+            let gain = (objective - better) / objective;
+            (constants, residuals, objective) = (moved, next, better);
+            if gain < ENOUGH_NEARBY {
+                break;
+            }
+        } else {
+            damping = damping.max(0.01) * 8.0;
+        }
+    }
+    constants
+}
+
 /// Fits from a start.
-pub fn fit(problem: &Problem<'_>, start: &Constants, max_rounds: usize) -> Fit {
+pub fn fit(problem: &Problem<'_>, start: &Constants) -> Fit {
     let mut constants = start.clone();
     let mut residuals = problem.residuals(&constants);
     let mut objective = problem.objective(&constants, &residuals);
     let mut damping = 1e-3;
     let mut normal = problem.normal_at(&constants, &residuals);
-    for _ in 0..max_rounds {
+    for _ in 0..ROUNDS {
         let moved = problem.moved(&constants, &normal.step(damping));
         let next = problem.residuals(&moved);
         let better = problem.objective(&moved, &next);
@@ -100,6 +146,23 @@ pub fn fit(problem: &Problem<'_>, start: &Constants, max_rounds: usize) -> Fit {
     }
     let deviations = problem.deviations(&normal, &residuals);
     Fit { constants, objective, deviations }
+}
+
+/// What there is to say of constants that were found.
+pub fn found(problem: &Problem<'_>, constants: Constants, slopes: &Slopes) -> Fit {
+    let residuals = problem.residuals(&constants);
+    let weights = problem.weights(&residuals);
+    let normal = problem.normal(&constants, (&residuals, &slopes.0), &weights);
+    let deviations = problem.deviations(&normal, &residuals);
+    Fit { objective: problem.objective(&constants, &residuals), deviations, constants }
+}
+
+/// Whether a constant can matter to a row: those of a family of devices do not to another.
+fn touches(name: &str, case: &Case) -> bool {
+    let families = ["volta", "ampere", "hopper", "blackwell"];
+    let Some(named) = families.iter().find(|family| name.contains(**family)) else { return true };
+    let family = case.plan.cluster.groups.first().map(|group| group.device.architecture);
+    format!("{family:?}").to_lowercase().contains(named)
 }
 
 fn huber_weight(residual: f64) -> f64 {
@@ -137,8 +200,13 @@ impl Problem<'_> {
             let sign = if value > middle { -1.0 } else { 1.0 };
             let mut moved = constants.clone();
             let _ = moved.set(parameter.name, value + sign * DIFFERENCE * range);
-            let other = self.residuals(&moved);
-            other.iter().zip(residuals).map(|(a, b)| (a - b) / (sign * DIFFERENCE)).collect()
+            let slope = |((case, _), here): (&(&Case, f64), &f64)| {
+                if !touches(parameter.name, case) {
+                    return 0.0;
+                }
+                ((case.predicted(&moved) / case.measured).ln() - here) / (sign * DIFFERENCE)
+            };
+            self.rows.par_iter().zip(residuals).map(slope).collect()
         };
         self.parameters.iter().zip(self.values(constants)).map(column).collect()
     }

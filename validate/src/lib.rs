@@ -15,5 +15,6 @@ pub mod report;
 pub mod fit;
 pub mod calibration;
 pub mod global;
+pub mod few_runs;
 pub mod memory;
 pub mod against;

@@ -17,6 +17,9 @@ use crate::units::{Bytes, Seconds};
 pub struct Prediction {
     /// Time of one step.
     pub step_time_s: Seconds,
+    /// Between what it may be expected, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_time_interval: Option<Interval>,
     /// Its parts, on the slowest stage.
     pub breakdown: Breakdown,
     /// Model FLOPs of a step over step time and devices, in 10^12 FLOP/s.
@@ -41,6 +44,18 @@ pub struct Prediction {
     /// Price of a step, where the cluster gives prices, in its currency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_per_step: Option<f64>,
+}
+
+/// Between what a time may be expected: nine of ten are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Interval {
+    /// Least time.
+    pub least_s: Seconds,
+    /// Longest.
+    pub most_s: Seconds,
+    /// What the prediction rests on, in words.
+    pub basis: String,
 }
 
 /// Parts of the step time in seconds; together they are the step.

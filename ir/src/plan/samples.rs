@@ -436,5 +436,6 @@ pub(crate) fn cluster(n_devices: u64) -> Cluster {
         groups: vec![group],
         tiers: vec![tier],
         reserve_bytes: Bytes(0.0),
+        calibration: None,
     }
 }

@@ -33,6 +33,7 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
     };
     Prediction {
         step_time_s: step.time,
+        step_time_interval: None,
         breakdown: breakdown(staged, step),
         model_tflops_per_device: flops.model / time / n / 1e12,
         mfu: flops.model / time / n / peak,

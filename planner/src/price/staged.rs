@@ -268,6 +268,7 @@ mod tests {
             groups: Vec::new(),
             tiers,
             reserve_bytes: Bytes(0.0),
+            calibration: None,
         }
     }
 

@@ -68,11 +68,29 @@ pub struct StepParts {
 /// Where the schedule has no table for so many stages and micro-batches.
 pub fn step(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<Step, SimulateError> {
     let n = |count: u64| u32::try_from(count).map_err(|_| ScheduleError::TooLarge { n_actions: count });
-    let actions = match staged.table {
-        Some(rows) => rows.to_vec(),
-        None => table(staged.schedule, n(staged.n_stages)?, n(staged.n_micro_batches)?)?,
+    let written;
+    let actions: &[Vec<Action>] = match staged.table {
+        Some(rows) => rows,
+        None => {
+            written = table(staged.schedule, n(staged.n_stages)?, n(staged.n_micro_batches)?)?;
+            &written
+        }
     };
-    let mut parts = pipeline(setting, staged, &actions)?;
+    let (time, parts) = timed(setting, staged, actions)?;
+    let held = actions.iter().enumerate().map(|(stage, row)| held(staged, stage, row)).collect();
+    Ok(Step { time, parts, held })
+}
+
+/// The time alone of a step whose actions are written down.
+///
+/// # Errors
+/// Where the table cannot run.
+pub fn timed(
+    setting: &Setting<'_>,
+    staged: &Staged<'_>,
+    actions: &[Vec<Action>],
+) -> Result<(Seconds, StepParts), SimulateError> {
+    let mut parts = pipeline(setting, staged, actions)?;
     once_per_step(setting, staged, &mut parts);
     let constants = setting.machine.constants;
     parts.host = constants.host_per_iteration_s;
@@ -81,8 +99,7 @@ pub fn step(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<Step, Simulate
     // Devices of a stage wait for each other at every collective; stages only for what they receive.
     let n_nodes = staged.mesh.n_devices().div_ceil(node);
     parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
-    let held = actions.iter().enumerate().map(|(stage, row)| held(staged, stage, row)).collect();
-    Ok(Step { time: work + parts.jitter + parts.host, parts, held })
+    Ok((work + parts.jitter + parts.host, parts))
 }
 
 fn forward(entry: &Entry) -> Seconds {

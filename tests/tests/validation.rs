@@ -1,0 +1,140 @@
+//! The page of predictions against published runs is what the code says; a calibration moves prices as it should.
+//!
+//! `UPDATE_DOCS=1 cargo test -p tests --test validation` writes the page anew.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own files has failed")]
+#![expect(clippy::print_stdout, reason = "the worst rows are what its reader looks for")]
+#![expect(clippy::disallowed_methods, reason = "the page, runs and calibrations are files")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tests::planner;
+
+fn done(words: &[&str]) -> String {
+    let said = planner(words);
+    assert_eq!(said.code, 0, "{said}");
+    said.out
+}
+
+fn scratch(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+#[test]
+fn the_page_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/validation.md");
+    let now = done(&["validate", "--markdown"]);
+    println!("farthest off{}", now.split("## Farthest off").nth(1).unwrap_or_default());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, &now).unwrap();
+    }
+    let page = fs::read_to_string(path).unwrap_or_default();
+    let differs = now.lines().zip(page.lines()).find(|(should, is)| should != is);
+    assert!(
+        page == now,
+        "docs/validation.md is not current (UPDATE_DOCS=1 writes it anew); first difference: {differs:?}"
+    );
+}
+
+const SOURCE: &str = "megatron-sc21";
+
+/// Mean error of a source, with or without a calibration.
+fn mean_error(calibration: Option<&str>) -> f64 {
+    let mut words = vec!["validate", "--source", SOURCE, "--json"];
+    words.extend(calibration.into_iter().flat_map(|file| ["--calibration", file]));
+    let found: Value = serde_json::from_str(&done(&words)).unwrap();
+    found["mean_over_sources"].as_f64().unwrap()
+}
+
+/// Runs of a source as a user would have them, every measured time 20 % longer than it was.
+fn slow_runs(file: &Path) {
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/published/training.csv");
+    let table = fs::read_to_string(table).unwrap();
+    let mut reader = csv_lines(&table);
+    let head = reader.next().unwrap();
+    let time = head.iter().position(|name| name == "step_s").unwrap();
+    let mut text = head.join(",") + "\n";
+    for mut row in reader.filter(|row| row.iter().any(|cell| cell == SOURCE)).take(3) {
+        row[time] = (row[time].parse::<f64>().unwrap() * 1.2).to_string();
+        text += &(row.join(",") + "\n");
+    }
+    fs::write(file, text).unwrap();
+}
+
+fn csv_lines(text: &str) -> impl Iterator<Item = Vec<String>> + '_ {
+    text.lines().map(|line| line.split(',').map(str::to_owned).collect())
+}
+
+#[test]
+fn a_calibration_by_slow_runs_makes_every_price_longer() {
+    let (runs, file) = (scratch("slow-runs.csv"), scratch("slow.json"));
+    slow_runs(&runs);
+    let (runs, file) = (runs.to_str().unwrap(), file.to_str().unwrap());
+    done(&["calibrate", "--runs", runs, "-o", file]);
+    let found: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    assert_eq!(found["provenance"].as_array().unwrap().len(), 3, "{found}");
+
+    // Runs that took a fifth longer than the source's own rows: against those rows the calibrated prices are too long.
+    let (shipped, slow) = (mean_error(None), mean_error(Some(file)));
+    assert!(slow > shipped + 0.1 && slow < 0.3, "{shipped} {slow}");
+
+    let question =
+        ["gpt3-175b", "dgx-a100-80", "--nodes", "16", "--tp", "8", "--pp", "8", "--micro-batch", "1"];
+    let estimate = |more: &[&str]| {
+        let words: Vec<&str> = ["estimate"].iter().chain(&question).chain(more).copied().collect();
+        serde_json::from_str::<Value>(&done(&words)).unwrap()
+    };
+    let before = estimate(&["--json"]);
+    let after = estimate(&["--json", "--calibration", file]);
+    let ratio = after["step_time_s"].as_f64().unwrap() / before["step_time_s"].as_f64().unwrap();
+    assert!((1.1..1.3).contains(&ratio), "{ratio}");
+    assert!(before.get("calibration").is_none(), "{before}");
+    assert_eq!(after["calibration"]["provenance"], found["provenance"]);
+}
+
+#[test]
+fn a_plan_keeps_the_calibration_it_was_found_with() {
+    let (file, plan) = (scratch("half.json"), scratch("half-plan.json"));
+    let calibration = json!({
+        "schema_version": 1, "tool_version": "0", "provenance": ["a bench of ours"],
+        "constants": {"gemm_efficiency_fraction_of_peak.hopper.bf16": 0.35},
+    });
+    fs::write(&file, calibration.to_string()).unwrap();
+    let (file, plan) = (file.to_str().unwrap(), plan.to_str().unwrap());
+    let question = ["optimize", "llama-3-8b", "dgx-h100", "--pin", "tp=1,pp=1,zero=3", "--json"];
+    let time = |words: &[&str]| {
+        let found: Value = serde_json::from_str(&done(words)).unwrap();
+        let predicted = found.get("predicted").unwrap_or(&found);
+        predicted["step_time_s"].as_f64().unwrap()
+    };
+    let shipped = time(&question);
+    let words: Vec<&str> = question.iter().copied().chain(["--calibration", file, "-o", plan]).collect();
+    let measured = time(&words);
+    assert!(measured > 1.2 * shipped, "{shipped} {measured}");
+    assert_eq!(time(&["estimate", "--plan", plan, "--json"]), measured);
+    let text = done(&["estimate", "--plan", plan]);
+    assert!(text.contains("1 constant from a bench of ours"), "{text}");
+}
+
+#[test]
+fn a_broken_calibration_is_told() {
+    let file = scratch("broken.json");
+    let mut told = String::new();
+    let whole = r#"{"schema_version": 1, "tool_version": "0", "provenance": [], "constants": {}}"#;
+    for (from, to) in [
+        ("{}", r#"{"speed": 1}"#),
+        ("{}", r#"{"memory_efficiency_fraction": 7}"#),
+        ("version\": 1", "version\": 9"),
+        ("\"constants\"", "\"konstants\""),
+        (whole, ""),
+    ] {
+        fs::write(&file, whole.replace(from, to)).unwrap();
+        let file = file.to_str().unwrap();
+        let said = planner(&["estimate", "llama-3-8b", "dgx-h100", "--calibration", file]);
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+        told += &said.err.replace(file, "broken.json");
+    }
+    insta::assert_snapshot!(told);
+}
