@@ -155,9 +155,10 @@ impl<'a> Scope<'a> {
         Given { recompute, ..given }
     }
 
-    pub(crate) fn clock(candidate: &Candidate) -> Clock {
+    pub(crate) fn clock(&self, candidate: &Candidate) -> Clock {
         let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
-        Clock { micro_batches: m, in_flight: p.min(m) }
+        let layers = (self.model().n_layers() as f64 / p).max(1.0);
+        Clock { micro_batches: m, in_flight: p.min(m), layers }
     }
 }
 

@@ -100,7 +100,7 @@ fn find(layer: Layer, setting: Setting<'_>) -> Found {
     };
     let prices = Prices::new(machine, &mesh, &[]);
     let sizes = layer.sizes(setting.micro_batch, setting.sequence);
-    let clock = Clock { micro_batches: setting.n_micro_batches, in_flight: 1.0 };
+    let clock = Clock { micro_batches: setting.n_micro_batches, in_flight: 1.0, layers: 32.0 };
     let problem = LayerProblem::new(&layer, &sizes, &prices, clock, &Given::default()).unwrap();
     let (_, _, choices) = fastest(&problem).unwrap();
     let choice = problem.choice(&choices);

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use ir::sharding::Sharding;
+
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
@@ -11,31 +13,80 @@ use crate::layer_problem::Given;
 use crate::menu::MEMORY_PRICES;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
+/// What needs more than this multiple of the memory with its smallest choices is given up at once.
+const NEARLY: f64 = 1.25;
+
+/// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
+const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
+
 impl Scope<'_> {
-    /// Works a candidate out for every schedule; the fastest that fits.
+    /// Works a candidate out for every schedule; the fastest that fits. Where nothing fits, layers pass the stream in the
+    /// sharding that suits them when memory is dear.
     ///
     /// # Errors
     /// Why none does.
     pub fn evaluate(&self, candidate: &Candidate, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
         let bench = self.bench(candidate);
+        let dropped = match self.evaluate_on(&bench, bound, forms) {
+            Err(dropped) if self.nearly_fits(&dropped) => dropped,
+            found => return found,
+        };
+        let mut best: Option<Arranged> = None;
+        for stream in self.streams_at(&bench, bound) {
+            let found = self.evaluate_on(&bench, &Bound { stream, ..bound.clone() }, forms).ok();
+            if let Some(found) = found
+                && best.as_ref().is_none_or(|best| found.step_time() < best.step_time())
+            {
+                best = Some(found);
+            }
+        }
+        best.ok_or(dropped)
+    }
+
+    /// Whether another way to run the same layers might fit.
+    pub(crate) fn nearly_fits(&self, dropped: &Dropped) -> bool {
+        matches!(dropped, Dropped::Memory { needed, .. } if *needed <= NEARLY * self.capacity)
+    }
+
+    /// Shardings of the stream beside the bound's that suit some kind of layer at a price of memory.
+    fn streams_at(&self, bench: &Bench<'_>, bound: &Bound) -> Vec<Sharding> {
+        let mut streams = vec![bound.stream];
+        for kind in 0..self.forms.len() {
+            let asked = self.asked(bench, kind, &self.given(), Forms::Leading);
+            let Some((_, problem)) = asked.first() else { continue };
+            let chooser = self.chooser(problem);
+            let at = |multiple: &f64| Some(chooser.cheapest(multiple * bound.seconds_per_byte)?.1);
+            for choices in STREAM_PRICES.iter().filter_map(at) {
+                let stream = self.passes(kind, &problem.choice(&choices));
+                if !streams.contains(&stream) {
+                    streams.push(stream);
+                }
+            }
+        }
+        streams.split_off(1)
+    }
+
+    /// Works a candidate out whose layers pass the stream in the bound's sharding.
+    fn evaluate_on(&self, bench: &Bench<'_>, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
+        let candidate = bench.candidate;
         let mut shelf = Shelf::new(self.forms.len());
         let base = Given { stream: Some(bound.stream), ..self.given_fastest() };
-        let tied = self.tied_uses(&bench, &base).ok_or(Dropped::NoStrategy)?;
+        let tied = self.tied_uses(bench, &base).ok_or(Dropped::NoStrategy)?;
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
-        self.fastest_level(&mut shelf, (&bench, bound), (&base, &tied), forms).ok_or(Dropped::NoStrategy)?;
+        self.fastest_level(&mut shelf, (bench, bound), (&base, &tied), forms).ok_or(Dropped::NoStrategy)?;
         if let (Some(found), true) = self.best_of(candidate, &shelf) {
             return Ok(found);
         }
         let base = Given { stream: Some(bound.stream), ..self.given() };
         let asked: Vec<Asked<'_>> = (0..self.forms.len())
-            .map(|kind| self.asked(&bench, kind, &with_tied(&base, &tied, kind), forms))
+            .map(|kind| self.asked(bench, kind, &with_tied(&base, &tied, kind), forms))
             .collect();
         let ready: Vec<Vec<Chooser<'_>>> = asked.iter().map(|asked| self.choosers(asked)).collect();
         let mut best = None;
         for multiple in &MEMORY_PRICES[1..] {
             let price = multiple * bound.seconds_per_byte;
             for (kind, (asked, ready)) in asked.iter().zip(&ready).enumerate() {
-                self.add(&mut shelf, &bench, (kind, asked, ready), price).ok_or(Dropped::NoStrategy)?;
+                self.add(&mut shelf, bench, (kind, asked, ready), price).ok_or(Dropped::NoStrategy)?;
             }
             let (found, all_fit) = self.best_of(candidate, &shelf);
             best = found;

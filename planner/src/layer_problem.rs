@@ -318,7 +318,8 @@ impl Builder<'_, '_> {
                         let mut all = before.clone();
                         all.push((tensor, *storage));
                         let time = price.per_micro_batch * self.clock.micro_batches + price.per_step;
-                        (all, sum.plus(Cost { time, memory: price.state }))
+                        let memory = price.state + price.gathered / self.clock.layers;
+                        (all, sum.plus(Cost { time, memory }))
                     })
                 })
                 .collect();

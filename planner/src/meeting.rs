@@ -20,6 +20,8 @@ pub struct Clock {
     pub micro_batches: f64,
     /// Kept activations count this often: micro-batches in flight.
     pub in_flight: f64,
+    /// Layers of a stage, which share the room for the parameters of the two that are gathered at once.
+    pub layers: f64,
 }
 
 /// What an edge sees of a choice.

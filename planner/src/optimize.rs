@@ -25,9 +25,9 @@ use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Task};
-use crate::request::{NoPlan, OnProgress, Progress, Request, ScheduleKind, Solver, Stop};
+use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::schedules::contradiction;
-use crate::shapes::{Facts, divisors, shapes};
+use crate::shapes::{Facts, divisors, names_degrees, shapes};
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
 const BATCH: usize = 4;
@@ -124,8 +124,18 @@ pub fn search<'a>(
         scope.leading = leading(&scope, &candidates);
     }
     let frontier = frontier(&scope, (&candidates, of), on_progress);
-    let (mut worked, closest) =
-        work_out(&scope, (&candidates, of), frontier, &mut tally, (stop, on_progress));
+    let (mut worked, mut closest) =
+        work_out(&scope, (&candidates, of), (frontier, Vec::new()), &mut tally, (stop, on_progress));
+    let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
+    if some_fit && tally.n_unfit > tally.n_simulated && !tally.stopped {
+        let named = named_candidates(request);
+        tally.n_candidates += named.len() as u64;
+        let frontier = self::frontier(&scope, (&named, of), on_progress);
+        let (all, nearest) =
+            work_out(&scope, (&named, of), (frontier, worked), &mut tally, (stop, on_progress));
+        worked = all;
+        closest = [closest, nearest].into_iter().flatten().reduce(nearer);
+    }
     choose_forms(&scope, &mut worked, &mut tally, stop);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
@@ -160,6 +170,18 @@ fn candidates(request: &Request) -> Vec<Candidate> {
         }
     }
     list
+}
+
+/// Where memory is tight: the same with a tensor degree by name, unless the user names degrees. Free axes have more
+/// choices, of which the menus of layers keep a few; what fits may not be among them.
+fn named_candidates(request: &Request) -> Vec<Candidate> {
+    let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
+    let of_degree = |tp: u64| {
+        let pins = Pins { tp: Some(tp), ..request.pins.clone() };
+        candidates(&Request { pins, ..request.clone() })
+    };
+    let degrees = divisors(node).into_iter().filter(|&tp| tp > 1 && request.pins.forbid.tp.allows(tp));
+    if names_degrees(&request.pins) { Vec::new() } else { degrees.flat_map(of_degree).collect() }
 }
 
 /// What to say where the solver that is asked for cannot take the problem of some layer.
@@ -230,16 +252,16 @@ fn frontier<'a>(
 fn work_out(
     scope: &Scope<'_>,
     (candidates, of): (&[Candidate], Forms),
-    mut frontier: Frontier<'_>,
+    (mut frontier, mut ranking): (Frontier<'_>, Vec<Worked>),
     tally: &mut Tally,
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> (Vec<Worked>, Option<Dropped>) {
-    let mut ranking: Vec<Worked> = Vec::new();
+    let most = tally.work + MAX_BATCHES;
     let mut closest: Option<Dropped> = None;
     let limit = |ranking: &[Worked]| {
         ranking.first().map_or(f64::INFINITY, |one| one.arranged.step_time().0 / BOUND_SLACK)
     };
-    while tally.work < MAX_BATCHES || ranking.is_empty() {
+    while tally.work < most || ranking.is_empty() {
         if !ranking.is_empty() && stop.now(tally.work) {
             tally.stopped = true;
             break;
@@ -275,7 +297,7 @@ fn work_out(
                     }
                     Err(dropped) => {
                         tally.n_unfit += 1;
-                        closest = nearer(closest, dropped);
+                        closest = [closest, Some(dropped)].into_iter().flatten().reduce(nearer);
                     }
                 },
             }
@@ -286,8 +308,10 @@ fn work_out(
     }
     let (n_open, open_bound) = frontier.open(limit(&ranking));
     tally.n_bounded += frontier.n_left() - n_open;
-    (tally.n_open, tally.n_illegal) = (n_open, frontier.n_illegal);
-    tally.open_bound = open_bound.map(|bound| Seconds(bound * BOUND_SLACK));
+    tally.n_open += n_open;
+    tally.n_illegal += frontier.n_illegal;
+    let open_bound = open_bound.map(|bound| Seconds(bound * BOUND_SLACK));
+    tally.open_bound = [tally.open_bound, open_bound].into_iter().flatten().reduce(Seconds::min);
     (ranking, closest)
 }
 
@@ -351,15 +375,12 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
 }
 
 /// Of two that overflow, the one that needs less; ties to the first.
-fn nearer(known: Option<Dropped>, next: Dropped) -> Option<Dropped> {
+fn nearer(known: Dropped, next: Dropped) -> Dropped {
     let need = |dropped: &Dropped| match dropped {
         Dropped::Memory { needed, .. } => *needed,
         Dropped::NoStrategy => f64::INFINITY,
     };
-    match known {
-        Some(known) if need(&known) <= need(&next) => Some(known),
-        _ => Some(next),
-    }
+    if need(&known) <= need(&next) { known } else { next }
 }
 
 fn check_request(request: &Request) -> Result<(), NoPlan> {

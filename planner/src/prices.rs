@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use cost_model::memory::{StateBytes, update_traffic};
+use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
 use cost_model::program_memory::doubles_as_master;
 use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
@@ -52,6 +52,8 @@ pub struct StoragePrice {
     pub per_step: f64,
     /// Parameter, gradient and optimizer state.
     pub state: f64,
+    /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
+    pub gathered: f64,
 }
 
 /// Conversions already priced. Shardings are numbered as they come, so that a look-up is an index.
@@ -100,6 +102,7 @@ struct StorageTimes {
     spread: f64,
     update: f64,
     state: f64,
+    gathered: f64,
 }
 
 /// Prices on one mesh.
@@ -284,8 +287,10 @@ impl<'a> Prices<'a> {
             let gather = steps.iter().map(|step| self.step(step, &[elements], element.0)).sum();
             let again = if backward > 0.0 { self.hidden(gather, backward) } else { 0.0 };
             let per_micro_batch = self.hidden(gather, forward) + again;
-            let state = elements as f64 * element.0 / self.parts(cut);
-            Some((Storage::frozen(cut), StoragePrice { per_micro_batch, per_step: 0.0, state }))
+            let whole = elements as f64 * element.0;
+            let state = whole / self.parts(cut);
+            let gathered = gathered(cut, (Bytes(whole), Bytes::ZERO));
+            Some((Storage::frozen(cut), StoragePrice { per_micro_batch, per_step: 0.0, state, gathered }))
         };
         let cuts = self.cuts(elements, whole_axes(self.mesh, used));
         std::iter::once(AxisSet::EMPTY).chain(cuts).filter_map(price).collect()
@@ -360,6 +365,7 @@ impl<'a> Prices<'a> {
             spread: flat(&flat_steps(none, storage.optimizer, storage.parameter)?, bytes.parameter),
             update: self.work(&Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 }),
             state: local * state,
+            gathered: gathered(storage.parameter, (bytes.parameter * local, bytes.gradient * local)),
         })
     }
 
@@ -371,6 +377,7 @@ impl<'a> Prices<'a> {
             per_micro_batch: hidden(times.gather, forward) + hidden(times.gather + times.every, backward),
             per_step: hidden(times.reduce, backward) + hidden(times.spread, forward) + times.update,
             state: times.state,
+            gathered: times.gathered,
         }
     }
 
@@ -379,6 +386,12 @@ impl<'a> Prices<'a> {
         let slowdown = self.machine.constants.gathered_overlap_slowdown_fraction;
         (communication - compute).max(0.0) + slowdown * communication.min(compute)
     }
+}
+
+/// Bytes of a parameter and of its gradient that a stage has once for all its layers where the parameter is cut.
+fn gathered(cut: AxisSet, (parameters, gradient): (Bytes, Bytes)) -> f64 {
+    let unit = GatheredUnit { parameters, gradient, count: if cut.is_empty() { 0.0 } else { 2.0 } };
+    gathered_units(std::iter::once(unit)).0
 }
 
 /// Local elements of a parameter in the sharding of its use.

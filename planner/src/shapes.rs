@@ -84,15 +84,7 @@ pub fn divisors(n: u64) -> Vec<u64> {
 /// The shapes of a stage of `n` devices, in a fixed order.
 pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     let pins = &with_switch(pins);
-    let named = pins.tp.is_some()
-        || pins.dp.is_some()
-        || pins.cp.is_some()
-        || pins.ep.is_some()
-        || pins.etp.is_some()
-        || pins.micro_batch.is_some()
-        || pins.zero_group.is_some()
-        || pins.sequence_parallel.is_some();
-    if named {
+    if names_degrees(pins) {
         return pinned(n, facts, pins);
     }
     let mut list = if pins.forbid.micro_batch == Degrees::default() { free(n, facts) } else { Vec::new() };
@@ -104,6 +96,18 @@ pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
         list.extend(pinned(n, facts, pins));
     }
     list
+}
+
+/// Whether pins name what an axis of a mesh does, so that none is free.
+pub(crate) fn names_degrees(pins: &Pins) -> bool {
+    pins.tp.is_some()
+        || pins.dp.is_some()
+        || pins.cp.is_some()
+        || pins.ep.is_some()
+        || pins.etp.is_some()
+        || pins.micro_batch.is_some()
+        || pins.zero_group.is_some()
+        || pins.sequence_parallel.is_some()
 }
 
 /// A switch of which one side is forbidden is chosen.

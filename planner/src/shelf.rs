@@ -62,7 +62,7 @@ impl<'a> Scope<'a> {
         given: &Given,
         forms: Forms,
     ) -> Asked<'s> {
-        let clock = Self::clock(bench.candidate);
+        let clock = self.clock(bench.candidate);
         let of = |form: usize| {
             let layer = &self.forms[kind][form].layer;
             let sizes = &bench.sizes[kind][form];
