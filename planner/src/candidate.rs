@@ -195,4 +195,4 @@ pub fn micro_batches(request: &Request, shape: &Shape) -> Vec<u64> {
 }
 
 /// Tokens that a device gets of a micro-batch: below, kernels are short; above, memory is wasted without gain.
-const TOKENS_PER_DEVICE: std::ops::RangeInclusive<u64> = 64..=16_384;
+const TOKENS_PER_DEVICE: std::ops::RangeInclusive<u64> = 64..=65_536;

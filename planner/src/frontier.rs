@@ -3,7 +3,8 @@
 //!
 //! A mesh is asked for the bound of its largest micro-batch first, whose kernels are the longest and whose collectives
 //! are the fewest. What is found of one micro-batch holds for all smaller ones on its mesh until they are asked
-//! themselves, so a mesh whose large micro-batches are too slow is never asked about its small ones.
+//! themselves, so a mesh whose large micro-batches are too slow is never asked about its small ones. Those that would
+//! crowd memory are passed over at first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,16 +17,16 @@ use crate::candidate::{Candidate, Scope};
 pub(crate) enum Task {
     /// Work out a candidate that has a bound of its own.
     WorkOut(usize),
-    /// Ask a mesh about the largest micro-batch that it has not been asked about.
+    /// Ask a mesh about a micro-batch that it has not been asked about.
     Refine(usize),
 }
 
-/// A mesh and a number of stages: candidates that differ in their micro-batch.
+/// Candidates of a mesh and a number of stages that differ in their micro-batch.
 struct Group {
     /// Those without a bound of their own, the smallest micro-batch first.
     left: Vec<usize>,
-    /// Bound of the last that was asked.
-    last: Bound,
+    /// The smallest that was asked of those with larger micro-batches, and its bound.
+    last: (usize, Bound),
 }
 
 /// What is left to do, the most promising first.
@@ -60,8 +61,12 @@ impl<'a> Frontier<'a> {
             return;
         };
         self.n_illegal += (all.len() - place - 1) as u64;
-        self.groups.push(Group { left: all[..place].to_vec(), last: bound.clone() });
+        self.add_group(Group { left: all[..place].to_vec(), last: (all[place], bound.clone()) });
         self.found(all[place], bound);
+    }
+
+    fn add_group(&mut self, group: Group) {
+        self.groups.push(group);
         self.queue_group(self.groups.len() - 1);
     }
 
@@ -69,7 +74,7 @@ impl<'a> Frontier<'a> {
     pub(crate) fn refined(&mut self, group: usize, candidate: usize, bound: Option<Bound>) {
         match bound {
             Some(bound) => {
-                self.groups[group].last = bound.clone();
+                self.groups[group].last = (candidate, bound.clone());
                 self.found(candidate, bound);
             }
             None => self.n_illegal += 1,
@@ -96,8 +101,31 @@ impl<'a> Frontier<'a> {
     pub(crate) fn candidate(&mut self, task: Task) -> Option<usize> {
         match task {
             Task::WorkOut(candidate) => Some(candidate),
-            Task::Refine(group) => self.groups[group].left.pop(),
+            Task::Refine(group) => {
+                let (next, Group { left, last }) = (self.next(group)?, &mut self.groups[group]);
+                let (passed, last) = (left.split_off(next + 1), last.clone());
+                let candidate = left.pop();
+                if !passed.is_empty() {
+                    self.add_group(Group { left: passed, last });
+                }
+                candidate
+            }
         }
+    }
+
+    /// Place of the candidate that a mesh is asked about next: the largest micro-batch, or where one as large would crowd
+    /// memory, the largest that would not, as far as bytes grow with it.
+    fn next(&self, group: usize) -> Option<usize> {
+        let left = &self.groups[group].left;
+        let roomy = |&at: &usize| self.crowding(group, at) <= ROOMY;
+        left.iter().rposition(roomy).or_else(|| left.len().checked_sub(1).map(|_| 0))
+    }
+
+    /// How crowded memory would be with a smaller micro-batch, did all bytes shrink with it.
+    fn crowding(&self, group: usize, at: usize) -> f64 {
+        let (last, bound) = &self.groups[group].last;
+        let shrinks = self.candidates[at].micro_batch as f64 / self.candidates[*last].micro_batch as f64;
+        bound.crowding * shrinks
     }
 
     /// The bound of a candidate that has one of its own.
@@ -134,9 +162,8 @@ impl<'a> Frontier<'a> {
 
     fn queue_group(&mut self, group: usize) {
         let time = self.bound(Task::Refine(group));
-        if time.is_finite() {
-            // How crowded the memory is with smaller micro-batches is not known.
-            let crowding = self.groups[group].last.crowding.min(MOST_CROWDED);
+        if let (true, Some(next)) = (time.is_finite(), self.next(group)) {
+            let crowding = self.crowding(group, self.groups[group].left[next]);
             self.queue.push(Reverse(((time * slower(crowding)).to_bits(), Task::Refine(group))));
         }
     }
@@ -147,7 +174,7 @@ impl<'a> Frontier<'a> {
             Task::WorkOut(candidate) => self.own[candidate].as_ref().map_or(f64::INFINITY, |own| own.time.0),
             Task::Refine(group) => {
                 let Group { left, last } = &self.groups[group];
-                let time = |&at: &usize| Some(self.scope.with_bubble(&self.candidates[at], last.work)?.0);
+                let time = |&at: &usize| Some(self.scope.with_bubble(&self.candidates[at], last.1.work)?.0);
                 left.iter().filter_map(time).fold(f64::INFINITY, f64::min)
             }
         }
@@ -166,6 +193,5 @@ fn slower(crowding: f64) -> f64 {
     1.0 + 0.17 * (crowding - 1.0).max(0.0)
 }
 
-/// Crowding that is assumed at most of micro-batches that were not asked about: what is left of a mesh of which much
-/// larger ones are crowded is no more promising than that.
-const MOST_CROWDED: f64 = 4.0;
+/// Crowding up to which micro-batches are asked about first.
+const ROOMY: f64 = 3.0;

@@ -38,7 +38,7 @@ const BOUND_SLACK: f64 = 0.97;
 
 /// Batches of tasks that are done at most. Mixtures of experts in tight memory have hundreds of candidates within a few per
 /// cent of each other; the plan then says how far its bound is instead of proving the last per cent.
-const MAX_BATCHES: u64 = 80;
+const MAX_BATCHES: u64 = 110;
 
 /// Candidates that are worked out again with all forms of their layers, at most.
 const MAX_FORMS_CHOSEN: u64 = 16;
@@ -46,6 +46,9 @@ const MAX_FORMS_CHOSEN: u64 = 16;
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
 /// time of the search.
 const MAX_FORM_BOUNDS: usize = 2000;
+
+/// Where so many times as many candidates overflow as fit, tensor degrees are tried by name as well.
+const FEW_FIT: u64 = 8;
 
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
@@ -127,7 +130,7 @@ pub fn search<'a>(
     let (mut worked, mut closest) =
         work_out(&scope, (&candidates, of), (frontier, Vec::new()), &mut tally, (stop, on_progress));
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
-    if some_fit && tally.n_unfit > tally.n_simulated && !tally.stopped {
+    if some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated && !tally.stopped {
         let named = named_candidates(request);
         tally.n_candidates += named.len() as u64;
         let frontier = self::frontier(&scope, (&named, of), on_progress);

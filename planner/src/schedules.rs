@@ -10,7 +10,10 @@ use crate::candidate::{Candidate, Scope};
 use crate::request::{ContextKind, Pins, ScheduleKind};
 
 /// Virtual stages that are tried where the user gives no number: what published runs use.
-const VIRTUAL_STAGES: [u32; 5] = [2, 3, 4, 6, 8];
+const VIRTUAL_STAGES: [u32; 6] = [2, 3, 4, 5, 6, 8];
+
+/// Virtual stages of one layer each are tried up to so many.
+const MAX_SINGLE_LAYERS: u64 = 24;
 
 impl Scope<'_> {
     /// Schedules worth trying for a candidate.
@@ -22,7 +25,7 @@ impl Scope<'_> {
 
     fn schedules_of_pins(&self, candidate: &Candidate) -> Vec<Schedule> {
         let Some(kind) = self.pins().schedule else {
-            return self.one_f_one_b(candidate, &[1, 2, 3, 4, 6, 8]);
+            return self.one_f_one_b(candidate, &[&[1], &VIRTUAL_STAGES[..]].concat());
         };
         let v = self.pins().vpp;
         let p = u32::try_from(candidate.n_stages).unwrap_or(u32::MAX);
@@ -76,7 +79,13 @@ impl Scope<'_> {
         let (p, m) = (candidate.n_stages, candidate.n_micro_batches);
         let interleaves = p > 1 && m.is_multiple_of(p);
         let all = self.model().n_layers();
-        let options = self.pins().vpp.map_or(options.to_vec(), |v| vec![v.max(1)]);
+        // Between embedding and head: chunks of one layer, where stages come out even.
+        let inner = all.saturating_sub(2);
+        let single =
+            (inner.is_multiple_of(p) && inner / p <= MAX_SINGLE_LAYERS).then_some((inner / p) as u32);
+        let more = single.filter(|v| options.len() > 1 && !options.contains(v));
+        let options: Vec<u32> = options.iter().copied().chain(more).collect();
+        let options = self.pins().vpp.map_or(options, |v| vec![v.max(1)]);
         let fits = |v: &u32| *v == 1 || (interleaves && p * u64::from(*v) <= all);
         let of = |v: u32| match v {
             1 => Schedule::OneFOneB,
