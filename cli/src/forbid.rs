@@ -5,6 +5,7 @@ use planner::request::{Degrees, Forbid, Pins, RecomputeKind, SequenceParallel};
 
 use crate::failure::Failure;
 use crate::pins;
+use crate::question_args::ForbidArgs;
 
 /// Reads the values of all `--forbid`. A name and a value by the rules of `--pin`; a name by itself is every degree above
 /// one, or all of what has stages. A piece that begins with a digit is one more value of the name before it.
@@ -26,6 +27,11 @@ pub(crate) fn read(texts: &[String]) -> Result<Forbid, Failure> {
         }
     }
     Ok(forbid)
+}
+
+/// What the user chooses and rules out.
+pub(crate) fn choices(pin: &[String], forbid: &ForbidArgs) -> Result<Pins, Failure> {
+    Ok(Pins { forbid: read(&forbid.forbid)?, ..pins::read(pin)? })
 }
 
 /// Refuses a question whose pins and prohibitions contradict each other; `defaults` says what else is decided.

@@ -8,8 +8,7 @@ use crate::args::{OptimizeArgs, SolverArg, TargetArg};
 use crate::constraints;
 use crate::failure::Failure;
 use crate::forbid;
-use crate::output::{json, write_whole};
-use crate::pins;
+use crate::output::{json, write_and_say};
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
@@ -19,7 +18,7 @@ use crate::terminal::Terminal;
 /// Searches, writes the plan where asked, and reports it.
 pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
-    question.request.pins = Pins { forbid: forbid::read(&args.forbid.forbid)?, ..pins::read(&args.pin)? };
+    question.request.pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&question.request.pins, "take back one of --pin and --forbid")?;
     if let Some(file) = &args.constraints {
         question.request.pins.constraints = constraints::read(file)?;
@@ -47,8 +46,7 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
     let plan = proven(question.sign(found))?;
     let text = json(&plan)?;
     if let Some(path) = &args.output {
-        write_whole(path, &text)?;
-        writeln!(terminal.err, "wrote {}", path.display())?;
+        write_and_say(path, &text, terminal)?;
     }
     if args.json.json {
         write!(terminal.out, "{text}")?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::terminal::Terminal;
 
 /// In which form a command answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +53,12 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
         let _ = fs::remove_file(&neighbour);
     }
     written.map_err(fail)
+}
+
+/// Writes a file whole, and says so on standard error.
+pub(crate) fn write_and_say(path: &Path, text: &str, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    write_whole(path, text)?;
+    Ok(writeln!(terminal.err, "wrote {}", path.display())?)
 }
 
 /// A name in the same folder that this process alone uses.

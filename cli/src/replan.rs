@@ -9,7 +9,7 @@ use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::units::{Bytes, Seconds};
 use planner::moving::moving;
-use planner::request::{NoPlan, Pins, Request};
+use planner::request::{NoPlan, Request};
 use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes};
 use serde::Serialize;
 
@@ -18,8 +18,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::forbid;
 use crate::input;
-use crate::output::{json, write_whole};
-use crate::pins;
+use crate::output::{json, write_and_say};
 use crate::priced;
 use crate::proof::proven;
 use crate::question;
@@ -85,8 +84,7 @@ pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     let now = now(args, &plan)?;
     let (answer, next) = replanned(args, (&plan, &opened), &now)?;
     if let Some(path) = &args.output {
-        write_whole(path, &json(&next)?)?;
-        writeln!(terminal.err, "wrote {}", path.display())?;
+        write_and_say(path, &json(&next)?, terminal)?;
     }
     let text = if args.json.json { json(&answer)? } else { answer.text() };
     Ok(write!(terminal.out, "{text}")?)
@@ -138,7 +136,7 @@ fn next(
     (plan, opened): (&Plan, &OpenPlan),
     now: &Now,
 ) -> Result<(Vec<Tried>, Plan), Failure> {
-    let pins = Pins { forbid: forbid::read(&args.forbid.forbid)?, ..pins::read(&args.pin)? };
+    let pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&pins, "take back one of --pin and --forbid")?;
     let (mut tried, mut best, mut trouble) = (Vec::new(), None::<(f64, Plan)>, None);
     for cluster in sizes(now) {

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::figures;
-use crate::output::{json, write_whole};
+use crate::output::{json, write_and_say};
 use crate::question_args::ReplanArgs;
 use crate::replan::{Answer, Now, replanned};
 use crate::table::{Side, table};
@@ -66,9 +66,7 @@ pub(crate) fn run(
         let (answer, no_plan) = match replanned(args, (plan, opened), &now) {
             Ok((answer, next)) => {
                 if let Some(path) = &args.output {
-                    let path = numbered(path, lost);
-                    write_whole(&path, &json(&next)?)?;
-                    writeln!(terminal.err, "wrote {}", path.display())?;
+                    write_and_say(&numbered(path, lost), &json(&next)?, terminal)?;
                 }
                 (Some(answer), None)
             }

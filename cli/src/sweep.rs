@@ -7,7 +7,6 @@ use frontends::{Size, rescale};
 use indicatif::ProgressBar as Bar;
 use ir::plan::Plan;
 use ir::units::{BytesPerSecond, GIB, Seconds};
-use planner::request::Pins;
 use serde::{Deserialize, Serialize};
 
 use crate::args::{JobArgs, SizeArgs, ThreadArgs};
@@ -16,7 +15,6 @@ use crate::figures;
 use crate::forbid;
 use crate::input;
 use crate::output::json;
-use crate::pins;
 use crate::question::Question;
 use crate::question_args::{GridArgs, SweepArgs};
 use crate::search::{bar, pool};
@@ -176,7 +174,7 @@ fn question(grid: &GridArgs, point: &Point) -> Result<Question, Failure> {
         change_cluster(&mut question, name, number)?;
     }
     let request = &mut question.request;
-    request.pins = Pins { forbid: forbid::read(&grid.forbid.forbid)?, ..pins::read(&grid.pin)? };
+    request.pins = forbid::choices(&grid.pin, &grid.forbid)?;
     forbid::check(&request.pins, "take back one of --pin and --forbid")?;
     Ok(question)
 }

@@ -69,8 +69,7 @@ pub(crate) fn beside_weight_products(
 ) -> Seconds {
     match overlap {
         TensorOverlap::Chunked | TensorOverlap::Gradients => {
-            let shows = (total - products.weight_products).max(Seconds::ZERO);
-            shows + (total - shows) * constants.overlap_slowdown_fraction
+            behind(total, products.weight_products, constants)
         }
         TensorOverlap::Absent => total,
     }
@@ -78,7 +77,12 @@ pub(crate) fn beside_weight_products(
 
 /// What shows of gathering an operand again, behind the products that do not need it.
 pub(crate) fn behind_products(total: Seconds, products: OpSeconds, constants: &Constants) -> Seconds {
-    let shows = (total - products.products).max(Seconds::ZERO);
+    behind(total, products.products, constants)
+}
+
+/// What compute does not cover, and what the rest slows it down by.
+fn behind(total: Seconds, compute: Seconds, constants: &Constants) -> Seconds {
+    let shows = (total - compute).max(Seconds::ZERO);
     shows + (total - shows) * constants.overlap_slowdown_fraction
 }
 

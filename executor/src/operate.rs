@@ -150,15 +150,17 @@ impl<'a, E: Real> Rank<'a, E> {
             && (!routing::is_router(kind) || !self.run.routes.is_empty())
     }
 
-    fn note_audit(&mut self, (kind, pass): (&OpKind, Pass), excess: f64) {
-        let one = Audited { n_runs: 1, excess };
-        self.record.audit.entry((kind.line().name, pass)).or_default().add(one);
+    fn note_audit(&mut self, what: (&OpKind, Pass), excess: f64) {
+        self.note(what, Audited { n_runs: 1, excess });
     }
 
     /// Notes how far what a ring passed on is off; the operator's results are noted when they leave.
     pub(crate) fn note_passed(&mut self, kind: &OpKind, excess: f64) {
-        let one = Audited { n_runs: 0, excess };
-        self.record.audit.entry((kind.line().name, Pass::Backward)).or_default().add(one);
+        self.note((kind, Pass::Backward), Audited { n_runs: 0, excess });
+    }
+
+    fn note(&mut self, (kind, pass): (&OpKind, Pass), one: Audited) {
+        self.record.audit.entry((kind.line().name, pass)).or_default().add(one);
     }
 
     pub(crate) fn context(&self, at: At<'a>, op: OpId) -> Context<'a> {

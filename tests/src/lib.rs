@@ -5,10 +5,31 @@
 pub mod baseline;
 pub mod coverage;
 pub mod fuzz;
+pub mod layers;
 
 use std::fmt;
+use std::path::Path;
 
 use planner_cli::{Interrupt, ProgressBar, Terminal, run};
+
+/// Holds a page of `docs/` to what it should say; with `UPDATE_DOCS` set, writes it first.
+///
+/// # Panics
+/// Where the page says something else.
+#[expect(clippy::disallowed_methods, clippy::expect_used, reason = "a test's page is a file")]
+#[track_caller]
+pub fn hold_current(page: &str, should: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(page);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, should).expect("the page can be written");
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = should.lines().zip(found.lines()).find(|(should, is)| should != is);
+    assert!(
+        found == should,
+        "docs/{page} is not current (UPDATE_DOCS=1 writes it anew); first difference: {differs:?}"
+    );
+}
 
 /// A command and what it said.
 #[derive(Clone, Debug)]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use ir::text::write_plan;
 use tests::coverage::{Recipe, features, show};
+use tests::hold_current;
 
 const HEAD: &str = "\
 # What runs
@@ -47,14 +48,5 @@ fn the_table_of_what_runs_is_current() {
         let routed = row(&feature.name, "experts", &feature.routed, &file);
         write!(table, "{dense}{routed}").unwrap();
     }
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/coverage.md");
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&document, &table).unwrap();
-    }
-    let found = fs::read_to_string(&document).unwrap_or_default();
-    let differs = table.lines().zip(found.lines()).find(|(should, is)| should != is);
-    assert!(
-        found == table,
-        "docs/coverage.md is not current (UPDATE_DOCS=1 writes it anew); first difference: {differs:?}"
-    );
+    hold_current("coverage.md", &table);
 }

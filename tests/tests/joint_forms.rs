@@ -7,28 +7,23 @@
 //! `UPDATE_DOCS=1 cargo test -p tests --test joint_forms` writes the table anew.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
-#![expect(clippy::disallowed_methods, reason = "the table is a file")]
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use cost_model::Constants;
 use frontends::lora::{Lora, adapt};
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
-use ir::cluster::Precision;
-use ir::engine::{Dropout, GradientFormat};
 use ir::graph::{Layer, Model};
 use ir::mesh::Mesh;
-use ir::op_work::KernelChoice;
 use ir::token_order::TokenOrder;
-use ir::work::AttentionKernel;
 use planner::layer_problem::{Given, LayerProblem, StorageRule};
 use planner::meeting::Clock;
-use planner::prices::{Machine, Prices};
+use planner::prices::Prices;
 use planner::rewrite::{Variant, variants};
 use planner::solve;
 use planner::space::{AxisRule, Between};
+use tests::hold_current;
+use tests::layers::machine;
 
 /// Memory that nothing needs.
 const PLENTY: f64 = 1e30;
@@ -131,19 +126,7 @@ fn least(layer: &Layer, axes: &[(u64, AxisRule)]) -> Option<f64> {
     let constants = Constants::load();
     let sizes: Vec<u64> = axes.iter().map(|axis| axis.0).collect();
     let mesh = Mesh::of_sizes(&sizes).unwrap();
-    let machine = Machine {
-        cluster: &cluster,
-        device: &cluster.groups[0].device,
-        constants: &constants,
-        precision: Precision::Bf16,
-        kernels: KernelChoice {
-            attention: AttentionKernel::Flash,
-            token_order: TokenOrder::Natural,
-            element_bytes: 2.0,
-            dropout: Dropout::Off,
-        },
-        gradients: GradientFormat::Full,
-    };
+    let machine = machine(&cluster, &constants, TokenOrder::Natural);
     let rules: Vec<AxisRule> = axes.iter().map(|axis| axis.1).collect();
     let prices = Prices::new(machine, &mesh, &rules);
     let clock = Clock { micro_batches: 8.0, in_flight: 1.0, layers: 32.0 };
@@ -198,14 +181,5 @@ fn the_table_of_joint_choices_is_current() {
     }
     let over = |at: usize| all.iter().filter(|times| times[at] > times[2] * 1.001).count();
     assert!(over(0) >= 3 && over(1) >= 1, "{all:?}");
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/joint.md");
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&document, &table).unwrap();
-    }
-    let found = fs::read_to_string(&document).unwrap_or_default();
-    let differs = table.lines().zip(found.lines()).find(|(should, is)| should != is);
-    assert!(
-        found == table,
-        "docs/joint.md is not current (UPDATE_DOCS=1 writes it anew); first difference: {differs:?}"
-    );
+    hold_current("joint.md", &table);
 }

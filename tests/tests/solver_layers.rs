@@ -9,18 +9,15 @@ use std::cell::Cell;
 
 use cost_model::Constants;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model, shipped_models};
-use ir::cluster::Precision;
-use ir::engine::{Dropout, GradientFormat};
 use ir::mesh::Mesh;
-use ir::op_work::KernelChoice;
 use ir::token_order::TokenOrder;
-use ir::work::AttentionKernel;
 use planner::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use planner::meeting::Clock;
-use planner::prices::{Machine, Prices};
+use planner::prices::Prices;
 use planner::problem::{Problem, Solution};
 use planner::solve::Certified;
 use planner::{ilp, solve};
+use tests::layers::machine;
 
 /// A capacity above every memory. (Not infinite: an infinite one times a price of zero is no number.)
 const PLENTY: f64 = 1e30;
@@ -46,19 +43,7 @@ fn each_problem(model: &str, sizes: &[u64], given: &Given, check: impl Fn(&str, 
     let cluster = read_cluster("dgx-a100-80", shipped_cluster("dgx-a100-80").unwrap().text).unwrap();
     let constants = Constants::load();
     let mesh = Mesh::of_sizes(sizes).unwrap();
-    let machine = Machine {
-        cluster: &cluster,
-        device: &cluster.groups[0].device,
-        constants: &constants,
-        precision: Precision::Bf16,
-        kernels: KernelChoice {
-            attention: AttentionKernel::Flash,
-            token_order: TokenOrder::ZigZag,
-            element_bytes: 2.0,
-            dropout: Dropout::Off,
-        },
-        gradients: GradientFormat::Full,
-    };
+    let machine = machine(&cluster, &constants, TokenOrder::ZigZag);
     let prices = Prices::new(machine, &mesh, &[]);
     let clock = Clock { micro_batches: 8.0, in_flight: 2.0, layers: 16.0 };
     for layer in &model.layers {

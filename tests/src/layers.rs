@@ -1,0 +1,26 @@
+//! One layer on one mesh, as tests of the choice problem ask about it.
+
+use cost_model::Constants;
+use ir::cluster::{Cluster, Precision};
+use ir::engine::{Dropout, GradientFormat};
+use ir::op_work::KernelChoice;
+use ir::token_order::TokenOrder;
+use ir::work::AttentionKernel;
+use planner::prices::Machine;
+
+/// The first devices of a cluster in bf16, with flash attention.
+pub fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants, token_order: TokenOrder) -> Machine<'a> {
+    Machine {
+        cluster,
+        device: &cluster.groups[0].device,
+        constants,
+        precision: Precision::Bf16,
+        kernels: KernelChoice {
+            attention: AttentionKernel::Flash,
+            token_order,
+            element_bytes: 2.0,
+            dropout: Dropout::Off,
+        },
+        gradients: GradientFormat::Full,
+    }
+}
