@@ -9,6 +9,18 @@ use ndarray::NdFloat;
 pub trait Element: NdFloat {
     /// The nearest number with the 8 significant bits of bf16; of two as near, the one whose last bit is zero.
     fn to_bf16(self) -> Self;
+
+    /// The two bytes of a number of bf16; nothing for a number that bf16 does not have.
+    fn bf16_bits(self) -> Option<u16>;
+
+    /// The number of bf16 that two bytes are.
+    fn from_bf16_bits(bits: u16) -> Self;
+
+    /// Writes numbers in full into memory of as many times their size.
+    fn write_all(values: &[Self], memory: &mut [u8]);
+
+    /// Reads as many numbers as memory holds in full.
+    fn read_all(memory: &[u8]) -> Vec<Self>;
 }
 
 impl Element for f32 {
@@ -21,16 +33,80 @@ impl Element for f32 {
         let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
         Self::from_bits(rounded & 0xffff_0000)
     }
+
+    fn bf16_bits(self) -> Option<u16> {
+        if self.is_nan() {
+            return Some(BF16_NAN);
+        }
+        let bits = self.to_bits();
+        (bits & 0xffff == 0).then_some((bits >> 16) as u16)
+    }
+
+    fn from_bf16_bits(bits: u16) -> Self {
+        Self::from_bits(u32::from(bits) << 16)
+    }
+
+    fn write_all(values: &[Self], memory: &mut [u8]) {
+        let places = memory.as_chunks_mut::<{ size_of::<Self>() }>().0;
+        places.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
+    }
+
+    fn read_all(memory: &[u8]) -> Vec<Self> {
+        memory.as_chunks().0.iter().map(|&place| Self::from_le_bytes(place)).collect()
+    }
 }
 
 impl Element for f64 {
     fn to_bf16(self) -> Self {
         Self::from((self as f32).to_bf16())
     }
+
+    fn bf16_bits(self) -> Option<u16> {
+        let single = self as f32;
+        (self.is_nan() || Self::from(single) == self).then(|| single.bf16_bits()).flatten()
+    }
+
+    fn from_bf16_bits(bits: u16) -> Self {
+        Self::from(f32::from_bf16_bits(bits))
+    }
+
+    fn write_all(values: &[Self], memory: &mut [u8]) {
+        let places = memory.as_chunks_mut::<{ size_of::<Self>() }>().0;
+        places.iter_mut().zip(values).for_each(|(place, value)| *place = value.to_le_bytes());
+    }
+
+    fn read_all(memory: &[u8]) -> Vec<Self> {
+        memory.as_chunks().0.iter().map(|&place| Self::from_le_bytes(place)).collect()
+    }
 }
 
 /// Bytes of a number in bf16.
 pub(crate) const BF16_BYTES: u64 = 2;
+
+/// No number, quietly.
+const BF16_NAN: u16 = 0x7fc0;
+
+/// How what a rank holds lies in its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Width {
+    /// Integers of the batch, of eight bytes.
+    Integer,
+    /// Numbers as they are computed with.
+    Full,
+    /// Numbers in two bytes.
+    Bf16,
+}
+
+impl Width {
+    /// Bytes of one element, where numbers are computed with in `full` bytes.
+    pub(crate) fn bytes(self, full: u64) -> u64 {
+        match self {
+            Self::Integer => size_of::<i64>() as u64,
+            Self::Full => full,
+            Self::Bf16 => BF16_BYTES,
+        }
+    }
+}
 
 /// How numbers are rounded where they leave an operator or a rank. Inside operators and in accumulators, master
 /// weights and optimizer states they are not.
@@ -112,6 +188,18 @@ mod tests {
             assert_eq!(value.to_bf16(), rounded, "{value}");
         }
         assert!(f32::NAN.to_bf16().is_nan());
+    }
+
+    #[test]
+    fn two_bytes_hold_what_bf16_has_and_nothing_else() {
+        for value in [0.0, -0.0, 1.0, -1.0078125, f32::INFINITY, 1e-40_f32.to_bf16()] {
+            let bits = value.bf16_bits().unwrap();
+            assert_eq!(f32::from_bf16_bits(bits).to_bits(), value.to_bits(), "{value}");
+            assert_eq!(f64::from(value).bf16_bits(), Some(bits), "{value}");
+        }
+        assert!(f64::from_bf16_bits(f64::NAN.bf16_bits().unwrap()).is_nan());
+        assert_eq!(1.001_f32.bf16_bits(), None);
+        assert_eq!((1.0 + f64::EPSILON).bf16_bits(), None);
     }
 
     #[test]

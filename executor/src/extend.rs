@@ -8,16 +8,13 @@ use ir::graph::OpId;
 use ir::op::OpKind;
 use ir::program::ValueId;
 
+use crate::element::Width;
 use crate::error::ExecutorError;
-use crate::job::LayerIdx;
 use crate::kernels::extend::{extend, extend_backward};
 use crate::kernels::{Real, Tensor, Value};
-use crate::memory::Held;
+use crate::lifetimes::Held;
 use crate::prepare::unfit;
 use crate::rank::{At, Rank};
-
-/// What is owed to the slices before: layer, operator, and slice counted from the first step that left it.
-pub(crate) type OwedKey = (LayerIdx, OpId, u64);
 
 impl<'a, E: Real> Rank<'a, E> {
     /// Whether an operator puts the rows of earlier slices before its own.
@@ -31,13 +28,13 @@ impl<'a, E: Real> Rank<'a, E> {
         op: OpId,
         (id, own): (ValueId, &Value<E>),
     ) -> Result<Vec<Value<E>>, ExecutorError> {
-        let (unit, slice) = (self.run.unit_of(at.place.seq), self.run.slice_of(at.place.seq));
+        let ((layer_idx, unit), slice) = (self.unit(at), self.run.slice_of(at.place.seq));
         let missing = || unfit(format!("{}: the keys of an earlier slice are gone", at.place));
         let kept = |earlier: u32| {
-            let env = self.saved.get(&(at.layer_idx, unit - slice + earlier));
-            env.and_then(|env| env.get(&id)).and_then(Value::as_float).ok_or_else(missing)
+            self.memory.tensor(Held::Value(layer_idx, unit - slice + earlier, id)).ok_or_else(missing)
         };
         let earlier = (0..slice).map(kept).collect::<Result<Vec<_>, _>>()?;
+        let earlier: Vec<&Tensor<E>> = earlier.iter().collect();
         let context = self.context(at, op);
         let all = extend(&context, &earlier, own).map_err(|source| self.refused(at, op, source))?;
         Ok(vec![Value::Float(all)])
@@ -50,23 +47,22 @@ impl<'a, E: Real> Rank<'a, E> {
         op: OpId,
         gradient: &Tensor<E>,
     ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
-        let (seq, slice) = (at.place.seq, self.run.slice_of(at.place.seq));
-        let owed = self.owed.remove(&(at.layer_idx, op, seq + 1));
+        let ((layer_idx, unit), slice) = (self.unit(at), self.run.slice_of(at.place.seq));
+        let owed = self.memory.tensor(Held::Owed(layer_idx, unit + 1, op));
         if owed.is_none() && slice + 1 < self.run.execution.slices.n() {
             return Err(unfit(format!("{}: a later slice has not run backward", at.place)));
         }
         let (before, own) = extend_backward(&self.context(at, op), owed, gradient)
             .map_err(|source| self.refused(at, op, source))?;
         if slice > 0 {
-            let bytes = (before.len() * size_of::<E>()) as u64;
-            self.watch.make(Held::Owed(at.layer_idx, self.run.unit_of(seq), op), bytes)?;
-            self.owed.insert((at.layer_idx, op, seq), before);
+            self.memory.put_tensor(Held::Owed(layer_idx, unit, op), &before, Width::Full)?;
         }
         Ok(vec![Some(own)])
     }
 
     /// What the slice behind had owed is passed on.
     pub(crate) fn drop_owed(&mut self, at: At<'a>, op: OpId) {
-        self.watch.drop(Held::Owed(at.layer_idx, self.run.unit_of(at.place.seq) + 1, op));
+        let (layer_idx, unit) = self.unit(at);
+        self.memory.drop(Held::Owed(layer_idx, unit + 1, op));
     }
 }

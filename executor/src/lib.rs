@@ -23,6 +23,7 @@ pub mod states;
 pub mod job;
 
 mod block;
+mod border;
 
 mod convert;
 
@@ -34,6 +35,7 @@ mod prepare;
 
 pub mod arena;
 
+mod lifetimes;
 mod memory;
 
 mod rank;

@@ -1,47 +1,28 @@
-//! The memory of a rank: which buffers its step has and when, and whether the run keeps to it.
+//! The arena of a rank, run: one block of bytes in which everything lies that the rank holds between two instructions.
 //!
-//! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
-//! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved values up to backward.
-//! States of parameters live all the time, finished gradients during the update. Run, every buffer is registered at its
-//! planned offset as it appears, with the bytes it really has. What messages hold on their way is not counted; a stream
-//! that waits on its rank for the next chunk there is.
+//! An instruction reads its operands out of the arena and writes its results into it, each at the offset that was planned
+//! before the run, in the bytes that it takes: eight or four, or two where numbers are rounded to bf16. A number that two
+//! bytes do not hold is an error, as is a byte that is not free; what is given back is overwritten, so that nobody reads
+//! it by mistake. Without a plan a buffer goes where one of its size was given back, or behind all others.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+
+use ndarray::{ArrayD, IxDyn};
 
 use ir::graph::OpId;
-use ir::op::OpKind;
-use ir::program::{AxisSet, HeldParameter, Instruction, Storage, ValueId};
-use ir::schedule::{Action, Section};
+use ir::program::ValueId;
 
-use crate::arena::{Arena, Buffer, Placed, place};
-use crate::convert::Seat;
+use crate::arena::Arena;
+use crate::element::{Element, Width};
 use crate::error::ExecutorError;
 use crate::job::LayerIdx;
-use crate::prepare::{ParameterKey, Prepared, unfit};
-use crate::update::flat_cut;
+use crate::kernels::{Tensor, Value};
+use crate::lifetimes::{Held, MemoryPlan};
+use crate::prepare::unfit;
 
-/// What a buffer holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Held {
-    /// The states of a parameter: stored, to be updated, both moments, accumulator.
-    State(ParameterKey),
-    /// A value of a layer and unit: a micro-batch, or a slice of one.
-    Value(LayerIdx, u32, ValueId),
-    /// Gradients of keys that a unit leaves for the slices before it.
-    Owed(LayerIdx, u32, OpId),
-    /// The stream into a chunk, or its gradient out of it, between two chunks of one rank; of a unit.
-    Stream(u32, Direction, u32),
-    /// A finished gradient.
-    Gradient(ParameterKey),
-}
-
-/// Direction of the stream between chunks; both may be under way between the same two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Direction {
-    Forward,
-    Backward,
-}
+/// What is written where nothing is held: no number in any width, and no token.
+const NOTHING: u8 = 0xff;
 
 /// Bytes of a rank's arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,257 +37,147 @@ pub struct RankMemory {
     pub most_live: u64,
 }
 
-/// The buffers of a rank's step, placed.
+/// Where a buffer lies and how it is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Lying {
+    offset: u64,
+    bytes: u64,
+    shape: Vec<usize>,
+    width: Width,
+}
+
+impl Lying {
+    fn n_elements(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64
+    }
+}
+
+/// A rank's memory, where numbers are computed with as `E`.
 #[derive(Debug)]
-pub(crate) struct MemoryPlan {
-    buffers: Vec<Buffer>,
-    /// In the order in which they appear, by what they hold; a value that appears twice in a step is listed twice.
-    of: BTreeMap<Held, Vec<usize>>,
-    placed: Arc<Placed>,
-}
-
-/// The plans of all ranks of a run; ranks with equal buffers share the work.
-pub(crate) fn plans(run: &Prepared<'_>, element_bytes: u64) -> Vec<MemoryPlan> {
-    let mut known: BTreeMap<Vec<Buffer>, Arc<Placed>> = BTreeMap::new();
-    let one = |rank: usize| {
-        let Walk { buffers, of, .. } = Walk::of_rank(run, rank, element_bytes);
-        let placed = known.entry(buffers.clone()).or_insert_with_key(|buffers| Arc::new(place(buffers)));
-        MemoryPlan { buffers, of, placed: Arc::clone(placed) }
-    };
-    (0..run.execution.n_ranks() as usize).map(one).collect()
-}
-
-/// Walks one step of a rank, a moment per instruction.
-struct Walk<'a> {
-    run: &'a Prepared<'a>,
-    seat: Seat<'a>,
-    element_bytes: u64,
-    moment: usize,
-    buffers: Vec<Buffer>,
-    of: BTreeMap<Held, Vec<usize>>,
-    live: BTreeMap<Held, usize>,
-}
-
-impl<'a> Walk<'a> {
-    fn of_rank(run: &'a Prepared<'a>, rank: usize, element_bytes: u64) -> Self {
-        let seat = Seat::new(run.execution.mesh, rank);
-        let stage = seat.stage;
-        let (buffers, of, live) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let mut walk = Self { run, seat, element_bytes, moment: 0, buffers, of, live };
-        for (key, held) in walk.parameters(stage) {
-            walk.make(Held::State(key), walk.state_bytes(key, &held));
-        }
-        for action in &run.execution.table[stage as usize] {
-            let (shape, action) = (run.execution.shape(), *action);
-            let (chunk, unit) = (shape.chunk(action), shape.unit(action));
-            // What the action before made is not of the moment in which this one takes something away.
-            walk.moment += 1;
-            let layers = run.layers_of(chunk);
-            match action.section {
-                Section::Forward => {
-                    walk.drop(Held::Stream(chunk, Direction::Forward, unit));
-                    layers.into_iter().for_each(|layer| walk.forward(layer, unit));
-                    walk.pass_on((chunk + 1, Direction::Forward, unit), (action, chunk + 1));
-                }
-                Section::Backward | Section::BackwardInput | Section::BackwardWeight => {
-                    let at = |layer| (layer, unit);
-                    walk.drop(Held::Stream(chunk + 1, Direction::Backward, unit));
-                    layers.into_iter().rev().for_each(|layer| walk.backward(at(layer), action.section));
-                    let first = run.layers_of(chunk).first().map(|&layer| run.program(layer));
-                    let sends = action.section != Section::BackwardWeight
-                        && first.is_some_and(|program| program.stream_gradient.is_some());
-                    if let Some(before) = chunk.checked_sub(1).filter(|_| sends) {
-                        walk.pass_on((chunk, Direction::Backward, unit), (action, before));
-                    }
-                }
-            }
-        }
-        for (key, held) in walk.parameters(stage).into_iter().filter(|(_, held)| held.trained) {
-            walk.make(
-                Held::Gradient(key),
-                walk.cut_elements(key, &held, held.storage.optimizer) * element_bytes,
-            );
-        }
-        walk.moment += 1;
-        walk.live.keys().copied().collect::<Vec<_>>().into_iter().for_each(|held| walk.drop(held));
-        walk
-    }
-
-    /// The stream of a border waits here where the chunk it goes to is on this rank too.
-    fn pass_on(&mut self, (border, direction, unit): (u32, Direction, u32), (action, to): (Action, u32)) {
-        let run = self.run;
-        let Some(Some(between)) = run.borders.get(border as usize) else { return };
-        if run.stage_at(to, action.micro_batch) == self.seat.stage {
-            let sharding = match direction {
-                Direction::Forward => between.sent,
-                Direction::Backward => between.gradient,
-            };
-            let elements = self.seat.block(sharding, run.border_shape(between, u64::from(unit))).len() as u64;
-            let bytes = elements * run.rounded_bytes(self.element_bytes);
-            self.make(Held::Stream(border, direction, unit), bytes);
-        }
-    }
-
-    fn parameters(&self, stage: u32) -> Vec<(ParameterKey, HeldParameter)> {
-        let of_layer = |layer_idx: LayerIdx| {
-            self.run.program(layer_idx).held().map(move |held| ((layer_idx, held.tensor), held))
-        };
-        self.run.layers_on(stage).into_iter().flat_map(of_layer).collect()
-    }
-
-    fn forward(&mut self, layer_idx: LayerIdx, unit: u32) {
-        let program = self.run.program(layer_idx);
-        let held = |value: ValueId| Held::Value(layer_idx, unit, value);
-        if let Some(stream) = program.stream {
-            self.make(held(stream), self.value_bytes((layer_idx, unit), stream));
-        }
-        self.section((layer_idx, unit), &program.forward);
-        self.drop(held(program.out));
-    }
-
-    fn backward(&mut self, (layer_idx, unit): (LayerIdx, u32), section: Section) {
-        let run = self.run;
-        let program = run.program(layer_idx);
-        let split = run.split(layer_idx).ok();
-        let (code, carried): (&[Instruction], &[ValueId]) = match (section, split) {
-            (Section::BackwardWeight, Some(split)) => {
-                return self.section((layer_idx, unit), &split.weight);
-            }
-            (Section::BackwardInput, Some(split)) => (&split.input, &split.carried),
-            (_, _) => (&program.backward, &[]),
-        };
-        let held = |value: ValueId| Held::Value(layer_idx, unit, value);
-        self.make(held(program.out_gradient), self.value_bytes((layer_idx, unit), program.out_gradient));
-        self.section((layer_idx, unit), code);
-        let leaves = program.stream_gradient.iter().filter(|id| !carried.contains(id));
-        leaves.for_each(|&value| self.drop(held(value)));
-    }
-
-    fn section(&mut self, (layer_idx, unit): (LayerIdx, u32), code: &[Instruction]) {
-        for instruction in code {
-            self.moment += 1;
-            if let Instruction::Backward { op, gradients, .. } = instruction {
-                self.owe((layer_idx, unit), *op, gradients);
-            }
-            for value in instruction.written() {
-                let bytes = self.value_bytes((layer_idx, unit), value);
-                self.make(Held::Value(layer_idx, unit, value), bytes);
-            }
-            match instruction {
-                Instruction::Free { value } => self.drop(Held::Value(layer_idx, unit, *value)),
-                Instruction::Backward { op, .. }
-                    if self.live.contains_key(&Held::Owed(layer_idx, unit + 1, *op)) =>
-                {
-                    self.moment += 1;
-                    self.drop(Held::Owed(layer_idx, unit + 1, *op));
-                }
-                Instruction::Load { .. }
-                | Instruction::Parameter { .. }
-                | Instruction::Forward { .. }
-                | Instruction::Backward { .. }
-                | Instruction::Convert { .. }
-                | Instruction::Accumulate { .. } => {}
-            }
-        }
-        self.moment += 1;
-    }
-
-    /// What backward of an operator that extends keys leaves for the slices before: all rows of its gradient but its own.
-    fn owe(&mut self, (layer_idx, unit): (LayerIdx, u32), op: OpId, gradients: &[Option<ValueId>]) {
-        let slices = &self.run.execution.slices;
-        let tokens = slices.range(unit % slices.n());
-        let extends = self.run.layer(layer_idx).ops[op.0].kind == OpKind::Extend;
-        if let (true, 1.., [Some(gradient)]) = (extends, tokens.start, gradients) {
-            // It is added to before it is rounded.
-            let all = self.value_elements((layer_idx, unit), *gradient) * self.element_bytes;
-            self.make(Held::Owed(layer_idx, unit, op), all / tokens.end * tokens.start);
-        }
-    }
-
-    /// A buffer appears. One that is there already, as a kept value whose operator runs again for another result, stays.
-    fn make(&mut self, held: Held, bytes: u64) {
-        if self.live.contains_key(&held) {
-            return;
-        }
-        let at = self.buffers.len();
-        self.live.insert(held, at);
-        self.buffers.push(Buffer { bytes, from: self.moment, to: usize::MAX });
-        self.of.entry(held).or_default().push(at);
-    }
-
-    fn drop(&mut self, held: Held) {
-        if let Some(at) = self.live.remove(&held) {
-            self.buffers[at].to = self.moment;
-        }
-    }
-
-    fn value_elements(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
-        let value = self.run.program(layer_idx).value(value);
-        let shape = self.run.shape_of(layer_idx, value.tensor, unit % self.run.execution.slices.n());
-        self.seat.block(value.sharding, &shape).len() as u64
-    }
-
-    fn value_bytes(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
-        let width = self.run.width(layer_idx, self.run.program(layer_idx).value(value), self.element_bytes);
-        self.value_elements((layer_idx, unit), value) * width
-    }
-
-    /// Elements of the flattened local block of a parameter that a cut leaves to this rank.
-    fn cut_elements(&self, (layer_idx, tensor): ParameterKey, held: &HeldParameter, cut: AxisSet) -> u64 {
-        let flat = self.seat.block(held.used, &self.run.shape(layer_idx, tensor)).len() as u64;
-        flat_cut(&self.seat, flat, cut).len() as u64
-    }
-
-    fn state_bytes(&self, key: ParameterKey, held: &HeldParameter) -> u64 {
-        let cut = |axes| self.cut_elements(key, held, axes);
-        let Storage { parameter, gradient, optimizer } = held.storage;
-        let learned = if held.trained { cut(gradient) + 3 * cut(optimizer) } else { 0 };
-        cut(parameter) * self.run.rounded_bytes(self.element_bytes) + learned * self.element_bytes
-    }
-}
-
-/// A rank's memory as it runs. Without a plan nothing is watched.
-#[derive(Debug, Default)]
-pub(crate) struct Watch<'a> {
+pub(crate) struct Memory<'a, E> {
     plan: Option<&'a MemoryPlan>,
+    bytes: Vec<u8>,
     arena: Arena,
-    /// Where and how large what is held now is.
-    now: BTreeMap<Held, (u64, u64)>,
+    now: BTreeMap<Held, Lying>,
     /// How often each buffer has appeared in this step.
     seen: BTreeMap<Held, usize>,
+    /// Without a plan, places that were given back, by their size.
+    free: BTreeMap<u64, Vec<u64>>,
+    numbers: PhantomData<E>,
 }
 
-impl<'a> Watch<'a> {
+impl<'a, E: Element> Memory<'a, E> {
+    /// An empty arena, as large as planned.
     pub(crate) fn new(plan: Option<&'a MemoryPlan>) -> Self {
-        Self { plan, ..Self::default() }
-    }
-
-    /// What the rank holds of a layer and unit now, with its bytes; what it held before and lacks now is gone.
-    pub(crate) fn values(
-        &mut self,
-        (layer_idx, unit): (LayerIdx, u32),
-        held: impl Iterator<Item = (ValueId, u64)>,
-    ) -> Result<(), ExecutorError> {
-        if self.plan.is_none() {
-            return Ok(());
+        let bytes = plan.map_or(0, |plan| plan.placed.peak) as usize;
+        Self {
+            plan,
+            bytes: vec![NOTHING; bytes],
+            arena: Arena::default(),
+            now: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            free: BTreeMap::new(),
+            numbers: PhantomData,
         }
-        let held: BTreeMap<Held, u64> =
-            held.map(|(value, bytes)| (Held::Value(layer_idx, unit, value), bytes)).collect();
-        let first = Held::Value(layer_idx, unit, ValueId(0));
-        let last = Held::Value(layer_idx, unit, ValueId(usize::MAX));
-        let gone: BTreeSet<Held> = self
-            .now
-            .range(first..=last)
-            .map(|(held, _)| *held)
-            .filter(|one| !held.contains_key(one))
-            .collect();
-        gone.into_iter().for_each(|held| self.drop(held));
-        held.into_iter().try_for_each(|(held, bytes)| self.make(held, bytes))
     }
 
-    /// A buffer that appears, with the bytes it has.
-    pub(crate) fn make(&mut self, held: Held, bytes: u64) -> Result<(), ExecutorError> {
-        let Some(plan) = self.plan.filter(|_| !self.now.contains_key(&held)) else { return Ok(()) };
+    /// Writes a value; one that is there already is replaced where it lies.
+    pub(crate) fn put(&mut self, held: Held, value: &Value<E>, width: Width) -> Result<(), ExecutorError> {
+        match value {
+            Value::Float(tensor) => self.put_tensor(held, tensor, width),
+            Value::Index(index) => {
+                let place = self.place(held, (index.shape(), Width::Integer))?;
+                let places = place.as_chunks_mut::<{ size_of::<i64>() }>().0.iter_mut();
+                places.zip(index).for_each(|(place, value)| *place = value.to_le_bytes());
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes numbers of a shape.
+    pub(crate) fn put_tensor(
+        &mut self,
+        held: Held,
+        tensor: &Tensor<E>,
+        width: Width,
+    ) -> Result<(), ExecutorError> {
+        // Memory has index order; a transposed view is brought into it.
+        let ordered = tensor.as_standard_layout();
+        let values = ordered.as_slice().unwrap_or_default();
+        self.put_shaped(held, tensor.shape(), values, width)
+    }
+
+    /// Writes numbers in a row.
+    pub(crate) fn put_numbers(
+        &mut self,
+        held: Held,
+        values: &[E],
+        width: Width,
+    ) -> Result<(), ExecutorError> {
+        self.put_shaped(held, &[values.len()], values, width)
+    }
+
+    fn put_shaped(
+        &mut self,
+        held: Held,
+        shape: &[usize],
+        values: &[E],
+        width: Width,
+    ) -> Result<(), ExecutorError> {
+        let place = self.place(held, (shape, width))?;
+        match width {
+            Width::Integer => return Err(unfit(format!("{held:?} has numbers where integers were planned"))),
+            Width::Full => E::write_all(values, place),
+            Width::Bf16 => {
+                for (place, value) in place.as_chunks_mut().0.iter_mut().zip(values) {
+                    let bits = value.bf16_bits();
+                    let bits =
+                        bits.ok_or_else(|| unfit(format!("{held:?}: {value} is no number of bf16")))?;
+                    *place = bits.to_le_bytes();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a buffer, to be written.
+    fn place(&mut self, held: Held, (shape, width): (&[usize], Width)) -> Result<&mut [u8], ExecutorError> {
+        let bytes = shape.iter().product::<usize>() as u64 * width.bytes(size_of::<E>() as u64);
+        let offset = match self.now.get_mut(&held) {
+            Some(lying) if lying.bytes == bytes && lying.width == width => {
+                shape.clone_into(&mut lying.shape);
+                lying.offset
+            }
+            Some(lying) => {
+                let there = lying.bytes;
+                return Err(unfit(format!("{held:?} has {bytes} B where it lies in {there} B")));
+            }
+            None => self.claim(held, (shape, width), bytes)?,
+        };
+        let (from, to) = (offset as usize, (offset + bytes) as usize);
+        self.bytes.get_mut(from..to).ok_or_else(|| unfit(format!("{held:?} does not lie in the arena")))
+    }
+
+    fn claim(
+        &mut self,
+        held: Held,
+        (shape, width): (&[usize], Width),
+        bytes: u64,
+    ) -> Result<u64, ExecutorError> {
+        let offset = match self.plan {
+            Some(plan) => self.planned(plan, held, bytes)?,
+            None => self.free.get_mut(&bytes).and_then(Vec::pop).unwrap_or(self.arena.high_water),
+        };
+        let taken = |byte| unfit(format!("{held:?} at {offset}: byte {byte} of the arena is not free"));
+        self.arena.claim(offset, bytes).map_err(taken)?;
+        if self.plan.is_none() && self.bytes.len() < (offset + bytes) as usize {
+            self.bytes.resize((offset + bytes) as usize, NOTHING);
+        }
+        self.now.insert(held, Lying { offset, bytes, shape: shape.to_vec(), width });
+        Ok(offset)
+    }
+
+    fn planned(&mut self, plan: &MemoryPlan, held: Held, bytes: u64) -> Result<u64, ExecutorError> {
         let nth = self.seen.entry(held).or_insert(0);
         let at = plan.of.get(&held).and_then(|list| list.get(*nth));
         *nth += 1;
@@ -315,26 +186,81 @@ impl<'a> Watch<'a> {
         if planned != bytes {
             return Err(unfit(format!("{held:?} has {bytes} B, planned were {planned} B")));
         }
-        let offset = plan.placed.offsets[at];
-        let taken = |byte| unfit(format!("{held:?} at {offset}: byte {byte} of the arena is not free"));
-        self.arena.claim(offset, bytes).map_err(taken)?;
-        self.now.insert(held, (offset, bytes));
-        Ok(())
+        Ok(plan.placed.offsets[at])
     }
 
-    /// A buffer that is gone.
-    pub(crate) fn drop(&mut self, held: Held) {
-        if let Some((offset, bytes)) = self.now.remove(&held) {
-            self.arena.release(offset, bytes);
+    /// A value as it lies here; nothing where it is not held.
+    pub(crate) fn get(&self, held: Held) -> Option<Value<E>> {
+        let lying = self.now.get(&held)?;
+        let memory = self.bytes.get(lying.offset as usize..(lying.offset + lying.bytes) as usize)?;
+        let shape = IxDyn(&lying.shape);
+        match lying.width {
+            Width::Integer => {
+                let values = memory.as_chunks().0.iter().map(|&place| i64::from_le_bytes(place)).collect();
+                ArrayD::from_shape_vec(shape, values).ok().map(Value::Index)
+            }
+            Width::Full => ArrayD::from_shape_vec(shape, E::read_all(memory)).ok().map(Value::Float),
+            Width::Bf16 => {
+                let number = |&place: &[u8; 2]| E::from_bf16_bits(u16::from_le_bytes(place));
+                let values = memory.as_chunks().0.iter().map(number).collect();
+                ArrayD::from_shape_vec(shape, values).ok().map(Value::Float)
+            }
         }
+    }
+
+    /// Numbers as they lie here.
+    pub(crate) fn tensor(&self, held: Held) -> Option<Tensor<E>> {
+        self.get(held).and_then(Value::into_float)
+    }
+
+    /// Reads numbers and gives their place back.
+    pub(crate) fn take(&mut self, held: Held) -> Option<Tensor<E>> {
+        let tensor = self.tensor(held);
+        self.drop(held).then_some(tensor).flatten()
+    }
+
+    /// Gives a buffer's place back; says whether it was held.
+    pub(crate) fn drop(&mut self, held: Held) -> bool {
+        let Some(Lying { offset, bytes, .. }) = self.now.remove(&held) else { return false };
+        self.arena.release(offset, bytes);
+        if self.plan.is_none() {
+            self.free.entry(bytes).or_default().push(offset);
+        }
+        if let Some(place) = self.bytes.get_mut(offset as usize..(offset + bytes) as usize) {
+            place.fill(NOTHING);
+        }
+        true
+    }
+
+    /// Values that are held of a layer and unit, each with its elements and their width.
+    pub(crate) fn values(
+        &self,
+        (layer_idx, unit): (LayerIdx, u32),
+    ) -> impl Iterator<Item = (ValueId, u64, Width)> {
+        let first = Held::Value(layer_idx, unit, ValueId(0));
+        let last = Held::Value(layer_idx, unit, ValueId(usize::MAX));
+        self.now.range(first..=last).filter_map(|(held, lying)| {
+            let Held::Value(_, _, id) = held else { return None };
+            Some((*id, lying.n_elements(), lying.width))
+        })
+    }
+
+    /// Elements that rings of a layer keep of a unit.
+    pub(crate) fn attended(&self, (layer_idx, unit): (LayerIdx, u32)) -> u64 {
+        let (none, all) = (OpId(0), OpId(usize::MAX));
+        let results = Held::Attended(layer_idx, unit, none)..=Held::Attended(layer_idx, unit, all);
+        let sums = Held::LogSums(layer_idx, unit, none)..=Held::LogSums(layer_idx, unit, all);
+        self.now.range(results).chain(self.now.range(sums)).map(|(_, lying)| lying.n_elements()).sum()
     }
 
     /// The next step begins: only states are left.
     pub(crate) fn end_step(&mut self) {
-        let over: Vec<Held> =
-            self.now.keys().copied().filter(|held| !matches!(held, Held::State(_))).collect();
-        over.into_iter().for_each(|held| self.drop(held));
-        self.seen.retain(|held, _| matches!(held, Held::State(_)));
+        let is_state = |held: &Held| matches!(held, Held::State(..));
+        let over: Vec<Held> = self.now.keys().copied().filter(|held| !is_state(held)).collect();
+        over.into_iter().for_each(|held| {
+            self.drop(held);
+        });
+        self.seen.retain(|held, _| is_state(held));
     }
 
     pub(crate) fn report(&self) -> RankMemory {
@@ -345,5 +271,44 @@ impl<'a> Watch<'a> {
             high_water: self.arena.high_water,
             most_live: self.arena.most_live,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Held = Held::Value(0, 0, ValueId(0));
+    const SECOND: Held = Held::Value(0, 0, ValueId(1));
+
+    #[test]
+    fn what_is_written_is_read_in_its_width() {
+        let mut memory = Memory::<f32>::new(None);
+        let tensor = ArrayD::from_shape_fn(IxDyn(&[2, 3]), |i| (i[0] * 3 + i[1]) as f32);
+        memory.put_tensor(FIRST, &tensor.t().into_owned(), Width::Full).unwrap();
+        memory.put_tensor(SECOND, &tensor, Width::Bf16).unwrap();
+        assert_eq!(memory.tensor(FIRST), Some(tensor.t().into_owned()));
+        assert_eq!(memory.tensor(SECOND), Some(tensor));
+        assert_eq!(memory.report().high_water, 6 * 4 + 6 * 2);
+        let tokens = ArrayD::from_elem(IxDyn(&[2]), -100);
+        memory.put(Held::Value(1, 0, ValueId(0)), &Value::Index(tokens.clone()), Width::Integer).unwrap();
+        assert_eq!(memory.get(Held::Value(1, 0, ValueId(0))), Some(Value::Index(tokens)));
+    }
+
+    #[test]
+    fn a_number_that_was_not_rounded_does_not_fit_into_two_bytes() {
+        let mut memory = Memory::new(None);
+        let wrong = memory.put_numbers(FIRST, &[1.0, 1.001_f32], Width::Bf16);
+        assert!(wrong.unwrap_err().to_string().contains("is no number of bf16"));
+    }
+
+    #[test]
+    fn what_is_given_back_is_overwritten_and_used_again() {
+        let mut memory = Memory::<f64>::new(None);
+        memory.put_numbers(FIRST, &[1.0, 2.0], Width::Full).unwrap();
+        assert!(memory.drop(FIRST) && !memory.drop(FIRST));
+        assert!(memory.bytes.iter().all(|&byte| byte == NOTHING) && memory.tensor(FIRST).is_none());
+        memory.put_numbers(SECOND, &[3.0, 4.0], Width::Full).unwrap();
+        assert_eq!(memory.report(), RankMemory { high_water: 16, most_live: 16, ..RankMemory::default() });
     }
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use ir::conversion::{Step, steps};
 use ir::graph::{Data, Layer, OpId, Role, Sizes, TensorId};
 use ir::lower::LayerChoice;
+use ir::mesh::AxisId;
 use ir::program::{HeldParameter, Program, Side, Update};
 use ir::schedule::{Action, Section, check_table};
 use ir::sharding::Sharding;
@@ -13,10 +14,11 @@ use ir::signature::{Signature, signature};
 use ir::split::{SplitBackward, split_backward};
 use ir::strategy::Strategy;
 use ir::token_order::TokenOrder;
+use ir::work::Pass;
 use ndarray::ArrayD;
 
 use crate::audit::Leaves;
-use crate::element::{BF16_BYTES, Edges};
+use crate::element::{Edges, Width};
 use crate::error::ExecutorError;
 use crate::initial::{self, Batch, Counting};
 use crate::job::{Execution, Instance, LayerIdx};
@@ -243,26 +245,37 @@ impl<'a> Prepared<'a> {
         })
     }
 
-    /// Bytes of a number that leaves an operator or is stored for one, where one that does not has `full`.
-    pub(crate) fn rounded_bytes(&self, full: u64) -> u64 {
+    /// How numbers that leave an operator or a rank lie in memory.
+    pub(crate) fn rounded(&self) -> Width {
         match self.execution.edges {
-            Edges::Exact => full,
-            Edges::Bf16 => BF16_BYTES,
+            Edges::Exact => Width::Full,
+            Edges::Bf16 => Width::Bf16,
         }
     }
 
-    /// Bytes of an element of a value: integers have eight; the loss of a token, what it is made of, and gradients of
-    /// parameters, which go to their accumulators, are not rounded.
-    pub(crate) fn width(&self, layer_idx: LayerIdx, value: ir::program::Value, full: u64) -> u64 {
+    /// How a value lies in memory: the loss of a token, what it is made of and their gradients are not rounded, and
+    /// neither are gradients of parameters, which go to their accumulators.
+    pub(crate) fn width(&self, layer_idx: LayerIdx, value: ir::program::Value) -> Width {
         let layer = self.layer(layer_idx);
         let kept = |op: OpId| Leaves::of_results(&layer.ops[op.0].kind) == Leaves::Single;
         match (layer.tensors[value.tensor.0].role, value.side) {
-            (Role::Data(Data::Tokens | Data::Labels | Data::Positions), _) => size_of::<i64>() as u64,
-            (Role::Parameter(_) | Role::Frozen(_), Side::Gradient) => full,
-            (Role::Activation, Side::Primal) if layer.producer(value.tensor).is_some_and(kept) => full,
-            (Role::Data(Data::AlibiSlopes | Data::RouterBias), _) => full,
-            (Role::Parameter(_) | Role::Frozen(_) | Role::Activation, _) => self.rounded_bytes(full),
+            (Role::Data(Data::Tokens | Data::Labels | Data::Positions), _) => Width::Integer,
+            (Role::Parameter(_) | Role::Frozen(_), Side::Gradient) => Width::Full,
+            (Role::Activation, _) if layer.producer(value.tensor).is_some_and(kept) => Width::Full,
+            (Role::Data(Data::AlibiSlopes | Data::RouterBias), _) => Width::Full,
+            (Role::Parameter(_) | Role::Frozen(_) | Role::Activation, _) => self.rounded(),
         }
+    }
+
+    /// Axes along which an operator meets its keys block by block; none where it is on no ring.
+    pub(crate) fn ring_axes(&self, layer_idx: LayerIdx, op: OpId) -> Vec<AxisId> {
+        let (_, choice) = &self.execution.choices[self.instances[layer_idx].choice];
+        choice.strategies[op.0].ring_axes()
+    }
+
+    /// Whether attention on a ring keeps what backward needs: in forward only where backward does not compute it again.
+    pub(crate) fn keeps_attended(&self, layer_idx: LayerIdx, op: OpId, pass: Pass) -> bool {
+        pass == Pass::Backward || self.program(layer_idx).keeps(op)
     }
 
     pub(crate) fn is_copy(&self, key: ParameterKey) -> bool {

@@ -1,37 +1,36 @@
 //! One rank: it walks its row of the table, runs the sections of its layers' programs, and keeps what they save.
 //!
-//! The values of a micro-batch, or of a slice of one, live in an environment per layer. After forward exactly the program's saved values are
-//! left in it, after backward nothing: both are checked, so that the bytes counted are the bytes held.
+//! All that it keeps from one instruction to the next lies in its arena. After forward exactly the program's saved values
+//! of a layer and micro-batch, or of a slice of one, are left there, after backward nothing: both are checked, so that the
+//! bytes counted are the bytes held.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::graph::{OpId, Role};
 use ir::program::{Instruction, Side, ValueId};
 use ir::schedule::{Action, Section};
 use ir::sharding::Sharding;
-use ndarray::{ArrayD, IxDyn};
+use ndarray::IxDyn;
 
 use crate::audit::{Audit, Leaves, Witness};
 use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
-use crate::element::Edges;
+use crate::element::{Edges, Width};
 use crate::error::ExecutorError;
-use crate::extend::OwedKey;
 use crate::fabric::RankComm;
 use crate::initial::Slot;
 use crate::job::{LayerIdx, Recorded};
-use crate::kernels::ring::Attended;
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
-use crate::memory::{Direction, Held, MemoryPlan, RankMemory, Watch};
+use crate::lifetimes::{Held, MemoryPlan};
+use crate::memory::{Memory, RankMemory};
 use crate::observe::Activity;
-use crate::prepare::{Border, ParameterKey, Prepared, unfit};
-use crate::ring::RingKey;
+use crate::prepare::{ParameterKey, Prepared, unfit};
 use crate::routing::Routes;
-use crate::update::{Carried, FrozenState, State};
+use crate::update::{Carried, Parameter};
 
-/// Values of one layer and micro-batch.
-type Environment<E> = BTreeMap<ValueId, Value<E>>;
+/// A layer, and a micro-batch of a step or a slice of one.
+pub(crate) type Unit = (LayerIdx, u32);
 
 /// What a rank reports when it is done.
 #[derive(Clone, Debug, Default)]
@@ -66,27 +65,14 @@ pub(crate) struct Record {
 pub(crate) struct Rank<'a, E> {
     pub(crate) run: &'a Prepared<'a>,
     pub(crate) seat: Seat<'a>,
-    /// States of its learned parameters.
-    pub(crate) states: BTreeMap<ParameterKey, State<E>>,
-    /// Its frozen parameters.
-    pub(crate) frozen: BTreeMap<ParameterKey, FrozenState<E>>,
+    /// Its parameters; their states are in memory.
+    pub(crate) parameters: BTreeMap<ParameterKey, Parameter>,
     pub(crate) record: Record,
-    /// Its memory against the plan of it.
-    pub(crate) watch: Watch<'a>,
-    /// Saved values per layer and unit: a micro-batch, or a slice of one.
-    pub(crate) saved: BTreeMap<(LayerIdx, u32), Environment<E>>,
-    /// Carried values per layer and unit.
-    carried: BTreeMap<(LayerIdx, u32), Environment<E>>,
-    /// Bytes of both.
+    pub(crate) memory: Memory<'a, E>,
+    /// Bytes of what is saved and carried.
     saved_bytes: u64,
-    /// What attention on rings keeps from forward to backward.
-    pub(crate) attended: BTreeMap<RingKey, Attended<E>>,
     /// What the results of a ring that just ran are held to.
     pub(crate) witnesses: Option<Vec<Option<Witness>>>,
-    /// Gradients of keys and values that later slices owe to earlier ones.
-    pub(crate) owed: BTreeMap<OwedKey, Tensor<E>>,
-    /// Streams between chunks of this rank, by receiving chunk.
-    moved: BTreeMap<(u32, Direction, u32), Tensor<E>>,
 }
 
 /// Where in the run a section is.
@@ -103,40 +89,29 @@ impl<'a, E: Real> Rank<'a, E> {
         memory: Option<&'a MemoryPlan>,
     ) -> Result<Self, ExecutorError> {
         let seat = Seat::new(run.execution.mesh, rank);
-        let (mut states, mut frozen, mut watch) = (BTreeMap::new(), BTreeMap::new(), Watch::new(memory));
         let initial = |key: ParameterKey| {
             run.initial.get(&key).ok_or_else(|| unfit("a tensor is held that is no parameter".into()))
         };
-        for layer_idx in run.layers_on(seat.stage) {
-            for update in &run.program(layer_idx).updates {
-                let key = (layer_idx, update.tensor);
-                let state = State::new(&seat, update, initial(key)?, run.moments(key, seat.stage))
-                    .rounded(run.execution.edges);
-                watch.make(Held::State(key), state.bytes(run.rounded_bytes(size_of::<E>() as u64)))?;
-                states.insert(key, state);
-            }
-            for one in &run.program(layer_idx).frozen {
-                let key = (layer_idx, one.tensor);
-                let state = FrozenState::new(&seat, one, initial(key)?).rounded(run.execution.edges);
-                watch.make(Held::State(key), state.bytes(run.rounded_bytes(size_of::<E>() as u64)))?;
-                frozen.insert(key, state);
-            }
-        }
-        Ok(Self {
+        let mut own = Self {
             run,
             seat,
-            states,
-            frozen,
+            parameters: BTreeMap::new(),
             record: Record::default(),
-            watch,
-            saved: BTreeMap::new(),
-            carried: BTreeMap::new(),
+            memory: Memory::new(memory),
             saved_bytes: 0,
-            attended: BTreeMap::new(),
             witnesses: None,
-            owed: BTreeMap::new(),
-            moved: BTreeMap::new(),
-        })
+        };
+        for layer_idx in run.layers_on(own.seat.stage) {
+            for update in &run.program(layer_idx).updates {
+                let key = (layer_idx, update.tensor);
+                own.begin_learned(key, update, initial(key)?)?;
+            }
+            for frozen in &run.program(layer_idx).frozen {
+                let key = (layer_idx, frozen.tensor);
+                own.begin_frozen(key, frozen, initial(key)?)?;
+            }
+        }
+        Ok(own)
     }
 
     /// Runs every step.
@@ -156,13 +131,13 @@ impl<'a, E: Real> Rank<'a, E> {
                 })?;
             }
             comm.during(Activity::Update { step }, |comm| self.update(comm, u64::from(step)))?;
-            self.watch.end_step();
+            self.memory.end_step();
         }
         match self.run.execution.training.record {
             Recorded::EveryStep => {}
-            Recorded::States => self.record_states(),
+            Recorded::States => self.record_states()?,
         }
-        self.record.memory = self.watch.report();
+        self.record.memory = self.memory.report();
         Ok(self.record)
     }
 
@@ -178,15 +153,13 @@ impl<'a, E: Real> Rank<'a, E> {
         for layer_idx in self.run.layers_of(chunk) {
             let program = self.run.program(layer_idx);
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Forward, seq) };
-            let mut env = Environment::new();
             if let (Some(id), Some(stream)) = (program.stream, stream.take()) {
-                env.insert(id, Value::Float(stream));
+                self.hold(at, id, &Value::Float(stream))?;
             }
-            self.section(comm, at, &program.forward, &mut env)?;
-            stream = Some(self.take(at, &mut env, program.out)?);
-            self.watch_values(at, &env)?;
-            self.expect_exactly(at, &env, &program.saved)?;
-            self.keep((layer_idx, self.run.unit_of(seq)), seq, env);
+            self.section(comm, at, &program.forward)?;
+            stream = Some(self.take(at, program.out)?);
+            self.expect_exactly(at, &program.saved)?;
+            self.keep(self.unit(at));
         }
         let stream = stream.ok_or_else(|| unfit("a chunk has no layers".into()))?;
         self.send_stream(comm, chunk, action, (seq, stream))
@@ -210,21 +183,21 @@ impl<'a, E: Real> Rank<'a, E> {
                 Section::Forward | Section::Backward | Section::BackwardWeight => (&program.backward, &[]),
             };
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
-            let mut env = self.saved.remove(&(layer_idx, self.run.unit_of(seq))).unwrap_or_default();
-            let bytes = self.bytes_of(&env) + self.attended_bytes(layer_idx, seq);
-            env.extend(gradient.take().map(|gradient| (program.out_gradient, Value::Float(gradient))));
-            self.section(comm, at, code, &mut env)?;
+            let bytes = self.kept_bytes(self.unit(at));
+            if let Some(gradient) = gradient.take() {
+                self.hold(at, program.out_gradient, &Value::Float(gradient))?;
+            }
+            self.section(comm, at, code)?;
             if let Some(id) = program.stream_gradient {
                 gradient = Some(match carried.contains(&id) {
-                    true => self.float(at, &env, id)?.clone(),
-                    false => self.take(at, &mut env, id)?,
+                    true => self.float(at, id)?,
+                    false => self.take(at, id)?,
                 });
             }
-            self.watch_values(at, &env)?;
-            self.expect_exactly(at, &env, carried)?;
+            self.expect_exactly(at, carried)?;
             self.saved_bytes -= bytes;
             if action.section == Section::BackwardInput {
-                self.carry((layer_idx, self.run.unit_of(seq)), env);
+                self.carry(self.unit(at));
             }
         }
         match gradient {
@@ -242,31 +215,38 @@ impl<'a, E: Real> Rank<'a, E> {
         let chunk = self.run.execution.shape().chunk(action);
         for layer_idx in self.run.layers_of(chunk).into_iter().rev() {
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
-            let mut env = self.carried.remove(&(layer_idx, self.run.unit_of(seq))).unwrap_or_default();
-            let bytes = self.bytes_of(&env);
-            self.section(comm, at, &self.run.split(layer_idx)?.weight, &mut env)?;
-            self.expect_exactly(at, &env, &[])?;
+            let bytes = self.kept_bytes(self.unit(at));
+            self.section(comm, at, &self.run.split(layer_idx)?.weight)?;
+            self.expect_exactly(at, &[])?;
             self.saved_bytes -= bytes;
         }
         Ok(())
     }
 
-    fn carry(&mut self, key: (LayerIdx, u32), env: Environment<E>) {
-        let bytes = self.bytes_of(&env);
+    fn carry(&mut self, unit: Unit) {
+        let bytes = self.kept_bytes(unit);
         self.saved_bytes += bytes;
-        let most = self.record.carried.entry(key.0).or_insert(0);
+        let most = self.record.carried.entry(unit.0).or_insert(0);
         *most = bytes.max(*most);
         self.record.peak_saved = self.record.peak_saved.max(self.saved_bytes);
-        self.carried.insert(key, env);
     }
 
-    fn keep(&mut self, key: (LayerIdx, u32), seq: u64, env: Environment<E>) {
-        let bytes = self.bytes_of(&env) + self.attended_bytes(key.0, seq);
+    fn keep(&mut self, unit: Unit) {
+        let bytes = self.kept_bytes(unit);
         self.saved_bytes += bytes;
-        let most = self.record.saved.entry(key.0).or_insert(0);
+        let most = self.record.saved.entry(unit.0).or_insert(0);
         *most = bytes.max(*most);
         self.record.peak_saved = self.record.peak_saved.max(self.saved_bytes);
-        self.saved.insert(key, env);
+    }
+
+    /// Bytes of a layer and unit as a plan counts them: every number in the width of the executed type.
+    fn kept_bytes(&self, unit: Unit) -> u64 {
+        let width = self.edges().element_bytes::<E>();
+        let bytes = |(_, n, kind): (ValueId, u64, Width)| match kind {
+            Width::Integer => n * kind.bytes(width),
+            Width::Full | Width::Bf16 => n * width,
+        };
+        self.memory.values(unit).map(bytes).sum::<u64>() + self.memory.attended(unit) * width
     }
 
     fn section(
@@ -274,24 +254,24 @@ impl<'a, E: Real> Rank<'a, E> {
         comm: &mut RankComm<'_, E>,
         at: At<'a>,
         code: &'a [Instruction],
-        env: &mut Environment<E>,
     ) -> Result<(), ExecutorError> {
-        self.watch_values(at, env)?;
-        for instruction in code {
-            self.instruction(comm, at, instruction, env)?;
-            self.watch_values(at, env)?;
-        }
-        Ok(())
+        code.iter().try_for_each(|instruction| self.instruction(comm, at, instruction))
     }
 
-    /// Tells the watch what is there now.
-    fn watch_values(&mut self, at: At<'_>, env: &Environment<E>) -> Result<(), ExecutorError> {
-        let unit = self.run.unit_of(at.place.seq);
-        let run = self.run;
-        let width = |id| run.width(at.layer_idx, run.program(at.layer_idx).value(id), size_of::<E>() as u64);
-        let held =
-            env.iter().map(|(&id, value)| (id, value.shape().iter().product::<usize>() as u64 * width(id)));
-        self.watch.values((at.layer_idx, unit), held)
+    /// The layer and unit that are at work.
+    pub(crate) fn unit(&self, at: At<'_>) -> Unit {
+        (at.layer_idx, self.run.unit_of(at.place.seq))
+    }
+
+    fn held(&self, at: At<'_>, id: ValueId) -> Held {
+        let (layer_idx, unit) = self.unit(at);
+        Held::Value(layer_idx, unit, id)
+    }
+
+    /// Writes a value into the arena.
+    fn hold(&mut self, at: At<'_>, id: ValueId, value: &Value<E>) -> Result<(), ExecutorError> {
+        let width = self.run.width(at.layer_idx, self.run.program(at.layer_idx).value(id));
+        self.memory.put(self.held(at, id), value, width)
     }
 
     fn instruction(
@@ -299,12 +279,9 @@ impl<'a, E: Real> Rank<'a, E> {
         comm: &mut RankComm<'_, E>,
         at: At<'a>,
         instruction: &'a Instruction,
-        env: &mut Environment<E>,
     ) -> Result<(), ExecutorError> {
         match instruction {
-            Instruction::Load { output } => {
-                env.insert(*output, self.load(at, *output)?);
-            }
+            Instruction::Load { output } => self.hold(at, *output, &self.load(at, *output)?),
             Instruction::Parameter { output, gather } => {
                 let class = Class::ParameterGather;
                 let value = self.run.program(at.layer_idx).value(*output);
@@ -315,23 +292,13 @@ impl<'a, E: Real> Rank<'a, E> {
                 let wrong = |_| self.bad_value(at, *output, format!("has another shape than {shape:?}"));
                 let mut tensor = tensor.map_err(wrong)?;
                 self.edges().round_all(&mut tensor);
-                env.insert(*output, Value::Float(tensor));
+                self.hold(at, *output, &Value::Float(tensor))
             }
-            Instruction::Forward { op, operands, results } => {
-                let ids = operands;
-                let operands = ids.iter().map(|&id| self.find(at, env, id)).collect::<Result<Vec<_>, _>>()?;
-                let mut found = match self.ring(at, *op) {
-                    _ if self.extends(at, *op) => self.extend_forward(at, *op, (ids[0], operands[0]))?,
-                    Some(ring) => self.ring_forward(comm, (at, *op, &ring), ids, &operands)?,
-                    None => self.run_forward(at, *op, &operands)?,
-                };
-                self.leave_forward(at, *op, &operands, &mut found)?;
-                env.extend(results.iter().copied().zip(found));
-            }
-            Instruction::Backward { .. } => self.operator_backward(comm, at, instruction, env)?,
+            Instruction::Forward { .. } => self.operator_forward(comm, at, instruction),
+            Instruction::Backward { .. } => self.operator_backward(comm, at, instruction),
             Instruction::Convert { input, output, steps } => {
                 let value = self.run.program(at.layer_idx).value(*input);
-                let tensor = self.float(at, env, *input)?.clone();
+                let tensor = self.float(at, *input)?;
                 let class = match (value.side, at.place.phase) {
                     (Side::Gradient, _) => Class::Gradient,
                     (Side::Primal, Phase::Forward) => Class::Forward,
@@ -340,25 +307,42 @@ impl<'a, E: Real> Rank<'a, E> {
                 let shape = self.run.shape_in(at, value.tensor);
                 let tag = at.place.tag(class, self.run.tensor_name(at.layer_idx, value.tensor));
                 let subject = Subject { tag, shape: &shape };
-                env.insert(*output, Value::Float(convert(comm, &self.seat, steps, &subject, tensor)?));
+                let converted = convert(comm, &self.seat, steps, &subject, tensor)?;
+                self.hold(at, *output, &Value::Float(converted))
             }
             Instruction::Accumulate { gradient, reduce } => {
                 let value = self.run.program(at.layer_idx).value(*gradient);
-                let block = self.float(at, env, *gradient)?.clone();
+                let block = self.float(at, *gradient)?;
                 let tag =
                     at.place.tag(Class::GradientAccumulate, self.run.tensor_name(at.layer_idx, value.tensor));
                 let shape = [block.len() as u64];
                 let subject = Subject { tag, shape: &shape };
                 let term = convert(comm, &self.seat, reduce, &subject, flattened(block))?;
-                self.state((at.layer_idx, value.tensor))?.accumulate(elements(term))?;
+                self.accumulate((at.layer_idx, value.tensor), &elements(term))
             }
-            Instruction::Free { value } => {
-                if env.remove(value).is_none() {
-                    return Err(self.bad_value(at, *value, "is freed but not there".into()));
-                }
-            }
+            Instruction::Free { value } => match self.memory.drop(self.held(at, *value)) {
+                true => Ok(()),
+                false => Err(self.bad_value(at, *value, "is freed but not there".into())),
+            },
         }
-        Ok(())
+    }
+
+    fn operator_forward(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        at: At<'a>,
+        instruction: &'a Instruction,
+    ) -> Result<(), ExecutorError> {
+        let Instruction::Forward { op, operands: ids, results } = instruction else { return Ok(()) };
+        let operands = ids.iter().map(|&id| self.find(at, id)).collect::<Result<Vec<_>, _>>()?;
+        let operands: Vec<&Value<E>> = operands.iter().collect();
+        let mut found = match self.ring(at, *op) {
+            _ if self.extends(at, *op) => self.extend_forward(at, *op, (ids[0], operands[0]))?,
+            Some(ring) => self.ring_forward(comm, (at, *op, &ring), ids, &operands)?,
+            None => self.run_forward(at, *op, &operands)?,
+        };
+        self.leave_forward(at, *op, &operands, &mut found)?;
+        results.iter().zip(&found).try_for_each(|(&id, value)| self.hold(at, id, value))
     }
 
     fn operator_backward(
@@ -366,14 +350,16 @@ impl<'a, E: Real> Rank<'a, E> {
         comm: &mut RankComm<'_, E>,
         at: At<'a>,
         instruction: &'a Instruction,
-        env: &mut Environment<E>,
     ) -> Result<(), ExecutorError> {
-        let Instruction::Backward { op, operands, gradients, results } = instruction else { return Ok(()) };
-        let find = |id: &Option<ValueId>| id.map(|id| self.find(at, env, id)).transpose();
-        let float = |id: &Option<ValueId>| id.map(|id| self.float(at, env, id)).transpose();
-        let ids = operands;
+        let Instruction::Backward { op, operands: ids, gradients, results } = instruction else {
+            return Ok(());
+        };
+        let find = |id: &Option<ValueId>| id.map(|id| self.find(at, id)).transpose();
         let operands = ids.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let operands: Vec<Option<&Value<E>>> = operands.iter().map(Option::as_ref).collect();
+        let float = |id: &Option<ValueId>| id.map(|id| self.float(at, id)).transpose();
         let gradients = gradients.iter().map(float).collect::<Result<Vec<_>, _>>()?;
+        let gradients: Vec<Option<&Tensor<E>>> = gradients.iter().map(Option::as_ref).collect();
         let found = match (self.ring(at, *op), gradients.as_slice()) {
             (_, [Some(gradient)]) if self.extends(at, *op) => self.extend_backward(at, *op, gradient)?,
             (Some(ring), [Some(gradient)]) => {
@@ -384,24 +370,15 @@ impl<'a, E: Real> Rank<'a, E> {
         let found = self.leave_backward(at, (*op, results), (&operands, &gradients), found)?;
         for (id, gradient) in results.iter().zip(found) {
             match (id, gradient) {
-                (Some(id), Some(gradient)) => env.insert(*id, Value::Float(gradient)),
+                (Some(id), Some(gradient)) => self.hold(at, *id, &Value::Float(gradient))?,
                 (Some(id), None) => return Err(self.bad_value(at, *id, "gets no gradient".into())),
-                (None, _) => None,
-            };
+                (None, _) => {}
+            }
         }
         if self.extends(at, *op) {
-            self.watch_values(at, env)?;
             self.drop_owed(at, *op);
         }
         Ok(())
-    }
-
-    fn bytes_of(&self, env: &Environment<E>) -> u64 {
-        let bytes = |value: &Value<E>| match value {
-            Value::Float(tensor) => tensor.len() as u64 * self.edges().element_bytes::<E>(),
-            Value::Index(index) => (index.len() * size_of::<i64>()) as u64,
-        };
-        env.values().map(bytes).sum()
     }
 
     /// How numbers of this run are rounded.
@@ -460,27 +437,18 @@ impl<'a, E: Real> Rank<'a, E> {
         })
     }
 
-    fn find<'e>(
-        &self,
-        at: At<'_>,
-        env: &'e Environment<E>,
-        id: ValueId,
-    ) -> Result<&'e Value<E>, ExecutorError> {
-        env.get(&id).ok_or_else(|| self.bad_value(at, id, "is read but not there".into()))
+    fn find(&self, at: At<'_>, id: ValueId) -> Result<Value<E>, ExecutorError> {
+        let value = self.memory.get(self.held(at, id));
+        value.ok_or_else(|| self.bad_value(at, id, "is read but not there".into()))
     }
 
-    fn float<'e>(
-        &self,
-        at: At<'_>,
-        env: &'e Environment<E>,
-        id: ValueId,
-    ) -> Result<&'e Tensor<E>, ExecutorError> {
-        let value = self.find(at, env, id)?.as_float();
+    fn float(&self, at: At<'_>, id: ValueId) -> Result<Tensor<E>, ExecutorError> {
+        let value = self.find(at, id)?.into_float();
         value.ok_or_else(|| self.bad_value(at, id, "is data where a number is needed".into()))
     }
 
-    fn take(&self, at: At<'_>, env: &mut Environment<E>, id: ValueId) -> Result<Tensor<E>, ExecutorError> {
-        let value = env.remove(&id).and_then(Value::into_float);
+    fn take(&mut self, at: At<'_>, id: ValueId) -> Result<Tensor<E>, ExecutorError> {
+        let value = self.memory.take(self.held(at, id));
         value.ok_or_else(|| self.bad_value(at, id, "is read but not there".into()))
     }
 
@@ -500,130 +468,15 @@ impl<'a, E: Real> Rank<'a, E> {
     }
 
     /// After a section nothing may be left but what it leaves on purpose.
-    fn expect_exactly(&self, at: At<'_>, env: &Environment<E>, ids: &[ValueId]) -> Result<(), ExecutorError> {
-        if let Some(&id) = ids.iter().find(|id| !env.contains_key(id)) {
+    fn expect_exactly(&self, at: At<'_>, ids: &[ValueId]) -> Result<(), ExecutorError> {
+        let there: BTreeSet<ValueId> = self.memory.values(self.unit(at)).map(|(id, ..)| id).collect();
+        if let Some(&id) = ids.iter().find(|id| !there.contains(id)) {
             return Err(self.bad_value(at, id, "should be there at the end".into()));
         }
-        match env.keys().find(|id| !ids.contains(id)) {
-            Some(&id) => Err(self.bad_value(at, id, "is left at the end".into())),
+        match there.into_iter().find(|id| !ids.contains(id)) {
+            Some(id) => Err(self.bad_value(at, id, "is left at the end".into())),
             None => Ok(()),
         }
-    }
-
-    fn receive_stream(
-        &mut self,
-        comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
-        seq: u64,
-    ) -> Result<Option<Tensor<E>>, ExecutorError> {
-        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(None) };
-        let from = self.run.stage_at(chunk - 1, action.micro_batch);
-        let key = (chunk, Direction::Forward, self.run.unit_of(seq));
-        let stream = self.receive(comm, (from, border, border.sent), key, seq)?;
-        self.at_border(comm, border, (Phase::Forward, seq), stream).map(Some)
-    }
-
-    fn send_stream(
-        &mut self,
-        comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
-        (seq, stream): (u64, Tensor<E>),
-    ) -> Result<(), ExecutorError> {
-        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
-            let loss = stream.sum().wide();
-            self.record.losses.last_mut().into_iter().for_each(|total| *total += loss);
-            return Ok(());
-        };
-        let to = self.run.stage_at(chunk + 1, action.micro_batch);
-        let key = (chunk + 1, Direction::Forward, self.run.unit_of(seq));
-        self.send(comm, (to, border), key, (seq, stream))
-    }
-
-    fn receive_gradient(
-        &mut self,
-        comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
-        seq: u64,
-    ) -> Result<Tensor<E>, ExecutorError> {
-        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
-            let step = seq / u64::from(self.run.execution.shape().n_units());
-            let share = (self.run.n_counted(step) as f64).recip();
-            return Ok(ArrayD::from_elem(IxDyn(&[]), E::from_f64(share)));
-        };
-        let from = self.run.stage_at(chunk + 1, action.micro_batch);
-        let key = (chunk + 1, Direction::Backward, self.run.unit_of(seq));
-        self.receive(comm, (from, border, border.gradient), key, seq)
-    }
-
-    fn send_gradient(
-        &mut self,
-        comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
-        (seq, gradient): (u64, Tensor<E>),
-    ) -> Result<(), ExecutorError> {
-        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(()) };
-        let gradient = self.at_border(comm, border, (Phase::Backward, seq), gradient)?;
-        let to = self.run.stage_at(chunk - 1, action.micro_batch);
-        let key = (chunk, Direction::Backward, self.run.unit_of(seq));
-        self.send(comm, (to, border), key, (seq, gradient))
-    }
-
-    /// Converts the stream, or its gradient, where two chunks have it in different shardings.
-    fn at_border(
-        &self,
-        comm: &mut RankComm<'_, E>,
-        border: &Border,
-        (phase, seq): (Phase, u64),
-        tensor: Tensor<E>,
-    ) -> Result<Tensor<E>, ExecutorError> {
-        let steps = if phase == Phase::Forward { &border.forward } else { &border.backward };
-        let tag = self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream, converted");
-        convert(comm, &self.seat, steps, &Subject { tag, shape: self.run.border_shape(border, seq) }, tensor)
-    }
-
-    fn send(
-        &mut self,
-        comm: &mut RankComm<'_, E>,
-        (to, border): (u32, &Border),
-        key: (u32, Direction, u32),
-        (seq, tensor): (u64, Tensor<E>),
-    ) -> Result<(), ExecutorError> {
-        if to == self.seat.stage {
-            let bytes = tensor.len() as u64 * self.run.rounded_bytes(size_of::<E>() as u64);
-            self.watch.make(Held::Stream(key.0, key.1, key.2), bytes)?;
-            self.moved.insert(key, tensor);
-            return Ok(());
-        }
-        comm.send(self.seat.peer(to), self.border_tag(border, key.1, seq), elements(tensor))
-    }
-
-    fn receive(
-        &mut self,
-        comm: &mut RankComm<'_, E>,
-        (from, border, sharding): (u32, &Border, Sharding),
-        key: (u32, Direction, u32),
-        seq: u64,
-    ) -> Result<Tensor<E>, ExecutorError> {
-        let missing = || unfit(format!("chunk {} has not received its stream", key.0));
-        if from == self.seat.stage {
-            self.watch.drop(Held::Stream(key.0, key.1, key.2));
-            return self.moved.remove(&key).ok_or_else(missing);
-        }
-        let block = self.seat.block(sharding, self.run.border_shape(border, seq));
-        let data = comm.recv(self.seat.peer(from), self.border_tag(border, key.1, seq), block.len())?;
-        ArrayD::from_shape_vec(IxDyn(&block.shape()), data).map_err(|_| missing())
-    }
-
-    fn border_tag(&self, border: &Border, direction: Direction, seq: u64) -> crate::instruction::Tag {
-        let phase = match direction {
-            Direction::Forward => Phase::Forward,
-            Direction::Backward => Phase::Backward,
-        };
-        self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream")
     }
 }
 

@@ -10,22 +10,21 @@
 
 use ir::graph::OpId;
 use ir::program::ValueId;
+use ir::work::Pass;
 use ndarray::{ArrayD, IxDyn};
 
 use crate::convert::elements;
+use crate::element::Width;
 use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::instruction::Tag;
-use crate::job::LayerIdx;
 use crate::kernels::ring::{Attended, Turn, attend, block_backward};
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase};
+use crate::lifetimes::Held;
 use crate::prepare::unfit;
 use crate::rank::{At, Rank};
 use crate::ring_audit::{BackwardWitness, ForwardWitness};
-
-/// A ring operator at work: layer, operator, and micro-batch counted from the first step.
-pub(crate) type RingKey = (LayerIdx, OpId, u64);
 
 /// A rank's place among those that exchange blocks of keys.
 pub(crate) struct Ring {
@@ -69,8 +68,7 @@ struct Block<E> {
 impl<'a, E: Real> Rank<'a, E> {
     /// The ring of an operator, if it is on one.
     pub(crate) fn ring(&self, at: At<'a>, op: OpId) -> Option<Ring> {
-        let (_, choice) = &self.run.execution.choices[self.run.instances[at.layer_idx].choice];
-        let axes = choice.strategies[op.0].ring_axes();
+        let axes = self.run.ring_axes(at.layer_idx, op);
         if axes.is_empty() {
             return None;
         }
@@ -109,10 +107,30 @@ impl<'a, E: Real> Rank<'a, E> {
         }
         self.witnesses = witness.map(|witness| vec![Some(witness.result())]);
         let result = all.y.clone().into_dyn();
-        if at.place.phase != Phase::Forward || self.run.program(at.layer_idx).keeps(op) {
-            self.attended.insert((at.layer_idx, op, at.place.seq), all);
+        let pass = if at.place.phase == Phase::Forward { Pass::Forward } else { Pass::Backward };
+        if self.run.keeps_attended(at.layer_idx, op, pass) {
+            self.keep_attended((at, op), all)?;
         }
         Ok(vec![Value::Float(result)])
+    }
+
+    /// Keeps a result, as it leaves the operator, and the logarithms of its sums in full.
+    fn keep_attended(
+        &mut self,
+        (at, op): (At<'a>, OpId),
+        Attended { y, log_sum }: Attended<E>,
+    ) -> Result<(), ExecutorError> {
+        let ((layer_idx, unit), mut y) = (self.unit(at), y.into_dyn());
+        self.edges().round_all(&mut y);
+        self.memory.put_tensor(Held::Attended(layer_idx, unit, op), &y, self.run.rounded())?;
+        self.memory.put_tensor(Held::LogSums(layer_idx, unit, op), &log_sum.into_dyn(), Width::Full)
+    }
+
+    fn take_attended(&mut self, (at, op): (At<'a>, OpId)) -> Option<Attended<E>> {
+        let (layer_idx, unit) = self.unit(at);
+        let y = self.memory.take(Held::Attended(layer_idx, unit, op))?;
+        let log_sum = self.memory.take(Held::LogSums(layer_idx, unit, op))?;
+        Some(Attended { y: y.into_dimensionality().ok()?, log_sum: log_sum.into_dimensionality().ok()? })
     }
 
     /// Gradients of queries, keys and values (and sinks), those of keys and values at home and finished.
@@ -124,7 +142,7 @@ impl<'a, E: Real> Rank<'a, E> {
         (operands, gradient): (&[Option<&Value<E>>], &Tensor<E>),
     ) -> Result<Vec<Option<Tensor<E>>>, ExecutorError> {
         let missing = || unfit(format!("{}: attention on a ring lacks what forward kept", at.place));
-        let all = self.attended.remove(&(at.layer_idx, op, at.place.seq)).ok_or_else(missing)?;
+        let all = self.take_attended((at, op)).ok_or_else(missing)?;
         let operands = operands.iter().copied().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let ids = ids.iter().copied().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let context = self.context(at, op);
@@ -195,15 +213,6 @@ impl<'a, E: Real> Rank<'a, E> {
     fn gradient_tag(&self, at: At<'_>, id: ValueId) -> Tag {
         let value = self.run.program(at.layer_idx).value(id);
         at.place.tag(Class::Gradient, self.run.tensor_name(at.layer_idx, value.tensor))
-    }
-
-    /// Bytes that rings of a layer keep for one micro-batch.
-    pub(crate) fn attended_bytes(&self, layer_idx: LayerIdx, seq: u64) -> u64 {
-        let own = |((layer, _, micro_batch), _): &(&RingKey, &Attended<E>)| {
-            *layer == layer_idx && *micro_batch == seq
-        };
-        let elements: u64 = self.attended.iter().filter(own).map(|(_, attended)| attended.n_elements()).sum();
-        elements * self.edges().element_bytes::<E>()
     }
 }
 

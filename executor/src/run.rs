@@ -18,7 +18,8 @@ use crate::instruction::CollectiveKind;
 use crate::job::{Execution, LayerIdx, Recorded};
 use crate::kernels::Real;
 use crate::label::Class;
-use crate::memory::{self, MemoryPlan, RankMemory};
+use crate::lifetimes::{self, MemoryPlan};
+use crate::memory::RankMemory;
 use crate::observe::{Nobody, Observer};
 use crate::prepare::{ParameterKey, Prepared};
 use crate::rank::{Rank, Record};
@@ -141,7 +142,7 @@ pub fn run_observed<E: Real>(
     (tier_of, observer): (&TierOf<'_>, &dyn Observer),
 ) -> Result<Outcome, ExecutorError> {
     let prepared = Prepared::new(execution, programs, routes)?;
-    run_prepared::<E>(&prepared, &memory::plans(&prepared, size_of::<E>() as u64), (tier_of, observer))
+    run_prepared::<E>(&prepared, &lifetimes::plans(&prepared, size_of::<E>() as u64), (tier_of, observer))
 }
 
 /// Words of a model: rows of the smallest table that its tokens or labels point into.

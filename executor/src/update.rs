@@ -5,16 +5,16 @@
 //! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state. So does
 //! the second of two pipeline ranks that have a copy of the same layer.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use ir::conversion::Step;
-use ir::program::{AxisSet, Frozen, Update};
+use ir::program::{AxisSet, Frozen, Storage, Update};
 use ir::sharding::{Placement, Sharding};
 use ndarray::{Array1, ArrayD};
 
 use crate::block::Block;
 use crate::convert::{Seat, Subject, convert, elements};
-use crate::element::Edges;
+use crate::element::Width;
 use crate::error::ExecutorError;
 use crate::fabric::RankComm;
 use crate::instruction::Tag;
@@ -22,23 +22,26 @@ use crate::job::Recorded;
 use crate::kernels::optimizer::{Moments, adamw_step};
 use crate::kernels::{Real, Tensor};
 use crate::label::{Class, Phase};
-use crate::memory::Held;
+use crate::lifetimes::{Held, State};
 use crate::prepare::{ParameterKey, TiedPair, unfit};
 use crate::rank::{Rank, flattened};
-use crate::states;
 
-/// What a rank holds of a parameter.
-pub(crate) struct State<E> {
+/// What a rank has of a parameter; its states are in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parameter {
     /// Elements of the local block in use, all cuts together.
     n_flat: u64,
-    /// As it is stored between uses.
-    stored: Vec<E>,
-    /// Where it is updated.
-    master: Vec<E>,
-    /// Moments of the update; none before the first and none of a tied copy.
-    moments: Option<(Vec<E>, Vec<E>)>,
-    /// Sum of the micro-batches' gradients, zero before the first.
-    accumulator: Vec<E>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Only used: nothing but its cut of the value.
+    Frozen,
+    /// Learned but not updated here yet: the moments are zero, and a copy's stay so.
+    Fresh,
+    /// Updated here before.
+    Moved,
 }
 
 /// What a rank carries of a parameter from step to step.
@@ -48,36 +51,6 @@ pub(crate) struct Carried {
     pub(crate) values: Vec<f64>,
     /// First and second moments, where there are any.
     pub(crate) moments: Option<[Vec<f64>; 2]>,
-}
-
-/// What a rank holds of a frozen parameter: nothing but its cut of the value.
-pub(crate) struct FrozenState<E> {
-    /// Elements of the local block in use, all cuts together.
-    n_flat: u64,
-    stored: Vec<E>,
-}
-
-impl<E: Real> FrozenState<E> {
-    pub(crate) fn new(seat: &Seat<'_>, frozen: &Frozen, whole: &ArrayD<f64>) -> Self {
-        let flat = own_block(seat, frozen.used, whole);
-        let n_flat = flat.len() as u64;
-        let all = seat.block(Sharding::REPLICATED, &[n_flat]);
-        Self { n_flat, stored: elements(all.cut(&flat, &flat_cut(seat, n_flat, frozen.cut))) }
-    }
-
-    pub(crate) fn carried(&self) -> Carried {
-        Carried { values: wide(&self.stored), moments: None }
-    }
-
-    pub(crate) fn bytes(&self, stored_width: u64) -> u64 {
-        self.stored.len() as u64 * stored_width
-    }
-
-    /// The value as operators take it.
-    pub(crate) fn rounded(mut self, edges: Edges) -> Self {
-        edges.round_all(&mut self.stored);
-        self
-    }
 }
 
 /// The block of a whole parameter that a rank uses, flattened.
@@ -94,61 +67,90 @@ pub(crate) fn flat_cut(seat: &Seat<'_>, n_flat: u64, cut: AxisSet) -> Block {
     seat.block(sharding, &[n_flat])
 }
 
-impl<E: Real> State<E> {
-    pub(crate) fn new(
-        seat: &Seat<'_>,
+impl<E: Real> Rank<'_, E> {
+    /// The states with which a learned parameter begins.
+    pub(crate) fn begin_learned(
+        &mut self,
+        key: ParameterKey,
         update: &Update,
         whole: &ArrayD<f64>,
-        moments: Option<&states::Moments>,
-    ) -> Self {
-        let shape: Vec<u64> = whole.shape().iter().map(|&n| n as u64).collect();
-        let n_flat = seat.block(update.used, &shape).len() as u64;
-        let all = seat.block(Sharding::REPLICATED, &[n_flat]);
-        let cut = |whole: &ArrayD<f64>, axes| {
-            let own = own_block(seat, update.used, whole);
-            elements(all.cut(&own, &flat_cut(seat, n_flat, axes)))
+    ) -> Result<(), ExecutorError> {
+        let Storage { parameter, gradient, optimizer } = update.storage;
+        let own = own_block::<E>(&self.seat, update.used, whole);
+        let n_flat = own.len() as u64;
+        self.write_stored(key, self.cut(&own, parameter))?;
+        let master = self.cut(&own, optimizer);
+        self.write(key, State::Master, &master)?;
+        let moments = self.run.moments(key, self.seat.stage);
+        let of = |whole: Option<&ArrayD<f64>>| match whole {
+            Some(whole) => self.cut(&own_block(&self.seat, update.used, whole), optimizer),
+            None => vec![E::zero(); master.len()],
         };
-        let state = |whole| cut(whole, update.storage.optimizer);
-        Self {
-            n_flat,
-            stored: cut(whole, update.storage.parameter),
-            master: state(whole),
-            moments: moments.map(|moments| (state(&moments.first), state(&moments.second))),
-            accumulator: vec![E::zero(); flat_cut(seat, n_flat, update.storage.gradient).len()],
-        }
-    }
-
-    /// What is carried to the next step: the values as they are updated, and their moments.
-    pub(crate) fn carried(&self) -> Carried {
-        let moments = self.moments.as_ref().map(|(first, second)| [wide(first), wide(second)]);
-        Carried { values: wide(&self.master), moments }
-    }
-
-    /// Bytes of all of it, moments included from the beginning; the stored value has elements of `stored_width`.
-    pub(crate) fn bytes(&self, stored_width: u64) -> u64 {
-        let full = 3 * self.master.len() + self.accumulator.len();
-        self.stored.len() as u64 * stored_width + (full * size_of::<E>()) as u64
-    }
-
-    /// The stored value as operators take it.
-    pub(crate) fn rounded(mut self, edges: Edges) -> Self {
-        edges.round_all(&mut self.stored);
-        self
-    }
-
-    pub(crate) fn accumulate(&mut self, term: Vec<E>) -> Result<(), ExecutorError> {
-        if term.len() != self.accumulator.len() {
-            let (found, expected) = (term.len(), self.accumulator.len());
-            return Err(unfit(format!("a gradient of {found} elements for an accumulator of {expected}")));
-        }
-        self.accumulator.iter_mut().zip(term).for_each(|(total, term)| *total += term);
+        let (first, second) =
+            (of(moments.map(|moments| &moments.first)), of(moments.map(|moments| &moments.second)));
+        self.write(key, State::First, &first)?;
+        self.write(key, State::Second, &second)?;
+        let n = flat_cut(&self.seat, n_flat, gradient).len();
+        self.write(key, State::Accumulator, &vec![E::zero(); n])?;
+        let kind = if moments.is_some() { Kind::Moved } else { Kind::Fresh };
+        self.parameters.insert(key, Parameter { n_flat, kind });
         Ok(())
     }
-}
 
-impl<E: Real> Rank<'_, E> {
-    pub(crate) fn state(&mut self, key: ParameterKey) -> Result<&mut State<E>, ExecutorError> {
-        self.states.get_mut(&key).ok_or_else(|| unfit(format!("layer {}: a gradient of no parameter", key.0)))
+    /// What is held of a frozen parameter.
+    pub(crate) fn begin_frozen(
+        &mut self,
+        key: ParameterKey,
+        frozen: &Frozen,
+        whole: &ArrayD<f64>,
+    ) -> Result<(), ExecutorError> {
+        let own = own_block::<E>(&self.seat, frozen.used, whole);
+        self.write_stored(key, self.cut(&own, frozen.cut))?;
+        self.parameters.insert(key, Parameter { n_flat: own.len() as u64, kind: Kind::Frozen });
+        Ok(())
+    }
+
+    /// This rank's part of a flattened block.
+    fn cut(&self, own: &Tensor<E>, axes: AxisSet) -> Vec<E> {
+        let n_flat = own.len() as u64;
+        let all = self.seat.block(Sharding::REPLICATED, &[n_flat]);
+        elements(all.cut(own, &flat_cut(&self.seat, n_flat, axes)))
+    }
+
+    /// A state of a parameter, as it lies in memory.
+    fn read(&self, key: ParameterKey, state: State) -> Result<Vec<E>, ExecutorError> {
+        let values = self.memory.tensor(Held::State(key, state)).map(elements);
+        values.ok_or_else(|| unfit(format!("layer {}: a parameter that is not held", key.0)))
+    }
+
+    fn write(&mut self, key: ParameterKey, state: State, values: &[E]) -> Result<(), ExecutorError> {
+        self.memory.put_numbers(Held::State(key, state), values, Width::Full)
+    }
+
+    /// Stores a value as operators take it.
+    fn write_stored(&mut self, key: ParameterKey, mut values: Vec<E>) -> Result<(), ExecutorError> {
+        self.edges().round_all(&mut values);
+        self.memory.put_numbers(Held::State(key, State::Stored), &values, self.run.rounded())
+    }
+
+    /// Adds a micro-batch's gradient.
+    pub(crate) fn accumulate(&mut self, key: ParameterKey, term: &[E]) -> Result<(), ExecutorError> {
+        let mut sum = self.read(key, State::Accumulator)?;
+        add(&mut sum, term, key)?;
+        self.write(key, State::Accumulator, &sum)
+    }
+
+    fn is_learned(&self, key: ParameterKey) -> bool {
+        self.parameters.get(&key).is_some_and(|parameter| parameter.kind != Kind::Frozen)
+    }
+
+    fn learned(&self) -> Vec<ParameterKey> {
+        self.parameters.keys().copied().filter(|&key| self.is_learned(key)).collect()
+    }
+
+    fn n_flat(&self, key: ParameterKey) -> Result<u64, ExecutorError> {
+        let held = self.parameters.get(&key).map(|parameter| parameter.n_flat);
+        held.ok_or_else(|| unfit(format!("layer {}: a parameter that is not held", key.0)))
     }
 
     /// The flattened block of a parameter, all cuts together.
@@ -159,51 +161,75 @@ impl<E: Real> Rank<'_, E> {
         gather: &[Step],
         tag: Tag,
     ) -> Result<Tensor<E>, ExecutorError> {
-        let learned = self.states.get(&key).map(|state| (state.n_flat, &state.stored));
-        let held = learned.or_else(|| self.frozen.get(&key).map(|state| (state.n_flat, &state.stored)));
-        let (n_flat, stored) =
-            held.ok_or_else(|| unfit(format!("layer {}: a parameter that is not held", key.0)))?;
-        convert(comm, &self.seat, gather, &Subject { tag, shape: &[n_flat] }, one_dim(stored.clone()))
+        let (n_flat, stored) = (self.n_flat(key)?, self.read(key, State::Stored)?);
+        convert(comm, &self.seat, gather, &Subject { tag, shape: &[n_flat] }, one_dim(stored))
     }
 
     pub(crate) fn update(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
-        let keys: Vec<ParameterKey> = self.states.keys().copied().collect();
-        let mut gradients = BTreeMap::new();
+        let keys = self.learned();
         for &key in &keys {
             let gradient = self.finish_gradient(comm, key, step)?;
-            self.watch.make(Held::Gradient(key), size_of_val(gradient.as_slice()) as u64)?;
-            gradients.insert(key, gradient);
+            self.memory.put_numbers(Held::Gradient(key), &gradient, Width::Full)?;
         }
-        self.join_twins(comm, &mut gradients, step)?;
-        self.join_ties(comm, &mut gradients, step)?;
-        for (&key, gradient) in &gradients {
-            self.step(key, gradient, step)?;
+        let mut own: BTreeSet<ParameterKey> = keys.iter().copied().collect();
+        self.join_twins(comm, &mut own, step)?;
+        self.join_ties(comm, &mut own, step)?;
+        for &key in &own {
+            self.step(key, step)?;
         }
         self.return_ties(comm, step)?;
         self.return_twins(comm, step)?;
-        let mut parameters: BTreeMap<ParameterKey, Vec<f64>> =
-            self.frozen.iter().map(|(&key, state)| (key, wide(&state.stored))).collect();
         for &key in &keys {
-            parameters.insert(key, self.store(comm, key, step)?);
+            self.store(comm, key, step)?;
         }
         match self.run.execution.training.record {
-            Recorded::EveryStep => {
-                let gradients = gradients.into_iter().map(|(key, values)| (key, wide(&values)));
-                self.record.gradients.push(gradients.collect());
-                self.record.parameters.push(parameters);
-            }
-            Recorded::States => {}
+            Recorded::EveryStep => self.record_step(&own),
+            Recorded::States => Ok(()),
         }
+    }
+
+    /// Gradients that this rank finished, and every parameter as it is stored now.
+    fn record_step(&mut self, own: &BTreeSet<ParameterKey>) -> Result<(), ExecutorError> {
+        let gradient = |&key: &ParameterKey| Ok((key, wide(&self.gradient(key)?)));
+        let gradients = own.iter().map(gradient).collect::<Result<_, ExecutorError>>()?;
+        let stored = |&key: &ParameterKey| Ok((key, wide(&self.read(key, State::Stored)?)));
+        let parameters = self.parameters.keys().map(stored).collect::<Result<_, ExecutorError>>()?;
+        self.record.gradients.push(gradients);
+        self.record.parameters.push(parameters);
         Ok(())
     }
 
     /// What this rank carries on, of parameters that it owns.
-    pub(crate) fn record_states(&mut self) {
-        let learned = self.states.iter().map(|(&key, state)| (key, state.carried()));
-        let frozen = self.frozen.iter().map(|(&key, state)| (key, state.carried()));
-        let run = self.run;
-        let owned = |key: ParameterKey| run.stage_of(key.0) == self.seat.stage && !run.is_copy(key);
-        self.record.states.extend(learned.chain(frozen).filter(|(key, _)| owned(*key)));
+    pub(crate) fn record_states(&mut self) -> Result<(), ExecutorError> {
+        let (run, stage) = (self.run, self.seat.stage);
+        for (&key, parameter) in &self.parameters {
+            if run.stage_of(key.0) != stage || run.is_copy(key) {
+                continue;
+            }
+            let state = |state| self.read(key, state).map(|values| wide(&values));
+            let carried = match parameter.kind {
+                Kind::Frozen => Carried { values: state(State::Stored)?, moments: None },
+                Kind::Fresh => Carried { values: state(State::Master)?, moments: None },
+                Kind::Moved => {
+                    let moments = [state(State::First)?, state(State::Second)?];
+                    Carried { values: state(State::Master)?, moments: Some(moments) }
+                }
+            };
+            self.record.states.insert(key, carried);
+        }
+        Ok(())
+    }
+
+    fn gradient(&self, key: ParameterKey) -> Result<Vec<E>, ExecutorError> {
+        let values = self.memory.tensor(Held::Gradient(key)).map(elements);
+        values.ok_or_else(|| unfit(format!("layer {}: a gradient of no parameter", key.0)))
+    }
+
+    /// Adds what others have of a gradient.
+    fn add_to_gradient(&mut self, key: ParameterKey, terms: &[E]) -> Result<(), ExecutorError> {
+        let mut sum = self.gradient(key)?;
+        add(&mut sum, terms, key)?;
+        self.memory.put_numbers(Held::Gradient(key), &sum, Width::Full)
     }
 
     fn finish_gradient(
@@ -214,13 +240,11 @@ impl<E: Real> Rank<'_, E> {
     ) -> Result<Vec<E>, ExecutorError> {
         let update = self.run.update(key)?;
         let tag = self.parameter_tag(key, Class::GradientReduce, step);
-        let state = self.state(key)?;
-        let n_flat = state.n_flat;
-        let empty = vec![E::zero(); state.accumulator.len()];
-        let total = one_dim(std::mem::replace(&mut state.accumulator, empty));
-        let subject = Subject { tag, shape: &[n_flat] };
-        let finished = elements(convert(comm, &self.seat, &update.reduce, &subject, total)?);
-        if finished.len() != self.state(key)?.master.len() {
+        let total = self.read(key, State::Accumulator)?;
+        self.write(key, State::Accumulator, &vec![E::zero(); total.len()])?;
+        let subject = Subject { tag, shape: &[self.n_flat(key)?] };
+        let finished = elements(convert(comm, &self.seat, &update.reduce, &subject, one_dim(total))?);
+        if finished.len() != self.read(key, State::Master)?.len() {
             let name = self.run.tensor_name(key.0, key.1);
             return Err(unfit(format!(
                 "layer {}: the gradient of `{name}` does not end in the update's cut",
@@ -232,23 +256,24 @@ impl<E: Real> Rank<'_, E> {
 
     /// Where a layer is on two pipeline ranks, adds what the second has of its gradients to the first's, and takes it out.
     fn join_twins(
-        &self,
+        &mut self,
         comm: &mut RankComm<'_, E>,
-        gradients: &mut BTreeMap<ParameterKey, Vec<E>>,
+        own: &mut BTreeSet<ParameterKey>,
         step: u64,
     ) -> Result<(), ExecutorError> {
-        let keys: Vec<ParameterKey> = gradients.keys().copied().collect();
-        for &key in keys.iter().filter(|key| self.run.stage_of(key.0) != self.seat.stage) {
-            if let Some(gradient) = gradients.remove(&key) {
-                let owner = self.seat.peer(self.run.stage_of(key.0));
-                comm.send(owner, self.twin_tag(key, "gradient", step), gradient)?;
-            }
+        let (run, stage) = (self.run, self.seat.stage);
+        let (firsts, seconds) = own.iter().copied().partition(|key| run.stage_of(key.0) == stage);
+        *own = firsts;
+        let seconds: BTreeSet<ParameterKey> = seconds;
+        for key in seconds {
+            let owner = self.seat.peer(run.stage_of(key.0));
+            comm.send(owner, self.twin_tag(key, "gradient", step), self.gradient(key)?)?;
         }
-        for (&key, own) in gradients.iter_mut() {
-            for twin in self.run.stages_of(key.0).into_iter().skip(1) {
+        for &key in own.iter() {
+            for twin in run.stages_of(key.0).into_iter().skip(1) {
                 let tag = self.twin_tag(key, "gradient", step);
-                let terms = comm.recv(self.seat.peer(twin), tag, own.len())?;
-                own.iter_mut().zip(terms).for_each(|(total, term)| *total += term);
+                let terms = comm.recv(self.seat.peer(twin), tag, self.gradient(key)?.len())?;
+                self.add_to_gradient(key, &terms)?;
             }
         }
         Ok(())
@@ -258,17 +283,17 @@ impl<E: Real> Rank<'_, E> {
     fn return_twins(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
         let run = self.run;
         let (own, others): (Vec<ParameterKey>, Vec<ParameterKey>) =
-            self.states.keys().copied().partition(|key| run.stage_of(key.0) == self.seat.stage);
+            self.learned().into_iter().partition(|key| run.stage_of(key.0) == self.seat.stage);
         for key in own {
             for twin in run.stages_of(key.0).into_iter().skip(1) {
-                let new = self.state(key)?.master.clone();
+                let new = self.read(key, State::Master)?;
                 comm.send(self.seat.peer(twin), self.twin_tag(key, "value", step), new)?;
             }
         }
         for key in others {
             let (owner, tag) = (self.seat.peer(run.stage_of(key.0)), self.twin_tag(key, "value", step));
-            let state = self.state(key)?;
-            state.master = comm.recv(owner, tag, state.master.len())?;
+            let new = comm.recv(owner, tag, self.read(key, State::Master)?.len())?;
+            self.write(key, State::Master, &new)?;
         }
         Ok(())
     }
@@ -280,41 +305,44 @@ impl<E: Real> Rank<'_, E> {
 
     /// Adds the gradients of copies to those of their owners, and takes them out.
     fn join_ties(
-        &self,
+        &mut self,
         comm: &mut RankComm<'_, E>,
-        gradients: &mut BTreeMap<ParameterKey, Vec<E>>,
+        own: &mut BTreeSet<ParameterKey>,
         step: u64,
     ) -> Result<(), ExecutorError> {
+        let run = self.run;
         let mut arrived = Vec::new();
-        for tie in &self.run.ties {
-            let Some(gradient) = gradients.remove(&tie.copy) else { continue };
+        for tie in run.ties.iter().filter(|tie| own.remove(&tie.copy)) {
+            let gradient = self.gradient(tie.copy)?;
             match self.elsewhere(tie.owner) {
                 Some(owner) => comm.send(owner, self.tie_tag(tie, "gradient", step), gradient)?,
                 None => arrived.push((tie.owner, gradient)),
             }
         }
-        for tie in &self.run.ties {
-            let (Some(own), Some(copy)) = (gradients.get(&tie.owner), self.elsewhere(tie.copy)) else {
-                continue;
-            };
-            let gradient = comm.recv(copy, self.tie_tag(tie, "gradient", step), own.len())?;
-            arrived.push((tie.owner, gradient));
+        for tie in run.ties.iter().filter(|tie| own.contains(&tie.owner)) {
+            let Some(copy) = self.elsewhere(tie.copy) else { continue };
+            let n = self.gradient(tie.owner)?.len();
+            arrived.push((tie.owner, comm.recv(copy, self.tie_tag(tie, "gradient", step), n)?));
         }
-        for (owner, gradient) in arrived {
-            let own = gradients.get_mut(&owner).into_iter().flatten();
-            own.zip(gradient).for_each(|(total, term)| *total += term);
-        }
-        Ok(())
+        arrived.into_iter().try_for_each(|(owner, gradient)| self.add_to_gradient(owner, &gradient))
     }
 
-    fn step(&mut self, key: ParameterKey, gradient: &[E], step: u64) -> Result<(), ExecutorError> {
+    fn step(&mut self, key: ParameterKey, step: u64) -> Result<(), ExecutorError> {
         let hyper = self.run.execution.optimizer;
         let before = self.run.execution.training.from.map_or(0, |from| from.steps);
-        let state = self.state(key)?;
-        let n = state.master.len();
-        let (m, v) = state.moments.get_or_insert_with(|| (vec![E::zero(); n], vec![E::zero(); n]));
-        adamw_step(&mut state.master, gradient, Moments { m, v }, &hyper, before + step + 1)
-            .map_err(|source| ExecutorError::Kernel { place: format!("layer {}, update", key.0), source })
+        let gradient = self.gradient(key)?;
+        let [mut master, mut m, mut v] =
+            [self.read(key, State::Master)?, self.read(key, State::First)?, self.read(key, State::Second)?];
+        let moments = Moments { m: &mut m, v: &mut v };
+        adamw_step(&mut master, &gradient, moments, &hyper, before + step + 1)
+            .map_err(|source| ExecutorError::Kernel { place: format!("layer {}, update", key.0), source })?;
+        self.write(key, State::Master, &master)?;
+        self.write(key, State::First, &m)?;
+        self.write(key, State::Second, &v)?;
+        if let Some(parameter) = self.parameters.get_mut(&key) {
+            parameter.kind = Kind::Moved;
+        }
+        Ok(())
     }
 
     /// Brings the owners' new values to the copies.
@@ -322,17 +350,21 @@ impl<E: Real> Rank<'_, E> {
         let run = self.run;
         let stage = self.seat.stage;
         for tie in run.ties.iter().filter(|tie| run.stage_of(tie.owner.0) == stage) {
-            let Some(new) = self.states.get(&tie.owner).map(|state| state.master.clone()) else { continue };
+            if !self.is_learned(tie.owner) {
+                continue;
+            }
+            let new = self.read(tie.owner, State::Master)?;
             match self.elsewhere(tie.copy) {
                 Some(copy) => comm.send(copy, self.tie_tag(tie, "value", step), new)?,
-                None => self.state(tie.copy)?.master = new,
+                None => self.write(tie.copy, State::Master, &new)?,
             }
         }
         for tie in run.ties.iter().filter(|tie| run.stage_of(tie.copy.0) == stage) {
             let Some(owner) = self.elsewhere(tie.owner) else { continue };
             let tag = self.tie_tag(tie, "value", step);
-            if let Some(state) = self.states.get_mut(&tie.copy) {
-                state.master = comm.recv(owner, tag, state.master.len())?;
+            if self.is_learned(tie.copy) {
+                let new = comm.recv(owner, tag, self.read(tie.copy, State::Master)?.len())?;
+                self.write(tie.copy, State::Master, &new)?;
             }
         }
         Ok(())
@@ -343,21 +375,17 @@ impl<E: Real> Rank<'_, E> {
         comm: &mut RankComm<'_, E>,
         key: ParameterKey,
         step: u64,
-    ) -> Result<Vec<f64>, ExecutorError> {
+    ) -> Result<(), ExecutorError> {
         let update = self.run.update(key)?;
         let tag = self.parameter_tag(key, Class::Update, step);
-        let state = self.state(key)?;
-        let (n_flat, new) = (state.n_flat, one_dim(state.master.clone()));
-        let mut stored =
+        let (n_flat, new) = (self.n_flat(key)?, one_dim(self.read(key, State::Master)?));
+        let stored =
             elements(convert(comm, &self.seat, &update.gather, &Subject { tag, shape: &[n_flat] }, new)?);
-        // What is sent is rounded on its way; what stays is rounded here, so that all copies are the same.
-        self.edges().round_all(&mut stored);
-        let state = self.state(key)?;
-        if stored.len() != state.stored.len() {
+        if stored.len() != self.read(key, State::Stored)?.len() {
             return Err(unfit(format!("layer {}: an update does not end in the parameter's storage", key.0)));
         }
-        state.stored = stored;
-        Ok(wide(&state.stored))
+        // What is sent is rounded on its way; what stays is rounded here, so that all copies are the same.
+        self.write_stored(key, stored)
     }
 
     fn parameter_tag(&self, key: ParameterKey, class: Class, step: u64) -> Tag {
@@ -375,6 +403,16 @@ impl<E: Real> Rank<'_, E> {
         let stage = self.run.stage_of(key.0);
         (stage != self.seat.stage).then(|| self.seat.peer(stage))
     }
+}
+
+/// Adds terms of a gradient to its sum.
+fn add<E: Real>(sum: &mut [E], terms: &[E], key: ParameterKey) -> Result<(), ExecutorError> {
+    if terms.len() != sum.len() {
+        let (found, expected) = (terms.len(), sum.len());
+        return Err(unfit(format!("layer {}: {found} elements of a gradient of {expected}", key.0)));
+    }
+    sum.iter_mut().zip(terms).for_each(|(total, &term)| *total += term);
+    Ok(())
 }
 
 fn one_dim<E: Real>(values: Vec<E>) -> Tensor<E> {

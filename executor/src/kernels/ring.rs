@@ -44,11 +44,6 @@ pub(crate) struct BlockGradients<T> {
 }
 
 impl<T: Real> Attended<T> {
-    /// Elements that are kept.
-    pub(crate) fn n_elements(&self) -> u64 {
-        (self.y.len() + self.log_sum.len()) as u64
-    }
-
     /// Adds what another block of keys gave.
     pub(crate) fn merge(&mut self, other: &Self) {
         let rows = self.y.lanes_mut(Axis(4)).into_iter().zip(other.y.lanes(Axis(4)));

@@ -1,0 +1,129 @@
+//! Where a chunk takes over from another: the stream and its gradient, between two ranks or on one.
+
+use ir::schedule::Action;
+use ir::sharding::Sharding;
+use ndarray::{ArrayD, IxDyn};
+
+use crate::convert::{Subject, convert, elements};
+use crate::error::ExecutorError;
+use crate::fabric::RankComm;
+use crate::instruction::Tag;
+use crate::kernels::{Real, Tensor};
+use crate::label::{Class, Phase};
+use crate::lifetimes::{Direction, Held};
+use crate::prepare::{Border, unfit};
+use crate::rank::Rank;
+
+impl<E: Real> Rank<'_, E> {
+    pub(crate) fn receive_stream(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        seq: u64,
+    ) -> Result<Option<Tensor<E>>, ExecutorError> {
+        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(None) };
+        let from = self.run.stage_at(chunk - 1, action.micro_batch);
+        let key = (chunk, Direction::Forward, self.run.unit_of(seq));
+        let stream = self.receive(comm, (from, border, border.sent), key, seq)?;
+        self.at_border(comm, border, (Phase::Forward, seq), stream).map(Some)
+    }
+
+    pub(crate) fn send_stream(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        (seq, stream): (u64, Tensor<E>),
+    ) -> Result<(), ExecutorError> {
+        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
+            let loss = stream.sum().wide();
+            self.record.losses.last_mut().into_iter().for_each(|total| *total += loss);
+            return Ok(());
+        };
+        let to = self.run.stage_at(chunk + 1, action.micro_batch);
+        let key = (chunk + 1, Direction::Forward, self.run.unit_of(seq));
+        self.send(comm, (to, border), key, (seq, stream))
+    }
+
+    pub(crate) fn receive_gradient(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        seq: u64,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
+            let step = seq / u64::from(self.run.execution.shape().n_units());
+            let share = (self.run.n_counted(step) as f64).recip();
+            return Ok(ArrayD::from_elem(IxDyn(&[]), E::from_f64(share)));
+        };
+        let from = self.run.stage_at(chunk + 1, action.micro_batch);
+        let key = (chunk + 1, Direction::Backward, self.run.unit_of(seq));
+        self.receive(comm, (from, border, border.gradient), key, seq)
+    }
+
+    pub(crate) fn send_gradient(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        chunk: u32,
+        action: Action,
+        (seq, gradient): (u64, Tensor<E>),
+    ) -> Result<(), ExecutorError> {
+        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(()) };
+        let gradient = self.at_border(comm, border, (Phase::Backward, seq), gradient)?;
+        let to = self.run.stage_at(chunk - 1, action.micro_batch);
+        let key = (chunk, Direction::Backward, self.run.unit_of(seq));
+        self.send(comm, (to, border), key, (seq, gradient))
+    }
+
+    /// Converts the stream, or its gradient, where two chunks have it in different shardings.
+    fn at_border(
+        &self,
+        comm: &mut RankComm<'_, E>,
+        border: &Border,
+        (phase, seq): (Phase, u64),
+        tensor: Tensor<E>,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let steps = if phase == Phase::Forward { &border.forward } else { &border.backward };
+        let tag = self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream, converted");
+        convert(comm, &self.seat, steps, &Subject { tag, shape: self.run.border_shape(border, seq) }, tensor)
+    }
+
+    fn send(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        (to, border): (u32, &Border),
+        key: (u32, Direction, u32),
+        (seq, tensor): (u64, Tensor<E>),
+    ) -> Result<(), ExecutorError> {
+        if to == self.seat.stage {
+            return self.memory.put_tensor(Held::Stream(key.0, key.1, key.2), &tensor, self.run.rounded());
+        }
+        comm.send(self.seat.peer(to), self.border_tag(border, key.1, seq), elements(tensor))
+    }
+
+    fn receive(
+        &mut self,
+        comm: &mut RankComm<'_, E>,
+        (from, border, sharding): (u32, &Border, Sharding),
+        key: (u32, Direction, u32),
+        seq: u64,
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let missing = || unfit(format!("chunk {} has not received its stream", key.0));
+        if from == self.seat.stage {
+            return self.memory.take(Held::Stream(key.0, key.1, key.2)).ok_or_else(missing);
+        }
+        let block = self.seat.block(sharding, self.run.border_shape(border, seq));
+        let data = comm.recv(self.seat.peer(from), self.border_tag(border, key.1, seq), block.len())?;
+        ArrayD::from_shape_vec(IxDyn(&block.shape()), data).map_err(|_| missing())
+    }
+
+    fn border_tag(&self, border: &Border, direction: Direction, seq: u64) -> Tag {
+        let phase = match direction {
+            Direction::Forward => Phase::Forward,
+            Direction::Backward => Phase::Backward,
+        };
+        self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream")
+    }
+}

@@ -1,0 +1,306 @@
+//! Which buffers a rank's step has and when, and where in its arena each lies.
+//!
+//! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
+//! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved values
+//! up to backward. States of parameters live all the time, finished gradients during the update. A stream that waits on
+//! its rank for the next chunk is a buffer, and so is what attention on a ring keeps. What an instruction has in hand is
+//! none: operands as it reads them, results before it writes them, and messages on their way.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ir::graph::OpId;
+use ir::op::OpKind;
+use ir::program::{AxisSet, HeldParameter, Instruction, Storage, ValueId};
+use ir::schedule::{Action, Section};
+use ir::work::Pass;
+
+use crate::arena::{Buffer, Placed, place};
+use crate::convert::Seat;
+use crate::job::LayerIdx;
+use crate::prepare::{ParameterKey, Prepared};
+use crate::update::flat_cut;
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Held {
+    /// One of the states of a parameter.
+    State(ParameterKey, State),
+    /// A value of a layer and unit: a micro-batch, or a slice of one.
+    Value(LayerIdx, u32, ValueId),
+    /// The result that attention on a ring keeps of a unit.
+    Attended(LayerIdx, u32, OpId),
+    /// The logarithms of its sums.
+    LogSums(LayerIdx, u32, OpId),
+    /// Gradients of keys that a unit leaves for the slices before it.
+    Owed(LayerIdx, u32, OpId),
+    /// The stream into a chunk, or its gradient out of it, between two chunks of one rank; of a unit.
+    Stream(u32, Direction, u32),
+    /// A finished gradient.
+    Gradient(ParameterKey),
+}
+
+/// The states of a parameter; a frozen one has the first alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum State {
+    /// As it is stored between uses.
+    Stored,
+    /// Where it is updated.
+    Master,
+    /// Moments of the update.
+    First,
+    Second,
+    /// Sum of the micro-batches' gradients.
+    Accumulator,
+}
+
+/// Direction of the stream between chunks; both may be under way between the same two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Direction {
+    Forward,
+    Backward,
+}
+
+/// The buffers of a rank's step, placed.
+#[derive(Debug)]
+pub(crate) struct MemoryPlan {
+    pub(crate) buffers: Vec<Buffer>,
+    /// In the order in which they appear, by what they hold; a value that appears twice in a step is listed twice.
+    pub(crate) of: BTreeMap<Held, Vec<usize>>,
+    pub(crate) placed: Arc<Placed>,
+}
+
+/// The plans of all ranks of a run; ranks with equal buffers share the work.
+pub(crate) fn plans(run: &Prepared<'_>, element_bytes: u64) -> Vec<MemoryPlan> {
+    let mut known: BTreeMap<Vec<Buffer>, Arc<Placed>> = BTreeMap::new();
+    let one = |rank: usize| {
+        let Walk { buffers, of, .. } = Walk::of_rank(run, rank, element_bytes);
+        let placed = known.entry(buffers.clone()).or_insert_with_key(|buffers| Arc::new(place(buffers)));
+        MemoryPlan { buffers, of, placed: Arc::clone(placed) }
+    };
+    (0..run.execution.n_ranks() as usize).map(one).collect()
+}
+
+/// Walks one step of a rank, a moment per instruction.
+struct Walk<'a> {
+    run: &'a Prepared<'a>,
+    seat: Seat<'a>,
+    element_bytes: u64,
+    moment: usize,
+    buffers: Vec<Buffer>,
+    of: BTreeMap<Held, Vec<usize>>,
+    live: BTreeMap<Held, usize>,
+}
+
+impl<'a> Walk<'a> {
+    fn of_rank(run: &'a Prepared<'a>, rank: usize, element_bytes: u64) -> Self {
+        let seat = Seat::new(run.execution.mesh, rank);
+        let stage = seat.stage;
+        let (buffers, of, live) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        let mut walk = Self { run, seat, element_bytes, moment: 0, buffers, of, live };
+        for (key, held) in walk.parameters(stage) {
+            walk.states(key, &held);
+        }
+        for action in &run.execution.table[stage as usize] {
+            let (shape, action) = (run.execution.shape(), *action);
+            let (chunk, unit) = (shape.chunk(action), shape.unit(action));
+            // What the action before made is not of the moment in which this one takes something away.
+            walk.moment += 1;
+            let layers = run.layers_of(chunk);
+            match action.section {
+                Section::Forward => {
+                    walk.drop(Held::Stream(chunk, Direction::Forward, unit));
+                    layers.into_iter().for_each(|layer| walk.forward(layer, unit));
+                    walk.pass_on((chunk + 1, Direction::Forward, unit), (action, chunk + 1));
+                }
+                Section::Backward | Section::BackwardInput | Section::BackwardWeight => {
+                    let at = |layer| (layer, unit);
+                    walk.drop(Held::Stream(chunk + 1, Direction::Backward, unit));
+                    layers.into_iter().rev().for_each(|layer| walk.backward(at(layer), action.section));
+                    let first = run.layers_of(chunk).first().map(|&layer| run.program(layer));
+                    let sends = action.section != Section::BackwardWeight
+                        && first.is_some_and(|program| program.stream_gradient.is_some());
+                    if let Some(before) = chunk.checked_sub(1).filter(|_| sends) {
+                        walk.pass_on((chunk, Direction::Backward, unit), (action, before));
+                    }
+                }
+            }
+        }
+        for (key, held) in walk.parameters(stage).into_iter().filter(|(_, held)| held.trained) {
+            walk.make(
+                Held::Gradient(key),
+                walk.cut_elements(key, &held, held.storage.optimizer) * element_bytes,
+            );
+        }
+        walk.moment += 1;
+        walk.live.keys().copied().collect::<Vec<_>>().into_iter().for_each(|held| walk.drop(held));
+        walk
+    }
+
+    /// The stream of a border waits here where the chunk it goes to is on this rank too.
+    fn pass_on(&mut self, (border, direction, unit): (u32, Direction, u32), (action, to): (Action, u32)) {
+        let run = self.run;
+        let Some(Some(between)) = run.borders.get(border as usize) else { return };
+        if run.stage_at(to, action.micro_batch) == self.seat.stage {
+            let sharding = match direction {
+                Direction::Forward => between.sent,
+                Direction::Backward => between.gradient,
+            };
+            let elements = self.seat.block(sharding, run.border_shape(between, u64::from(unit))).len() as u64;
+            let bytes = elements * run.rounded().bytes(self.element_bytes);
+            self.make(Held::Stream(border, direction, unit), bytes);
+        }
+    }
+
+    fn parameters(&self, stage: u32) -> Vec<(ParameterKey, HeldParameter)> {
+        let of_layer = |layer_idx: LayerIdx| {
+            self.run.program(layer_idx).held().map(move |held| ((layer_idx, held.tensor), held))
+        };
+        self.run.layers_on(stage).into_iter().flat_map(of_layer).collect()
+    }
+
+    fn forward(&mut self, layer_idx: LayerIdx, unit: u32) {
+        let program = self.run.program(layer_idx);
+        let held = |value: ValueId| Held::Value(layer_idx, unit, value);
+        if let Some(stream) = program.stream {
+            self.make(held(stream), self.value_bytes((layer_idx, unit), stream));
+        }
+        self.section((layer_idx, unit), &program.forward, Pass::Forward);
+        self.drop(held(program.out));
+    }
+
+    fn backward(&mut self, (layer_idx, unit): (LayerIdx, u32), section: Section) {
+        let run = self.run;
+        let program = run.program(layer_idx);
+        let split = run.split(layer_idx).ok();
+        let (code, carried): (&[Instruction], &[ValueId]) = match (section, split) {
+            (Section::BackwardWeight, Some(split)) => {
+                return self.section((layer_idx, unit), &split.weight, Pass::Backward);
+            }
+            (Section::BackwardInput, Some(split)) => (&split.input, &split.carried),
+            (_, _) => (&program.backward, &[]),
+        };
+        let held = |value: ValueId| Held::Value(layer_idx, unit, value);
+        self.make(held(program.out_gradient), self.value_bytes((layer_idx, unit), program.out_gradient));
+        self.section((layer_idx, unit), code, Pass::Backward);
+        let leaves = program.stream_gradient.iter().filter(|id| !carried.contains(id));
+        leaves.for_each(|&value| self.drop(held(value)));
+    }
+
+    fn section(&mut self, (layer_idx, unit): (LayerIdx, u32), code: &[Instruction], pass: Pass) {
+        for instruction in code {
+            self.moment += 1;
+            match instruction {
+                Instruction::Forward { op, results, .. } => {
+                    self.attend((layer_idx, unit), *op, (results[0], pass));
+                }
+                Instruction::Backward { op, gradients, .. } => {
+                    self.owe((layer_idx, unit), *op, gradients);
+                    self.drop(Held::Attended(layer_idx, unit, *op));
+                    self.drop(Held::LogSums(layer_idx, unit, *op));
+                }
+                Instruction::Load { .. }
+                | Instruction::Parameter { .. }
+                | Instruction::Convert { .. }
+                | Instruction::Accumulate { .. }
+                | Instruction::Free { .. } => {}
+            }
+            for value in instruction.written() {
+                let bytes = self.value_bytes((layer_idx, unit), value);
+                self.make(Held::Value(layer_idx, unit, value), bytes);
+            }
+            match instruction {
+                Instruction::Free { value } => self.drop(Held::Value(layer_idx, unit, *value)),
+                Instruction::Backward { op, .. }
+                    if self.live.contains_key(&Held::Owed(layer_idx, unit + 1, *op)) =>
+                {
+                    self.moment += 1;
+                    self.drop(Held::Owed(layer_idx, unit + 1, *op));
+                }
+                Instruction::Load { .. }
+                | Instruction::Parameter { .. }
+                | Instruction::Forward { .. }
+                | Instruction::Backward { .. }
+                | Instruction::Convert { .. }
+                | Instruction::Accumulate { .. } => {}
+            }
+        }
+        self.moment += 1;
+    }
+
+    /// What attention on a ring keeps for backward: its result, and the logarithm of every query's sum.
+    fn attend(&mut self, (layer_idx, unit): (LayerIdx, u32), op: OpId, (result, pass): (ValueId, Pass)) {
+        let run = self.run;
+        if run.ring_axes(layer_idx, op).is_empty() || !run.keeps_attended(layer_idx, op, pass) {
+            return;
+        }
+        let value = run.program(layer_idx).value(result);
+        let shape = run.shape_of(layer_idx, value.tensor, unit % run.execution.slices.n());
+        let lengths = self.seat.block(value.sharding, &shape).shape();
+        let queries = lengths[..lengths.len() - 1].iter().product::<usize>() as u64;
+        let bytes = lengths.iter().product::<usize>() as u64 * run.rounded().bytes(self.element_bytes);
+        self.make(Held::Attended(layer_idx, unit, op), bytes);
+        self.make(Held::LogSums(layer_idx, unit, op), queries * self.element_bytes);
+    }
+
+    /// What backward of an operator that extends keys leaves for the slices before: all rows of its gradient but its own.
+    fn owe(&mut self, (layer_idx, unit): (LayerIdx, u32), op: OpId, gradients: &[Option<ValueId>]) {
+        let slices = &self.run.execution.slices;
+        let tokens = slices.range(unit % slices.n());
+        let extends = self.run.layer(layer_idx).ops[op.0].kind == OpKind::Extend;
+        if let (true, 1.., [Some(gradient)]) = (extends, tokens.start, gradients) {
+            // It is added to before it is rounded.
+            let all = self.value_elements((layer_idx, unit), *gradient) * self.element_bytes;
+            self.make(Held::Owed(layer_idx, unit, op), all / tokens.end * tokens.start);
+        }
+    }
+
+    /// A buffer appears. One that is there already, as a kept value whose operator runs again for another result, stays.
+    fn make(&mut self, held: Held, bytes: u64) {
+        if self.live.contains_key(&held) {
+            return;
+        }
+        let at = self.buffers.len();
+        self.live.insert(held, at);
+        self.buffers.push(Buffer { bytes, from: self.moment, to: usize::MAX });
+        self.of.entry(held).or_default().push(at);
+    }
+
+    fn drop(&mut self, held: Held) {
+        if let Some(at) = self.live.remove(&held) {
+            self.buffers[at].to = self.moment;
+        }
+    }
+
+    fn value_elements(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
+        let value = self.run.program(layer_idx).value(value);
+        let shape = self.run.shape_of(layer_idx, value.tensor, unit % self.run.execution.slices.n());
+        self.seat.block(value.sharding, &shape).len() as u64
+    }
+
+    fn value_bytes(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
+        let width = self.run.width(layer_idx, self.run.program(layer_idx).value(value));
+        self.value_elements((layer_idx, unit), value) * width.bytes(self.element_bytes)
+    }
+
+    /// Elements of the flattened local block of a parameter that a cut leaves to this rank.
+    fn cut_elements(&self, (layer_idx, tensor): ParameterKey, held: &HeldParameter, cut: AxisSet) -> u64 {
+        let flat = self.seat.block(held.used, &self.run.shape(layer_idx, tensor)).len() as u64;
+        flat_cut(&self.seat, flat, cut).len() as u64
+    }
+
+    fn states(&mut self, key: ParameterKey, held: &HeldParameter) {
+        let Storage { parameter, gradient, optimizer } = held.storage;
+        let stored = self.run.rounded().bytes(self.element_bytes);
+        let learned = [
+            (State::Master, optimizer),
+            (State::First, optimizer),
+            (State::Second, optimizer),
+            (State::Accumulator, gradient),
+        ];
+        self.make(Held::State(key, State::Stored), self.cut_elements(key, held, parameter) * stored);
+        for (state, cut) in learned.into_iter().filter(|_| held.trained) {
+            self.make(Held::State(key, state), self.cut_elements(key, held, cut) * self.element_bytes);
+        }
+    }
+}
