@@ -1,8 +1,8 @@
 //! A plan and its prediction, for people.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ir::cluster::Calibration;
+use ir::cluster::{Calibration, DeviceGroup};
 use ir::names::Roles;
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
@@ -260,11 +260,11 @@ fn stages(plan: &Plan, predicted: &Prediction) -> String {
         .map(|&at| {
             let stage = &predicted.stages[at];
             let marks = [(slowest, "slowest"), (fullest, "fullest")];
-            let remarks: Vec<&str> = marks
+            let marks = marks
                 .iter()
                 .filter(|(which, _)| plan.n_stages > 1 && *which == Some(at))
-                .map(|(_, mark)| *mark)
-                .collect();
+                .map(|(_, mark)| (*mark).to_owned());
+            let remarks: Vec<String> = devices(plan, at as u64).into_iter().chain(marks).collect();
             vec![
                 at.to_string(),
                 stage.layers.to_string(),
@@ -285,6 +285,16 @@ fn stages(plan: &Plan, predicted: &Prediction) -> String {
         ));
     }
     text
+}
+
+/// What a stage stands on, where the devices of the plan differ.
+fn devices(plan: &Plan, stage: u64) -> Option<String> {
+    let name = |group: &DeviceGroup| group.device.name.clone();
+    let all: BTreeSet<String> = plan.cluster.groups.iter().map(name).collect();
+    let n = plan.mesh.n_devices();
+    let own: BTreeSet<String> =
+        plan.cluster.groups_under(stage * n..(stage + 1) * n).iter().map(name).collect();
+    (all.len() > 1).then(|| own.into_iter().collect::<Vec<_>>().join(" + "))
 }
 
 /// Stages worth a line.

@@ -4,6 +4,7 @@
 //! comes from a file (`cluster.json` or the device library); reading and checking it is the front ends' business.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -198,6 +199,25 @@ impl Cluster {
     pub fn tier_between(&self, a: u64, b: u64) -> usize {
         let together = |tier: &Tier| a / tier.devices.max(1) == b / tier.devices.max(1);
         self.tiers.iter().position(together).unwrap_or(self.tiers.len().saturating_sub(1))
+    }
+
+    /// The groups that hold some of these ranks: neighbours, in rank order.
+    ///
+    /// Of two groups of 16 devices, ranks 8 to 23 lie in both.
+    pub fn groups_under(&self, ranks: Range<u64>) -> &[DeviceGroup] {
+        let mut from = 0;
+        let touched: Vec<bool> = self
+            .groups
+            .iter()
+            .map(|group| {
+                let own = from..from + group.count;
+                from = own.end;
+                own.start < ranks.end && ranks.start < own.end
+            })
+            .collect();
+        let first = touched.iter().position(|touched| *touched).unwrap_or(0);
+        let end = touched.iter().rposition(|touched| *touched).map_or(first, |last| last + 1);
+        &self.groups[first..end]
     }
 
     /// The group that holds a rank.

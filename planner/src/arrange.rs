@@ -10,7 +10,7 @@ use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
 use crate::forbid::broken;
-use crate::partition::{Chunk, Levels};
+use crate::partition::{Chunk, Levels, Place, as_given, partition};
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_memory;
 use crate::price::staged::{Layers, Staged};
@@ -91,35 +91,38 @@ impl Scope<'_> {
         })
     }
 
+    /// The layers of a candidate on its stages; `levels` and `shelves` are those of its grounds.
     pub(crate) fn arrange(
         &self,
         candidate: &Candidate,
         schedule: Schedule,
-        (levels, shelf): (&Levels, &Shelf),
+        (levels, shelves): (&[Levels], &[Shelf]),
     ) -> Option<Arranged> {
-        let in_flight = in_flight(candidate, schedule);
-        let capacity = self.capacity / f64::from(schedule.n_virtual_stages());
+        let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
+        let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
+        let place = |(chunk, &flight): (usize, &f64)| {
+            let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk);
+            levels[ground(chunk)].place(flight, capacity / f64::from(schedule.n_virtual_stages()))
+        };
+        let places: Vec<Place<'_>> = in_flight.iter().enumerate().map(place).collect();
         let cuts = match &self.pins().layers_per_stage {
             // The user counts decoder layers; embedding and head stand at the ends.
-            Some(counts) if counts.len() == in_flight.len() => {
-                levels.as_given(&with_ends(counts), &in_flight, capacity)?
-            }
+            Some(counts) if counts.len() == in_flight.len() => as_given(&with_ends(counts), &places)?,
             Some(_) => return None,
-            None => levels.partition(&in_flight, capacity)?,
+            None => partition(&places)?,
         };
-        let mut names: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        let mut names: BTreeMap<(usize, usize, usize), usize> = BTreeMap::new();
         let mut entries: Vec<Entry> = Vec::new();
-        let chunks: Vec<Vec<(usize, u64)>> = cuts
-            .iter()
-            .map(|cut| {
-                runs(cut, levels, shelf, &mut |kind, at| {
-                    *names.entry((kind, at)).or_insert_with(|| {
-                        entries.push(shelf.entries[kind][at].clone());
-                        entries.len() - 1
-                    })
+        let of_chunk = |(chunk, cut): (usize, &Chunk)| {
+            let own = ground(chunk);
+            runs(cut, &levels[own], &shelves[own], &mut |kind, at| {
+                *names.entry((own, kind, at)).or_insert_with(|| {
+                    entries.push(shelves[own].entries[kind][at].clone());
+                    entries.len() - 1
                 })
             })
-            .collect();
+        };
+        let chunks: Vec<Vec<(usize, u64)>> = cuts.iter().enumerate().map(of_chunk).collect();
         let whole = Slices::whole(self.request.job.sequence);
         if schedule.n_slices() == 1 {
             return self.finish(candidate, schedule, (entries, chunks), whole);
@@ -142,7 +145,8 @@ impl Scope<'_> {
         let staged = staged(&self.wide, candidate, schedule, (&entries, &chunks), &slices);
         let step = step(&self.setting, &staged).ok()?;
         let peak = |stage: usize| stage_memory(&self.setting, &staged, stage, step.held[stage]).total().0;
-        let fits = (0..step.held.len()).all(|stage| peak(stage) <= self.setting.memory);
+        let grounds = self.grounds(candidate);
+        let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
         let found = Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step };
         let forbid = &self.pins().forbid;
         let is_left = || forbid.is_empty() || !broken(forbid, &self.roles(&found));

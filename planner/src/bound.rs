@@ -8,6 +8,7 @@ use crate::candidate::{Candidate, Scope};
 use crate::chooser::too_large;
 use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
+use crate::shelf::Bench;
 
 /// What is known of a candidate before it is worked out.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +27,19 @@ pub struct Bound {
     pub seconds_per_byte: f64,
     /// Per kind, its leading form and the fastest choice in it, whatever the stream of the others.
     pub fastest: Vec<(usize, LayerChoice)>,
+    /// Per kind, least seconds that one layer of it keeps its stage busy in a step.
+    pub layers: Vec<LayerTimes>,
+    /// The same on every ground, where stages stand on several.
+    pub grounds: Vec<Bound>,
+}
+
+/// Least seconds that one layer keeps its stage busy in a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerTimes {
+    /// In any of the forms that were asked.
+    pub least: f64,
+    /// In the first of them.
+    pub plain: f64,
 }
 
 /// Least seconds that the layers of a stage keep it busy in a step.
@@ -38,19 +52,37 @@ pub struct Work {
     pub slowest: f64,
 }
 
+impl Bound {
+    /// What is known on one of the grounds of the candidate's stages.
+    pub fn on(&self, ground: usize) -> &Self {
+        self.grounds.get(ground).unwrap_or(self)
+    }
+}
+
 impl Scope<'_> {
     /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
     pub fn bound(&self, candidate: &Candidate, of: Forms) -> Option<Bound> {
-        let bench = self.bench(candidate);
+        let grounds = self.grounds(candidate);
+        let on = |setting| self.bound_on(&self.bench_on(candidate, setting), of);
+        match grounds.settings.as_slice() {
+            [all] => on(all),
+            several => self.mixed(candidate, &grounds, several.iter().map(on).collect::<Option<Vec<_>>>()?),
+        }
+    }
+
+    /// The same with all stages on one ground.
+    fn bound_on(&self, bench: &Bench<'_>, of: Forms) -> Option<Bound> {
+        let candidate = bench.candidate;
         let given = self.given_fastest();
         let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
         let mut main: Option<(f64, Sharding, f64)> = None;
         let (mut rounded, mut rounded_plain): (f64, f64) = (0.0, 0.0);
         let p = candidate.n_stages as f64;
         let mut choices_made = Vec::with_capacity(self.forms.len());
+        let mut layers = Vec::with_capacity(self.forms.len());
         for (kind, forms) in self.forms.iter().enumerate() {
             let layer = &forms[0].layer;
-            let asked = self.asked(&bench, kind, &given, of);
+            let asked = self.asked(bench, kind, &given, of);
             let (form, problem) = asked.first().filter(|(form, _)| of == Forms::Leading || *form == 0)?;
             let (time, unit, choices) = self.chooser(problem).fastest(&problem.problem)?;
             let count = self.counts[kind] as f64;
@@ -66,6 +98,7 @@ impl Scope<'_> {
             let of_form = |(_, form): &(usize, LayerProblem<'_>)| Some(self.chooser(form).cheapest(0.0)?.0);
             let least = asked[1..].iter().filter_map(of_form).fold(time, f64::min);
             saved += (time - least) * count;
+            layers.push(LayerTimes { least, plain: time });
             let most = (count / p).ceil();
             (rounded, rounded_plain) = (rounded.max(most * least), rounded_plain.max(most * time));
         }
@@ -74,8 +107,9 @@ impl Scope<'_> {
         let (work, plain) = (work(total - saved, rounded), work(total, rounded_plain));
         let time = self.with_bubble(candidate, work)?;
         let saving = self.with_bubble(candidate, plain)? - time;
-        let crowding = bytes / p / self.capacity;
-        Some(Bound { time, work, saving, crowding, stream, seconds_per_byte, fastest: choices_made })
+        let crowding = bytes / p / bench.setting.capacity;
+        let (fastest, grounds) = (choices_made, Vec::new());
+        Some(Bound { time, work, saving, crowding, stream, seconds_per_byte, fastest, layers, grounds })
     }
 
     /// Per kind and form, the time of its fastest choice on a candidate; nothing where it has none.

@@ -12,6 +12,7 @@ use crate::chooser::{Chooser, Troubles};
 use crate::forms::{first_of, forms_within, wide};
 use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
+use crate::price::grounds::Grounds;
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
 use crate::request::{ContextKind, Job, Pins, RecomputeKind, Request, ScheduleKind};
@@ -68,6 +69,8 @@ pub enum Dropped {
         term: &'static str,
         /// What the stage needs, reserve apart.
         needed: f64,
+        /// What it has.
+        capacity: f64,
     },
 }
 
@@ -103,6 +106,11 @@ impl<'a> Scope<'a> {
             forms,
             wide,
         })
+    }
+
+    /// What the stages of a candidate stand on.
+    pub fn grounds(&self, candidate: &Candidate) -> Grounds<'a> {
+        Grounds::new(&self.setting, candidate.n_stages, candidate.shape.mesh.n_devices())
     }
 
     /// The choice problem of a layer in the hands of the solver that is asked for.

@@ -83,7 +83,7 @@ impl Scope<'_> {
         (entries, forms): (&[Entry], &[SlicedForm]),
         slices: &Slices,
     ) -> Option<Vec<Entry>> {
-        let mesh = &candidate.shape.mesh;
+        let (mesh, grounds) = (&candidate.shape.mesh, self.grounds(candidate));
         let one = |(entry, form): (&Entry, &SlicedForm)| {
             let program = |slice: u32| -> Option<Program> {
                 let sizes = slices.sizes(&form.layer, candidate.micro_batch, slice);
@@ -91,7 +91,7 @@ impl Scope<'_> {
             };
             let first = program(0)?;
             let legal = (1..slices.n()).all(|slice| program(slice).as_ref() == Some(&first));
-            let setting = &self.setting;
+            let setting = &grounds.settings[entry.ground];
             let place = (mesh, candidate.micro_batch);
             legal.then(|| setting.sliced(entry, (&form.layer, &first), place, slices))
         };

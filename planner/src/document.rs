@@ -1,6 +1,9 @@
 //! From the winner to the plan document: every figure read off programs, prices and the simulation.
 
+use std::collections::BTreeSet;
+
 use cost_model::Constants;
+use ir::cluster::{Cluster, DeviceGroup};
 use ir::collective::Rule;
 use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, lower};
@@ -22,7 +25,6 @@ use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;
-use crate::request::Request;
 
 /// How many runners-up a plan names.
 const N_RUNNERS_UP: usize = 5;
@@ -93,7 +95,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         predicted: None,
         search: Some(report(&found.tally, best)),
         runners_up: runners_up(scope, &found.ranking),
-        warnings: warnings(request, scope),
+        warnings: warnings(found, best),
         forms: chosen.forms,
         cluster: request.cluster.clone(),
         model: ir::native::write(&chosen.model),
@@ -103,10 +105,11 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
 /// The algorithms of an entry's collectives, for as many tokens as one takes at a time: of slices, the longest.
 fn algorithms(scope: &Scope<'_>, best: &Arranged, (layer, entry): (&Layer, &Entry)) -> Vec<Rule> {
     let (mesh, micro_batch) = (&best.candidate.shape.mesh, best.candidate.micro_batch);
+    let setting = &scope.grounds(&best.candidate).settings[entry.ground];
     // An entry has been lowered before, so none of this can fail; without rules the plainest algorithms run.
     let lowered = |layer: &Layer, choice: &LayerChoice, sizes: &Sizes| {
         let program = lower(layer, mesh, sizes, choice);
-        program.map_or(Vec::new(), |program| scope.setting.algorithms(layer, (mesh, sizes), &program))
+        program.map_or(Vec::new(), |program| setting.algorithms(layer, (mesh, sizes), &program))
     };
     if !best.slices.is_cut() {
         return lowered(layer, &entry.choice, &layer.sizes(micro_batch, scope.request.job.sequence));
@@ -157,6 +160,11 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
     } else {
         ""
     };
+    let layouts = match tally.n_layouts {
+        1 => String::new(),
+        n => format!("; {n} selections and orders of the groups of the cluster were searched"),
+    };
+    let forms = format!("{layouts}{forms}");
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(
             "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \
@@ -237,14 +245,57 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
     RunnerUp { roles: scope.roles(other), step_time_s: other.step_time(), reason }
 }
 
-fn warnings(request: &Request, scope: &Scope<'_>) -> Vec<String> {
-    let mut list = Vec::new();
-    if request.cluster.groups.iter().any(|group| group.device != *scope.machine.device) {
-        list.push(format!(
-            "the cluster mixes devices; every stage is priced as if it ran on `{}`, the slowest, with the memory of the \
+/// What to know of a stage that lies on devices of several kinds.
+fn crowd(scope: &Scope<'_>, best: &Arranged, stage: u64) -> Option<String> {
+    let n = best.candidate.shape.mesh.n_devices();
+    let groups = scope.machine.cluster.groups_under(stage * n..(stage + 1) * n);
+    let slowest = scope.grounds(&best.candidate).at(stage as usize).machine.device;
+    let others: BTreeSet<&str> =
+        groups.iter().map(|group| group.device.name.as_str()).filter(|name| *name != slowest.name).collect();
+    let names: Vec<String> = others.into_iter().map(|name| format!("`{name}`")).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "stage {stage} has devices `{}` beside {}: it is priced as if all were the slowest, with the memory of the \
              smallest",
-            scope.machine.device.name
+            slowest.name,
+            names.join(" and ")
+        )
+    })
+}
+
+/// What to know where the plan's cluster has not the groups of the one that was asked about, in their order.
+fn rearranged(asked: &Cluster, used: &Cluster) -> Vec<String> {
+    let names = |groups: &[DeviceGroup]| {
+        let name = |group: &DeviceGroup| format!("{} x {}", group.count, group.device.name);
+        groups.iter().map(name).collect::<Vec<_>>().join(", ")
+    };
+    let mut kept = used.groups.clone();
+    let mut left = asked.groups.clone();
+    left.retain(|group| {
+        let at = kept.iter().position(|other| other == group);
+        at.map(|at| kept.remove(at)).is_none()
+    });
+    let mut list = Vec::new();
+    if !left.is_empty() {
+        list.push(format!(
+            "{} of the cluster have nothing to do: no plan with them was faster",
+            names(&left)
         ));
+    }
+    if asked.groups.iter().filter(|group| !left.contains(group)).ne(&used.groups) {
+        list.push(format!(
+            "ranks are counted with the groups of the cluster in this order, that of the stages: {}",
+            names(&used.groups)
+        ));
+    }
+    list
+}
+
+fn warnings(found: &Found<'_>, best: &Arranged) -> Vec<String> {
+    let (scope, request) = (&found.scope, found.scope.request);
+    let mut list = rearranged(found.asked, &request.cluster);
+    for stage in 0..best.candidate.n_stages {
+        list.extend(crowd(scope, best, stage));
     }
     if request.job.sequence > request.model.default_sequence {
         list.push(format!(

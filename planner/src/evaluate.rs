@@ -11,6 +11,7 @@ use crate::chooser::Chooser;
 use crate::forms::Forms;
 use crate::layer_problem::Given;
 use crate::menu::MEMORY_PRICES;
+use crate::partition::Levels;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
@@ -26,14 +27,16 @@ impl Scope<'_> {
     /// # Errors
     /// Why none does.
     pub fn evaluate(&self, candidate: &Candidate, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
-        let bench = self.bench(candidate);
-        let dropped = match self.evaluate_on(&bench, bound, forms) {
+        let grounds = self.grounds(candidate);
+        let benches: Vec<Bench<'_>> =
+            grounds.settings.iter().map(|setting| self.bench_on(candidate, setting)).collect();
+        let dropped = match self.evaluate_on(&benches, bound, forms) {
             Err(dropped) if self.nearly_fits(&dropped) => dropped,
             found => return found,
         };
         let mut best: Option<Arranged> = None;
-        for stream in self.streams_at(&bench, bound) {
-            let found = self.evaluate_on(&bench, &Bound { stream, ..bound.clone() }, forms).ok();
+        for stream in self.streams_at(&benches[0], bound) {
+            let found = self.evaluate_on(&benches, &Bound { stream, ..bound.clone() }, forms).ok();
             if let Some(found) = found
                 && best.as_ref().is_none_or(|best| found.step_time() < best.step_time())
             {
@@ -45,7 +48,7 @@ impl Scope<'_> {
 
     /// Whether another way to run the same layers might fit.
     pub(crate) fn nearly_fits(&self, dropped: &Dropped) -> bool {
-        matches!(dropped, Dropped::Memory { needed, .. } if *needed <= NEARLY * self.capacity)
+        matches!(dropped, Dropped::Memory { needed, capacity, .. } if *needed <= NEARLY * capacity)
     }
 
     /// Shardings of the stream beside the bound's that suit some kind of layer at a price of memory.
@@ -55,7 +58,8 @@ impl Scope<'_> {
             let asked = self.asked(bench, kind, &self.given(), Forms::Leading);
             let Some((_, problem)) = asked.first() else { continue };
             let chooser = self.chooser(problem);
-            let at = |multiple: &f64| Some(chooser.cheapest(multiple * bound.seconds_per_byte)?.1);
+            let unit = bound.on(0).seconds_per_byte;
+            let at = |multiple: &f64| Some(chooser.cheapest(multiple * unit)?.1);
             for choices in STREAM_PRICES.iter().filter_map(at) {
                 let stream = self.passes(kind, &problem.choice(&choices));
                 if !streams.contains(&stream) {
@@ -66,35 +70,51 @@ impl Scope<'_> {
         streams.split_off(1)
     }
 
-    /// Works a candidate out whose layers pass the stream in the bound's sharding.
-    fn evaluate_on(&self, bench: &Bench<'_>, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
-        let candidate = bench.candidate;
-        let mut shelf = Shelf::new(self.forms.len());
+    /// Works a candidate out whose layers pass the stream in the bound's sharding, with choices for every ground.
+    fn evaluate_on(&self, benches: &[Bench<'_>], bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
+        let candidate = benches[0].candidate;
+        let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
         let base = Given { stream: Some(bound.stream), ..self.given_fastest() };
-        let tied = self.tied_uses(bench, &base).ok_or(Dropped::NoStrategy)?;
+        // What is tied may stand on different grounds: one use for all of them.
+        let tied = self.tied_uses(&benches[0], &base).ok_or(Dropped::NoStrategy)?;
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
-        self.fastest_level(&mut shelf, (bench, bound), (&base, &tied), forms).ok_or(Dropped::NoStrategy)?;
-        if let (Some(found), true) = self.best_of(candidate, &shelf) {
+        for (bench, shelf) in benches.iter().zip(&mut shelves) {
+            self.fastest_level(shelf, (bench, bound), (&base, &tied), forms).ok_or(Dropped::NoStrategy)?;
+        }
+        if let (Some(found), true) = self.best_of(candidate, &shelves) {
             return Ok(found);
         }
         let base = Given { stream: Some(bound.stream), ..self.given() };
-        let asked: Vec<Asked<'_>> = (0..self.forms.len())
-            .map(|kind| self.asked(bench, kind, &with_tied(&base, &tied, kind), forms))
-            .collect();
-        let ready: Vec<Vec<Chooser<'_>>> = asked.iter().map(|asked| self.choosers(asked)).collect();
+        let asked: Vec<Vec<Asked<'_>>> =
+            benches.iter().map(|bench| self.all_asked(bench, (&base, &tied), forms)).collect();
+        let ready: Vec<Vec<Vec<Chooser<'_>>>> =
+            asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
         let mut best = None;
         for multiple in &MEMORY_PRICES[1..] {
-            let price = multiple * bound.seconds_per_byte;
-            for (kind, (asked, ready)) in asked.iter().zip(&ready).enumerate() {
-                self.add(&mut shelf, bench, (kind, asked, ready), price).ok_or(Dropped::NoStrategy)?;
+            for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
+                let price = multiple * bound.on(ground).seconds_per_byte;
+                for (kind, (asked, ready)) in asked[ground].iter().zip(&ready[ground]).enumerate() {
+                    self.add(shelf, bench, (kind, asked, ready), price).ok_or(Dropped::NoStrategy)?;
+                }
             }
-            let (found, all_fit) = self.best_of(candidate, &shelf);
+            let (found, all_fit) = self.best_of(candidate, &shelves);
             best = found;
             if all_fit {
                 break;
             }
         }
-        best.ok_or_else(|| self.overflow(candidate, &self.levels(&shelf)))
+        best.ok_or_else(|| self.overflow(candidate, &self.levels_on(&shelves)))
+    }
+
+    /// The choice problems of every kind.
+    fn all_asked<'s>(
+        &'s self,
+        bench: &Bench<'s>,
+        (base, tied): (&Given, &BTreeMap<usize, TiedUses>),
+        forms: Forms,
+    ) -> Vec<Asked<'s>> {
+        let kinds = 0..self.forms.len();
+        kinds.map(|kind| self.asked(bench, kind, &with_tied(base, tied, kind), forms)).collect()
     }
 
     /// The first level: the fastest choices, those of the bound where it made them under the same conditions.
@@ -107,7 +127,7 @@ impl Scope<'_> {
     ) -> Option<()> {
         for kind in 0..self.forms.len() {
             let one_form = forms == Forms::Leading || self.forms[kind].len() == 1;
-            let known = bound.fastest.get(kind).filter(|(_, choice)| {
+            let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(_, choice)| {
                 one_form && !tied.contains_key(&kind) && self.passes(kind, choice) == bound.stream
             });
             match known {
@@ -138,12 +158,12 @@ impl Scope<'_> {
     }
 
     /// The fastest arrangement of what is on the shelf, and whether every schedule had one.
-    fn best_of(&self, candidate: &Candidate, shelf: &Shelf) -> (Option<Arranged>, bool) {
-        let levels = self.levels(shelf);
+    fn best_of(&self, candidate: &Candidate, shelves: &[Shelf]) -> (Option<Arranged>, bool) {
+        let levels = self.levels_on(shelves);
         let mut best: Option<Arranged> = None;
         let mut all = true;
         for schedule in self.schedules(candidate) {
-            match self.arrange(candidate, schedule, (&levels, shelf)) {
+            match self.arrange(candidate, schedule, (&levels, shelves)) {
                 Some(found) if best.as_ref().is_none_or(|b| found.step_time() < b.step_time()) => {
                     best = Some(found)
                 }
@@ -152,6 +172,10 @@ impl Scope<'_> {
             }
         }
         (best, all)
+    }
+
+    fn levels_on(&self, shelves: &[Shelf]) -> Vec<Levels> {
+        shelves.iter().map(|shelf| self.levels(shelf)).collect()
     }
 
     fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Vec<Chooser<'s>> {

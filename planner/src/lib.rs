@@ -27,13 +27,15 @@ pub mod forms;
 mod frontier;
 pub mod candidate;
 pub mod schedules;
-pub mod bound;
 pub mod shelf;
+pub mod bound;
+pub mod mixed;
 pub mod cut_sequences;
 mod arrange;
 pub mod overflow;
 pub mod evaluate;
 pub mod optimize;
+mod layouts;
 pub mod relax;
 pub mod chosen;
 pub mod document;
@@ -91,7 +93,8 @@ fn found(
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let constants = on_cluster(request, constants.clone())?;
-    match optimize::search(request, &constants, watch) {
+    let layouts = layouts::layouts(request, &constants);
+    match layouts::search_all(&layouts, &constants, watch) {
         Ok(found) => match document::plan(&found, &constants) {
             Some(Ok(plan)) => as_pinned(request, plan),
             Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),

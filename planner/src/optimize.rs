@@ -14,6 +14,7 @@
 //! it are the same with any number of threads.
 
 use cost_model::Constants;
+use ir::cluster::Cluster;
 use ir::positions::too_short;
 use ir::slices::sliced_model;
 use ir::units::{Bytes, Seconds};
@@ -83,10 +84,45 @@ pub struct Tally {
     pub work: u64,
     /// Whether somebody stopped it.
     pub stopped: bool,
+    /// Selections and orders of the groups of the cluster that were searched.
+    pub n_layouts: u64,
+}
+
+impl Tally {
+    /// How two searches went, one after the other.
+    pub(crate) fn and(self, next: Self) -> Self {
+        let open_bound = [self.open_bound, next.open_bound].into_iter().flatten().reduce(Seconds::min);
+        Self {
+            n_candidates: self.n_candidates + next.n_candidates,
+            n_illegal: self.n_illegal + next.n_illegal,
+            n_bounded: self.n_bounded + next.n_bounded,
+            n_unfit: self.n_unfit + next.n_unfit,
+            n_simulated: self.n_simulated + next.n_simulated,
+            n_forms_chosen: self.n_forms_chosen + next.n_forms_chosen,
+            n_forms_open: self.n_forms_open + next.n_forms_open,
+            bounds_leading: self.bounds_leading || next.bounds_leading,
+            n_open: self.n_open + next.n_open,
+            open_bound,
+            work: next.work,
+            stopped: self.stopped || next.stopped,
+            n_layouts: self.n_layouts + next.n_layouts,
+        }
+    }
+}
+
+/// Where a search starts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Start {
+    /// Batches of work done before.
+    pub(crate) work: u64,
+    /// What is not faster than this is of no interest.
+    pub(crate) limit: Option<Seconds>,
 }
 
 /// The best candidate, those behind it, and how the search went.
 pub struct Found<'a> {
+    /// The cluster that was asked about; that of the scope may have its groups in another order, or not all of them.
+    pub asked: &'a Cluster,
     /// What all candidates share.
     pub scope: Scope<'a>,
     /// Fastest first.
@@ -108,6 +144,27 @@ struct Worked {
 pub fn search<'a>(
     request: &'a Request,
     constants: &'a Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Found<'a>, NoPlan> {
+    search_from(request, constants, Start::default(), watch).0
+}
+
+/// The same after other searches; and how it went, whatever came of it.
+pub(crate) fn search_from<'a>(
+    request: &'a Request,
+    constants: &'a Constants,
+    start: Start,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> (Result<Found<'a>, NoPlan>, Tally) {
+    let mut tally = Tally { work: start.work, n_layouts: 1, ..Tally::default() };
+    let found = searched(request, constants, (start, &mut tally), watch);
+    (found, tally)
+}
+
+fn searched<'a>(
+    request: &'a Request,
+    constants: &'a Constants,
+    (start, tally): (Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> Result<Found<'a>, NoPlan> {
     check_request(request)?;
@@ -120,7 +177,7 @@ pub fn search<'a>(
     if let Some(what) = too_large(&scope, &candidates) {
         return Err(NoPlan::Impossible { what });
     }
-    let mut tally = Tally { n_candidates: candidates.len() as u64, ..Tally::default() };
+    tally.n_candidates = candidates.len() as u64;
     let of = forms_of_bounds(&scope, &candidates);
     if of == Forms::Leading {
         tally.bounds_leading = true;
@@ -128,18 +185,18 @@ pub fn search<'a>(
     }
     let frontier = frontier(&scope, (&candidates, of), on_progress);
     let (mut worked, mut closest) =
-        work_out(&scope, (&candidates, of), (frontier, Vec::new()), &mut tally, (stop, on_progress));
+        work_out(&scope, (&candidates, of), (frontier, Vec::new()), (start, tally), (stop, on_progress));
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     if some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated && !tally.stopped {
         let named = named_candidates(request);
         tally.n_candidates += named.len() as u64;
         let frontier = self::frontier(&scope, (&named, of), on_progress);
         let (all, nearest) =
-            work_out(&scope, (&named, of), (frontier, worked), &mut tally, (stop, on_progress));
+            work_out(&scope, (&named, of), (frontier, worked), (start, tally), (stop, on_progress));
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
-    choose_forms(&scope, &mut worked, &mut tally, stop);
+    choose_forms(&scope, &mut worked, tally, stop);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
     }
@@ -147,7 +204,7 @@ pub fn search<'a>(
         return Err(nothing_fits(&scope, request, closest));
     }
     let ranking = worked.into_iter().map(|one| one.arranged).collect();
-    Ok(Found { scope, ranking, tally })
+    Ok(Found { asked: &request.cluster, scope, ranking, tally: tally.clone() })
 }
 
 /// Every number of stages, mesh and micro-batch that the request allows.
@@ -256,16 +313,18 @@ fn work_out(
     scope: &Scope<'_>,
     (candidates, of): (&[Candidate], Forms),
     (mut frontier, mut ranking): (Frontier<'_>, Vec<Worked>),
-    tally: &mut Tally,
+    (start, tally): (Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> (Vec<Worked>, Option<Dropped>) {
     let most = tally.work + MAX_BATCHES;
     let mut closest: Option<Dropped> = None;
+    let known = start.limit.map_or(f64::INFINITY, |limit| limit.0);
     let limit = |ranking: &[Worked]| {
-        ranking.first().map_or(f64::INFINITY, |one| one.arranged.step_time().0 / BOUND_SLACK)
+        ranking.first().map_or(known, |one| one.arranged.step_time().0.min(known)) / BOUND_SLACK
     };
-    while tally.work < most || ranking.is_empty() {
-        if !ranking.is_empty() && stop.now(tally.work) {
+    let has_plan = |ranking: &[Worked]| !ranking.is_empty() || start.limit.is_some();
+    while tally.work < most || !has_plan(&ranking) {
+        if has_plan(&ranking) && stop.now(tally.work) {
             tally.stopped = true;
             break;
         }
@@ -457,11 +516,11 @@ fn no_candidate(request: &Request) -> String {
 
 fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) -> NoPlan {
     match closest {
-        Some(Dropped::Memory { stage, term, needed }) => NoPlan::NothingFits {
+        Some(Dropped::Memory { stage, term, needed, capacity }) => NoPlan::NothingFits {
             stage,
             term: term.into(),
             needed: Bytes(needed + scope.reserve()),
-            capacity: Bytes(scope.capacity + scope.reserve()),
+            capacity: Bytes(capacity + scope.reserve()),
             relaxations: Vec::new(),
         },
         Some(Dropped::NoStrategy) | None => NoPlan::Impossible {

@@ -2,7 +2,7 @@
 
 use crate::arrange::with_ends;
 use crate::candidate::{Candidate, Dropped, Scope};
-use crate::partition::{LayerCost, Levels};
+use crate::partition::{Chunk, LayerCost, Levels, Place, as_given, partition};
 use crate::schedules::in_flight;
 
 impl Scope<'_> {
@@ -11,24 +11,33 @@ impl Scope<'_> {
         self.setting.reserve()
     }
 
-    /// What the candidate would need at least, for the report.
-    pub(crate) fn overflow(&self, candidate: &Candidate, levels: &Levels) -> Dropped {
-        let last = levels.costs.len() - 1;
-        let smallest = Levels::new(vec![levels.costs[last].clone()], levels.kinds.clone());
+    /// What the candidate would need at least, for the report; `levels` are those of its grounds.
+    pub(crate) fn overflow(&self, candidate: &Candidate, levels: &[Levels]) -> Dropped {
+        let smallest = |levels: &Levels| {
+            let last = levels.costs.len() - 1;
+            Levels::new(vec![levels.costs[last].clone()], levels.kinds.clone())
+        };
+        let smallest: Vec<Levels> = levels.iter().map(smallest).collect();
         let Some(&schedule) = self.schedules(candidate).first() else { return Dropped::NoStrategy };
-        let in_flight = in_flight(candidate, schedule);
+        let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
+        let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
+        let place = |(chunk, &flight): (usize, &f64)| smallest[ground(chunk)].place(flight, f64::INFINITY);
+        let places: Vec<Place<'_>> = in_flight.iter().enumerate().map(place).collect();
         let cuts = match &self.pins().layers_per_stage {
-            Some(counts) => smallest.as_given(&with_ends(counts), &in_flight, f64::INFINITY),
-            None => smallest.partition(&in_flight, f64::INFINITY),
+            Some(counts) => as_given(&with_ends(counts), &places),
+            None => partition(&places),
         };
         let Some(cuts) = cuts else { return Dropped::NoStrategy };
-        let worst =
-            cuts.iter().enumerate().max_by(|a, b| a.1.memory.total_cmp(&b.1.memory).then(b.0.cmp(&a.0)));
-        let Some((stage, cut)) = worst else { return Dropped::NoStrategy };
+        let capacity = |chunk: usize| grounds.capacity_of_chunk(schedule.placement(), chunk);
+        let over = |(chunk, cut): (usize, &Chunk)| cut.memory - capacity(chunk);
+        let chunks = cuts.iter().enumerate();
+        let worst = chunks.max_by(|a, b| over(*a).total_cmp(&over(*b)).then(b.0.cmp(&a.0)));
+        let Some((chunk, cut)) = worst else { return Dropped::NoStrategy };
+        let costs = &smallest[ground(chunk)].costs[0];
         let sum = |of: &dyn Fn(&LayerCost) -> f64| -> f64 {
-            (cut.from..cut.to).map(|layer| of(&smallest.costs[0][smallest.kinds[layer]])).sum()
+            smallest[0].kinds[cut.from..cut.to].iter().map(|&kind| of(&costs[kind])).sum()
         };
-        let (state, saved) = (sum(&|c| c.state), sum(&|c| c.saved) * in_flight[stage]);
+        let (state, saved) = (sum(&|c| c.state), sum(&|c| c.saved) * in_flight[chunk]);
         let working = cut.memory - state - saved;
         let term = if state >= saved && state >= working {
             "parameters, gradients and optimizer state"
@@ -39,6 +48,7 @@ impl Scope<'_> {
         };
         // Each of a stage's chunks may take its share of the device.
         let needed = cut.memory * f64::from(schedule.n_virtual_stages());
-        Dropped::Memory { stage: stage % candidate.n_stages as usize, term, needed }
+        let stage = chunk % candidate.n_stages as usize;
+        Dropped::Memory { stage, term, needed, capacity: capacity(chunk) }
     }
 }

@@ -1,8 +1,9 @@
 //! Stages: which layers on which rank, at which price of memory, so that the slowest chunk is as fast as can be.
 //!
 //! Greedy for a given limit on a chunk's time, bisection on the limit: for chunks of consecutive layers this finds the
-//! least limit, since a chunk that takes more layers never hurts those behind it. Embedding, head and loss are layers
-//! like any other and count with their own time and memory.
+//! least limit, since a chunk that takes more layers never hurts those behind it. Where chunks stand on different devices
+//! the result is the limit of a dynamic program over all cuts, which is exact also where a chunk with more layers fits in
+//! a faster way. Embedding, head and loss are layers like any other and count with their own time and memory.
 
 use cost_model::memory::{GatheredUnit, gathered_units};
 use ir::units::Bytes;
@@ -82,6 +83,16 @@ impl Levels {
         self.costs[level].iter().enumerate().map(|(kind, cost)| self.count(from, to, kind) * of(cost)).sum()
     }
 
+    /// A time that no way to run some layers undercuts.
+    fn least(&self, from: usize, to: usize) -> f64 {
+        let least = |kind: usize| {
+            let time = |costs: &Vec<LayerCost>| costs[kind].time;
+            self.costs.iter().map(time).fold(f64::INFINITY, f64::min)
+        };
+        let n_kinds = self.costs.first().map_or(0, Vec::len);
+        (0..n_kinds).map(|kind| self.count(from, to, kind) * least(kind)).sum()
+    }
+
     fn memory(&self, from: usize, to: usize, level: usize, in_flight: f64) -> f64 {
         let present = || (0..self.costs[level].len()).filter(|&kind| self.count(from, to, kind) > 0.0);
         // When backward reaches a layer, what those behind it kept is free again.
@@ -146,67 +157,163 @@ impl Levels {
         Some(plain(level))
     }
 
-    /// Cuts the layers into chunks, one per entry of `in_flight`, with the least time of the slowest.
-    ///
-    /// `capacity` is what each chunk may take. `None` where some chunk cannot fit.
-    pub fn partition(&self, in_flight: &[f64], capacity: f64) -> Option<Vec<Chunk>> {
-        let n_layers = self.kinds.len();
-        if in_flight.is_empty() || in_flight.len() > n_layers {
-            return None;
-        }
-        let slowest = |level: usize| self.sum(0, n_layers, level, |cost| cost.time);
-        let mut high = (0..self.costs.len()).map(slowest).fold(0.0, f64::max) * 2.0;
-        let mut best = self.fill(in_flight, capacity, high)?;
-        let mut low = 0.0;
-        for _ in 0..BISECTIONS {
-            let middle = 0.5 * (low + high);
-            match self.fill(in_flight, capacity, middle) {
-                Some(found) => {
-                    high = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max).min(middle);
-                    best = found;
-                }
-                None => low = middle,
-            }
-        }
-        Some(best)
+    /// What a chunk has that keeps so much in flight and may take so much memory.
+    pub fn place(&self, in_flight: f64, capacity: f64) -> Place<'_> {
+        Place { levels: self, in_flight, capacity }
+    }
+}
+
+/// Where a chunk runs: what layers cost there, and how much memory they may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Costs of the layers of the model there.
+    pub levels: &'a Levels,
+    /// Micro-batches in flight.
+    pub in_flight: f64,
+    /// What the chunk may take.
+    pub capacity: f64,
+}
+
+impl Place<'_> {
+    fn chunk(&self, from: usize, to: usize) -> Option<Chunk> {
+        self.levels.chunk(from, to, self.in_flight, self.capacity)
     }
 
-    /// Takes for every chunk as many layers as fit the limit and the memory, and leaves one for each that follows.
-    fn fill(&self, in_flight: &[f64], capacity: f64, limit: f64) -> Option<Vec<Chunk>> {
-        let n_layers = self.kinds.len();
-        let mut from = 0;
-        let mut chunks = Vec::with_capacity(in_flight.len());
-        for (i, &flight) in in_flight.iter().enumerate() {
-            let last = n_layers - (in_flight.len() - 1 - i);
-            let good = |to: usize| self.chunk(from, to, flight, capacity).filter(|chunk| chunk.time <= limit);
-            let mut found = good(from + 1)?;
-            let (mut low, mut high) = (from + 1, last);
-            while low < high {
-                let middle = (low + high).div_ceil(2);
-                match good(middle) {
-                    Some(chunk) => {
-                        found = chunk;
-                        low = middle;
-                    }
-                    None => high = middle - 1,
+    fn n_layers(&self) -> usize {
+        self.levels.kinds.len()
+    }
+}
+
+/// Cuts the layers into chunks, one per place, with the least time of the slowest.
+///
+/// `None` where some chunk cannot fit.
+pub fn partition(places: &[Place<'_>]) -> Option<Vec<Chunk>> {
+    let n_layers = places.first()?.n_layers();
+    if places.len() > n_layers {
+        return None;
+    }
+    let all = |levels: &Levels, level: usize| levels.sum(0, n_layers, level, |cost| cost.time);
+    let slowest = |place: &Place<'_>| {
+        (0..place.levels.costs.len()).map(|level| all(place.levels, level)).fold(0.0, f64::max)
+    };
+    let high = places.iter().map(slowest).fold(0.0, f64::max) * 2.0;
+    if places.iter().all(|place| std::ptr::eq(place.levels, places[0].levels)) {
+        return bisected(places, high);
+    }
+    let known = bisected(places, high);
+    let limit =
+        known.as_ref().map_or(high, |chunks| chunks.iter().map(|chunk| chunk.time).fold(0.0, f64::max));
+    exact(places, limit).or(known)
+}
+
+/// Takes as many layers as fit a limit, and bisects the limit.
+fn bisected(places: &[Place<'_>], mut high: f64) -> Option<Vec<Chunk>> {
+    let mut best = fill(places, high)?;
+    let mut low = 0.0;
+    for _ in 0..BISECTIONS {
+        let middle = 0.5 * (low + high);
+        match fill(places, middle) {
+            Some(found) => {
+                high = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max).min(middle);
+                best = found;
+            }
+            None => low = middle,
+        }
+    }
+    Some(best)
+}
+
+/// Takes for every chunk as many layers as fit the limit and the memory, and leaves one for each that follows.
+fn fill(places: &[Place<'_>], limit: f64) -> Option<Vec<Chunk>> {
+    let n_layers = places.first()?.n_layers();
+    let mut from = 0;
+    let mut chunks = Vec::with_capacity(places.len());
+    for (i, place) in places.iter().enumerate() {
+        let last = n_layers - (places.len() - 1 - i);
+        let good = |to: usize| place.chunk(from, to).filter(|chunk| chunk.time <= limit);
+        let mut found = good(from + 1)?;
+        let (mut low, mut high) = (from + 1, last);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            match good(middle) {
+                Some(chunk) => {
+                    found = chunk;
+                    low = middle;
+                }
+                None => high = middle - 1,
+            }
+        }
+        from = found.to;
+        chunks.push(found);
+    }
+    (from == n_layers).then_some(chunks)
+}
+
+/// The cut with the least slowest chunk among those whose chunks all take no more than a limit; of equal ones one with
+/// little time in all.
+///
+/// Dynamic programming over (chunks, layers): `best(s, to) = min over from of max(best(s - 1, from), time(s, from, to))`.
+/// Only runs of layers that could meet the limit are asked about, so that it takes about as many steps as there are pairs
+/// of layers.
+fn exact(places: &[Place<'_>], limit: f64) -> Option<Vec<Chunk>> {
+    let n_layers = places.first()?.n_layers();
+    let mut reached: Vec<Option<Reached>> = vec![None; n_layers + 1];
+    reached[0] = Some(Reached { slowest: 0.0, total: 0.0 });
+    let mut rows: Vec<Vec<Option<Chunk>>> = Vec::with_capacity(places.len());
+    for (i, place) in places.iter().enumerate() {
+        let last = n_layers - (places.len() - 1 - i);
+        let (mut row, mut next) = (vec![None; n_layers + 1], vec![None; n_layers + 1]);
+        for (from, before) in reached.iter().enumerate().take(last) {
+            let Some(before) = before else { continue };
+            let near = |to: &usize| place.levels.least(from, *to) <= limit;
+            for to in (from + 1..=last).take_while(near) {
+                let Some(chunk) = place.chunk(from, to) else { continue };
+                let found = before.and(chunk.time);
+                if found.slowest <= limit && next[to].as_ref().is_none_or(|known| found.is_better(known)) {
+                    (next[to], row[to]) = (Some(found), Some(chunk));
                 }
             }
-            from = found.to;
-            chunks.push(found);
         }
-        (from == n_layers).then_some(chunks)
+        reached = next;
+        rows.push(row);
+    }
+    let mut to = n_layers;
+    let mut chunks = Vec::with_capacity(places.len());
+    for mut row in rows.into_iter().rev() {
+        let chunk = row[to].take()?;
+        to = chunk.from;
+        chunks.push(chunk);
+    }
+    chunks.reverse();
+    Some(chunks)
+}
+
+/// Times of the chunks so far.
+#[derive(Clone, Copy, Debug)]
+struct Reached {
+    slowest: f64,
+    total: f64,
+}
+
+impl Reached {
+    fn and(self, time: f64) -> Self {
+        Self { slowest: self.slowest.max(time), total: self.total + time }
     }
 
-    /// Cuts the layers as the user says: counts of layers per chunk that must add up.
-    pub fn as_given(&self, counts: &[usize], in_flight: &[f64], capacity: f64) -> Option<Vec<Chunk>> {
-        let mut from = 0;
-        let mut chunks = Vec::new();
-        for (&count, &flight) in counts.iter().zip(in_flight) {
-            chunks.push(self.chunk(from, from + count, flight, capacity)?);
-            from += count;
-        }
-        (from == self.kinds.len()).then_some(chunks)
+    fn is_better(&self, known: &Self) -> bool {
+        self.slowest.total_cmp(&known.slowest).then(self.total.total_cmp(&known.total)).is_lt()
     }
+}
+
+/// Cuts the layers as the user says: counts of layers per chunk that must add up.
+pub fn as_given(counts: &[usize], places: &[Place<'_>]) -> Option<Vec<Chunk>> {
+    let mut from = 0;
+    let mut chunks = Vec::new();
+    for (&count, place) in counts.iter().zip(places) {
+        chunks.push(place.chunk(from, from + count)?);
+        from += count;
+    }
+    (from == places.first()?.n_layers()).then_some(chunks)
 }
 
 /// Halvings of the limit: to one part in 10^9 of the whole model's time.
@@ -214,6 +321,8 @@ const BISECTIONS: usize = 30;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn levels(times: &[f64], sequence: &[usize]) -> Levels {
@@ -242,7 +351,7 @@ mod tests {
     #[test]
     fn a_heavy_head_gets_fewer_layers_beside_it() {
         let levels = levels(&[1.0, 3.0], &[0, 0, 0, 0, 0, 1]);
-        let chunks = levels.partition(&[1.0, 1.0], 100.0).unwrap();
+        let chunks = partition(&[levels.place(1.0, 100.0); 2]).unwrap();
         assert_eq!(chunks.iter().map(|c| c.to - c.from).collect::<Vec<_>>(), [4, 2]);
     }
 
@@ -274,7 +383,7 @@ mod tests {
 
     #[test]
     fn what_fits_nowhere_has_no_partition() {
-        assert_eq!(levels(&[1.0], &[0; 8]).partition(&[1.0, 1.0], 2.0), None);
+        assert_eq!(partition(&[levels(&[1.0], &[0; 8]).place(1.0, 2.0); 2]), None);
     }
 
     #[test]
@@ -282,7 +391,7 @@ mod tests {
         let times = [1.0, 2.5, 4.0];
         let sequence = [0, 1, 1, 2, 0, 1, 0, 2];
         let levels = levels(&times, &sequence);
-        let found = levels.partition(&[1.0; 3], 1e9).unwrap();
+        let found = partition(&[levels.place(1.0, 1e9); 3]).unwrap();
         let slowest = found.iter().map(|c| c.time).fold(0.0, f64::max);
         let sum = |a: usize, b: usize| sequence[a..b].iter().map(|&k| times[k]).sum::<f64>();
         let brute = (1..7)
@@ -290,5 +399,43 @@ mod tests {
             .map(|(i, j)| sum(0, i).max(sum(i, j)).max(sum(j, 8)))
             .fold(f64::INFINITY, f64::min);
         assert_eq!(slowest, brute);
+    }
+
+    /// Least time of the slowest chunk over all cuts, each chunk as fast as it fits.
+    fn brute(places: &[Place<'_>], from: usize) -> f64 {
+        let Some((first, rest)) = places.split_first() else {
+            return f64::INFINITY;
+        };
+        let n = first.n_layers();
+        let time = |to: usize| first.chunk(from, to).map_or(f64::INFINITY, |chunk| chunk.time);
+        if rest.is_empty() {
+            return if from < n { time(n) } else { f64::INFINITY };
+        }
+        (from + 1..n).map(|to| time(to).max(brute(rest, to))).fold(f64::INFINITY, f64::min)
+    }
+
+    proptest! {
+        #[test]
+        fn no_cut_over_unequal_devices_has_a_faster_slowest_chunk(
+            fast in proptest::collection::vec(0.5..4.0_f64, 3),
+            slow in proptest::collection::vec(0.5..9.0_f64, 3),
+            sequence in proptest::collection::vec(0..3_usize, 4..10),
+            stages in proptest::collection::vec((proptest::bool::ANY, 1.0..3.0_f64, 2.0..30.0_f64), 2..4),
+        ) {
+            let on = |stage: &(bool, f64, f64)| levels(if stage.0 { &slow } else { &fast }, &sequence);
+            let own: Vec<Levels> = stages.iter().map(on).collect();
+            let places: Vec<Place<'_>> =
+                own.iter().zip(&stages).map(|(own, stage)| own.place(stage.1, stage.2)).collect();
+            let least = brute(&places, 0);
+            match partition(&places) {
+                Some(found) => {
+                    let slowest = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max);
+                    prop_assert!(slowest <= least * (1.0 + 1e-6), "{slowest} of {least}");
+                    let fits = |(chunk, place): (&Chunk, &Place<'_>)| chunk.memory <= place.capacity + 1e-9;
+                    prop_assert!(found.iter().zip(&places).all(fits));
+                }
+                None => prop_assert!(least.is_infinite(), "{least}"),
+            }
+        }
     }
 }

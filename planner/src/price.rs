@@ -3,6 +3,8 @@
 //! The search writes what comes out here, so that a plan that is read, edited or not, is priced as one that was found:
 //! `found plan -> price == edited plan -> price`. Nothing is taken from the figures that a plan already holds.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use cost_model::uncertainty::Basis;
 use cost_model::{Constants, SimulateError};
 use ir::plan::check::{OpenPlan, open};
@@ -12,15 +14,18 @@ use ir::schedule::{Action, Section};
 use ir::slices::Slices;
 use ir::units::Seconds;
 
+use crate::prices::Machine;
 use crate::request::Job;
 
 pub mod setting;
+pub mod grounds;
 pub mod staged;
 pub mod step;
 pub mod stage_memory;
 pub mod sent;
 pub mod prediction;
 
+use grounds::Grounds;
 use setting::{Backward, Entry, Setting};
 use staged::{Layers, Staged};
 use step::{step, timed};
@@ -47,19 +52,30 @@ pub fn price_open(plan: &Plan, opened: &OpenPlan) -> Result<Prediction, PlanErro
 /// What cannot be priced, and where it stands.
 pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Prediction, PlanError> {
     let found = stepped(plan, opened, constants, |setting, staged, _| {
-        let (machine, step) = (&setting.machine, step(setting, staged)?);
-        let basis = Basis::of(machine.cluster, machine.device, machine.precision);
-        let worlds = basis.worlds(constants, machine.device, machine.precision);
-        Ok((prediction::prediction(setting, staged, &step), basis, worlds))
+        let step = step(setting, staged)?;
+        let of_ground = |ground: &Setting<'_>| {
+            let Machine { cluster, device, precision, .. } = &ground.machine;
+            let basis = Basis::of(cluster, device, *precision);
+            (basis, basis.worlds(constants, device, *precision))
+        };
+        let grounds = Grounds::new(setting, staged.n_stages, staged.mesh.n_devices());
+        let worlds: Vec<_> = grounds.settings.iter().map(of_ground).collect();
+        Ok((prediction::prediction(setting, staged, &step), worlds))
     });
-    let (mut predicted, basis, worlds) = found?;
-    let [fast, slow] = &worlds;
-    let [least_s, most_s] = basis.interval(
-        predicted.step_time_s,
-        in_world(&predicted, (plan, opened), (constants, fast))?,
-        in_world(&predicted, (plan, opened), (constants, slow))?,
-    );
-    predicted.step_time_interval = Some(Interval { least_s, most_s, basis: basis.to_string() });
+    let (mut predicted, worlds) = found?;
+    for (basis, [fast, slow]) in &worlds {
+        let [least_s, most_s] = basis.interval(
+            predicted.step_time_s,
+            in_world(&predicted, (plan, opened), (constants, fast))?,
+            in_world(&predicted, (plan, opened), (constants, slow))?,
+        );
+        let own = Interval { least_s, most_s, basis: basis.to_string() };
+        // Where devices differ, that of which least is known says how wide it is.
+        let width = |one: &Interval| (one.most_s - one.least_s).0;
+        if predicted.step_time_interval.as_ref().is_none_or(|known| width(&own) > width(known)) {
+            predicted.step_time_interval = Some(own);
+        }
+    }
     Ok(predicted)
 }
 
@@ -95,7 +111,8 @@ fn stepped<T>(
     let is_part = |action: &Action| action.section == Section::BackwardWeight;
     let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
     let setting = Setting { backward, ..setting(plan, &constants)? };
-    let (entries, chunks) = parts(plan, opened, &setting);
+    let grounds = Grounds::new(&setting, plan.n_stages, plan.mesh.n_devices());
+    let (entries, chunks) = parts(plan, opened, &grounds);
     let whole = Slices::whole(plan.job.sequence);
     let slices = opened.sliced.as_ref().map_or(&whole, |sliced| &sliced.slices);
     let staged = Staged { table: Some(&table), slices, ..staged(plan, opened, (&entries, &chunks), &whole) };
@@ -119,8 +136,9 @@ fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, 
 /// Runs of (entry, count), per chunk.
 type Chunks = Vec<Vec<(usize, u64)>>;
 
-fn parts(plan: &Plan, opened: &OpenPlan, setting: &Setting<'_>) -> (Vec<Entry>, Chunks) {
-    let entry = |at: usize| {
+/// Every entry priced on each ground where a chunk has it, and the chunks in these.
+fn parts(plan: &Plan, opened: &OpenPlan, grounds: &Grounds<'_>) -> (Vec<Entry>, Chunks) {
+    let entry = |at: usize, setting: &Setting<'_>| {
         let (own, sizes) = (&opened.entries[at], opened.sizes(plan, at));
         let chosen = (own.layer, own.choice.clone());
         let whole = setting.entry(&opened.model, chosen, (&plan.mesh, &sizes), &own.program);
@@ -128,8 +146,18 @@ fn parts(plan: &Plan, opened: &OpenPlan, setting: &Setting<'_>) -> (Vec<Entry>, 
         let (layer, program) = (&sliced.model.layers[own.layer], &sliced.entries[at].program);
         setting.sliced(&whole, (layer, program), (&plan.mesh, plan.micro_batch), &sliced.slices)
     };
-    let chunks = plan.chunks.iter().map(|runs| runs.iter().map(|run| (run.entry, run.count)).collect());
-    ((0..plan.entries.len()).map(entry).collect(), chunks.collect())
+    let placement = plan.schedule.placement();
+    let of_chunk: Vec<usize> = (0..plan.chunks.len()).map(|at| grounds.of_chunk(placement, at)).collect();
+    let mut places: BTreeSet<(usize, usize)> = BTreeSet::new();
+    for (runs, &ground) in plan.chunks.iter().zip(&of_chunk) {
+        places.extend(runs.iter().map(|run| (run.entry, ground)));
+    }
+    let numbers: BTreeMap<(usize, usize), usize> = places.iter().copied().zip(0..).collect();
+    let entries = places.iter().map(|&(at, ground)| entry(at, &grounds.settings[ground])).collect();
+    let chunks = plan.chunks.iter().zip(&of_chunk);
+    let chunks = chunks
+        .map(|(runs, &ground)| runs.iter().map(|run| (numbers[&(run.entry, ground)], run.count)).collect());
+    (entries, chunks.collect())
 }
 
 fn staged<'a>(

@@ -14,7 +14,7 @@ use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::layer_problem::{Given, LayerProblem, StorageRule};
 use crate::partition::{LayerCost, Levels};
-use crate::price::setting::Entry;
+use crate::price::setting::{Entry, Setting};
 use crate::prices::Prices;
 use crate::rewrite::Variant;
 
@@ -29,9 +29,10 @@ pub(crate) struct Shelf {
     pub(crate) levels: Vec<Vec<usize>>,
 }
 
-/// A candidate with its prices and the lengths of every form of every layer kind.
+/// A candidate with its prices on one ground and the lengths of every form of every layer kind.
 pub(crate) struct Bench<'s> {
     pub(crate) candidate: &'s Candidate,
+    pub(crate) setting: Setting<'s>,
     pub(crate) prices: Prices<'s>,
     pub(crate) sizes: Vec<Vec<Sizes>>,
 }
@@ -46,12 +47,18 @@ impl Shelf {
 }
 
 impl<'a> Scope<'a> {
+    /// A candidate on the slowest device.
     pub(crate) fn bench<'s>(&'s self, candidate: &'s Candidate) -> Bench<'s> {
-        let prices = Prices::new(self.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules)
+        self.bench_on(candidate, &self.setting)
+    }
+
+    /// A candidate as it is priced on one ground.
+    pub(crate) fn bench_on<'s>(&'s self, candidate: &'s Candidate, setting: &Setting<'s>) -> Bench<'s> {
+        let prices = Prices::new(setting.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules)
             .barred(&candidate.shape.barred);
         let sizes = |form: &Variant| form.layer.sizes(candidate.micro_batch, self.request.job.sequence);
         let sizes = self.forms.iter().map(|forms| forms.iter().map(sizes).collect()).collect();
-        Bench { candidate, prices, sizes }
+        Bench { candidate, setting: setting.clone(), prices, sizes }
     }
 
     /// The choice problems of the forms of a layer kind; forms without a legal strategy are left out.
@@ -90,7 +97,7 @@ impl<'a> Scope<'a> {
             None => {
                 let (mesh, sizes) = (bench.prices.mesh(), &bench.sizes[kind][form]);
                 let program = lower(&self.wide.layers[wide], mesh, sizes, &choice).ok()?;
-                let entry = self.setting.entry(&self.wide, (wide, choice), (mesh, sizes), &program);
+                let entry = bench.setting.entry(&self.wide, (wide, choice), (mesh, sizes), &program);
                 shelf.entries[kind].push(entry);
                 shelf.entries[kind].len() - 1
             }

@@ -1,8 +1,15 @@
-//! Layers built by hand for tests of the search.
+//! Layers and clusters built by hand for tests of the search.
+
+use std::collections::BTreeMap;
 
 use ir::builder::LayerBuilder;
+use ir::cluster::{
+    Architecture, CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier,
+    Wiring,
+};
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
 use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
+use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 
 /// Sizes of a small transformer.
 #[derive(Clone, Copy)]
@@ -108,4 +115,43 @@ pub(crate) fn experts(width: Width, experts: u64, top_k: u64) -> Layer {
     let m = b.op("combine", OpKind::Combine, &[down, weight], "b s h");
     let out = b.op("add", OpKind::Add, &[x, m], "b s h");
     b.finish(out)
+}
+
+/// A cluster of groups of so many devices, each group's of its own kind, and of tiers of so many.
+pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
+    let group = |(at, &count): (usize, &u64)| DeviceGroup {
+        device: Device {
+            name: format!("device {at}"),
+            architecture: Architecture::Ampere,
+            peak_flops_per_s: BTreeMap::from([(Precision::Bf16, FlopsPerSecond(312e12 / (at + 1) as f64))]),
+            memory_bytes: Bytes(80e9 / (at + 1) as f64),
+            memory_bandwidth_bytes_per_s: BytesPerSecond(2e12),
+            compute_units: 108,
+            host_link_bytes_per_s: BytesPerSecond(31e9),
+            watts: None,
+        },
+        count,
+        devices_per_node: 8,
+        host_memory_bytes: Bytes(1e12),
+        price_per_device_hour: None,
+        failures_per_device_hour: None,
+    };
+    let tier = |(at, &devices): (usize, &u64)| Tier {
+        name: format!("tier {at}"),
+        devices,
+        bandwidth_bytes_per_s: BytesPerSecond(300e9 / 10_f64.powi(at as i32)),
+        latency_s: Seconds(2e-6),
+        wiring: Wiring::Switch,
+        oversubscription: 1.0,
+        routing: Default::default(),
+        in_switch_reduction: InSwitchReduction::Absent,
+    };
+    Cluster {
+        schema_version: CLUSTER_SCHEMA_VERSION,
+        name: "mixed".into(),
+        groups: counts.iter().enumerate().map(group).collect(),
+        tiers: tiers.iter().enumerate().map(tier).collect(),
+        reserve_bytes: Bytes(4e9),
+        calibration: None,
+    }
 }

@@ -37,9 +37,8 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     list
 }
 
-/// Works out every candidate, holds each to its bound, and the search to the fastest.
-#[track_caller]
-fn assert_search_is_exhaustive(request: &Request) {
+/// Works out every candidate and holds each to its bound; the fastest, and how many there are.
+fn brute(request: &Request) -> (f64, usize) {
     let constants = Constants::load();
     let scope = Scope::new(request, &constants).unwrap();
     let mut best = f64::INFINITY;
@@ -52,12 +51,25 @@ fn assert_search_is_exhaustive(request: &Request) {
         best = best.min(time);
         n_worked_out += 1;
     }
-    assert!(n_worked_out > 1);
-    let plan = planner::optimize(request, &|_: Progress| ()).unwrap();
+    (best, n_worked_out)
+}
+
+/// Holds the search for the first request to the fastest of all candidates of all requests.
+#[track_caller]
+fn assert_search_is_exhaustive_over(requests: &[Request]) {
+    let all: Vec<(f64, usize)> = requests.iter().map(brute).collect();
+    assert!(all.iter().map(|(_, n)| n).sum::<usize>() > 1);
+    let best = all.iter().map(|(best, _)| *best).fold(f64::INFINITY, f64::min);
+    let plan = planner::optimize(&requests[0], &|_: Progress| ()).unwrap();
     assert_eq!(plan.predicted.unwrap().step_time_s.0, best);
     let search = plan.search.unwrap();
     assert!(search.lower_bound_s.0 <= best, "{search:?}");
     assert_eq!(search.n_bounded + search.n_unfit + search.n_simulated, search.n_candidates, "{search:?}");
+}
+
+#[track_caller]
+fn assert_search_is_exhaustive(request: &Request) {
+    assert_search_is_exhaustive_over(std::slice::from_ref(request));
 }
 
 #[test]
@@ -83,4 +95,20 @@ fn a_model_on_two_nodes() {
 #[test]
 fn a_model_with_experts() {
     assert_search_is_exhaustive(&question("qwen3-30b-a3b", "dgx-h200", 8, 64));
+}
+
+/// The request on some of the groups of its cluster, in an order.
+fn on_groups(request: &Request, order: &[usize]) -> Request {
+    let mut other = request.clone();
+    other.cluster.groups = order.iter().map(|&at| request.cluster.groups[at].clone()).collect();
+    let n = other.cluster.n_devices();
+    other.cluster.tiers.last_mut().unwrap().devices = n;
+    other
+}
+
+#[test]
+fn a_model_on_two_kinds_of_devices() {
+    let asked = question("gpt2", "mixed-a100-v100", 16, 64);
+    let others = [&[1, 0][..], &[0], &[1]].map(|order| on_groups(&asked, order));
+    assert_search_is_exhaustive_over(&[&[asked], &others[..]].concat());
 }

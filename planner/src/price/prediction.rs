@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cost_model::CollectiveKind;
 use cost_model::program_bytes::CommunicationClass;
-use ir::cluster::DeviceGroup;
+use ir::cluster::{Device, DeviceGroup};
 use ir::lower::{Recompute, gets, gradient_tensors};
 use ir::op::OpKind;
 use ir::op_work::model_flops;
@@ -12,11 +12,13 @@ use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
 use ir::signature::signature;
 use ir::units::{Bytes, Seconds};
 
+use crate::price::grounds::Grounds;
 use crate::price::sent::bytes_sent;
 use crate::price::setting::{Entry, Setting};
 use crate::price::stage_memory::stage_memory;
 use crate::price::staged::Staged;
 use crate::price::step::Step;
+use crate::prices::Machine;
 
 /// All figures of a step.
 pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Prediction {
@@ -24,8 +26,7 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
     let n = cluster.n_devices() as f64;
     let time = step.time.0;
     let flops = StepFlops::of(setting, staged);
-    let machine = &setting.machine;
-    let peak = cost_model::rates::peak(machine.device, machine.precision, machine.constants).0.0;
+    let peak = mean_peak(setting);
     let stages = stages(setting, staged, step);
     let tokens = setting.job.sequence as f64 * setting.job.global_batch as f64;
     let all = |of: &dyn Fn(&DeviceGroup) -> Option<f64>| -> Option<f64> {
@@ -46,6 +47,17 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
         energy_per_step_joules: all(&|group| group.device.watts).map(|watts| watts * time),
         cost_per_step: all(&|group| group.price_per_device_hour).map(|price| price * time / 3600.0),
     }
+}
+
+/// Peak FLOP/s of a device; of the average one where they differ.
+fn mean_peak(setting: &Setting<'_>) -> f64 {
+    let Machine { cluster, device, precision, constants, .. } = &setting.machine;
+    let peak = |device: &Device| cost_model::rates::peak(device, *precision, constants).0.0;
+    if cluster.groups.iter().all(|group| group.device == **device) {
+        return peak(device);
+    }
+    let all: f64 = cluster.groups.iter().map(|group| peak(&group.device) * group.count as f64).sum();
+    all / cluster.n_devices() as f64
 }
 
 /// FLOPs of a step on all devices.
@@ -136,6 +148,7 @@ fn communication_name(class: CommunicationClass, kind: CollectiveKind) -> String
 fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StagePrediction> {
     let sent = bytes_sent(setting, staged);
     let tiers = &setting.machine.cluster.tiers;
+    let grounds = Grounds::new(setting, staged.n_stages, staged.mesh.n_devices());
     let one = |stage: usize| {
         let memory = stage_memory(setting, staged, stage, step.held[stage]);
         let time = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
@@ -144,7 +157,7 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
             forward_s: time(&|entry| entry.price.forward.seconds()),
             backward_s: time(&Entry::backward_seconds),
             peak_memory_bytes: memory.total(),
-            capacity_bytes: Bytes(setting.memory),
+            capacity_bytes: Bytes(grounds.at(stage).memory),
             memory: categories(memory),
             bytes_per_tier: tiers.iter().map(|tier| tier.name.clone()).zip(sent[stage].clone()).collect(),
         }

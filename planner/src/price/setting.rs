@@ -7,7 +7,7 @@ use cost_model::{
     Constants, PriceContext, ProgramPrice, Rates, SectionPrice, SplitPrice, algorithms, price_program,
     price_split,
 };
-use ir::cluster::{Cluster, Device};
+use ir::cluster::{Cluster, Device, DeviceGroup, Precision};
 use ir::collective::Rule;
 use ir::graph::{Layer, Model, Sizes, TensorId};
 use ir::lower::LayerChoice;
@@ -30,6 +30,9 @@ const N_COMMUNICATORS: f64 = 4.0;
 pub struct Setting<'a> {
     /// Prices' view of the machines: the slowest device.
     pub machine: Machine<'a>,
+    /// Which of the kinds of machines under the stages these are, as [`Grounds`](crate::price::grounds::Grounds) number
+    /// them.
+    pub ground: usize,
     /// The job.
     pub job: Job,
     /// Bytes of the smallest device.
@@ -72,6 +75,8 @@ pub struct SplitFigures {
 pub struct Entry {
     /// The layer kind.
     pub kind: usize,
+    /// The machines that its figures are of, by their number among those under the stages.
+    pub ground: usize,
     /// What was chosen.
     pub choice: LayerChoice,
     /// Times.
@@ -155,10 +160,7 @@ impl<'a> Setting<'a> {
     /// The machines as prices see them. `None` for a cluster without devices.
     pub fn new(cluster: &'a Cluster, job: Job, constants: &'a Constants) -> Option<Self> {
         let precision = job.precision;
-        let rate = |device: &Device| Rates::new(device, precision, constants).gemm.0;
-        let devices = || cluster.groups.iter().map(|group| &group.device);
-        let device = devices().min_by(|a, b| rate(a).total_cmp(&rate(b)))?;
-        let memory = devices().map(|device| device.memory_bytes.0).min_by(f64::total_cmp)?;
+        let (device, memory) = weakest(&cluster.groups, precision, constants)?;
         let own = constants.context_bytes.0
             + constants.workspace_bytes.0
             + N_COMMUNICATORS * constants.communicator_bytes.0;
@@ -177,11 +179,32 @@ impl<'a> Setting<'a> {
                 kernels,
                 gradients: job.engine.gradients,
             },
+            ground: 0,
             job,
             memory,
             capacity: memory - own.max(cluster.reserve_bytes.0),
             backward: Backward::Whole,
         })
+    }
+
+    /// The same on other machines: the slowest device and the smallest memory among some groups of the cluster.
+    pub(crate) fn among(&self, groups: &'a [DeviceGroup]) -> Self {
+        let machine = &self.machine;
+        let Some((device, memory)) = weakest(groups, machine.precision, machine.constants) else {
+            return self.clone();
+        };
+        Self {
+            machine: Machine { device, ..machine.clone() },
+            memory,
+            capacity: memory - self.reserve(),
+            ..self.clone()
+        }
+    }
+
+    /// What the device sustains in matrix products, in FLOP/s.
+    pub(crate) fn rate(&self) -> f64 {
+        let machine = &self.machine;
+        Rates::new(machine.device, machine.precision, machine.constants).gemm.0
     }
 
     /// Bytes of a device that no plan may use.
@@ -209,6 +232,7 @@ impl<'a> Setting<'a> {
             split,
             updated: program.updates.iter().map(updated).sum(),
             kind,
+            ground: self.ground,
             choice,
             price,
             memory,
@@ -313,6 +337,19 @@ impl<'a> Setting<'a> {
     pub fn activation(&self, elements: f64) -> Bytes {
         Bytes(elements * self.machine.kernels.element_bytes)
     }
+}
+
+/// The slowest device of some groups, and the bytes of the smallest. `None` where there are none.
+fn weakest<'a>(
+    groups: &'a [DeviceGroup],
+    precision: Precision,
+    constants: &Constants,
+) -> Option<(&'a Device, f64)> {
+    let rate = |device: &Device| Rates::new(device, precision, constants).gemm.0;
+    let devices = || groups.iter().map(|group| &group.device);
+    let device = devices().min_by(|a, b| rate(a).total_cmp(&rate(b)))?;
+    let memory = devices().map(|device| device.memory_bytes.0).min_by(f64::total_cmp)?;
+    Some((device, memory))
 }
 
 fn shared(

@@ -1,0 +1,197 @@
+//! The machines that a pipeline may stand on, where the groups of a cluster differ: which of them, and in which order.
+//!
+//! Stages follow the ranks of a cluster, so the order of its groups says which stages are on which devices. A group may
+//! be left out: with slow devices, or few of them, a plan for the others can be faster. Each selection in each order is
+//! a cluster of its own and is searched as one; what is found on one rules out what cannot be faster on the next.
+//!
+//! Ranks that share a domain of a link tier keep sharing it: an order that would tear one apart is none.
+
+use std::collections::BTreeSet;
+
+use cost_model::{Constants, Rates};
+use ir::cluster::{Cluster, Tier};
+use ir::units::Seconds;
+
+use crate::optimize::{Found, Start, Tally, search_from};
+use crate::request::{Job, NoPlan, OnProgress, Request, Stop};
+
+/// Groups up to which all selections in all orders are tried: of three there are fifteen.
+const MAX_GROUPS_IN_ALL_ORDERS: usize = 3;
+
+/// The request on every selection and order of its cluster's groups: first on all as they are. Where no groups differ
+/// there is nothing else.
+pub(crate) fn layouts(request: &Request, constants: &Constants) -> Vec<Request> {
+    let cluster = &request.cluster;
+    let mut list = vec![request.clone()];
+    if cluster.groups.iter().all(|group| group.device == cluster.groups[0].device) {
+        return list;
+    }
+    for order in orders(cluster, &request.job, constants) {
+        let Some(cluster) = ordered(cluster, &order) else { continue };
+        if list.iter().all(|known| known.cluster != cluster) {
+            list.push(Request { cluster, ..request.clone() });
+        }
+    }
+    list
+}
+
+/// The fastest plan on any of several machines for one job.
+///
+/// # Errors
+/// Where none has a plan: why the first has none.
+pub(crate) fn search_all<'a>(
+    layouts: &'a [Request],
+    constants: &'a Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Found<'a>, NoPlan> {
+    let mut tally = Tally::default();
+    let mut best: Option<Found<'a>> = None;
+    let mut refused = None;
+    for layout in layouts {
+        let limit = best.as_ref().and_then(|found| Some(found.ranking.first()?.step_time()));
+        let start = Start { work: tally.work, limit };
+        let (found, own) = search_from(layout, constants, start, watch);
+        tally = tally.and(own);
+        match found {
+            Ok(found) if is_faster(&found, limit) => best = Some(found),
+            Ok(_) => {}
+            Err(why) => refused = refused.or(Some(why)),
+        }
+        if tally.stopped {
+            break;
+        }
+    }
+    let none = || NoPlan::Impossible { what: "the cluster has no devices".into() };
+    let found = best.ok_or_else(|| refused.unwrap_or_else(none))?;
+    Ok(Found { tally, asked: &layouts[0].cluster, ..found })
+}
+
+fn is_faster(found: &Found<'_>, limit: Option<Seconds>) -> bool {
+    let time = found.ranking.first().map(|one| one.step_time());
+    time.is_some_and(|time| limit.is_none_or(|limit| time < limit))
+}
+
+/// Selections of groups in an order, all groups before parts of them.
+fn orders(cluster: &Cluster, job: &Job, constants: &Constants) -> Vec<Vec<usize>> {
+    let n = cluster.groups.len();
+    let mut list = if n <= MAX_GROUPS_IN_ALL_ORDERS {
+        every_order(n)
+    } else {
+        let rate = |at: usize| Rates::new(&cluster.groups[at].device, job.precision, constants).gemm.0;
+        let mut fastest: Vec<usize> = (0..n).collect();
+        fastest.sort_by(|&a, &b| rate(b).total_cmp(&rate(a)).then(a.cmp(&b)));
+        let of_fastest = |k: usize| {
+            let mut slowest_first = fastest[..k].to_vec();
+            slowest_first.reverse();
+            [fastest[..k].to_vec(), slowest_first]
+        };
+        let both_ways = [(0..n).collect(), (0..n).rev().collect()];
+        both_ways.into_iter().chain((1..=n).flat_map(of_fastest)).collect()
+    };
+    list.sort_by_key(|order| std::cmp::Reverse(order.len()));
+    list
+}
+
+/// Every selection of `n` things in every order, the empty one left out.
+fn every_order(n: usize) -> Vec<Vec<usize>> {
+    let mut list: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut from = 0;
+    while from < list.len() {
+        let known = list[from].clone();
+        let more = (0..n).filter(|at| !known.contains(at));
+        list.extend(more.map(|at| [known.as_slice(), &[at]].concat()));
+        from += 1;
+    }
+    list.split_off(1)
+}
+
+/// The cluster with some of its groups in an order; `None` where tiers would be torn apart or left with domains of
+/// unequal size.
+fn ordered(cluster: &Cluster, order: &[usize]) -> Option<Cluster> {
+    let first: Vec<u64> = cluster
+        .groups
+        .iter()
+        .scan(0, |next, group| {
+            let own = *next;
+            *next += group.count;
+            Some(own)
+        })
+        .collect();
+    let ranks = || order.iter().map(|&at| (first[at], cluster.groups[at].count));
+    let total: u64 = ranks().map(|(_, count)| count).sum();
+    let (last, inner) = cluster.tiers.split_last()?;
+    let mut tiers = Vec::with_capacity(cluster.tiers.len());
+    let mut below = 1;
+    for tier in inner {
+        let devices = domain(ranks(), tier.devices.max(1))?;
+        tiers.push(Tier { devices, ..tier.clone() });
+        if !devices.is_multiple_of(below) {
+            return None;
+        }
+        below = devices;
+    }
+    tiers.push(Tier { devices: total, ..last.clone() });
+    let groups = order.iter().map(|&at| cluster.groups[at].clone()).collect();
+    total.is_multiple_of(below).then(|| Cluster { groups, tiers, ..cluster.clone() })
+}
+
+/// Devices of every domain of a tier after some runs of ranks were put one behind the other; `None` where a domain is
+/// torn apart, or the sizes differ.
+fn domain(runs: impl Iterator<Item = (u64, u64)>, devices: u64) -> Option<u64> {
+    let (mut found, mut seen): (Vec<(u64, u64)>, BTreeSet<u64>) = (Vec::new(), BTreeSet::new());
+    for (first, count) in runs {
+        let mut from = first;
+        while from < first + count {
+            let (own, end) = (from / devices, (from / devices + 1) * devices);
+            let length = end.min(first + count) - from;
+            match found.last_mut() {
+                Some((last, size)) if *last == own => *size += length,
+                _ if !seen.insert(own) => return None,
+                _ => found.push((own, length)),
+            }
+            from += length;
+        }
+    }
+    let (_, size) = *found.first()?;
+    found.iter().all(|(_, other)| *other == size).then_some(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_models::mixed;
+
+    #[test]
+    fn three_things_have_fifteen_selections_in_order() {
+        assert_eq!(every_order(2), [vec![0], vec![1], vec![0, 1], vec![1, 0]]);
+        assert_eq!(every_order(3).len(), 15);
+    }
+
+    /// Counts of the groups and sizes of the tiers of what comes out.
+    fn check(counts: &[u64], tiers: &[u64], order: &[usize], expected: Option<(&[u64], &[u64])>) {
+        let found = ordered(&mixed(counts, tiers), order);
+        let found = found.map(|cluster| {
+            let counts: Vec<u64> = cluster.groups.iter().map(|group| group.count).collect();
+            let tiers: Vec<u64> = cluster.tiers.iter().map(|tier| tier.devices).collect();
+            (counts, tiers)
+        });
+        assert_eq!(found, expected.map(|(counts, tiers)| (counts.to_vec(), tiers.to_vec())));
+    }
+
+    #[test]
+    fn groups_of_whole_domains_may_stand_in_any_order() {
+        check(&[16, 32], &[8, 48], &[1, 0], Some((&[32, 16], &[8, 48])));
+        check(&[16, 32], &[8, 48], &[0], Some((&[16], &[8, 16])));
+    }
+
+    #[test]
+    fn groups_of_one_region_stay_together() {
+        let regions = [8, 32, 64];
+        check(&[16, 16, 32], &regions, &[1, 0, 2], Some((&[16, 16, 32], &regions)));
+        check(&[16, 16, 32], &regions, &[2, 0, 1], Some((&[32, 16, 16], &regions)));
+        check(&[16, 16, 32], &regions, &[0, 2, 1], None);
+        // A region of 16 and one of 32: tiers have domains of one size.
+        check(&[16, 16, 32], &regions, &[0, 2], None);
+        check(&[16, 16, 32], &regions, &[0, 1], Some((&[16, 16], &[8, 32, 32])));
+    }
+}

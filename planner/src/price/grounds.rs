@@ -1,0 +1,62 @@
+//! The machines under the stages of a pipeline, where the groups of a cluster differ.
+//!
+//! Stages stand one behind the other on the ranks of the cluster. A stage that lies on one group is priced on its device
+//! and has its memory; one that lies on several waits for the slowest and has the memory of the smallest. Links are those
+//! of the cluster, on every ground.
+
+use ir::schedule::Placement;
+
+use crate::price::setting::Setting;
+
+/// What the stages of a pipeline stand on.
+#[derive(Clone, Debug)]
+pub struct Grounds<'a> {
+    /// Prices on every ground that differs from those before it, in the order of the stages.
+    pub settings: Vec<Setting<'a>>,
+    /// Per stage, which of them.
+    pub of_stage: Vec<usize>,
+}
+
+impl<'a> Grounds<'a> {
+    /// The grounds of stages of `n_devices` each.
+    pub fn new(setting: &Setting<'a>, n_stages: u64, n_devices: u64) -> Self {
+        let cluster = setting.machine.cluster;
+        let mut grounds = Self { settings: Vec::new(), of_stage: Vec::new() };
+        if cluster.groups.iter().all(|group| group.device == *setting.machine.device) {
+            grounds.settings.push(setting.clone());
+            grounds.of_stage.resize(n_stages as usize, 0);
+            return grounds;
+        }
+        for stage in 0..n_stages {
+            let own = setting.among(cluster.groups_under(stage * n_devices..(stage + 1) * n_devices));
+            let same = |other: &Setting<'_>| {
+                other.machine.device == own.machine.device && other.memory.total_cmp(&own.memory).is_eq()
+            };
+            let known = grounds.settings.iter().position(same);
+            grounds.of_stage.push(known.unwrap_or(grounds.settings.len()));
+            if known.is_none() {
+                grounds.settings.push(Setting { ground: grounds.settings.len(), ..own });
+            }
+        }
+        grounds
+    }
+
+    /// Prices on the ground of a stage.
+    pub fn at(&self, stage: usize) -> &Setting<'a> {
+        &self.settings[self.of_stage[stage]]
+    }
+
+    /// The ground that a chunk is priced on: of the stages that hold it, the slowest; ties to the first.
+    pub fn of_chunk(&self, placement: Placement, chunk: usize) -> usize {
+        let ranks = placement.ranks(self.of_stage.len() as u32, chunk as u32);
+        let grounds = ranks.into_iter().map(|rank| self.of_stage[rank as usize]);
+        let rate = |ground: &usize| self.settings[*ground].rate();
+        grounds.min_by(|a, b| rate(a).total_cmp(&rate(b))).unwrap_or(0)
+    }
+
+    /// Bytes that a plan may use on each device of the stages that hold a chunk.
+    pub fn capacity_of_chunk(&self, placement: Placement, chunk: usize) -> f64 {
+        let ranks = placement.ranks(self.of_stage.len() as u32, chunk as u32);
+        ranks.into_iter().map(|rank| self.at(rank as usize).capacity).fold(f64::INFINITY, f64::min)
+    }
+}

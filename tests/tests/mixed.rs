@@ -1,0 +1,117 @@
+//! Clusters of several kinds of devices: each stage is priced on its own, and the result runs.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+#![expect(clippy::disallowed_methods, reason = "plans are files")]
+
+use std::path::PathBuf;
+
+use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
+use ir::cluster::Cluster;
+use ir::plan::Plan;
+use ir::plan::check::open;
+use planner::request::{Job, Pins, Progress, Request, Solver};
+use tests::planner;
+
+/// Two nodes of A100 and two of V100.
+fn question() -> Request {
+    let model = read_model("llama-2-7b", shipped_model("llama-2-7b").unwrap().text).unwrap();
+    let cluster = read_cluster("mixed", shipped_cluster("mixed-a100-v100").unwrap().text).unwrap();
+    let job = Job { global_batch: 256, ..Job::defaults(&model, &cluster) };
+    let pins = Pins { cp: Some(1), tp: Some(1), micro_batch: Some(1), ..Pins::default() };
+    Request { model, cluster, job, pins, solver: Solver::Structured }
+}
+
+fn found(request: &Request) -> Plan {
+    planner::optimize(request, &|_: Progress| ()).unwrap()
+}
+
+/// The plan for a cluster that differs.
+fn on(change: impl Fn(&mut Cluster)) -> Plan {
+    let mut request = question();
+    change(&mut request.cluster);
+    found(&request)
+}
+
+fn seconds(plan: &Plan) -> f64 {
+    plan.predicted.as_ref().unwrap().step_time_s.0
+}
+
+fn only(group: usize) -> Plan {
+    on(|cluster| {
+        cluster.groups = vec![cluster.groups[group].clone()];
+        cluster.tiers.last_mut().unwrap().devices = cluster.groups[0].count;
+    })
+}
+
+#[test]
+fn two_kinds_of_devices_together_are_faster_than_either_and_than_twice_the_slower() {
+    let (mixed, fast, slow) = (found(&question()), only(0), only(1));
+    let all_slow = on(|cluster| cluster.groups[0].device = cluster.groups[1].device.clone());
+    let others = [seconds(&fast), seconds(&slow), seconds(&all_slow)];
+    assert!(others.iter().all(|other| seconds(&mixed) < 0.9 * other), "{} of {others:?}", seconds(&mixed));
+    // Never faster than the devices together.
+    let together = 1.0 / (1.0 / seconds(&fast) + 1.0 / seconds(&slow));
+    assert!(seconds(&mixed) > 0.9 * together, "{} of {together}", seconds(&mixed));
+}
+
+#[test]
+fn every_stage_has_the_time_and_the_memory_of_its_own_devices() {
+    let plan = found(&question());
+    let stages = &plan.predicted.as_ref().unwrap().stages;
+    let n = plan.mesh.n_devices();
+    for (at, stage) in (0_u64..).zip(stages) {
+        let groups = plan.cluster.groups_under(at * n..(at + 1) * n);
+        assert_eq!(groups.len(), 1, "a stage lies on one group");
+        assert_eq!(stage.capacity_bytes, groups[0].device.memory_bytes);
+        assert!(stage.peak_memory_bytes <= stage.capacity_bytes);
+    }
+    let layers = |name: &str| -> u64 {
+        let on = |at: u64| plan.cluster.groups_under(at * n..at * n + 1)[0].device.name == name;
+        (0_u64..).zip(stages).filter(|(at, _)| on(*at)).map(|(_, stage)| stage.layers).sum()
+    };
+    // 312 TFLOP/s against 125.
+    let ratio = layers("a100-sxm-40") as f64 / layers("v100-sxm2-32") as f64;
+    assert!((2.0..3.0).contains(&ratio), "{ratio}");
+    assert!(plan.warnings.iter().all(|warning| !warning.contains("priced as if")), "{:?}", plan.warnings);
+    assert_eq!(planner::price::price(&plan).unwrap(), plan.predicted.unwrap());
+}
+
+#[test]
+fn a_stage_on_several_kinds_of_devices_waits_for_the_slowest_and_the_plan_says_so() {
+    let pins = Pins { pp: Some(1), ..question().pins };
+    let mut request = Request { pins, ..question() };
+    // So many A100 that they are worth their memory.
+    request.cluster.groups[1].count = 8;
+    request.cluster.tiers[1].devices = 24;
+    request.cluster.groups[0].device.memory_bytes = request.cluster.groups[1].device.memory_bytes;
+    request.job.global_batch = 240;
+    let devices = request.cluster.groups.clone();
+    request.cluster.groups[0].device = devices[1].device.clone();
+    request.cluster.groups[0].device.name = "the same by another name".into();
+    let plan = found(&request);
+    insta::assert_debug_snapshot!(plan.warnings);
+}
+
+#[test]
+fn a_plan_over_two_kinds_of_devices_runs_and_computes_what_one_device_does() {
+    let plan = found(&question());
+    open(&plan).unwrap();
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("mixed.json");
+    std::fs::write(&path, serde_json::to_string(&plan).unwrap()).unwrap();
+    let file = path.to_string_lossy();
+    let verified = planner(&["verify", &file]);
+    assert_eq!(verified.code, 0, "{verified}");
+    let estimated = planner(&["estimate", "--plan", &file, "--json"]);
+    assert_eq!(estimated.code, 0, "{estimated}");
+}
+
+#[test]
+fn devices_that_would_only_be_waited_for_are_left_out() {
+    let plan = on(|cluster| {
+        let slow = &mut cluster.groups[1].device;
+        slow.peak_flops_per_s.values_mut().for_each(|rate| *rate = *rate / 100.0);
+        slow.memory_bandwidth_bytes_per_s = slow.memory_bandwidth_bytes_per_s / 100.0;
+    });
+    assert_eq!(seconds(&plan), seconds(&only(0)));
+    insta::assert_debug_snapshot!(plan.warnings);
+}
