@@ -284,6 +284,24 @@ fn stages(plan: &Plan, predicted: &Prediction) -> String {
             figures::counted(hidden as u64, "stage")
         ));
     }
+    text.push_str(&own_roles(&predicted.stages));
+    text
+}
+
+/// Stages in the literature's words where they differ in them, neighbours that are alike in one line.
+fn own_roles(stages: &[StagePrediction]) -> String {
+    let runs = stages.chunk_by(|a, b| a.roles == b.roles);
+    let mut from = 0;
+    let mut text = String::new();
+    for run in runs {
+        let last = from + run.len() - 1;
+        if let Some(roles) = &run[0].roles {
+            let place =
+                if run.len() == 1 { format!("stage {from}") } else { format!("stages {from} to {last}") };
+            text.push_str(&format!("{place}: {roles}\n"));
+        }
+        from = last + 1;
+    }
     text
 }
 

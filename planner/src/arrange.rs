@@ -71,11 +71,17 @@ fn staged<'a>(
 impl Scope<'_> {
     /// An arrangement in the literature's words.
     pub(crate) fn roles(&self, arranged: &Arranged) -> Roles {
+        self.roles_on(arranged, None)
+    }
+
+    /// The same of the layers on one ground.
+    fn roles_on(&self, arranged: &Arranged, ground: Option<usize>) -> Roles {
         let mut counts = vec![0; arranged.entries.len()];
         for &(entry, count) in arranged.chunks.iter().flatten() {
             counts[entry] += count;
         }
-        let placed = arranged.entries.iter().zip(counts);
+        let is_there = |entry: &Entry| ground.is_none_or(|ground| entry.ground == ground);
+        let placed = arranged.entries.iter().zip(counts).filter(|(entry, _)| is_there(entry));
         roles(&Arrangement {
             mesh: &arranged.candidate.shape.mesh,
             layers: placed
@@ -149,8 +155,16 @@ impl Scope<'_> {
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
         let found = Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step };
         let forbid = &self.pins().forbid;
-        let is_left = || forbid.is_empty() || !broken(forbid, &self.roles(&found));
-        (fits && is_left()).then_some(found)
+        if grounds.settings.len() == 1 {
+            let is_left = || forbid.is_empty() || !broken(forbid, &self.roles(&found));
+            return (fits && is_left()).then_some(found);
+        }
+        let on = |ground: usize| self.roles_on(&found, Some(ground));
+        let roles: Vec<Roles> = (0..grounds.settings.len()).map(on).collect();
+        // Tokens have one order everywhere, which is made for one number of parts.
+        let alike = roles.iter().all(|own| own.cp == roles[0].cp);
+        let is_left = forbid.is_empty() || roles.iter().all(|own| !broken(forbid, own));
+        (fits && alike && is_left).then_some(found)
     }
 }
 

@@ -30,13 +30,21 @@ impl Scope<'_> {
         let grounds = self.grounds(candidate);
         let benches: Vec<Bench<'_>> =
             grounds.settings.iter().map(|setting| self.bench_on(candidate, setting)).collect();
-        let dropped = match self.evaluate_on(&benches, bound, forms) {
-            Err(dropped) if self.nearly_fits(&dropped) => dropped,
-            found => return found,
+        let alike = |stream: Sharding| vec![stream; benches.len()];
+        // On every ground the sharding that suits it, converted where they meet; or one for all.
+        let own: Vec<Sharding> = (0..benches.len()).map(|ground| bound.on(ground).stream).collect();
+        let apart =
+            (own != alike(bound.stream)).then(|| self.evaluate_on(&benches, (bound, &own), forms).ok());
+        let together = self.evaluate_on(&benches, (bound, &alike(bound.stream)), forms);
+        let dropped = match (apart.flatten(), together) {
+            (Some(apart), Ok(together)) if together.step_time() <= apart.step_time() => return Ok(together),
+            (Some(apart), _) => return Ok(apart),
+            (None, Err(dropped)) if self.nearly_fits(&dropped) => dropped,
+            (None, found) => return found,
         };
         let mut best: Option<Arranged> = None;
         for stream in self.streams_at(&benches[0], bound) {
-            let found = self.evaluate_on(&benches, &Bound { stream, ..bound.clone() }, forms).ok();
+            let found = self.evaluate_on(&benches, (bound, &alike(stream)), forms).ok();
             if let Some(found) = found
                 && best.as_ref().is_none_or(|best| found.step_time() < best.step_time())
             {
@@ -70,23 +78,32 @@ impl Scope<'_> {
         streams.split_off(1)
     }
 
-    /// Works a candidate out whose layers pass the stream in the bound's sharding, with choices for every ground.
-    fn evaluate_on(&self, benches: &[Bench<'_>], bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
+    /// Works a candidate out with choices for every ground, whose layers pass the stream in the sharding given for it.
+    fn evaluate_on(
+        &self,
+        benches: &[Bench<'_>],
+        (bound, streams): (&Bound, &[Sharding]),
+        forms: Forms,
+    ) -> Result<Arranged, Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
-        let base = Given { stream: Some(bound.stream), ..self.given_fastest() };
+        let base = |ground: usize| Given { stream: Some(streams[ground]), ..self.given_fastest() };
         // What is tied may stand on different grounds: one use for all of them.
-        let tied = self.tied_uses(&benches[0], &base).ok_or(Dropped::NoStrategy)?;
+        let tied = self.tied_uses(&benches[0], &base(0)).ok_or(Dropped::NoStrategy)?;
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
-        for (bench, shelf) in benches.iter().zip(&mut shelves) {
-            self.fastest_level(shelf, (bench, bound), (&base, &tied), forms).ok_or(Dropped::NoStrategy)?;
+        for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
+            let given = (&base(ground), &tied);
+            self.fastest_level(shelf, (bench, bound), given, forms).ok_or(Dropped::NoStrategy)?;
         }
         if let (Some(found), true) = self.best_of(candidate, &shelves) {
             return Ok(found);
         }
-        let base = Given { stream: Some(bound.stream), ..self.given() };
-        let asked: Vec<Vec<Asked<'_>>> =
-            benches.iter().map(|bench| self.all_asked(bench, (&base, &tied), forms)).collect();
+        let base = |ground: usize| Given { stream: Some(streams[ground]), ..self.given() };
+        let asked: Vec<Vec<Asked<'_>>> = benches
+            .iter()
+            .enumerate()
+            .map(|(ground, bench)| self.all_asked(bench, (&base(ground), &tied), forms))
+            .collect();
         let ready: Vec<Vec<Vec<Chooser<'_>>>> =
             asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
         let mut best = None;
@@ -128,7 +145,7 @@ impl Scope<'_> {
         for kind in 0..self.forms.len() {
             let one_form = forms == Forms::Leading || self.forms[kind].len() == 1;
             let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(_, choice)| {
-                one_form && !tied.contains_key(&kind) && self.passes(kind, choice) == bound.stream
+                one_form && !tied.contains_key(&kind) && Some(self.passes(kind, choice)) == base.stream
             });
             match known {
                 Some((form, choice)) => self.put(shelf, bench, (kind, *form), choice.clone())?,

@@ -3,13 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans are files")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::cluster::Cluster;
-use ir::plan::Plan;
 use ir::plan::check::open;
-use planner::request::{Job, Pins, Progress, Request, Solver};
+use ir::plan::{EntryRun, Plan};
+use planner::request::{Job, Pins, Progress, RecomputeKind, Request, Solver};
 use tests::planner;
 
 /// Two nodes of A100 and two of V100.
@@ -114,4 +115,80 @@ fn devices_that_would_only_be_waited_for_are_left_out() {
     });
     assert_eq!(seconds(&plan), seconds(&only(0)));
     insta::assert_debug_snapshot!(plan.warnings);
+}
+
+/// A plan whose first stages are tensor parallel over all devices of a node, and the others data parallel.
+fn spliced() -> Plan {
+    let of = |pins: Pins| {
+        // A model whose ends share no parameter, and whose layers have the same form in both plans.
+        let model = read_model("gpt-neox-20b", shipped_model("gpt-neox-20b").unwrap().text).unwrap();
+        let cluster = read_cluster("dgx-a100-80", shipped_cluster("dgx-a100-80").unwrap().text).unwrap();
+        let mut request = Request { model, cluster, pins, ..question() };
+        request.cluster.groups[0].count = 16;
+        request.cluster.tiers[1].devices = 16;
+        found(&request)
+    };
+    let pins = Pins { pp: Some(2), vpp: Some(1), recompute: Some(RecomputeKind::Full), ..Pins::default() };
+    let narrow = of(Pins { tp: Some(8), cp: Some(1), micro_batch: Some(8), ..pins.clone() });
+    let mut wide = of(Pins { dp: Some(8), cp: Some(1), micro_batch: Some(1), ..pins });
+    assert_eq!((&narrow.mesh, narrow.micro_batch), (&wide.mesh, wide.micro_batch));
+    let first = wide.entries.len();
+    let mut front = narrow.chunks[0].clone();
+    front.iter_mut().for_each(|run| run.entry += first);
+    wide.entries.extend(narrow.entries);
+    let layers = |runs: &[EntryRun]| runs.iter().map(|run| run.count).sum::<u64>();
+    let missing = layers(&front).abs_diff(layers(&wide.chunks[0]));
+    assert_eq!(missing, 0, "both cut the layers alike");
+    wide.chunks[0] = front;
+    used_alone(wide)
+}
+
+/// The plan without entries that no chunk has, and without figures.
+fn used_alone(mut plan: Plan) -> Plan {
+    let used: BTreeSet<usize> = plan.chunks.iter().flatten().map(|run| run.entry).collect();
+    let number: BTreeMap<usize, usize> = used.iter().copied().zip(0..).collect();
+    plan.entries = used.iter().map(|&at| plan.entries[at].clone()).collect();
+    plan.chunks.iter_mut().flatten().for_each(|run| run.entry = number[&run.entry]);
+    (plan.predicted, plan.search) = (None, None);
+    plan.runners_up.clear();
+    plan
+}
+
+#[test]
+fn stages_may_cut_their_work_in_different_ways_and_convert_the_stream_between_them() {
+    let mut plan = spliced();
+    let predicted = planner::price::price(&plan).unwrap();
+    let roles = |stage: usize| predicted.stages[stage].roles.clone().unwrap();
+    assert_eq!((roles(0).tp, roles(0).dp), (8, 1));
+    assert_eq!((roles(1).tp, roles(1).dp), (1, 8));
+    // Tokens of all sequences arrive, and all tokens of some are wanted.
+    assert!(predicted.stages[1].bytes_per_tier["nvlink"].0 > 0.0);
+    plan.predicted = Some(predicted);
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("spliced.json");
+    std::fs::write(&path, serde_json::to_string(&plan).unwrap()).unwrap();
+    let file = path.to_string_lossy();
+    let verified = planner(&["verify", &file]);
+    assert_eq!(verified.code, 0, "{verified}");
+    assert!(verified.out.contains("pipeline, all-to-all"), "{verified}");
+    let estimated = planner(&["estimate", "--plan", &file]);
+    let said: Vec<&str> = estimated.out.lines().filter(|line| line.starts_with("stage ")).collect();
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+#[test]
+fn the_pipeline_lies_over_the_link_between_regions_and_nothing_else_does() {
+    let cluster = read_cluster("regions", shipped_cluster("three-regions").unwrap().text).unwrap();
+    let job = Job { global_batch: 192, ..Job::defaults(&question().model, &cluster) };
+    let pins = Pins { cp: Some(1), tp: Some(1), micro_batch: Some(1), ..Pins::default() };
+    let plan = found(&Request { cluster, job, pins, ..question() });
+    let n = plan.mesh.n_devices();
+    assert!(plan.n_stages > 1 && plan.n_devices() == 48);
+    let region = |rank: u64| rank / plan.cluster.tiers[1].devices;
+    assert!((0..plan.n_stages).all(|stage| region(stage * n) == region((stage + 1) * n - 1)));
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("regions.json");
+    std::fs::write(&path, serde_json::to_string(&plan).unwrap()).unwrap();
+    let verified = planner(&["verify", &path.to_string_lossy()]);
+    assert_eq!(verified.code, 0, "{verified}");
+    let far: Vec<&str> = verified.out.lines().filter(|line| line.contains("wide-area")).collect();
+    assert!(!far.is_empty() && far.iter().all(|line| line.starts_with("pipeline, send-receive")), "{far:?}");
 }

@@ -5,13 +5,15 @@
 //! - the cluster is one that a cluster file could describe;
 //! - the mesh and the stages fit on the cluster, and the micro-batches make up the global batch;
 //! - every entry is of a layer of the model, its strategies cut what divides, and it lowers to a program;
-//! - the chunks hold the layers of the model in order, each stream arrives as the layer before left it;
+//! - the chunks hold the layers of the model in order, each stream arrives as the layer before left it, or at the start of
+//!   a chunk in a sharding that converts into the one that is wanted;
 //! - the schedule has a table;
 //! - where sequences are cut into slices, every layer can be run by slices;
 //! - parameters that are one are used and stored in one way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::conversion::steps;
 use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes};
 use crate::lower::{LayerChoice, lower};
 use crate::mesh::MAX_AXES;
@@ -379,7 +381,8 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
             take_layers(&mut left, entry.layer, run.count, &open.model)
                 .map_err(|what| PlanError::new(&place, what))?;
             let again = if run.count > 1 { entry.choice.out } else { entry.choice.stream };
-            if arriving != entry.choice.stream || again != entry.choice.stream {
+            let converts = c > 0 && r == 0 && converts(arriving, entry.choice.stream);
+            if (arriving != entry.choice.stream && !converts) || again != entry.choice.stream {
                 let what =
                     format!("entry {} expects the stream in another sharding than it arrives", run.entry);
                 return fail(place, what);
@@ -409,6 +412,11 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
         );
     }
     unused.first().map_or(Ok(()), |entry| fail(format!("entries[{entry}]"), "no chunk has this entry"))
+}
+
+/// Whether a chunk that wants the stream in a sharding can take it over in another, and give its gradient back.
+fn converts(given: Sharding, wanted: Sharding) -> bool {
+    steps(given, wanted).is_some() && steps(wanted.dual(), given.dual()).is_some()
 }
 
 /// Takes `count` layers of a kind from the front of what is left of the model's sequence (kept in reverse).

@@ -121,6 +121,9 @@ pub struct StagePrediction {
     /// shared parameters.
     #[serde(default)]
     pub bytes_per_tier: BTreeMap<String, Bytes>,
+    /// The stage in the literature's words, where stages differ in them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roles: Option<Roles>,
 }
 
 /// How a plan was found. Work is counted, never timed, so that the document is the same every time.

@@ -6,6 +6,7 @@ use cost_model::CollectiveKind;
 use cost_model::program_bytes::CommunicationClass;
 use ir::cluster::{Device, DeviceGroup};
 use ir::lower::{Recompute, gets, gradient_tensors};
+use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::op::OpKind;
 use ir::op_work::model_flops;
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
@@ -129,6 +130,7 @@ pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
         }
     }
     found.exposed_communication_s.insert("pipeline send/receive".into(), parts.sends);
+    found.exposed_communication_s.insert("pipeline conversion".into(), parts.takeover);
     found.exposed_communication_s.retain(|_, time| time.0 > 0.0);
     found
 }
@@ -149,6 +151,7 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
     let sent = bytes_sent(setting, staged);
     let tiers = &setting.machine.cluster.tiers;
     let grounds = Grounds::new(setting, staged.n_stages, staged.mesh.n_devices());
+    let differ = differ(staged);
     let one = |stage: usize| {
         let memory = stage_memory(setting, staged, stage, step.held[stage]);
         let time = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
@@ -160,9 +163,35 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
             capacity_bytes: Bytes(grounds.at(stage).memory),
             memory: categories(memory),
             bytes_per_tier: tiers.iter().map(|tier| tier.name.clone()).zip(sent[stage].clone()).collect(),
+            roles: differ.then(|| stage_roles(staged, stage)),
         }
     };
     (0..staged.n_stages as usize).map(one).collect()
+}
+
+/// Whether some chunk takes the stream over in another sharding than that in which it arrives: only there may stages cut
+/// their work in different ways.
+fn differ(staged: &Staged<'_>) -> bool {
+    (1..staged.chunks.len()).any(|chunk| staged.is_converted(chunk))
+}
+
+/// A stage in the literature's words.
+fn stage_roles(staged: &Staged<'_>, stage: usize) -> Roles {
+    roles(&Arrangement {
+        mesh: staged.mesh,
+        layers: staged
+            .runs(stage)
+            .map(|(entry, count)| PlacedLayer {
+                layer: &staged.model.layers[entry.kind],
+                choice: &entry.choice,
+                count,
+            })
+            .collect(),
+        n_stages: staged.n_stages,
+        schedule: staged.schedule,
+        micro_batch: staged.micro_batch,
+        n_micro_batches: staged.n_micro_batches,
+    })
 }
 
 fn categories(memory: cost_model::MemoryBreakdown) -> BTreeMap<String, Bytes> {

@@ -8,7 +8,7 @@
 use ir::units::Bytes;
 
 use crate::price::setting::Setting;
-use crate::price::staged::Staged;
+use crate::price::staged::{Staged, Takeover};
 
 /// Per stage, bytes that one of its devices sends in a step, per tier of the cluster.
 pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>> {
@@ -19,6 +19,17 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
         for (before, border) in staged.borders(setting, copy, setting.job.sequence).iter().enumerate() {
             for stage in [border.from, staged.stage_at(before + 1, copy)] {
                 add(&mut sent[stage as usize], &border.bytes_per_tier, staged.micro_batches_of_a_copy());
+            }
+        }
+    }
+    for chunk in 0..staged.chunks.len() {
+        let lengths = staged.slices.lengths();
+        let takeovers = lengths.iter().map(|&tokens| staged.takeover(setting, chunk, tokens));
+        let takeovers: Vec<Takeover> = takeovers.filter(|one| !one.bytes_per_tier.is_empty()).collect();
+        for copy in 0..staged.schedule.placement().n_copies() {
+            let stage = staged.stage_at(chunk, copy) as usize;
+            for one in &takeovers {
+                add(&mut sent[stage], &one.bytes_per_tier, staged.micro_batches_of_a_copy());
             }
         }
     }

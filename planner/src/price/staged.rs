@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! stream between chunks c and c + 1      once forward and once backward per micro-batch  -> Border
+//! stream in another sharding             converted by the chunk that takes over, its gradient back -> Takeover
 //! parameter of two stages                gradient to the owner, value back, once per step -> shared_moves()
 //! ```
 //! A stage's ranks follow those of the stage before, so a transfer goes `n` ranks on, or back to the first stage; the
@@ -11,11 +12,12 @@ use std::collections::BTreeMap;
 
 use cost_model::{CollectiveKind, Group, GroupAxis, bytes_sent_per_tier, price};
 use ir::cluster::{Cluster, Tier};
+use ir::conversion::steps;
 use ir::engine::StageTransfers;
 use ir::graph::{Model, ParameterRef, TensorId};
 use ir::mesh::{AxisId, Mesh};
 use ir::schedule::{Action, Schedule};
-use ir::sharding::Placement;
+use ir::sharding::{Placement, Sharding};
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
@@ -58,6 +60,17 @@ pub struct Transfer {
     pub bytes_per_tier: Vec<Bytes>,
     /// How long it takes.
     pub time: Seconds,
+}
+
+/// What a chunk does with a stream that arrives in another sharding than its own, for one micro-batch or slice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Takeover {
+    /// Before its forward.
+    pub forward: Seconds,
+    /// After its backward.
+    pub backward: Seconds,
+    /// Bytes that a device sends for both per tier of the cluster; empty where it sends nothing.
+    pub bytes_per_tier: Vec<Bytes>,
 }
 
 impl Staged<'_> {
@@ -111,31 +124,39 @@ impl Staged<'_> {
     /// The stream of so many tokens of a copy from chunk to chunk, once forward: one less than chunks.
     pub fn borders(&self, setting: &Setting<'_>, copy: u32, tokens: u64) -> Vec<Transfer> {
         let n_borders = self.chunks.len().saturating_sub(1);
-        let bytes = setting.activation(self.stream_elements(tokens));
         // Every virtual stage leaves its stage by the same links.
-        let mut links: BTreeMap<(u64, u64), Transfer> = BTreeMap::new();
+        let mut links: BTreeMap<(u64, u64, Sharding), Transfer> = BTreeMap::new();
         let mut between = |chunk: usize| {
             let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
-            let transfer = || match setting.job.engine.stage_transfers {
-                StageTransfers::Beside => self.transfer(setting, pair, bytes),
-                StageTransfers::Waited => self.scattered(setting, pair, bytes),
+            let sent = self.sent(chunk);
+            let transfer = || {
+                let elements = sent.local_elements(self.mesh, &self.stream(chunk, tokens));
+                let bytes = setting.activation(elements as f64);
+                match setting.job.engine.stage_transfers {
+                    StageTransfers::Beside => self.transfer(setting, pair, bytes),
+                    StageTransfers::Waited => self.scattered(setting, pair, (sent, bytes)),
+                }
             };
-            links.entry(pair).or_insert_with(transfer).clone()
+            links.entry((pair.0, pair.1, sent)).or_insert_with(transfer).clone()
         };
         (0..n_borders).map(&mut between).collect()
     }
 
     /// A transfer of what several devices of a stage hold alike: each sends its part, and the parts are gathered where
     /// they arrive (scatter and gather of arXiv 2104.04473 section 4.1).
-    fn scattered(&self, setting: &Setting<'_>, pair: (u64, u64), bytes: Bytes) -> Transfer {
-        let axes = self.alike();
+    fn scattered(
+        &self,
+        setting: &Setting<'_>,
+        pair: (u64, u64),
+        (stream, bytes): (Sharding, Bytes),
+    ) -> Transfer {
+        let is_alike = |axis: &AxisId| stream.on(*axis) == Placement::Replicate;
+        let axes: Vec<AxisId> = self.mesh.axis_ids().filter(is_alike).collect();
         let parts: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
         let mut sent = self.transfer(setting, pair, bytes / parts as f64);
         if parts > 1 && pair.0 != pair.1 {
             let cluster = setting.machine.cluster;
-            let axis =
-                |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
-            let group = Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), cluster);
+            let group = self.group(setting, &axes);
             let gather = CollectiveKind::AllGather;
             sent.time += price(gather, bytes, &group, cluster, setting.machine.constants);
             let gathered = bytes_sent_per_tier(gather, bytes, &group, cluster);
@@ -144,23 +165,60 @@ impl Staged<'_> {
         sent
     }
 
-    /// Axes along which devices hold the same stream.
-    fn alike(&self) -> Vec<AxisId> {
-        let entry = self.entries.iter().find(|entry| self.model.layers[entry.kind].stream_in.is_some());
-        let alike =
-            |axis: &AxisId| entry.is_some_and(|entry| entry.choice.stream.on(*axis) == Placement::Replicate);
-        self.mesh.axis_ids().filter(alike).collect()
+    /// The sharding in which a chunk leaves the stream.
+    fn sent(&self, chunk: usize) -> Sharding {
+        let last = self.chunks[chunk].last().map(|(entry, _)| self.entries[*entry].choice.out);
+        last.unwrap_or(Sharding::REPLICATED)
     }
 
-    /// Elements of the stream that a device holds between layers, the same everywhere.
-    fn stream_elements(&self, tokens: u64) -> f64 {
-        let stream = self.entries.iter().find_map(|entry| {
-            let layer = &self.model.layers[entry.kind];
-            let sizes = layer.sizes(self.micro_batch, tokens);
-            let shape = layer.shape(layer.stream_in?, &sizes);
-            Some(entry.choice.stream.local_elements(self.mesh, &shape))
+    /// Lengths of the dims of the stream of so many tokens that a chunk leaves to the next.
+    fn stream(&self, chunk: usize, tokens: u64) -> Vec<u64> {
+        let reader = self.chunks.get(chunk + 1).and_then(|runs| runs.first());
+        let shape = reader.and_then(|(entry, _)| {
+            let layer = &self.model.layers[self.entries[*entry].kind];
+            Some(layer.shape(layer.stream_in?, &layer.sizes(self.micro_batch, tokens)))
         });
-        stream.unwrap_or(0) as f64
+        shape.unwrap_or_default()
+    }
+
+    /// Whether a chunk takes the stream over in another sharding than that in which it arrives.
+    pub fn is_converted(&self, chunk: usize) -> bool {
+        let reader = self.chunks[chunk].first().map(|(entry, _)| self.entries[*entry].choice.stream);
+        chunk.checked_sub(1).is_some_and(|before| reader.is_some_and(|wanted| wanted != self.sent(before)))
+    }
+
+    /// What a chunk does to take the stream of so many tokens over in its own sharding, and to give its gradient back in
+    /// that of the chunk before; nothing where both have the same.
+    pub fn takeover(&self, setting: &Setting<'_>, chunk: usize, tokens: u64) -> Takeover {
+        let mut found = Takeover::default();
+        let reader = self.chunks[chunk].first().map(|(entry, _)| self.entries[*entry].choice.stream);
+        let (Some(before), Some(wanted)) = (chunk.checked_sub(1), reader) else { return found };
+        let given = self.sent(before);
+        if given == wanted {
+            return found;
+        }
+        let shape = self.stream(before, tokens);
+        let both_ways = [(given, wanted), (wanted.dual(), given.dual())];
+        let times = [&mut found.forward, &mut found.backward];
+        for ((from, to), time) in both_ways.into_iter().zip(times) {
+            for step in steps(from, to).unwrap_or_default() {
+                let Some(kind) = step.kind.collective() else { continue };
+                // What is gathered is whole afterwards; all else is at its largest before.
+                let full = if kind == CollectiveKind::AllGather { step.after } else { step.before };
+                let bytes = setting.activation(full.local_elements(self.mesh, &shape) as f64);
+                let (cluster, group) = (setting.machine.cluster, self.group(setting, &step.axes));
+                *time += price(kind, bytes, &group, cluster, setting.machine.constants);
+                let sent = bytes_sent_per_tier(kind, bytes, &group, cluster);
+                found.bytes_per_tier.resize(sent.len(), Bytes::ZERO);
+                found.bytes_per_tier.iter_mut().zip(sent).for_each(|(all, more)| *all += more);
+            }
+        }
+        found
+    }
+
+    fn group(&self, setting: &Setting<'_>, axes: &[AxisId]) -> Group {
+        let axis = |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
+        Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), setting.machine.cluster)
     }
 
     /// What parameters shared by two stages send in a step: first all gradients, then all values.

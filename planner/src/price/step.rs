@@ -15,7 +15,7 @@ use ir::schedule::{Action, InFlight, ScheduleError, table};
 use ir::units::{Bytes, Seconds};
 
 use crate::price::setting::{Backward, Entry, Setting, SliceFigures};
-use crate::price::staged::{Staged, Transfer};
+use crate::price::staged::{Staged, Takeover, Transfer};
 
 /// A step in time.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +48,8 @@ pub struct StepParts {
     pub bubble: Seconds,
     /// What the busiest stage waits for its sends.
     pub sends: Seconds,
+    /// What it spends on streams that arrive in another sharding than its own.
+    pub takeover: Seconds,
     /// Stage that sets the pace.
     pub slowest_stage: usize,
     /// Gradient reduction that shows.
@@ -161,15 +163,20 @@ fn pipeline(
     staged: &Staged<'_>,
     actions: &[Vec<Action>],
 ) -> Result<StepParts, SimulateError> {
+    let takeovers = takeovers(setting, staged);
+    let with = |mut times: Vec<Seconds>, of: &dyn Fn(&Takeover) -> Seconds| {
+        times.iter_mut().zip(&takeovers).for_each(|(time, takeover)| *time += of(takeover));
+        times
+    };
     let parts = (setting.backward == Backward::Parts).then(|| BackwardParts {
-        input: staged.per_slice(|one| one.parts[0]),
+        input: with(staged.per_slice(|one| one.parts[0]), &|takeover| takeover.backward),
         weight: staged.per_slice(|one| one.parts[1]),
     });
     let times = PipelineTimes {
         placement: staged.schedule.placement(),
         n_slices: staged.slices.n(),
-        forward: staged.per_slice(|one| one.forward),
-        backward: staged.per_slice(|one| one.backward),
+        forward: with(staged.per_slice(|one| one.forward), &|takeover| takeover.forward),
+        backward: with(staged.per_slice(|one| one.backward), &|takeover| takeover.backward),
         parts,
         boundary: boundaries(setting, staged),
         transfers: match setting.job.engine.stage_transfers {
@@ -186,9 +193,29 @@ fn pipeline(
         pipeline: timeline.period_s,
         bubble: (timeline.period_s - busiest.busy_s - busiest.sending_s).max(Seconds::ZERO),
         sends: busiest.sending_s,
+        takeover: of_stage(staged, &takeovers, slowest_stage),
         slowest_stage,
         ..StepParts::default()
     })
+}
+
+/// What a stage spends on streams that arrive in another sharding than its own, in a step.
+fn of_stage(staged: &Staged<'_>, takeovers: &[Takeover], stage: usize) -> Seconds {
+    let n_slices = staged.slices.n() as usize;
+    let chunks = staged.schedule.placement().chunks_of(staged.n_stages as u32, stage as u32);
+    let of_chunk = |chunk: u32| -> Seconds {
+        let own = &takeovers[chunk as usize * n_slices..][..n_slices];
+        own.iter().map(|one| one.forward + one.backward).sum()
+    };
+    chunks.into_iter().map(of_chunk).sum::<Seconds>() * staged.micro_batches_of_a_copy()
+}
+
+/// What every chunk does to take over the stream, for every slice of it.
+pub(crate) fn takeovers(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Takeover> {
+    let lengths = staged.slices.lengths();
+    let places =
+        (0..staged.chunks.len()).flat_map(|chunk| lengths.iter().map(move |&tokens| (chunk, tokens)));
+    places.map(|(chunk, tokens)| staged.takeover(setting, chunk, tokens)).collect()
 }
 
 /// Time of every slice of the stream from chunk to chunk, over the slower way where there are two.
