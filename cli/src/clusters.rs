@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use frontends::shipped_clusters;
-use ir::cluster::{Cluster, DeviceGroup, Precision};
+use ir::cluster::{Cluster, DeviceGroup, Link, Precision};
 use serde::Serialize;
 
 use crate::args::ClustersArgs;
@@ -120,22 +120,28 @@ fn describe(cluster: &Cluster) -> String {
         ("oversubscription", Side::Right),
         ("reduces in switch", Side::Left),
     ];
-    let tiers: Vec<Vec<String>> = cluster
-        .tiers
-        .iter()
-        .map(|tier| {
-            vec![
-                tier.name.clone(),
-                tier.devices.to_string(),
-                figures::bandwidth(tier.bandwidth_bytes_per_s),
-                figures::seconds(tier.latency_s),
-                word(&tier.wiring),
-                figures::three(tier.oversubscription),
-                word(&tier.in_switch_reduction),
-            ]
-        })
-        .collect();
+    let mut tiers: Vec<Vec<String>> = Vec::new();
+    for tier in &cluster.tiers {
+        tiers.push(link_row(tier.name.clone(), tier.devices, &tier.link()));
+        for group in &cluster.groups {
+            let own = group.links.iter().filter(|own| own.tier == tier.name);
+            let name = format!("{} of {}", tier.name, group.device.name);
+            tiers.extend(own.map(|own| link_row(name.clone(), tier.devices, &own.link)));
+        }
+    }
     format!("{head}\n{}\n{}", table(&columns, &rows), table(&links, &tiers))
+}
+
+fn link_row(name: String, devices: u64, link: &Link) -> Vec<String> {
+    vec![
+        name,
+        devices.to_string(),
+        figures::bandwidth(link.bandwidth_bytes_per_s),
+        figures::seconds(link.latency_s),
+        word(&link.wiring),
+        figures::three(link.oversubscription),
+        word(&link.in_switch_reduction),
+    ]
 }
 
 fn group_row(group: &DeviceGroup) -> Vec<String> {

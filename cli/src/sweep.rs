@@ -196,6 +196,10 @@ fn change_cluster(question: &mut Question, name: &str, number: f64) -> Result<()
                 Failure::argument_with_hint(what, format!("it has {}", names.join(", ")))
             })?;
             known.bandwidth_bytes_per_s = BytesPerSecond(number * 1e9);
+            let own = cluster.groups.iter_mut().flat_map(|group| &mut group.links);
+            for own in own.filter(|own| own.tier == tier) {
+                own.link.bandwidth_bytes_per_s = BytesPerSecond(number * 1e9);
+            }
         }
         (_, None) => {
             let hint =

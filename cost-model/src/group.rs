@@ -20,6 +20,8 @@ pub struct Group {
     n_members: u64,
     /// Per tier, members that share one domain of it; never falls, and ends with `n_members`.
     inside: Vec<u64>,
+    /// The group of the cluster that holds all members, where its links are asked for.
+    home: Option<usize>,
 }
 
 impl Group {
@@ -66,7 +68,18 @@ impl Group {
         if let Some(outermost) = inside.last_mut() {
             *outermost = n_members;
         }
-        Self { n_members, inside }
+        Self { n_members, inside, home: None }
+    }
+
+    /// The same on the links of one group of the cluster.
+    #[must_use]
+    pub fn at(self, home: Option<usize>) -> Self {
+        Self { home, ..self }
+    }
+
+    /// The group of the cluster on whose links the members are.
+    pub(crate) fn home(&self) -> Option<usize> {
+        self.home
     }
 
     /// Ranks that take part.
@@ -144,6 +157,7 @@ pub(crate) mod tests {
                 host_memory_bytes: Bytes(2e12),
                 price_per_device_hour: None,
                 failures_per_device_hour: None,
+                links: Vec::new(),
             }],
             tiers,
             reserve_bytes: Bytes(2e9),

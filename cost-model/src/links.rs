@@ -3,7 +3,7 @@
 //! Efficiencies are those of collectives in whole training steps; wiring decides how much of a device's bandwidth a
 //! group can use.
 
-use ir::cluster::{Cluster, InSwitchReduction, Routing, Tier, Wiring};
+use ir::cluster::{Cluster, InSwitchReduction, Link, Routing, Wiring};
 use ir::units::{BytesPerSecond, Seconds};
 
 use crate::constants::Constants;
@@ -46,14 +46,15 @@ pub(crate) fn levels(
     cluster: &Cluster,
     constants: &Constants,
 ) -> impl Iterator<Item = Level> + Clone {
-    let inside = group.members_per_domain();
+    let (inside, home) = (group.members_per_domain(), group.home());
     cluster.tiers.iter().zip(inside).enumerate().filter_map(move |(tier_idx, (tier, &members))| {
         let inner = tier_idx.checked_sub(1);
         let below = inner.map_or(1, |inner| inside[inner]);
         let part = inner.map_or(1, |inner| cluster.tiers[inner].devices).max(1);
         (members > below).then(|| {
             let parts = tier.devices as f64 / part as f64;
-            level(tier, (below as f64, members as f64, parts), reach(tier_idx, cluster), constants)
+            let link = cluster.link(tier_idx, home);
+            level(&link, (below as f64, members as f64, parts), reach(tier_idx, cluster), constants)
         })
     })
 }
@@ -68,7 +69,7 @@ pub(crate) fn reach(tier_idx: usize, cluster: &Cluster) -> Reach {
     }
 }
 
-fn level(tier: &Tier, (below, inside, parts): (f64, f64, f64), reach: Reach, constants: &Constants) -> Level {
+fn level(tier: &Link, (below, inside, parts): (f64, f64, f64), reach: Reach, constants: &Constants) -> Level {
     let ways = inside / below;
     let (efficiency, in_switch) = match reach {
         Reach::Node => (constants.node_link_efficiency_fraction, constants.in_switch_node_fraction),
@@ -146,6 +147,8 @@ impl Share {
 
 #[cfg(test)]
 mod tests {
+    use ir::cluster::{OwnLink, Tier};
+
     use super::*;
     use crate::group::tests::{cluster_of, dgx_a100, group, tier};
 
@@ -182,6 +185,21 @@ mod tests {
             levels(&group(&[(members, 1)], &cluster), &cluster, &constants).next().unwrap().rate.0 / 1e9
         };
         assert_eq!((rate(2), rate(16)), (80.0, 50.0));
+    }
+
+    #[test]
+    fn a_group_of_the_cluster_may_have_links_of_its_own() {
+        let mut cluster = cluster_of(vec![tier("nvlink", 8, 100.0, 1.0), tier("fabric", 16, 10.0, 1.0)]);
+        let link = tier("nvlink", 8, 300.0, 1.0).link();
+        cluster.groups[0].links = vec![OwnLink { tier: "nvlink".into(), link }];
+        let constants = Constants { node_link_efficiency_fraction: 1.0, ..Constants::load() };
+        let rates = |home: Option<usize>| -> Vec<f64> {
+            let group = group(&[(16, 1)], &cluster).at(home);
+            levels(&group, &cluster, &constants).map(|level| level.rate.0 / 1e9).collect()
+        };
+        assert_eq!(rates(Some(0))[0], 300.0);
+        assert_eq!(rates(None)[0], 100.0);
+        assert_eq!(rates(Some(0))[1], rates(None)[1]);
     }
 
     #[test]

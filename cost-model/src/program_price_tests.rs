@@ -37,6 +37,7 @@ fn price_under(lowered: &Lowered, engine: Engine, rank_offset: u64) -> ProgramPr
         },
         tensor_overlap: engine.tensor_overlap,
         rank_offset,
+        home: None,
     };
     price_program(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program)
 }

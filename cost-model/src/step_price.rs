@@ -31,6 +31,8 @@ pub struct PriceContext<'a> {
     pub tensor_overlap: TensorOverlap,
     /// Cluster rank of the mesh's first device.
     pub rank_offset: u64,
+    /// The group of the cluster that holds the mesh, where its links are others.
+    pub home: Option<usize>,
 }
 
 /// Price of one collective.
@@ -87,7 +89,8 @@ pub fn group_of(context: &PriceContext<'_>, mesh: &Mesh, axes: &[AxisId]) -> Gro
     let fits = |domain: u64| domain == 0 || offset.is_multiple_of(domain) || offset % domain + n <= domain;
     if context.cluster.tiers.iter().all(|tier| fits(tier.devices)) {
         let axis = |&axis: &AxisId| GroupAxis { stride: mesh.stride(axis), size: mesh.size(axis) };
-        return Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), context.cluster);
+        let axes: Vec<GroupAxis> = axes.iter().map(axis).collect();
+        return Group::from_axes(&axes, context.cluster).at(context.home);
     }
     let groups = (0..n).map(|rank| mesh.group(rank, axes)).enumerate();
     let firsts = groups.filter(|(rank, group)| group.first() == Some(&(*rank as u64)));
@@ -98,4 +101,5 @@ pub fn group_of(context: &PriceContext<'_>, mesh: &Mesh, axes: &[AxisId]) -> Gro
     placed
         .min_by(|a, b| a.members_per_domain().cmp(b.members_per_domain()))
         .unwrap_or_else(|| Group::alone(context.cluster))
+        .at(context.home)
 }

@@ -9,7 +9,7 @@ use ir::cluster_limits::{
 };
 use ir::units::GIB;
 
-use crate::cluster_file::{ClusterFile, DeviceFile, GroupFile, TierFile, default_reserve_gib};
+use crate::cluster_file::{ClusterFile, DeviceFile, GroupFile, LinkFile, TierFile, default_reserve_gib};
 use crate::document::{Document, key};
 use crate::input_error::InputError;
 use crate::scan::Step;
@@ -102,7 +102,12 @@ pub(crate) fn check_cluster(
     devices: &[DeviceFile],
 ) -> Result<(), InputError> {
     for (index, group) in file.groups.iter().enumerate() {
-        check_group(&At { document, path: vec![key("groups"), Step::Index(index)] }, group)?;
+        let path = vec![key("groups"), Step::Index(index)];
+        check_group(&At { document, path: path.clone() }, group)?;
+        for (at, link) in group.links.iter().enumerate() {
+            let path = [path.as_slice(), &[key("links"), Step::Index(at)]].concat();
+            check_link(&At { document, path }, (link, &group.links[..at]), &file.tiers)?;
+        }
     }
     let total = file.groups.iter().fold(0_u64, |sum, group| sum.saturating_add(group.count));
     if total > MAX_DEVICES {
@@ -144,6 +149,27 @@ fn check_group(at: &At<'_, '_>, group: &GroupFile) -> Result<(), InputError> {
         group.failures_per_million_device_hours,
         FAILURES_PER_HOUR.per(MILLIONTH),
     )
+}
+
+fn check_link(
+    at: &At<'_, '_>,
+    (link, before): (&LinkFile, &[LinkFile]),
+    tiers: &[TierFile],
+) -> Result<(), InputError> {
+    at.range("bandwidth_gb_per_s", link.bandwidth_gb_per_s, BYTES_PER_S.per(GIGA))?;
+    at.range("latency_us", link.latency_us, LATENCY_S.per(MICRO))?;
+    at.range("oversubscription", link.oversubscription, OVERSUBSCRIPTION)?;
+    let name = crate::scan::clip(&link.tier);
+    if tiers.iter().all(|tier| tier.name != link.tier) {
+        let known: Vec<&str> = tiers.iter().map(|tier| tier.name.as_str()).collect();
+        return Err(at
+            .fail("tier", format!("no tier of the cluster is named `{name}`"))
+            .with_hint(format!("its tiers: {}", known.join(", "))));
+    }
+    if before.iter().any(|other| other.tier == link.tier) {
+        return Err(at.fail("tier", format!("the group has two links named `{name}`")));
+    }
+    Ok(())
 }
 
 fn check_tier(at: &At<'_, '_>, tier: &TierFile) -> Result<(), InputError> {

@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::{
-    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Routing, Tier, Wiring,
+    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Link, OwnLink, Precision, Routing, Tier,
+    Wiring,
 };
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, GIB, Seconds};
 use schemars::JsonSchema;
@@ -56,6 +57,35 @@ pub struct GroupFile {
     /// Mean failures of one device in a million hours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failures_per_million_device_hours: Option<f64>,
+    /// Links that are others among the group's own devices than `tiers` says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkFile>,
+    /// Where each figure comes from.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sources: BTreeMap<String, String>,
+}
+
+/// A tier as the devices of one group have it among themselves.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LinkFile {
+    /// Name of one of the cluster's tiers, whose domains it has.
+    pub tier: String,
+    /// Bandwidth of one device into this tier, per direction, in GB/s.
+    pub bandwidth_gb_per_s: f64,
+    /// Latency of one step between neighbours in microseconds.
+    pub latency_us: f64,
+    /// Wiring inside a domain.
+    pub wiring: Wiring,
+    /// How many times the traffic that leaves a domain of the next inner tier exceeds what this tier carries.
+    #[serde(default = "non_blocking")]
+    pub oversubscription: f64,
+    /// How flows find their way.
+    #[serde(default)]
+    pub routing: Routing,
+    /// Whether switches reduce in flight (NVLS, SHARP).
+    #[serde(default = "absent")]
+    pub in_switch_reduction: InSwitchReduction,
     /// Where each figure comes from.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sources: BTreeMap<String, String>,
@@ -172,6 +202,23 @@ impl GroupFile {
             host_memory_bytes: Bytes((self.host_memory_gib * GIB).floor()),
             price_per_device_hour: self.price_per_device_hour,
             failures_per_device_hour: self.failures_per_million_device_hours.map(|rate| rate / MILLION),
+            links: self.links.iter().map(LinkFile::to_link).collect(),
+        }
+    }
+}
+
+impl LinkFile {
+    fn to_link(&self) -> OwnLink {
+        OwnLink {
+            tier: self.tier.clone(),
+            link: Link {
+                bandwidth_bytes_per_s: BytesPerSecond(self.bandwidth_gb_per_s * GIGA),
+                latency_s: Seconds(self.latency_us * MICRO),
+                wiring: self.wiring,
+                oversubscription: self.oversubscription,
+                routing: self.routing,
+                in_switch_reduction: self.in_switch_reduction,
+            },
         }
     }
 }

@@ -90,6 +90,37 @@ pub struct DeviceGroup {
     /// Mean failures of one device per hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failures_per_device_hour: Option<f64>,
+    /// Links that are others among the group's own devices than the cluster's tiers say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<OwnLink>,
+}
+
+/// A tier as the devices of one group have it among themselves: its domains are those of the cluster's tier.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OwnLink {
+    /// Name of the cluster's tier.
+    pub tier: String,
+    /// Its figures.
+    #[serde(flatten)]
+    pub link: Link,
+}
+
+/// Figures of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Link {
+    /// Bandwidth of one device into this tier, per direction, in bytes/s.
+    pub bandwidth_bytes_per_s: BytesPerSecond,
+    /// Latency of one step between neighbours, in seconds.
+    pub latency_s: Seconds,
+    /// Wiring inside a domain.
+    pub wiring: Wiring,
+    /// How many times the traffic that leaves a domain of the next inner tier exceeds what this tier carries.
+    pub oversubscription: f64,
+    /// How flows that cross the tier find their way.
+    #[serde(default, skip_serializing_if = "Routing::is_balanced")]
+    pub routing: Routing,
+    /// Whether its switches can reduce in flight.
+    pub in_switch_reduction: InSwitchReduction,
 }
 
 /// How the members of one domain of a tier are wired.
@@ -127,6 +158,20 @@ pub struct Tier {
     pub routing: Routing,
     /// True where switches reduce in flight (NVLS, SHARP).
     pub in_switch_reduction: InSwitchReduction,
+}
+
+impl Tier {
+    /// Its figures, without name and domains.
+    pub fn link(&self) -> Link {
+        Link {
+            bandwidth_bytes_per_s: self.bandwidth_bytes_per_s,
+            latency_s: self.latency_s,
+            wiring: self.wiring,
+            oversubscription: self.oversubscription,
+            routing: self.routing,
+            in_switch_reduction: self.in_switch_reduction,
+        }
+    }
 }
 
 /// How flows that cross a tier find their way.
@@ -199,6 +244,23 @@ impl Cluster {
     pub fn tier_between(&self, a: u64, b: u64) -> usize {
         let together = |tier: &Tier| a / tier.devices.max(1) == b / tier.devices.max(1);
         self.tiers.iter().position(together).unwrap_or(self.tiers.len().saturating_sub(1))
+    }
+
+    /// Whether some group has other devices or links than another.
+    pub fn is_mixed(&self) -> bool {
+        let differs = |group: &DeviceGroup| {
+            let first = &self.groups[0];
+            group.device != first.device || group.links != first.links
+        };
+        self.groups.iter().any(differs)
+    }
+
+    /// Figures of a tier, among the devices of one group where a position is given.
+    pub fn link(&self, tier_idx: usize, home: Option<usize>) -> Link {
+        let tier = &self.tiers[tier_idx];
+        let group = home.and_then(|home| self.groups.get(home));
+        let own = group.and_then(|group| group.links.iter().find(|own| own.tier == tier.name));
+        own.map_or_else(|| tier.link(), |own| own.link)
     }
 
     /// The groups that hold some of these ranks: neighbours, in rank order.

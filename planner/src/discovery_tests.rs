@@ -56,6 +56,7 @@ fn cluster(n_nodes: u64) -> Cluster {
             host_memory_bytes: Bytes(1e12),
             price_per_device_hour: None,
             failures_per_device_hour: None,
+            links: Vec::new(),
         }],
         tiers: vec![tier("nvlink", 8, 300e9, 2e-6), tier("infiniband", 8 * n_nodes, 25e9, 5e-6)],
         reserve_bytes: Bytes(2e9),
@@ -88,6 +89,7 @@ fn find(layer: Layer, setting: Setting<'_>) -> Found {
     let machine = Machine {
         cluster: &cluster,
         device: &cluster.groups[0].device,
+        home: None,
         constants: &constants,
         precision: Precision::Bf16,
         kernels: KernelChoice {

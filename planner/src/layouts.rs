@@ -23,7 +23,7 @@ const MAX_GROUPS_IN_ALL_ORDERS: usize = 3;
 pub(crate) fn layouts(request: &Request, constants: &Constants) -> Vec<Request> {
     let cluster = &request.cluster;
     let mut list = vec![request.clone()];
-    if cluster.groups.iter().all(|group| group.device == cluster.groups[0].device) {
+    if !cluster.is_mixed() {
         return list;
     }
     for order in orders(cluster, &request.job, constants) {

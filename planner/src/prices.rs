@@ -33,6 +33,8 @@ pub struct Machine<'a> {
     pub cluster: &'a Cluster,
     /// The device that computes: the slowest of the cluster where they differ.
     pub device: &'a Device,
+    /// The group of the cluster that holds every device at work, where its links are others than the cluster's.
+    pub home: Option<usize>,
     /// Constants of the cost model.
     pub constants: &'a Constants,
     /// Precision of the job.
@@ -251,7 +253,8 @@ impl<'a> Prices<'a> {
 
     fn group(&self, axes: &[AxisId]) -> Group {
         let one = |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
-        Group::from_axes(&axes.iter().rev().map(one).collect::<Vec<_>>(), self.machine.cluster)
+        let axes: Vec<GroupAxis> = axes.iter().rev().map(one).collect();
+        Group::from_axes(&axes, self.machine.cluster).at(self.machine.home)
     }
 
     /// Storages of a parameter that an operator uses in a sharding, each with its price; the plain one first.

@@ -135,6 +135,7 @@ pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
         host_memory_bytes: Bytes(1e12),
         price_per_device_hour: None,
         failures_per_device_hour: None,
+        links: Vec::new(),
     };
     let tier = |(at, &devices): (usize, &u64)| Tier {
         name: format!("tier {at}"),

@@ -13,6 +13,7 @@ pub fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants, token_order: 
     Machine {
         cluster,
         device: &cluster.groups[0].device,
+        home: None,
         constants,
         precision: Precision::Bf16,
         kernels: KernelChoice {

@@ -176,6 +176,18 @@ fn stages_may_cut_their_work_in_different_ways_and_convert_the_stream_between_th
 }
 
 #[test]
+fn a_stage_has_the_links_of_its_group() {
+    let mut request = question();
+    request.pins = Pins { tp: Some(8), cp: Some(1), pp: Some(2), ..Pins::default() };
+    let with = found(&request);
+    request.cluster.groups.iter_mut().for_each(|group| group.links.clear());
+    let without = found(&request);
+    // The A100 have NVLink of 300 GB/s instead of 150, and four times the network.
+    assert!(seconds(&with) < seconds(&without), "{} of {}", seconds(&with), seconds(&without));
+    assert_eq!(planner::price::price(&with).unwrap(), with.predicted.unwrap());
+}
+
+#[test]
 fn the_pipeline_lies_over_the_link_between_regions_and_nothing_else_does() {
     let cluster = read_cluster("regions", shipped_cluster("three-regions").unwrap().text).unwrap();
     let job = Job { global_batch: 192, ..Job::defaults(&question().model, &cluster) };

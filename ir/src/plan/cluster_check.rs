@@ -1,6 +1,6 @@
 //! Whether the cluster that a plan embeds makes sense: what a cluster file is held to, in the units of the plan.
 
-use crate::cluster::{CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, Tier};
+use crate::cluster::{CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, Link, Tier};
 use crate::cluster_limits::{
     BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
     MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
@@ -35,6 +35,17 @@ pub(crate) fn check_cluster(cluster: &Cluster) -> Result<(), PlanError> {
         return at.fail("groups", format!("{total} devices in all, at most {MAX_DEVICES} are planned for"));
     }
     check_tiers(&at, &cluster.tiers, total)?;
+    for (i, group) in cluster.groups.iter().enumerate() {
+        for (j, own) in group.links.iter().enumerate() {
+            let at = at.inside(&format!("groups[{i}].links[{j}]"));
+            check_link(&at, &own.link)?;
+            let is_own = |tier: &String| *tier == own.tier;
+            let known = cluster.tiers.iter().any(|tier| is_own(&tier.name));
+            if !known || group.links[..j].iter().any(|other| is_own(&other.tier)) {
+                return at.fail("tier", format!("`{}`: expected a tier of the cluster, each once", own.tier));
+            }
+        }
+    }
     let smallest =
         cluster.groups.iter().map(|group| group.device.memory_bytes.0).fold(f64::INFINITY, f64::min);
     let kept = cluster.reserve_bytes.0;
@@ -97,14 +108,18 @@ fn check_device(at: &At, device: &Device) -> Result<(), PlanError> {
     at.optional("watts", device.watts, WATTS)
 }
 
+fn check_link(at: &At, link: &Link) -> Result<(), PlanError> {
+    at.range("bandwidth_bytes_per_s", link.bandwidth_bytes_per_s.0, BYTES_PER_S)?;
+    at.range("latency_s", link.latency_s.0, LATENCY_S)?;
+    at.range("oversubscription", link.oversubscription, OVERSUBSCRIPTION)
+}
+
 /// Tiers go from the innermost out, each of whole domains of the one before, the last over all devices.
 fn check_tiers(at: &At, tiers: &[Tier], total: u64) -> Result<(), PlanError> {
     let mut inner = 1;
     for (i, tier) in tiers.iter().enumerate() {
         let at = at.inside(&format!("tiers[{i}]"));
-        at.range("bandwidth_bytes_per_s", tier.bandwidth_bytes_per_s.0, BYTES_PER_S)?;
-        at.range("latency_s", tier.latency_s.0, LATENCY_S)?;
-        at.range("oversubscription", tier.oversubscription, OVERSUBSCRIPTION)?;
+        check_link(&at, &tier.link())?;
         if tier.name.is_empty() || tiers[..i].iter().any(|other| other.name == tier.name) {
             return at.fail("name", format!("`{}`: a tier needs a name of its own", tier.name));
         }

@@ -419,6 +419,7 @@ pub(crate) fn cluster(n_devices: u64) -> Cluster {
         host_memory_bytes: Bytes(1e9),
         price_per_device_hour: None,
         failures_per_device_hour: None,
+        links: Vec::new(),
     };
     let tier = Tier {
         name: "link".into(),

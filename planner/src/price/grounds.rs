@@ -1,8 +1,8 @@
 //! The machines under the stages of a pipeline, where the groups of a cluster differ.
 //!
 //! Stages stand one behind the other on the ranks of the cluster. A stage that lies on one group is priced on its device
-//! and has its memory; one that lies on several waits for the slowest and has the memory of the smallest. Links are those
-//! of the cluster, on every ground.
+//! and links and has its memory; one that lies on several waits for the slowest, has the memory of the smallest and the
+//! links of the cluster, as what goes from stage to stage has.
 
 use ir::schedule::Placement;
 
@@ -22,15 +22,18 @@ impl<'a> Grounds<'a> {
     pub fn new(setting: &Setting<'a>, n_stages: u64, n_devices: u64) -> Self {
         let cluster = setting.machine.cluster;
         let mut grounds = Self { settings: Vec::new(), of_stage: Vec::new() };
-        if cluster.groups.iter().all(|group| group.device == *setting.machine.device) {
+        if !cluster.is_mixed() && cluster.groups.iter().all(|group| group.links.is_empty()) {
             grounds.settings.push(setting.clone());
             grounds.of_stage.resize(n_stages as usize, 0);
             return grounds;
         }
+        let links = |home: Option<usize>| home.map(|home| &cluster.groups[home].links);
         for stage in 0..n_stages {
             let own = setting.among(cluster.groups_under(stage * n_devices..(stage + 1) * n_devices));
             let same = |other: &Setting<'_>| {
-                other.machine.device == own.machine.device && other.memory.total_cmp(&own.memory).is_eq()
+                other.machine.device == own.machine.device
+                    && other.memory.total_cmp(&own.memory).is_eq()
+                    && links(other.machine.home) == links(own.machine.home)
             };
             let known = grounds.settings.iter().position(same);
             grounds.of_stage.push(known.unwrap_or(grounds.settings.len()));

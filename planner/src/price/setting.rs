@@ -174,6 +174,7 @@ impl<'a> Setting<'a> {
             machine: Machine {
                 cluster,
                 device,
+                home: None,
                 constants,
                 precision,
                 kernels,
@@ -187,17 +188,29 @@ impl<'a> Setting<'a> {
         })
     }
 
-    /// The same on other machines: the slowest device and the smallest memory among some groups of the cluster.
+    /// The same on other machines: the slowest device and the smallest memory among some groups of the cluster, and the
+    /// links of one where it is alone.
     pub(crate) fn among(&self, groups: &'a [DeviceGroup]) -> Self {
         let machine = &self.machine;
+        let home = self.home_of(groups);
         let Some((device, memory)) = weakest(groups, machine.precision, machine.constants) else {
             return self.clone();
         };
         Self {
-            machine: Machine { device, ..machine.clone() },
+            machine: Machine { device, home, ..machine.clone() },
             memory,
             capacity: memory - self.reserve(),
             ..self.clone()
+        }
+    }
+
+    /// The group on whose own links some groups of the cluster are: where there is one, and it has such.
+    pub(crate) fn home_of(&self, groups: &[DeviceGroup]) -> Option<usize> {
+        match groups {
+            [one] if !one.links.is_empty() => {
+                self.machine.cluster.groups.iter().position(|group| std::ptr::eq(group, one))
+            }
+            _ => None,
         }
     }
 
@@ -330,6 +343,7 @@ impl<'a> Setting<'a> {
             kernels: machine.kernels,
             tensor_overlap: self.job.engine.tensor_overlap,
             rank_offset: 0,
+            home: machine.home,
         }
     }
 

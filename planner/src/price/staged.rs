@@ -156,7 +156,7 @@ impl Staged<'_> {
         let mut sent = self.transfer(setting, pair, bytes / parts as f64);
         if parts > 1 && pair.0 != pair.1 {
             let cluster = setting.machine.cluster;
-            let group = self.group(setting, &axes);
+            let group = self.group(setting, &axes).at(self.home(setting, (pair.1, pair.1)));
             let gather = CollectiveKind::AllGather;
             sent.time += price(gather, bytes, &group, cluster, setting.machine.constants);
             let gathered = bytes_sent_per_tier(gather, bytes, &group, cluster);
@@ -197,7 +197,7 @@ impl Staged<'_> {
         if given == wanted {
             return found;
         }
-        let shape = self.stream(before, tokens);
+        let (shape, stage) = (self.stream(before, tokens), self.stage_at(chunk, 0));
         let both_ways = [(given, wanted), (wanted.dual(), given.dual())];
         let times = [&mut found.forward, &mut found.backward];
         for ((from, to), time) in both_ways.into_iter().zip(times) {
@@ -206,7 +206,8 @@ impl Staged<'_> {
                 // What is gathered is whole afterwards; all else is at its largest before.
                 let full = if kind == CollectiveKind::AllGather { step.after } else { step.before };
                 let bytes = setting.activation(full.local_elements(self.mesh, &shape) as f64);
-                let (cluster, group) = (setting.machine.cluster, self.group(setting, &step.axes));
+                let cluster = setting.machine.cluster;
+                let group = self.group(setting, &step.axes).at(self.home(setting, (stage, stage)));
                 *time += price(kind, bytes, &group, cluster, setting.machine.constants);
                 let sent = bytes_sent_per_tier(kind, bytes, &group, cluster);
                 found.bytes_per_tier.resize(sent.len(), Bytes::ZERO);
@@ -214,6 +215,12 @@ impl Staged<'_> {
             }
         }
         found
+    }
+
+    /// The group of the cluster on whose own links some stages are, with all that lie between them.
+    fn home(&self, setting: &Setting<'_>, (from, to): (u64, u64)) -> Option<usize> {
+        let n = self.mesh.n_devices();
+        setting.home_of(setting.machine.cluster.groups_under(from.min(to) * n..(from.max(to) + 1) * n))
     }
 
     fn group(&self, setting: &Setting<'_>, axes: &[AxisId]) -> Group {
@@ -274,7 +281,7 @@ impl Staged<'_> {
         let group = |pair: [u64; 2]| Group::from_ranks(&pair, cluster);
         let pairs = pairs(self.mesh.n_devices(), (from, to), cluster);
         let slowest = pairs.into_iter().map(group).max_by_key(Group::spanning_tier);
-        let group = slowest.unwrap_or_else(|| Group::alone(cluster));
+        let group = slowest.unwrap_or_else(|| Group::alone(cluster)).at(self.home(setting, (from, to)));
         Transfer {
             from,
             bytes_per_tier: bytes_sent_per_tier(CollectiveKind::SendRecv, bytes, &group, cluster),
