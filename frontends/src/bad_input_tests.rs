@@ -107,7 +107,7 @@ fn absurd_fields_of_a_cluster_are_refused() {
         ("dgx-h100", "/groups/0/count", json!(80_000_000), "groups: 80000000 devices in all, at most 10000000 are planned for"),
         ("dgx-h100", "/groups/0/devices_per_node", json!(-8), "groups[0].devices_per_node: invalid value: integer `-8`, expected u64"),
         ("dgx-h100", "/groups/0/host_memory_gib", Value::Null, "groups[0]: missing field `host_memory_gib`"),
-        ("dgx-h100", "/groups/0/colour", json!("red"), "groups[0].colour: unknown field `colour`, expected one of `device`, `count`, `devices_per_node`, `host_memory_gib`, `price_per_device_hour`, `failures_per_million_device_hours`, `sources`"),
+        ("dgx-h100", "/groups/0/colour", json!("red"), "groups[0].colour: unknown field `colour`, expected one of `device`, `count`, `devices_per_node`, `host_memory_gib`, `price_per_device_hour`, `failures_per_million_device_hours`, `links`, `sources`"),
         ("dgx-h100", "/tiers/0/devices", json!(3), "tiers[1].devices: domains of 8 devices are not made of whole domains of 3\nhint: tiers go from the innermost out; each holds a multiple of the one before"),
         ("dgx-h100", "/tiers/1/devices", json!(16), "tiers[1].devices: the last tier joins 16 devices of 8\nhint: the last tier must span all devices of all groups"),
         ("dgx-h100", "/tiers/1/bandwidth_gb_per_s", json!(0), "tiers[1].bandwidth_gb_per_s: 0 is out of range, expected 0.01 to 1000000"),

@@ -161,7 +161,7 @@ fn check_link(
     at.range("oversubscription", link.oversubscription, OVERSUBSCRIPTION)?;
     let name = crate::scan::clip(&link.tier);
     if tiers.iter().all(|tier| tier.name != link.tier) {
-        let known: Vec<&str> = tiers.iter().map(|tier| tier.name.as_str()).collect();
+        let known: Vec<String> = tiers.iter().map(|tier| crate::scan::clip(&tier.name)).collect();
         return Err(at
             .fail("tier", format!("no tier of the cluster is named `{name}`"))
             .with_hint(format!("its tiers: {}", known.join(", "))));
