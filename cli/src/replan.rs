@@ -143,7 +143,9 @@ fn next(
         let n_devices = cluster.n_devices();
         let request = Request { cluster, pins: pins.clone(), ..priced::request(plan, opened) };
         let constants = Constants::load();
-        let found = pool(&args.threads)?.install(|| planner::optimize_with(&request, &constants, &|_| ()));
+        // Ranks are devices that hold states: groups of a mixed cluster stay where they are.
+        let found =
+            pool(&args.threads)?.install(|| planner::optimize_in_order(&request, &constants, &|_| ()));
         let (step_time_s, no_plan) = match found {
             Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
             Err(other) => {

@@ -87,15 +87,37 @@ pub fn optimize_with(
     found(request, constants, (Stop::never(), on_progress))
 }
 
+/// The same on all groups of the cluster in the order that they have: for who must know which rank is which device.
+///
+/// # Errors
+/// As those of [`optimize()`].
+pub fn optimize_in_order(
+    request: &Request,
+    constants: &Constants,
+    on_progress: OnProgress<'_>,
+) -> Result<Plan, NoPlan> {
+    let constants = on_cluster(request, constants.clone())?;
+    found_on(std::slice::from_ref(request), &constants, (Stop::never(), on_progress))
+}
+
 fn found(
     request: &Request,
     constants: &Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let constants = on_cluster(request, constants.clone())?;
-    let layouts = layouts::layouts(request, &constants);
-    match layouts::search_all(&layouts, &constants, watch) {
-        Ok(found) => match document::plan(&found, &constants) {
+    found_on(&layouts::layouts(request, &constants), &constants, watch)
+}
+
+/// The plan on the fastest of several selections and orders of the groups of a cluster.
+fn found_on(
+    layouts: &[Request],
+    constants: &Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Plan, NoPlan> {
+    let request = &layouts[0];
+    match layouts::search_all(layouts, constants, watch) {
+        Ok(found) => match document::plan(&found, constants) {
             Some(Ok(plan)) => as_pinned(request, plan),
             Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),
             None => {

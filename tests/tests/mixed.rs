@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use cost_model::Constants;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::cluster::Cluster;
 use ir::plan::check::open;
@@ -185,6 +186,15 @@ fn a_stage_has_the_links_of_its_group() {
     // The A100 have NVLink of 300 GB/s instead of 150, and four times the network.
     assert!(seconds(&with) < seconds(&without), "{} of {}", seconds(&with), seconds(&without));
     assert_eq!(planner::price::price(&with).unwrap(), with.predicted.unwrap());
+}
+
+#[test]
+fn a_new_plan_keeps_the_devices_where_the_old_one_has_them() {
+    let mut plan = found(&question());
+    plan.cluster.groups.reverse();
+    let request = Request { cluster: plan.cluster.clone(), ..question() };
+    let again = planner::optimize_in_order(&request, &Constants::load(), &|_| ()).unwrap();
+    assert_eq!(again.cluster, plan.cluster);
 }
 
 #[test]
