@@ -2,14 +2,20 @@
 //!
 //! Stages follow the ranks of a cluster, so the order of its groups says which stages are on which devices. A group may
 //! be left out: with slow devices, or few of them, a plan for the others can be faster. Each selection in each order is
-//! a cluster of its own and is searched as one; what is found on one rules out what cannot be faster on the next.
+//! a cluster of its own and is searched as one; what is found on one rules out what cannot be faster on the next, and
+//! machines that could not be faster at the rate that they sustain are not looked at at all.
 //!
 //! Ranks that share a domain of a link tier keep sharing it: an order that would tear one apart is none.
 
 use std::collections::BTreeSet;
 
 use cost_model::{Constants, Rates};
-use ir::cluster::{Cluster, Tier};
+use ir::cluster::{Cluster, DeviceGroup, Tier};
+use ir::graph::{Layer, Op};
+use ir::lower::{gets, gradient_tensors};
+use ir::op::OpKind;
+use ir::op_work::model_flops;
+use ir::signature::signature;
 use ir::units::Seconds;
 
 use crate::optimize::{Found, Start, Tally, search_from};
@@ -49,6 +55,10 @@ pub(crate) fn search_all<'a>(
     let mut refused = None;
     for layout in layouts {
         let limit = best.as_ref().and_then(|found| Some(found.ranking.first()?.step_time()));
+        if limit.is_some_and(|limit| least_time(layout, constants) >= limit) {
+            tally.n_layouts += 1;
+            continue;
+        }
         let start = Start { work: tally.work, limit };
         let (found, own) = search_from(layout, constants, start, watch);
         tally = tally.and(own);
@@ -64,6 +74,28 @@ pub(crate) fn search_all<'a>(
     let none = || NoPlan::Impossible { what: "the cluster has no devices".into() };
     let found = best.ok_or_else(|| refused.unwrap_or_else(none))?;
     Ok(Found { tally, asked: &layouts[0].cluster, ..found })
+}
+
+/// Seconds that no plan on these machines undercuts: the model's products forward and backward, at the rate that all
+/// devices together sustain.
+fn least_time(request: &Request, constants: &Constants) -> Seconds {
+    let (model, job) = (&request.model, &request.job);
+    let of_layer = |layer: &Layer| -> f64 {
+        let (sizes, gradients) = (layer.sizes(job.global_batch, job.sequence), gradient_tensors(layer));
+        let flops = |op: &Op| {
+            let passes = 1 + gets(op, &gradients).into_iter().filter(|gets| *gets).count().min(2);
+            passes as f64 * model_flops(layer, op, &signature(layer, op), &sizes, None)
+        };
+        let counts = |op: &&Op| matches!(op.kind, OpKind::Linear | OpKind::Attention { .. });
+        layer.ops.iter().filter(counts).map(flops).sum()
+    };
+    let flops: f64 =
+        model.sequence.iter().map(|run| of_layer(&model.layers[run.layer]) * run.count as f64).sum();
+    let speed = |group: &DeviceGroup| {
+        let rates = Rates::new(&group.device, job.precision, constants);
+        rates.gemm.0.max(rates.attention.0) * group.count as f64
+    };
+    Seconds(flops / request.cluster.groups.iter().map(speed).sum::<f64>())
 }
 
 fn is_faster(found: &Found<'_>, limit: Option<Seconds>) -> bool {
