@@ -9,7 +9,8 @@
 //! (arXiv 2104.04473 section 2.2), exactly.
 
 use ir::schedule::{
-    Action, Placement, RankTimeline, ScheduleError, Section, Span, TableShape, Timeline, in_dependency_order,
+    Action, Placement, RankTimeline, ScheduleError, Seat, Section, Span, TableShape, Timeline,
+    in_dependency_order,
 };
 use ir::units::Seconds;
 use thiserror::Error;
@@ -158,11 +159,10 @@ impl PipelineTimes {
 pub fn simulate(table: &[Vec<Action>], times: &PipelineTimes) -> Result<Timeline, SimulateError> {
     let shape = times.shape(table)?;
     let mut ranks: Vec<RankTimeline> = table.iter().map(|row| empty_rank(row.len())).collect();
-    let makespan_s = walk(table, shape, times, |span, sending| {
+    let makespan_s = walk(table, shape, times, |span, spent| {
         let rank = &mut ranks[span.action.rank as usize];
-        let place = (shape.chunk(span.action) as usize, span.action.slice);
-        rank.busy_s += times.compute(span.action.section, place);
-        rank.sending_s += sending;
+        rank.busy_s += spent.busy_s;
+        rank.sending_s += spent.sending_s;
         rank.spans.push(span);
     })?;
     for rank in &mut ranks {
@@ -202,11 +202,10 @@ pub fn totals(table: &[Vec<Action>], times: &PipelineTimes) -> Result<Totals, Si
     let shape = times.shape(table)?;
     let mut ranks = vec![RankTotals::default(); table.len()];
     let mut extents: Vec<Option<(Seconds, Seconds)>> = vec![None; table.len()];
-    walk(table, shape, times, |span, sending| {
+    walk(table, shape, times, |span, spent| {
         let rank = &mut ranks[span.action.rank as usize];
-        let place = (shape.chunk(span.action) as usize, span.action.slice);
-        rank.busy_s += times.compute(span.action.section, place);
-        rank.sending_s += sending;
+        rank.busy_s += spent.busy_s;
+        rank.sending_s += spent.sending_s;
         let extent = extents[span.action.rank as usize].get_or_insert((span.start_s, span.end_s));
         extent.1 = span.end_s;
     })?;
@@ -229,28 +228,68 @@ fn empty_rank(n_actions: usize) -> RankTimeline {
     }
 }
 
-/// Visits each action once with its span and the time its rank then spends sending; returns the makespan.
+/// Computation of an action, and the transfer of its result.
+#[derive(Clone, Copy, Default)]
+struct Durations {
+    compute: Seconds,
+    send: Seconds,
+}
+
+/// Durations of every action, whatever its micro-batch: by rank, virtual stage and slice, then by section.
+struct Lengths {
+    shape: TableShape,
+    of: Vec<[Durations; 4]>,
+}
+
+impl Lengths {
+    fn new(times: &PipelineTimes, shape: TableShape) -> Self {
+        let seats =
+            (0..shape.n_stages).flat_map(|rank| (0..shape.n_virtual_stages()).map(move |v| (rank, v)));
+        let places = seats.flat_map(|(rank, virtual_stage)| {
+            let chunk = shape.placement.chunk(shape.n_stages, Seat { rank, virtual_stage }) as usize;
+            (0..shape.n_slices).map(move |slice| (chunk, slice))
+        });
+        let of = |place: (usize, u32)| {
+            SECTIONS.map(|section| Durations {
+                compute: times.compute(section, place),
+                send: times.send(section, place, shape.n_stages),
+            })
+        };
+        Self { shape, of: places.map(of).collect() }
+    }
+
+    fn of(&self, action: Action) -> Durations {
+        let seat = action.rank * self.shape.n_virtual_stages() + action.virtual_stage;
+        self.of[(seat * self.shape.n_slices + action.slice) as usize][action.section as usize]
+    }
+}
+
+/// In the order of their declaration.
+const SECTIONS: [Section; 4] =
+    [Section::Forward, Section::Backward, Section::BackwardInput, Section::BackwardWeight];
+
+/// Visits each action once with its span and how its rank spends its time; returns the makespan.
 fn walk(
     table: &[Vec<Action>],
     shape: TableShape,
     times: &PipelineTimes,
-    mut visit: impl FnMut(Span, Seconds),
+    mut visit: impl FnMut(Span, RankTotals),
 ) -> Result<Seconds, SimulateError> {
     let mut arrival = vec![Seconds::ZERO; shape.n_events()];
     let mut free = vec![Seconds::ZERO; table.len()];
     let mut makespan = Seconds::ZERO;
-    in_dependency_order(table, shape, |action| {
-        let place = (shape.chunk(action) as usize, action.slice);
-        let ready = shape.needs(action).map_or(Seconds::ZERO, |needed| arrival[needed]);
+    let lengths = Lengths::new(times, shape);
+    in_dependency_order(table, shape, |action, needs, yields| {
+        let ready = needs.map_or(Seconds::ZERO, |needed| arrival[needed]);
         let start_s = free[action.rank as usize].max(ready);
-        let end_s = start_s + times.compute(action.section, place);
-        let send = times.send(action.section, place, shape.n_stages);
-        let sending = times.exposed(send);
+        let Durations { compute, send } = lengths.of(action);
+        let end_s = start_s + compute;
+        let sending_s = times.exposed(send);
         // The last chunk's forward goes to its own backward: `send` is zero there.
-        arrival[shape.yields(action)] = end_s + send;
-        free[action.rank as usize] = end_s + sending;
+        arrival[yields] = end_s + send;
+        free[action.rank as usize] = end_s + sending_s;
         makespan = makespan.max(end_s);
-        visit(Span { action, start_s, end_s }, sending);
+        visit(Span { action, start_s, end_s }, RankTotals { busy_s: compute, sending_s });
     })?;
     Ok(makespan)
 }

@@ -14,8 +14,8 @@ use crate::partition::{Chunk, Levels, Place, as_given, partition};
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_memory;
 use crate::price::staged::{Layers, Staged};
-use crate::price::step::{Step, step};
-use crate::schedules::in_flight;
+use crate::price::step::{Step, least, step};
+use crate::schedules::{in_flight, least_bubble};
 use crate::shelf::Shelf;
 
 /// A candidate worked out: stages, schedule, figures.
@@ -33,6 +33,42 @@ pub struct Arranged {
     pub slices: Slices,
     /// The step in time.
     pub step: Step,
+}
+
+/// How the chunks of a device share its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// Each takes what it needs, and leaves as much for layers behind it.
+    Device,
+    /// Each may take the same, with all that it needs while it runs.
+    Equal,
+}
+
+impl Share {
+    /// Ways to share that are tried one after the other; a copy of a chunk on each of two devices shares with neither.
+    pub(crate) fn of(schedule: Schedule) -> &'static [Self] {
+        match (schedule.n_virtual_stages(), schedule.placement().n_copies()) {
+            (2.., 1) => &[Self::Device, Self::Equal],
+            (_, _) => &[Self::Equal],
+        }
+    }
+}
+
+/// The device of a chunk, and how many chunks come behind it there.
+fn device_of(schedule: Schedule, n_stages: u32, chunk: u32) -> (usize, u32) {
+    let placement = schedule.placement();
+    let rank = placement.seat(n_stages, chunk, 0).rank;
+    let later = placement.chunks_of(n_stages, rank).into_iter().filter(|&other| other > chunk).count();
+    (rank as usize, later as u32)
+}
+
+/// Why chunks are no arrangement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// A stage overflows, or somebody forbade it.
+    Unfit,
+    /// It takes no less than the limit.
+    Slower,
 }
 
 impl Arranged {
@@ -97,26 +133,67 @@ impl Scope<'_> {
         })
     }
 
-    /// The layers of a candidate on its stages; `levels` and `shelves` are those of its grounds.
-    pub(crate) fn arrange(
+    /// The layers of a candidate on its stages: one chunk of a schedule after the other.
+    pub(crate) fn cuts(
         &self,
         candidate: &Candidate,
-        schedule: Schedule,
-        (levels, shelves): (&[Levels], &[Shelf]),
-    ) -> Option<Arranged> {
+        (schedule, share): (Schedule, Share),
+        levels: &[Levels],
+    ) -> Option<Vec<Chunk>> {
+        if share == Share::Device && levels.len() > 1 {
+            // Cuts over unequal devices are searched chunk by chunk, each by itself.
+            return None;
+        }
         let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let place = |(chunk, &flight): (usize, &f64)| {
             let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk);
-            levels[ground(chunk)].place(flight, capacity / f64::from(schedule.n_virtual_stages()))
+            let levels = &levels[ground(chunk)];
+            match share {
+                Share::Equal => levels.place(flight, capacity / f64::from(schedule.n_virtual_stages())),
+                Share::Device => Place {
+                    shared: Some(device_of(schedule, candidate.n_stages as u32, chunk as u32)),
+                    ..levels.place(flight, capacity)
+                },
+            }
         };
         let places: Vec<Place<'_>> = in_flight.iter().enumerate().map(place).collect();
-        let cuts = match &self.pins().layers_per_stage {
+        match &self.pins().layers_per_stage {
             // The user counts decoder layers; embedding and head stand at the ends.
-            Some(counts) if counts.len() == in_flight.len() => as_given(&with_ends(counts), &places)?,
-            Some(_) => return None,
-            None => partition(&places)?,
-        };
+            Some(counts) if counts.len() == in_flight.len() => as_given(&with_ends(counts), &places),
+            Some(_) => None,
+            None => partition(&places),
+        }
+    }
+
+    /// Least time of a step of such chunks: of the stage that works most, with the fill and drain of the others.
+    pub(crate) fn least_time(&self, candidate: &Candidate, schedule: Schedule, cuts: &[Chunk]) -> f64 {
+        let p = candidate.n_stages as u32;
+        let mut stages = vec![0.0; p as usize];
+        for (chunk, cut) in (0..).zip(cuts) {
+            let ranks = schedule.placement().ranks(p, chunk);
+            let share = cut.time / ranks.len().max(1) as f64;
+            ranks.into_iter().for_each(|rank| stages[rank as usize] += share);
+        }
+        let (all, most) = (stages.iter().sum::<f64>(), stages.iter().copied().fold(0.0, f64::max));
+        let others = (all - most) / (f64::from(p) - 1.0).max(1.0);
+        candidate.n_micro_batches as f64 * (most + least_bubble(candidate, schedule) * others)
+    }
+
+    /// Such chunks as a schedule, simulated if that may take less than a limit; `levels` and `shelves` are those of the
+    /// candidate's grounds.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn arrange(
+        &self,
+        candidate: &Candidate,
+        (schedule, cuts): (Schedule, &[Chunk]),
+        (levels, shelves): (&[Levels], &[Shelf]),
+        limit: f64,
+    ) -> Result<Arranged, Failed> {
+        let grounds = self.grounds(candidate);
+        let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let mut names: BTreeMap<(usize, usize, usize), usize> = BTreeMap::new();
         let mut entries: Vec<Entry> = Vec::new();
         let of_chunk = |(chunk, cut): (usize, &Chunk)| {
@@ -131,25 +208,29 @@ impl Scope<'_> {
         let chunks: Vec<Vec<(usize, u64)>> = cuts.iter().enumerate().map(of_chunk).collect();
         let whole = Slices::whole(self.request.job.sequence);
         if schedule.n_slices() == 1 {
-            return self.finish(candidate, schedule, (entries, chunks), whole);
+            return self.finish(candidate, schedule, (entries, chunks), (whole, limit));
         }
         let all = self.cut_sequences(candidate, schedule, &entries).into_iter();
         let found = all.filter_map(|(slices, entries)| {
-            self.finish(candidate, schedule, (entries, chunks.clone()), slices)
+            self.finish(candidate, schedule, (entries, chunks.clone()), (slices, limit)).ok()
         });
-        found.min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0))
+        found.min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0)).ok_or(Failed::Unfit)
     }
 
-    /// Simulates the schedule and adds what a step has once; `None` where a stage overflows.
+    /// Simulates the schedule and adds what a step has once.
     fn finish(
         &self,
         candidate: &Candidate,
         schedule: Schedule,
         (entries, chunks): (Vec<Entry>, Vec<Vec<(usize, u64)>>),
-        slices: Slices,
-    ) -> Option<Arranged> {
+        (slices, limit): (Slices, f64),
+    ) -> Result<Arranged, Failed> {
         let staged = staged(&self.wide, candidate, schedule, (&entries, &chunks), &slices);
-        let step = step(&self.setting, &staged).ok()?;
+        let is_bounded = matches!(schedule, Schedule::OneFOneB | Schedule::Interleaved { .. });
+        if is_bounded && least(&self.setting, &staged).0 >= limit {
+            return Err(Failed::Slower);
+        }
+        let step = step(&self.setting, &staged).map_err(|_| Failed::Unfit)?;
         let peak = |stage: usize| stage_memory(&self.setting, &staged, stage, step.held[stage]).total().0;
         let grounds = self.grounds(candidate);
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
@@ -157,14 +238,14 @@ impl Scope<'_> {
         let forbid = &self.pins().forbid;
         if grounds.settings.len() == 1 {
             let is_left = || forbid.is_empty() || !broken(forbid, &self.roles(&found));
-            return (fits && is_left()).then_some(found);
+            return if fits && is_left() { Ok(found) } else { Err(Failed::Unfit) };
         }
         let on = |ground: usize| self.roles_on(&found, Some(ground));
         let roles: Vec<Roles> = (0..grounds.settings.len()).map(on).collect();
         // Tokens have one order everywhere, which is made for one number of parts.
         let alike = roles.iter().all(|own| own.cp == roles[0].cp);
         let is_left = forbid.is_empty() || roles.iter().all(|own| !broken(forbid, own));
-        (fits && alike && is_left).then_some(found)
+        if fits && alike && is_left { Ok(found) } else { Err(Failed::Unfit) }
     }
 }
 

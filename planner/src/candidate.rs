@@ -61,6 +61,8 @@ pub struct Candidate {
 pub enum Dropped {
     /// Some layer has no legal strategy there.
     NoStrategy,
+    /// Its layers alone take longer than what was asked for.
+    Slower,
     /// The least memory it can do with is too much: the stage, its largest category, and what it needs.
     Memory {
         /// Stage that overflows.

@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 
+use ir::schedule::Schedule;
 use ir::sharding::Sharding;
 
-use crate::arrange::Arranged;
+use crate::arrange::{Arranged, Failed, Share};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::Chooser;
 use crate::forms::Forms;
 use crate::layer_problem::Given;
 use crate::menu::MEMORY_PRICES;
+use crate::optimize::BOUND_SLACK;
+use crate::partition::Chunk;
 use crate::partition::Levels;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
@@ -20,6 +23,36 @@ const NEARLY: f64 = 1.25;
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
 
+/// Arrangements of a candidate so far, by the place of their schedule.
+#[derive(Default)]
+struct Arrangements {
+    /// What takes no less is not simulated.
+    limit: f64,
+    /// Whether something was not for that.
+    beaten: bool,
+    /// The fastest; of equal ones that of the first schedule.
+    best: Option<(usize, Arranged)>,
+    /// What was simulated last, and whether it fitted.
+    simulated: BTreeMap<usize, (Vec<Chunk>, bool)>,
+}
+
+impl Arrangements {
+    fn best_time(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |(_, best)| best.step_time().0)
+    }
+
+    fn take(&mut self, at: usize, found: Option<Arranged>) {
+        let Some(found) = found else { return };
+        let is_better = |(known_at, known): &(usize, Arranged)| {
+            let order = found.step_time().0.total_cmp(&known.step_time().0).then(at.cmp(known_at));
+            order.is_lt()
+        };
+        if self.best.as_ref().is_none_or(is_better) {
+            self.best = Some((at, found));
+        }
+    }
+}
+
 impl Scope<'_> {
     /// Works a candidate out for every schedule; the fastest that fits. Where nothing fits, layers pass the stream in the
     /// sharding that suits them when memory is dear.
@@ -27,31 +60,42 @@ impl Scope<'_> {
     /// # Errors
     /// Why none does.
     pub fn evaluate(&self, candidate: &Candidate, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
+        self.evaluate_below(candidate, bound, (forms, f64::INFINITY))
+    }
+
+    /// The same, given up where its layers alone take a limit, once they are on their stages.
+    ///
+    /// # Errors
+    /// Why none fits, or that none is as fast.
+    pub(crate) fn evaluate_below(
+        &self,
+        candidate: &Candidate,
+        bound: &Bound,
+        (forms, limit): (Forms, f64),
+    ) -> Result<Arranged, Dropped> {
         let grounds = self.grounds(candidate);
         let benches: Vec<Bench<'_>> =
             grounds.settings.iter().map(|setting| self.bench_on(candidate, setting)).collect();
         let alike = |stream: Sharding| vec![stream; benches.len()];
+        let asked = (forms, limit);
         // On every ground the sharding that suits it, converted where they meet; or one for all.
         let own: Vec<Sharding> = (0..benches.len()).map(|ground| bound.on(ground).stream).collect();
         let apart =
-            (own != alike(bound.stream)).then(|| self.evaluate_on(&benches, (bound, &own), forms).ok());
-        let together = self.evaluate_on(&benches, (bound, &alike(bound.stream)), forms);
+            (own != alike(bound.stream)).then(|| self.evaluate_on(&benches, (bound, &own), asked).ok());
+        let together = self.evaluate_on(&benches, (bound, &alike(bound.stream)), asked);
         let dropped = match (apart.flatten(), together) {
             (Some(apart), Ok(together)) if together.step_time() <= apart.step_time() => return Ok(together),
             (Some(apart), _) => return Ok(apart),
             (None, Err(dropped)) if self.nearly_fits(&dropped) => dropped,
             (None, found) => return found,
         };
-        let mut best: Option<Arranged> = None;
-        for stream in self.streams_at(&benches[0], bound) {
-            let found = self.evaluate_on(&benches, (bound, &alike(stream)), forms).ok();
-            if let Some(found) = found
-                && best.as_ref().is_none_or(|best| found.step_time() < best.step_time())
-            {
-                best = Some(found);
-            }
-        }
-        best.ok_or(dropped)
+        self.other_streams(&benches, bound, asked).ok_or(dropped)
+    }
+
+    fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: (Forms, f64)) -> Option<Arranged> {
+        let streams = self.streams_at(&benches[0], bound).into_iter();
+        let of = |stream| self.evaluate_on(benches, (bound, &vec![stream; benches.len()]), asked).ok();
+        streams.filter_map(of).min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0))
     }
 
     /// Whether another way to run the same layers might fit.
@@ -83,7 +127,7 @@ impl Scope<'_> {
         &self,
         benches: &[Bench<'_>],
         (bound, streams): (&Bound, &[Sharding]),
-        forms: Forms,
+        (forms, limit): (Forms, f64),
     ) -> Result<Arranged, Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
@@ -95,8 +139,9 @@ impl Scope<'_> {
             let given = (&base(ground), &tied);
             self.fastest_level(shelf, (bench, bound), given, forms).ok_or(Dropped::NoStrategy)?;
         }
-        if let (Some(found), true) = self.best_of(candidate, &shelves) {
-            return Ok(found);
+        let mut known = Arrangements { limit, ..Arrangements::default() };
+        if self.arrange_all(candidate, &shelves, &mut known) {
+            return known.best.map(|(_, best)| best).ok_or(Dropped::Slower);
         }
         let base = |ground: usize| Given { stream: Some(streams[ground]), ..self.given() };
         let asked: Vec<Vec<Asked<'_>>> = benches
@@ -106,7 +151,6 @@ impl Scope<'_> {
             .collect();
         let ready: Vec<Vec<Vec<Chooser<'_>>>> =
             asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
-        let mut best = None;
         for multiple in &MEMORY_PRICES[1..] {
             for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
                 let price = multiple * bound.on(ground).seconds_per_byte;
@@ -114,13 +158,15 @@ impl Scope<'_> {
                     self.add(shelf, bench, (kind, asked, ready), price).ok_or(Dropped::NoStrategy)?;
                 }
             }
-            let (found, all_fit) = self.best_of(candidate, &shelves);
-            best = found;
-            if all_fit {
+            if self.arrange_all(candidate, &shelves, &mut known) {
                 break;
             }
         }
-        best.ok_or_else(|| self.overflow(candidate, &self.levels_on(&shelves)))
+        let beaten = known.beaten;
+        known.best.map(|(_, best)| best).ok_or_else(|| match beaten {
+            true => Dropped::Slower,
+            false => self.overflow(candidate, &self.levels_on(&shelves)),
+        })
     }
 
     /// The choice problems of every kind.
@@ -174,21 +220,57 @@ impl Scope<'_> {
         self.put(shelf, bench, (kind, form), problem.choice(&choices))
     }
 
-    /// The fastest arrangement of what is on the shelf, and whether every schedule had one.
-    fn best_of(&self, candidate: &Candidate, shelves: &[Shelf]) -> (Option<Arranged>, bool) {
+    /// Arranges what is on the shelves in every schedule; says whether all had an arrangement.
+    ///
+    /// Schedules are simulated in the order of what they take at least, until none left can be faster.
+    fn arrange_all(&self, candidate: &Candidate, shelves: &[Shelf], known: &mut Arrangements) -> bool {
         let levels = self.levels_on(shelves);
-        let mut best: Option<Arranged> = None;
-        let mut all = true;
-        for schedule in self.schedules(candidate) {
-            match self.arrange(candidate, schedule, (&levels, shelves)) {
-                Some(found) if best.as_ref().is_none_or(|b| found.step_time() < b.step_time()) => {
-                    best = Some(found)
-                }
-                Some(_) => {}
-                None => all = false,
+        let mut all_fit = true;
+        let mut cut: Vec<(f64, usize, Schedule, Vec<Chunk>)> = Vec::new();
+        for (at, schedule) in self.schedules(candidate).into_iter().enumerate() {
+            let shares = Share::of(schedule).iter();
+            let mut all_cuts = shares.filter_map(|&share| self.cuts(candidate, (schedule, share), &levels));
+            match all_cuts.next() {
+                Some(cuts) => cut.push((self.least_time(candidate, schedule, &cuts), at, schedule, cuts)),
+                None => all_fit = false,
             }
         }
-        (best, all)
+        cut.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        for (least, at, schedule, cuts) in cut {
+            if let Some((_, fits)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
+                all_fit &= fits;
+            } else if least * BOUND_SLACK >= known.limit {
+                known.beaten = true;
+            } else if least * BOUND_SLACK < known.best_time() {
+                let found = self.arrange_cuts(candidate, (schedule, &cuts), (&levels, shelves), known);
+                let fits = found.as_ref().err() != Some(&Failed::Unfit);
+                known.beaten |= found.as_ref().err() == Some(&Failed::Slower);
+                all_fit &= fits;
+                known.simulated.insert(at, (cuts, fits));
+                known.take(at, found.ok());
+            }
+        }
+        all_fit
+    }
+
+    /// Arranges chunks, and where those of a device need more together than each left for those behind it, chunks that
+    /// share it equally.
+    fn arrange_cuts(
+        &self,
+        candidate: &Candidate,
+        (schedule, cuts): (Schedule, &[Chunk]),
+        (levels, shelves): (&[Levels], &[Shelf]),
+        known: &Arrangements,
+    ) -> Result<Arranged, Failed> {
+        let limit = known.best_time().min(known.limit);
+        let work_out = |cuts: &[Chunk]| self.arrange(candidate, (schedule, cuts), (levels, shelves), limit);
+        match (work_out(cuts), Share::of(schedule)) {
+            (Err(Failed::Unfit), [Share::Device, equal]) => {
+                let cuts = self.cuts(candidate, (schedule, *equal), levels).ok_or(Failed::Unfit)?;
+                work_out(&cuts)
+            }
+            (found, _) => found,
+        }
     }
 
     fn levels_on(&self, shelves: &[Shelf]) -> Vec<Levels> {

@@ -35,7 +35,10 @@ const BATCH: usize = 4;
 
 /// A bound is taken at this fraction of itself: between layers parameters are gathered and reduced in larger pieces
 /// than inside one, and hide a little better.
-const BOUND_SLACK: f64 = 0.97;
+pub(crate) const BOUND_SLACK: f64 = 0.97;
+
+/// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
+const WORTH_SHOWING: f64 = 1.3;
 
 /// Batches of tasks that are done at most. Mixtures of experts in tight memory have hundreds of candidates within a few per
 /// cent of each other; the plan then says how far its bound is instead of proving the last per cent.
@@ -334,6 +337,7 @@ fn work_out(
             break;
         }
         tally.work += 1;
+        let worth_showing = limit(&ranking) * WORTH_SHOWING;
         let tasks: Vec<(Task, usize)> =
             tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
         let done: Vec<Done> = tasks
@@ -343,7 +347,8 @@ fn work_out(
                 Task::WorkOut(_) => {
                     let own = frontier.own(at).ok_or(Dropped::NoStrategy);
                     Done::WorkedOut(Box::new(own.and_then(|bound| {
-                        let arranged = scope.evaluate(&candidates[at], bound, Forms::Leading)?;
+                        let asked = (Forms::Leading, worth_showing);
+                        let arranged = scope.evaluate_below(&candidates[at], bound, asked)?;
                         Ok(Worked { arranged, bound: bound.clone() })
                     })))
                 }
@@ -357,6 +362,7 @@ fn work_out(
                         tally.n_simulated += 1;
                         insert(&mut ranking, worked);
                     }
+                    Err(Dropped::Slower) => tally.n_bounded += 1,
                     Err(dropped) => {
                         tally.n_unfit += 1;
                         closest = [closest, Some(dropped)].into_iter().flatten().reduce(nearer);
@@ -440,7 +446,7 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
 fn nearer(known: Dropped, next: Dropped) -> Dropped {
     let need = |dropped: &Dropped| match dropped {
         Dropped::Memory { needed, .. } => *needed,
-        Dropped::NoStrategy => f64::INFINITY,
+        Dropped::NoStrategy | Dropped::Slower => f64::INFINITY,
     };
     if need(&known) <= need(&next) { known } else { next }
 }
@@ -523,7 +529,7 @@ fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) 
             capacity: Bytes(capacity + scope.reserve()),
             relaxations: Vec::new(),
         },
-        Some(Dropped::NoStrategy) | None => NoPlan::Impossible {
+        Some(Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {
             what: format!(
                 "no strategy divides the model over {} devices as asked; try other degrees",
                 request.cluster.n_devices()

@@ -29,7 +29,7 @@ impl Scope<'_> {
         };
         let Some(cuts) = cuts else { return Dropped::NoStrategy };
         let capacity = |chunk: usize| grounds.capacity_of_chunk(schedule.placement(), chunk);
-        let over = |(chunk, cut): (usize, &Chunk)| cut.memory - capacity(chunk);
+        let over = |(chunk, cut): (usize, &Chunk)| cut.memory() - capacity(chunk);
         let chunks = cuts.iter().enumerate();
         let worst = chunks.max_by(|a, b| over(*a).total_cmp(&over(*b)).then(b.0.cmp(&a.0)));
         let Some((chunk, cut)) = worst else { return Dropped::NoStrategy };
@@ -38,7 +38,7 @@ impl Scope<'_> {
             smallest[0].kinds[cut.from..cut.to].iter().map(|&kind| of(&costs[kind])).sum()
         };
         let (state, saved) = (sum(&|c| c.state), sum(&|c| c.saved) * in_flight[chunk]);
-        let working = cut.memory - state - saved;
+        let working = cut.memory() - state - saved;
         let term = if state >= saved && state >= working {
             "parameters, gradients and optimizer state"
         } else if saved >= working {
@@ -47,7 +47,7 @@ impl Scope<'_> {
             "working tensors of one layer"
         };
         // Each of a stage's chunks may take its share of the device.
-        let needed = cut.memory * f64::from(schedule.n_virtual_stages());
+        let needed = cut.memory() * f64::from(schedule.n_virtual_stages());
         let stage = chunk % candidate.n_stages as usize;
         Dropped::Memory { stage, term, needed, capacity: capacity(chunk) }
     }

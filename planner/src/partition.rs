@@ -5,6 +5,8 @@
 //! the result is the limit of a dynamic program over all cuts, which is exact also where a chunk with more layers fits in
 //! a faster way. Embedding, head and loss are layers like any other and count with their own time and memory.
 
+use std::collections::BTreeMap;
+
 use cost_model::memory::{GatheredUnit, gathered_units};
 use ir::units::Bytes;
 
@@ -55,8 +57,17 @@ pub struct Chunk {
     pub smaller: u64,
     /// Seconds of one micro-batch.
     pub time: f64,
+    /// Bytes that it holds all the time, with all micro-batches in flight.
+    pub lasting: f64,
+    /// Bytes that it needs beside that while it runs, at most.
+    pub passing: f64,
+}
+
+impl Chunk {
     /// Bytes at the peak, reserve apart.
-    pub memory: f64,
+    pub fn memory(&self) -> f64 {
+        self.lasting + self.passing
+    }
 }
 
 impl Levels {
@@ -93,7 +104,13 @@ impl Levels {
         (0..n_kinds).map(|kind| self.count(from, to, kind) * least(kind)).sum()
     }
 
-    fn memory(&self, from: usize, to: usize, level: usize, in_flight: f64) -> f64 {
+    /// Bytes that a range of layers holds all the time.
+    fn lasting(&self, from: usize, to: usize, level: usize, in_flight: f64) -> f64 {
+        self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved)
+    }
+
+    /// Bytes that it needs beside that while one of its layers runs.
+    fn passing(&self, from: usize, to: usize, level: usize) -> f64 {
         let present = || (0..self.costs[level].len()).filter(|&kind| self.count(from, to, kind) > 0.0);
         // When backward reaches a layer, what those behind it kept is free again.
         let beside = |kind: usize| {
@@ -107,10 +124,7 @@ impl Levels {
             count: self.count(from, to, kind),
         };
         let once: f64 = present().map(|kind| self.costs[level][kind].once).sum();
-        self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved)
-            + once
-            + gathered_units(present().map(unit)).0
-            + present().map(beside).fold(0.0, f64::max)
+        once + gathered_units(present().map(unit)).0 + present().map(beside).fold(0.0, f64::max)
     }
 
     /// The kind with most layers in a range; ties to the first.
@@ -121,20 +135,37 @@ impl Levels {
 
     /// The fastest way to run a range of layers within a memory; `None` where nothing fits.
     pub fn chunk(&self, from: usize, to: usize, in_flight: f64, capacity: f64) -> Option<Chunk> {
-        let fits = |level: usize| self.memory(from, to, level, in_flight) <= capacity;
-        let level = (0..self.costs.len()).find(|&level| fits(level))?;
+        self.chunk_beside(from, to, (in_flight, capacity), (Used::default(), 0.0))
+    }
+
+    /// The same beside what other chunks of the device use, and `later` more that hold as many layers of the most frequent
+    /// kind.
+    fn chunk_beside(
+        &self,
+        from: usize,
+        to: usize,
+        (in_flight, capacity): (f64, f64),
+        (used, later): (Used, f64),
+    ) -> Option<Chunk> {
+        let kind = self.main_kind(from, to);
+        let each = |level: usize| self.costs[level][kind].state + in_flight * self.costs[level][kind].saved;
+        let own = |level: usize| self.lasting(from, to, level, in_flight);
+        let needs = |level: usize| {
+            let all_later = later * self.count(from, to, kind) * each(level);
+            used.lasting + own(level) + all_later + used.passing.max(self.passing(from, to, level))
+        };
+        let level = (0..self.costs.len()).find(|&level| needs(level) <= capacity)?;
         let plain = |level: usize| Chunk {
             from,
             to,
             level,
             smaller: 0,
             time: self.sum(from, to, level, |cost| cost.time),
-            memory: self.memory(from, to, level, in_flight),
+            lasting: own(level),
+            passing: self.passing(from, to, level),
         };
         let Some(faster) = level.checked_sub(1) else { return Some(plain(level)) };
         // Between two levels: only as many layers of the main kind go to the smaller one as must.
-        let kind = self.main_kind(from, to);
-        let each = |level: usize| self.costs[level][kind].state + in_flight * self.costs[level][kind].saved;
         let gain = each(faster) - each(level);
         let more = |of: &dyn Fn(&LayerCost) -> f64| {
             (of(&self.costs[level][kind]) - of(&self.costs[faster][kind])).max(0.0)
@@ -143,13 +174,14 @@ impl Levels {
             + more(&|cost| cost.logits)
             + more(&|cost| cost.once)
             + more(&|cost| 2.0 * cost.gathered + cost.unreduced);
-        let over = self.memory(from, to, faster, in_flight) + working - capacity;
-        let needed = (over / gain).ceil();
+        let over = needs(faster) + working - capacity;
+        let needed = (over / (gain * (1.0 + later))).ceil();
         if gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind) {
             let slower = self.costs[level][kind].time - self.costs[faster][kind].time;
             let time = self.sum(from, to, faster, |cost| cost.time) + needed * slower;
-            let memory = self.memory(from, to, faster, in_flight) + working - needed * gain;
-            let mixed = Chunk { from, to, level: faster, smaller: needed as u64, time, memory };
+            let lasting = own(faster) - needed * gain;
+            let passing = self.passing(from, to, faster) + working;
+            let mixed = Chunk { from, to, level: faster, smaller: needed as u64, time, lasting, passing };
             if mixed.time < plain(level).time {
                 return Some(mixed);
             }
@@ -157,9 +189,9 @@ impl Levels {
         Some(plain(level))
     }
 
-    /// What a chunk has that keeps so much in flight and may take so much memory.
+    /// What a chunk has that keeps so much in flight and may take so much memory, all for itself.
     pub fn place(&self, in_flight: f64, capacity: f64) -> Place<'_> {
-        Place { levels: self, in_flight, capacity }
+        Place { levels: self, in_flight, capacity, shared: None }
     }
 }
 
@@ -172,11 +204,44 @@ pub struct Place<'a> {
     pub in_flight: f64,
     /// What the chunk may take.
     pub capacity: f64,
+    /// Where it shares that with other chunks: the device, and how many of them come behind it.
+    pub shared: Option<(usize, u32)>,
+}
+
+/// Bytes of the chunks that a device has so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    /// Of all together.
+    lasting: f64,
+    /// Of the one that needs most while it runs.
+    passing: f64,
+}
+
+/// What the chunks so far use of every device that several share.
+#[derive(Debug, Default)]
+struct Devices(BTreeMap<usize, Used>);
+
+impl Devices {
+    fn beside(&self, place: &Place<'_>) -> Used {
+        place.shared.and_then(|(device, _)| self.0.get(&device).copied()).unwrap_or_default()
+    }
+
+    fn add(&mut self, place: &Place<'_>, chunk: &Chunk) {
+        if let Some((device, _)) = place.shared {
+            let used = self.0.entry(device).or_default();
+            *used = Used { lasting: used.lasting + chunk.lasting, passing: used.passing.max(chunk.passing) };
+        }
+    }
 }
 
 impl Place<'_> {
     fn chunk(&self, from: usize, to: usize) -> Option<Chunk> {
-        self.levels.chunk(from, to, self.in_flight, self.capacity)
+        self.chunk_beside(from, to, Used::default())
+    }
+
+    fn chunk_beside(&self, from: usize, to: usize, used: Used) -> Option<Chunk> {
+        let later = self.shared.map_or(0.0, |(_, later)| f64::from(later));
+        self.levels.chunk_beside(from, to, (self.in_flight, self.capacity), (used, later))
     }
 
     fn n_layers(&self) -> usize {
@@ -208,11 +273,15 @@ pub fn partition(places: &[Place<'_>]) -> Option<Vec<Chunk>> {
 
 /// Takes as many layers as fit a limit, and bisects the limit.
 fn bisected(places: &[Place<'_>], mut high: f64) -> Option<Vec<Chunk>> {
-    let mut best = fill(places, high)?;
+    let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
+    let mut best = fill(&mut known, high)?;
     let mut low = 0.0;
     for _ in 0..BISECTIONS {
+        if high - low <= TOLERANCE * high {
+            break;
+        }
         let middle = 0.5 * (low + high);
-        match fill(places, middle) {
+        match fill(&mut known, middle) {
             Some(found) => {
                 high = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max).min(middle);
                 best = found;
@@ -223,27 +292,64 @@ fn bisected(places: &[Place<'_>], mut high: f64) -> Option<Vec<Chunk>> {
     Some(best)
 }
 
+/// A place, and what it has said of layers that are all of one kind: whichever limit is tried, it is asked the same.
+struct Known<'a> {
+    place: &'a Place<'a>,
+    alike: BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>,
+}
+
+impl<'a> Known<'a> {
+    fn new(place: &'a Place<'a>) -> Self {
+        Self { place, alike: BTreeMap::new() }
+    }
+
+    fn chunk(&mut self, from: usize, to: usize, used: Used) -> Option<Chunk> {
+        let kind = self.place.levels.kinds[from];
+        if self.place.levels.count(from, to, kind) < (to - from) as f64 {
+            return self.place.chunk_beside(from, to, used);
+        }
+        let (place, beside) = (self.place, [used.lasting.to_bits(), used.passing.to_bits()]);
+        let found = self.alike.entry((kind, to - from, beside));
+        let found = found.or_insert_with(|| place.chunk_beside(from, to, used));
+        found.clone().map(|chunk| Chunk { from, to, ..chunk })
+    }
+}
+
 /// Takes for every chunk as many layers as fit the limit and the memory, and leaves one for each that follows.
-fn fill(places: &[Place<'_>], limit: f64) -> Option<Vec<Chunk>> {
-    let n_layers = places.first()?.n_layers();
+fn fill(places: &mut [Known<'_>], limit: f64) -> Option<Vec<Chunk>> {
+    let n_layers = places.first()?.place.n_layers();
+    let n_places = places.len();
     let mut from = 0;
-    let mut chunks = Vec::with_capacity(places.len());
-    for (i, place) in places.iter().enumerate() {
-        let last = n_layers - (places.len() - 1 - i);
-        let good = |to: usize| place.chunk(from, to).filter(|chunk| chunk.time <= limit);
+    let mut chunks = Vec::with_capacity(n_places);
+    let mut devices = Devices::default();
+    for (i, place) in places.iter_mut().enumerate() {
+        let last = n_layers - (n_places - 1 - i);
+        let used = devices.beside(place.place);
+        let mut good = |to: usize| place.chunk(from, to, used).filter(|chunk| chunk.time <= limit);
         let mut found = good(from + 1)?;
-        let (mut low, mut high) = (from + 1, last);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            match good(middle) {
+        // Steps that double until one is too large, then bisection: chunks are short where there are many.
+        let (mut step, mut high) = (1, last);
+        while found.to < high {
+            match good((found.to + step).min(high)) {
                 Some(chunk) => {
                     found = chunk;
-                    low = middle;
+                    step *= 2;
                 }
+                None => {
+                    high = (found.to + step).min(high) - 1;
+                    break;
+                }
+            }
+        }
+        while found.to < high {
+            let middle = (found.to + high).div_ceil(2);
+            match good(middle) {
+                Some(chunk) => found = chunk,
                 None => high = middle - 1,
             }
         }
         from = found.to;
+        devices.add(place.place, &found);
         chunks.push(found);
     }
     (from == n_layers).then_some(chunks)
@@ -309,8 +415,11 @@ impl Reached {
 pub fn as_given(counts: &[usize], places: &[Place<'_>]) -> Option<Vec<Chunk>> {
     let mut from = 0;
     let mut chunks = Vec::new();
+    let mut devices = Devices::default();
     for (&count, place) in counts.iter().zip(places) {
-        chunks.push(place.chunk(from, from + count)?);
+        let chunk = place.chunk_beside(from, from + count, devices.beside(place))?;
+        devices.add(place, &chunk);
+        chunks.push(chunk);
         from += count;
     }
     (from == places.first()?.n_layers()).then_some(chunks)
@@ -318,6 +427,9 @@ pub fn as_given(counts: &[usize], places: &[Place<'_>]) -> Option<Vec<Chunk>> {
 
 /// Halvings of the limit: to one part in 10^9 of the whole model's time.
 const BISECTIONS: usize = 30;
+
+/// Part of the slowest chunk's time below which differences are of no interest.
+const TOLERANCE: f64 = 1e-7;
 
 #[cfg(test)]
 mod tests {
@@ -361,7 +473,7 @@ mod tests {
         // Eight layers, two in flight: 8 * (1 + 2) = 24 bytes; each smaller layer saves 1.8.
         let chunk = levels.chunk(0, 8, 2.0, 20.0).unwrap();
         assert_eq!((chunk.level, chunk.smaller), (0, 3));
-        assert!(chunk.memory <= 20.0);
+        assert!(chunk.memory() <= 20.0);
     }
 
     #[test]
@@ -376,14 +488,25 @@ mod tests {
         };
         let levels = |first| Levels::new(vec![vec![cost(first, 0.0, 1.0), cost(1.0, 3.0, 2.0)]], vec![0, 1]);
         // Three bytes are kept; the last layer works in four, and the first in its own beside all but two.
-        assert_eq!(levels(5.0).chunk(0, 2, 1.0, 8.0).map(|chunk| chunk.memory), Some(7.0));
-        assert_eq!(levels(8.0).chunk(0, 2, 1.0, 9.0).map(|chunk| chunk.memory), Some(9.0));
+        assert_eq!(levels(5.0).chunk(0, 2, 1.0, 8.0).map(|chunk| chunk.memory()), Some(7.0));
+        assert_eq!(levels(8.0).chunk(0, 2, 1.0, 9.0).map(|chunk| chunk.memory()), Some(9.0));
         assert_eq!(levels(8.0).chunk(0, 2, 1.0, 8.0), None);
     }
 
     #[test]
     fn what_fits_nowhere_has_no_partition() {
         assert_eq!(partition(&[levels(&[1.0], &[0; 8]).place(1.0, 2.0); 2]), None);
+    }
+
+    #[test]
+    fn chunks_of_a_device_run_one_at_a_time() {
+        let cost = LayerCost { time: 1.0, state: 1.0, saved: 1.0, working: 2.0, ..LayerCost::default() };
+        let levels = Levels::new(vec![vec![cost]], vec![0; 8]);
+        // Eight layers hold 16 bytes and one of them works in two; apart, each half would need ten.
+        let sharing = |later| Place { shared: Some((0, later)), ..levels.place(1.0, 18.0) };
+        let chunks = partition(&[sharing(1), sharing(0)]).unwrap();
+        assert_eq!(chunks.iter().map(|c| c.to - c.from).collect::<Vec<_>>(), [4, 4]);
+        assert_eq!(partition(&[levels.place(1.0, 9.0); 2]), None);
     }
 
     #[test]
@@ -431,7 +554,7 @@ mod tests {
                 Some(found) => {
                     let slowest = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max);
                     prop_assert!(slowest <= least * (1.0 + 1e-6), "{slowest} of {least}");
-                    let fits = |(chunk, place): (&Chunk, &Place<'_>)| chunk.memory <= place.capacity + 1e-9;
+                    let fits = |(chunk, place): (&Chunk, &Place<'_>)| chunk.memory() <= place.capacity + 1e-9;
                     prop_assert!(found.iter().zip(&places).all(fits));
                 }
                 None => prop_assert!(least.is_infinite(), "{least}"),

@@ -94,35 +94,38 @@ impl Scope<'_> {
         options.into_iter().filter(fits).map(of).collect()
     }
 
-    /// Least share of the work that a candidate's schedules add as bubble: `(p - 1) / (m v)` of those that do not split
-    /// backward and pass every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no shorter than a
-    /// k-th; nothing is promised of others.
-    ///
-    /// `None` where no schedule is allowed.
+    /// The least of [`least_bubble`] over a candidate's schedules; `None` where none is allowed.
     pub(crate) fn least_bubble(&self, candidate: &Candidate) -> Option<f64> {
-        let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
-        let of = |schedule: &Schedule| match schedule {
-            Schedule::GPipe
-            | Schedule::OneFOneB
-            | Schedule::Eager
-            | Schedule::Dapple { .. }
-            | Schedule::Interleaved { .. }
-            | Schedule::BreadthFirst { .. }
-            | Schedule::Seq1F1B { .. }
-            | Schedule::TeraPipe { .. } => {
-                (p - 1.0) / (m * f64::from(schedule.n_virtual_stages()) * f64::from(schedule.n_slices()))
-            }
-            Schedule::ZbH1
-            | Schedule::ZbH2
-            | Schedule::ZbV
-            | Schedule::VHalf
-            | Schedule::VMin
-            | Schedule::Hanayo { .. }
-            | Schedule::DualPipeV
-            | Schedule::Chimera
-            | Schedule::Custom(_) => 0.0,
-        };
-        self.schedules(candidate).iter().map(of).min_by(f64::total_cmp)
+        let all = self.schedules(candidate).into_iter();
+        all.map(|schedule| least_bubble(candidate, schedule)).min_by(f64::total_cmp)
+    }
+}
+
+/// Least share of the work that a schedule adds to a candidate as bubble: `(p - 1) / (m v)` of those that do not split
+/// backward and pass every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no shorter than a
+/// k-th; nothing is promised of others.
+pub(crate) fn least_bubble(candidate: &Candidate, schedule: Schedule) -> f64 {
+    let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
+    match schedule {
+        Schedule::GPipe
+        | Schedule::OneFOneB
+        | Schedule::Eager
+        | Schedule::Dapple { .. }
+        | Schedule::Interleaved { .. }
+        | Schedule::BreadthFirst { .. }
+        | Schedule::Seq1F1B { .. }
+        | Schedule::TeraPipe { .. } => {
+            (p - 1.0) / (m * f64::from(schedule.n_virtual_stages()) * f64::from(schedule.n_slices()))
+        }
+        Schedule::ZbH1
+        | Schedule::ZbH2
+        | Schedule::ZbV
+        | Schedule::VHalf
+        | Schedule::VMin
+        | Schedule::Hanayo { .. }
+        | Schedule::DualPipeV
+        | Schedule::Chimera
+        | Schedule::Custom(_) => 0.0,
     }
 }
 

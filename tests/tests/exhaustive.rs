@@ -48,6 +48,8 @@ fn brute(request: &Request) -> (f64, usize) {
         let Ok(arranged) = scope.evaluate(&candidate, &bound, Forms::All) else { continue };
         let (bound, time) = (bound.time.0, arranged.step_time().0);
         assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");
+        let least = planner::price::step::least(&scope.setting, &arranged.staged(&scope.wide)).0;
+        assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
         best = best.min(time);
         n_worked_out += 1;
     }

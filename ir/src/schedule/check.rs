@@ -187,7 +187,7 @@ impl TableShape {
 /// # Errors
 /// The first thing that is wrong.
 pub fn check_table(table: &[Vec<Action>], shape: TableShape) -> Result<(), ScheduleError> {
-    in_dependency_order(table, shape, |_| ())
+    in_dependency_order(table, shape, |_, _, _| ())
 }
 
 /// The table's actions in an order in which each follows all that it needs, ranks keeping their own order.
@@ -199,18 +199,19 @@ pub fn check_table(table: &[Vec<Action>], shape: TableShape) -> Result<(), Sched
 /// Where [`check_table`] fails.
 pub fn dependency_order(table: &[Vec<Action>], shape: TableShape) -> Result<Vec<Action>, ScheduleError> {
     let mut order = Vec::with_capacity(table.iter().map(Vec::len).sum());
-    in_dependency_order(table, shape, |action| order.push(action))?;
+    in_dependency_order(table, shape, |action, _, _| order.push(action))?;
     Ok(order)
 }
 
-/// Visits the actions of a table in that order, without a list of them.
+/// Visits the actions of a table in that order, without a list of them: each with the place of what it needs, if anything,
+/// and of what it yields.
 ///
 /// # Errors
 /// Where [`check_table`] fails; a table that cannot run to its end is visited as far as it can.
 pub fn in_dependency_order(
     table: &[Vec<Action>],
     shape: TableShape,
-    mut visit: impl FnMut(Action),
+    mut visit: impl FnMut(Action, Option<usize>, usize),
 ) -> Result<(), ScheduleError> {
     every_action_once(table, shape)?;
     slices_in_order(table, shape)?;
@@ -219,13 +220,14 @@ pub fn in_dependency_order(
     let mut runnable: Vec<u32> = (0..shape.n_stages).rev().collect();
     while let Some(rank) = runnable.pop() {
         while let Some(&action) = table[rank as usize].get(next[rank as usize]) {
-            if shape.needs(action).is_some_and(|needed| !done[needed]) {
+            let needs = shape.needs(action);
+            if needs.is_some_and(|needed| !done[needed]) {
                 break;
             }
             let left = shape.yields(action);
             done[left] = true;
             next[rank as usize] += 1;
-            visit(action);
+            visit(action, needs, left);
             // Wake the rank that stands exactly at what this action allows; any other will get there by itself.
             let waiting = shape.awaits_elsewhere(action).filter(|&other| other != rank);
             if let Some(other) = waiting

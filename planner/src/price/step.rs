@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
-use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, totals};
+use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, lower_bound, totals};
 use ir::engine::{GradientOverlap, StageTransfers};
 use ir::schedule::{Action, InFlight, ScheduleError, table};
 use ir::units::{Bytes, Seconds};
@@ -92,7 +92,21 @@ pub fn timed(
     staged: &Staged<'_>,
     actions: &[Vec<Action>],
 ) -> Result<(Seconds, StepParts), SimulateError> {
-    let mut parts = pipeline(setting, staged, actions)?;
+    Ok(around(setting, staged, pipeline(setting, staged, actions)?))
+}
+
+/// A time that a step does not undercut: its schedule cannot end sooner, in whatever order its actions run.
+///
+/// Only for schedules whose first stage begins and ends the step, and does not split backward: 1F1B and its like.
+pub fn least(setting: &Setting<'_>, staged: &Staged<'_>) -> Seconds {
+    let n = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+    let times = pipeline_times(setting, staged, &takeovers(setting, staged));
+    let pipeline = lower_bound(n(staged.n_stages), n(staged.n_micro_batches), &times);
+    around(setting, staged, StepParts { pipeline, ..StepParts::default() }).0
+}
+
+/// A pipeline with what a step has beside it.
+fn around(setting: &Setting<'_>, staged: &Staged<'_>, mut parts: StepParts) -> (Seconds, StepParts) {
     once_per_step(setting, staged, &mut parts);
     let constants = setting.machine.constants;
     parts.host = constants.host_per_iteration_s;
@@ -101,7 +115,7 @@ pub fn timed(
     // Devices of a stage wait for each other at every collective; stages only for what they receive.
     let n_nodes = staged.mesh.n_devices().div_ceil(node);
     parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
-    Ok((work + parts.jitter + parts.host, parts))
+    (work + parts.jitter + parts.host, parts)
 }
 
 fn forward(entry: &Entry) -> Seconds {
@@ -110,6 +124,33 @@ fn forward(entry: &Entry) -> Seconds {
 
 /// What a stage holds at its peak: when all bytes together are most, its chunks being much alike.
 fn held(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
+    match staged.slices.n() {
+        1 => held_whole(staged, stage, row),
+        _ => held_sliced(staged, stage, row),
+    }
+}
+
+/// The same of whole sequences, which owe nothing.
+fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
+    let sum = |of: &dyn Fn(&SliceFigures) -> Bytes| -> f64 {
+        staged.runs(stage).map(|(entry, count)| of(&entry.slice(0)).0 * count as f64).sum()
+    };
+    let (saved, carried) = (sum(&|one| one.saved), sum(&|one| one.carried));
+    let (mut now, mut most) = (InFlight::default(), (f64::NEG_INFINITY, InFlight::default()));
+    for action in row {
+        now.pass(action.section);
+        let bytes = f64::from(now.saved) * saved + f64::from(now.carried) * carried;
+        if bytes.total_cmp(&most.0).then(now.total().cmp(&most.1.total())).is_ge() {
+            most = (bytes, now);
+        }
+    }
+    let v = f64::from(staged.schedule.n_virtual_stages());
+    let InFlight { saved, carried } = most.1;
+    Held { saved: f64::from(saved) / v, carried: f64::from(carried) / v, owed: Bytes::ZERO }
+}
+
+/// The same of sequences that are cut.
+fn held_sliced(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
     let (v, n_slices) = (f64::from(staged.schedule.n_virtual_stages()), staged.slices.n());
     let sums = |of: &dyn Fn(&SliceFigures) -> Bytes| -> Vec<f64> {
         let one = |slice: u32| {
@@ -164,27 +205,7 @@ fn pipeline(
     actions: &[Vec<Action>],
 ) -> Result<StepParts, SimulateError> {
     let takeovers = takeovers(setting, staged);
-    let with = |mut times: Vec<Seconds>, of: &dyn Fn(&Takeover) -> Seconds| {
-        times.iter_mut().zip(&takeovers).for_each(|(time, takeover)| *time += of(takeover));
-        times
-    };
-    let parts = (setting.backward == Backward::Parts).then(|| BackwardParts {
-        input: with(staged.per_slice(|one| one.parts[0]), &|takeover| takeover.backward),
-        weight: staged.per_slice(|one| one.parts[1]),
-    });
-    let times = PipelineTimes {
-        placement: staged.schedule.placement(),
-        n_slices: staged.slices.n(),
-        forward: with(staged.per_slice(|one| one.forward), &|takeover| takeover.forward),
-        backward: with(staged.per_slice(|one| one.backward), &|takeover| takeover.backward),
-        parts,
-        boundary: boundaries(setting, staged),
-        transfers: match setting.job.engine.stage_transfers {
-            StageTransfers::Beside if staged.schedule.n_virtual_stages() > 1 => Transfers::Overlapped,
-            StageTransfers::Beside | StageTransfers::Waited => Transfers::Exposed,
-        },
-    };
-    let timeline = totals(actions, &times)?;
+    let timeline = totals(actions, &pipeline_times(setting, staged, &takeovers))?;
     let busy = |stage: usize| timeline.ranks[stage].busy_s;
     let slowest_stage = (1..timeline.ranks.len())
         .fold(0, |slowest, stage| if busy(stage) > busy(slowest) { stage } else { slowest });
@@ -216,6 +237,30 @@ pub(crate) fn takeovers(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Takeo
     let places =
         (0..staged.chunks.len()).flat_map(|chunk| lengths.iter().map(move |&tokens| (chunk, tokens)));
     places.map(|(chunk, tokens)| staged.takeover(setting, chunk, tokens)).collect()
+}
+
+/// Times of its parts, of the streams that arrive in another sharding too.
+fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, takeovers: &[Takeover]) -> PipelineTimes {
+    let with = |mut times: Vec<Seconds>, of: &dyn Fn(&Takeover) -> Seconds| {
+        times.iter_mut().zip(takeovers).for_each(|(time, takeover)| *time += of(takeover));
+        times
+    };
+    let parts = (setting.backward == Backward::Parts).then(|| BackwardParts {
+        input: with(staged.per_slice(|one| one.parts[0]), &|takeover| takeover.backward),
+        weight: staged.per_slice(|one| one.parts[1]),
+    });
+    PipelineTimes {
+        placement: staged.schedule.placement(),
+        n_slices: staged.slices.n(),
+        forward: with(staged.per_slice(|one| one.forward), &|takeover| takeover.forward),
+        backward: with(staged.per_slice(|one| one.backward), &|takeover| takeover.backward),
+        parts,
+        boundary: boundaries(setting, staged),
+        transfers: match setting.job.engine.stage_transfers {
+            StageTransfers::Beside if staged.schedule.n_virtual_stages() > 1 => Transfers::Overlapped,
+            StageTransfers::Beside | StageTransfers::Waited => Transfers::Exposed,
+        },
+    }
 }
 
 /// Time of every slice of the stream from chunk to chunk, over the slower way where there are two.
