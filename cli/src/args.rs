@@ -6,7 +6,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::question_args::{
-    CompareArgs, EffortArgs, ForbidArgs, ParetoArgs, ProveArgs, ReplanArgs, SweepArgs,
+    CompareArgs, EffortArgs, ForbidArgs, GoodputArgs, ParetoArgs, ProveArgs, ReplanArgs, SweepArgs,
 };
 
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
@@ -60,6 +60,8 @@ pub(crate) enum Command {
     Pareto(ParetoArgs),
     /// Put plans side by side: roles, time by term, memory by category, bytes by link
     Compare(CompareArgs),
+    /// Say what is left of a plan's speed when devices fail: by formula, and failure by failure
+    Goodput(GoodputArgs),
     /// Print a plan, or the program of one of its layers, in a form for eyes and diffs
     Show(ShowArgs),
     /// Price published training runs and say how far the predictions are off
@@ -103,6 +105,9 @@ pub(crate) struct OptimizeArgs {
     /// Only plans that this engine can run
     #[arg(long, value_enum, conflicts_with = "work")]
     pub(crate) target: Option<TargetArg>,
+    /// What is to be small; price and energy are asked for the cluster, a half of it, a quarter, ...
+    #[arg(long, value_enum, default_value = "time")]
+    pub(crate) objective: ObjectiveArg,
     /// Who chooses strategies inside layers: elimination, or an integer program (slow; small meshes only)
     #[arg(long, value_enum, default_value = "structured")]
     pub(crate) solver: SolverArg,
@@ -571,6 +576,16 @@ pub(crate) enum TargetArg {
     /// DeepSpeed: ZeRO 2 and 3 only without a pipeline, Ulysses, 1F1B
     #[value(name = "deepspeed")]
     DeepSpeed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ObjectiveArg {
+    /// The time of a step, on all devices
+    Time,
+    /// The price of a step
+    Cost,
+    /// The energy of a step
+    Energy,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -10,8 +10,8 @@ use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
-    calibrate, check, clusters, compare, completions, estimate, explain, models, optimize, pareto, prove,
-    replan, reshard, schema, show, sweep, train, validate, verify,
+    calibrate, check, clusters, compare, completions, estimate, explain, goodput, models, optimize, pareto,
+    prove, replan, reshard, schema, show, sweep, train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
@@ -46,6 +46,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Sweep(args) => sweep::run(args, terminal),
         Command::Pareto(args) => pareto::run(args, terminal),
         Command::Compare(args) => compare::run(args, terminal),
+        Command::Goodput(args) => goodput::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
         Command::Validate(args) => validate::run(args, terminal),
         Command::Calibrate(args) => calibrate::run(args, terminal),
@@ -70,6 +71,7 @@ fn form(command: &Command) -> Form {
         Command::Sweep(args) => Form::of(&args.grid.json),
         Command::Pareto(args) => Form::of(&args.grid.json),
         Command::Compare(args) => Form::of(&args.json),
+        Command::Goodput(args) => Form::of(&args.json),
         Command::Show(args) => Form::of(&args.json),
         Command::Validate(args) => Form::of(&args.json),
         Command::Models(args) => Form::of(&args.json),

@@ -26,6 +26,16 @@ pub(crate) fn seconds(time: Seconds) -> String {
     scaled(time.0, &[(1.0, "s"), (1e-3, "ms"), (1e-6, "us")])
 }
 
+/// A duration that may be long: `785 s`, `13.1 min`, `3.09 h`, `2.50 days`.
+pub(crate) fn duration(time: Seconds) -> String {
+    match time.0 {
+        long if long >= 2.0 * 86_400.0 => format!("{} days", three(long / 86_400.0)),
+        long if long >= 7200.0 => format!("{} h", three(long / 3600.0)),
+        long if long >= 1000.0 => format!("{} min", three(long / 60.0)),
+        _ => seconds(time),
+    }
+}
+
 /// An amount of memory: `61.3 GiB`.
 pub(crate) fn bytes(amount: Bytes) -> String {
     const KIB: f64 = 1024.0;
@@ -46,7 +56,7 @@ pub(crate) fn bandwidth(rate: BytesPerSecond) -> String {
 
 /// An energy: `9.00 MJ`.
 pub(crate) fn energy(joules: f64) -> String {
-    scaled(joules, &[(1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J")])
+    scaled(joules, &[(1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")])
 }
 
 /// A large count: `8.03 B`, `124 M`.
@@ -97,10 +107,13 @@ mod tests {
         assert_eq!(seconds(Seconds(0.0829999)), "83.0 ms");
         assert_eq!(seconds(Seconds(0.0)), "0 us");
         assert_eq!(seconds(Seconds(9.996)), "10.0 s");
+        assert_eq!(duration(Seconds(785.2)), "785 s");
+        assert_eq!(duration(Seconds(11_137.0)), "3.09 h");
+        assert_eq!(duration(Seconds(216_000.0)), "2.50 days");
         assert_eq!(bytes(Bytes(65.8e9)), "61.3 GiB");
         assert_eq!(bytes(Bytes(512.0)), "512 B");
         assert_eq!(bandwidth(BytesPerSecond(450e9)), "450 GB/s");
-        assert_eq!(energy(9.0e6), "9.00 MJ");
+        assert_eq!((energy(9.0e6), energy(0.0768)), ("9.00 MJ".into(), "76.8 mJ".into()));
         assert_eq!(percent(0.47199), "47.2 %");
         assert_eq!(percent(0.0), "0.00 %");
         assert_eq!(count(8_030_261_248.0), "8.03 B");

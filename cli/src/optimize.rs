@@ -1,13 +1,15 @@
 //! `planner optimize`: the fastest plan for a model on a cluster.
 
+use ir::plan::Plan;
 use planner::constraints::Constraints;
 use planner::request::{Pins, Request, Solver};
 use planner::target::Target;
 
-use crate::args::{OptimizeArgs, SolverArg, TargetArg};
+use crate::args::{ObjectiveArg, OptimizeArgs, SolverArg, TargetArg};
 use crate::constraints;
 use crate::failure::Failure;
 use crate::forbid;
+use crate::objective;
 use crate::output::{json, write_and_say};
 use crate::proof::proven;
 use crate::question::Question;
@@ -17,12 +19,43 @@ use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
 pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
-    question.request.pins = forbid::choices(&args.pin, &args.forbid)?;
-    forbid::check(&question.request.pins, "take back one of --pin and --forbid")?;
+    let mut pins = forbid::choices(&args.pin, &args.forbid)?;
+    forbid::check(&pins, "take back one of --pin and --forbid")?;
     if let Some(file) = &args.constraints {
-        question.request.pins.constraints = constraints::read(file)?;
+        pins.constraints = constraints::read(file)?;
     }
+    let (question, found, tried) = match args.objective {
+        ObjectiveArg::Time => {
+            let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
+            question.request.pins = pins;
+            let found = found(args, &mut question, terminal)?;
+            (question, found, Vec::new())
+        }
+        other @ (ObjectiveArg::Cost | ObjectiveArg::Energy) => {
+            let asked = (args.model.as_str(), args.cluster.as_str(), &args.job);
+            objective::best(other, asked, &pins, &mut |question| {
+                found(args, &mut question.clone(), terminal)
+            })?
+        }
+    };
+    let plan = proven(question.sign(found))?;
+    let text = json(&plan)?;
+    if let Some(path) = &args.output {
+        write_and_say(path, &text, terminal)?;
+    }
+    let tried = if tried.is_empty() { String::new() } else { objective::text(&tried) };
+    if args.json.json {
+        write!(terminal.err, "{tried}")?;
+        write!(terminal.out, "{text}")?;
+    } else {
+        let gap = if tried.is_empty() { "" } else { "\n" };
+        write!(terminal.out, "{tried}{gap}{}", report(&plan, &question.defaults))?;
+    }
+    Ok(())
+}
+
+/// The fastest plan for a question.
+fn found(args: &OptimizeArgs, question: &mut Question, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
     question.request.solver = match args.solver {
         SolverArg::Structured => Solver::Structured,
         SolverArg::Microlp => Solver::Microlp,
@@ -32,28 +65,15 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         Some(target) => search_for((request, target), &args.effort, &args.threads, terminal),
         None => search_within(request, &args.effort, &args.threads, terminal),
     };
-    let found = match (ask(request), &args.constraints) {
+    match (ask(request), &args.constraints) {
         (Err(Failure::NoPlan(no_plan)), Some(file)) if !request.pins.constraints.is_empty() => {
             let pins = Pins { constraints: Constraints::default(), ..request.pins.clone() };
             // Names are right, or the question would not stand without them either.
             let without = ask(&Request { pins, ..request.clone() });
-            return Err(
-                without.map_or(Failure::NoPlan(no_plan.clone()), |_| constraints::refused(file, &no_plan))
-            );
+            Err(without.map_or(Failure::NoPlan(no_plan.clone()), |_| constraints::refused(file, &no_plan)))
         }
-        (answer, _) => answer?,
-    };
-    let plan = proven(question.sign(found))?;
-    let text = json(&plan)?;
-    if let Some(path) = &args.output {
-        write_and_say(path, &text, terminal)?;
+        (answer, _) => answer,
     }
-    if args.json.json {
-        write!(terminal.out, "{text}")?;
-    } else {
-        write!(terminal.out, "{}", report(&plan, &question.defaults))?;
-    }
-    Ok(())
 }
 
 fn target(arg: TargetArg) -> Target {

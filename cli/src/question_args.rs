@@ -47,6 +47,49 @@ pub(crate) struct CompareArgs {
     pub(crate) json: JsonArgs,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner goodput plan.json\n  \
+    planner goodput plan.json --failures 50 --days 90 --seed 3\n  \
+    planner goodput plan.json --trace preemptions.csv --interval 600\n\n\
+    A trace is a CSV file with the columns at_s and, if wanted, gone_s: seconds since training began, in order, and seconds\n\
+    for which devices are gone. Without one, failures come at random, the same for the same seed.")]
+pub(crate) struct GoodputArgs {
+    /// The plan
+    pub(crate) plan: String,
+    /// Failures or preemptions, one a line
+    #[arg(long, value_name = "FILE", conflicts_with = "seed")]
+    pub(crate) trace: Option<String>,
+    /// Failures per million device hours [default: the cluster's, or the trace's]
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    pub(crate) failures: Option<f64>,
+    /// Days of training [default: 30, or to the last failure of the trace]
+    #[arg(long, value_parser = positive)]
+    pub(crate) days: Option<f64>,
+    /// Of failures at random
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Training between checkpoints [default: by Daly's formula]
+    #[arg(long, value_name = "SECONDS", value_parser = positive)]
+    pub(crate) interval: Option<f64>,
+    /// What training waits for a checkpoint [default: for the copy to its hosts]
+    #[arg(long, value_name = "SECONDS", value_parser = positive)]
+    pub(crate) stall: Option<f64>,
+    /// From a failure until training goes on [default: 600]
+    #[arg(long, value_name = "SECONDS", value_parser = positive)]
+    pub(crate) restart: Option<f64>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+/// A number above zero, and no larger than any of use.
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number <= 1e12 => Ok(number),
+        Ok(_) | Err(_) => Err(format!("expected a number above 0, found `{text}`")),
+    }
+}
+
 /// One question, to be asked with several numbers.
 #[derive(Debug, Args)]
 pub(crate) struct GridArgs {

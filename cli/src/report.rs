@@ -218,6 +218,18 @@ pub(crate) fn time(predicted: &Prediction) -> String {
     if let Some(price) = predicted.cost_per_step {
         text.push_str(&format!("price of a step: {}\n", figures::three(price)));
     }
+    if let Some(price) = predicted.cost_per_trillion_tokens {
+        text.push_str(&format!("price of 10^12 tokens: {}\n", figures::count(price)));
+    }
+    if let Some(upkeep) = &predicted.upkeep {
+        text.push_str(&format!(
+            "goodput {}: a failure every {}, a checkpoint of {} after every {} of training\n",
+            figures::percent(upkeep.goodput),
+            figures::duration(upkeep.between_failures_s),
+            figures::bytes(upkeep.checkpoint_bytes),
+            figures::duration(upkeep.checkpoint_interval_s),
+        ));
+    }
     text
 }
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
-use frontends::{Size, rescale};
 use indicatif::ProgressBar as Bar;
 use ir::plan::Plan;
 use ir::units::{BytesPerSecond, GIB, Seconds};
@@ -14,6 +13,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::forbid;
 use crate::input;
+use crate::objective;
 use crate::output::json;
 use crate::question::Question;
 use crate::question_args::{GridArgs, SweepArgs};
@@ -283,11 +283,5 @@ pub(crate) fn text(over: &[Over], rows: &[Row]) -> String {
 /// Numbers of devices worth asking of a cluster: itself, and halves of it as far as they are clusters.
 pub(crate) fn halves(grid: &GridArgs) -> Result<Vec<f64>, Failure> {
     let whole = Question::read(&grid.model, &grid.cluster, &grid.job)?.request.cluster;
-    let mut list = Vec::new();
-    let mut n = whole.n_devices();
-    while n > 0 && rescale(&whole, Size::Devices(n)).is_ok() {
-        list.push(n as f64);
-        n = if n.is_multiple_of(2) { n / 2 } else { 0 };
-    }
-    Ok(list)
+    Ok(objective::halves(&whole).into_iter().map(|n| n as f64).collect())
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ir::cluster::{Architecture, Precision};
 use ir::engine::{Engine, FlashKernel, Kernels};
-use ir::units::{Bytes, Seconds};
+use ir::units::{Bytes, BytesPerSecond, Seconds};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
@@ -52,7 +52,7 @@ pub struct Constants {
     pub attention_efficiency_hopper_flash_2_fraction_of_peak: f64,
     /// Tiles that a kernel may choose from.
     #[serde(deserialize_with = "value")]
-    pub gemm_tiles: [Tile; 5],
+    pub gemm_tiles: [Tile; 7],
     /// Ways to split the contraction.
     #[serde(deserialize_with = "value")]
     pub gemm_splits: [f64; 3],
@@ -98,6 +98,9 @@ pub struct Constants {
     /// Extra time of a phase per doubling of nodes.
     #[serde(deserialize_with = "value")]
     pub network_sync_s_per_log2_nodes: Seconds,
+    /// What a channel of a ring hands on at a time.
+    #[serde(deserialize_with = "value")]
+    pub collective_slot_bytes: Bytes,
     /// Tree over ring bandwidth.
     #[serde(deserialize_with = "value")]
     pub tree_bandwidth_fraction: f64,
@@ -131,6 +134,15 @@ pub struct Constants {
     /// Host time per kernel of a layer.
     #[serde(deserialize_with = "value")]
     pub launch_s: Seconds,
+    /// Power of a waiting device over its limit.
+    #[serde(deserialize_with = "value")]
+    pub idle_power_fraction: f64,
+    /// Storage's share of a device.
+    #[serde(deserialize_with = "value")]
+    pub storage_bytes_per_s_per_device: BytesPerSecond,
+    /// From a failure until training goes on.
+    #[serde(deserialize_with = "value")]
+    pub restart_s: Seconds,
     /// Reserved over allocated bytes.
     #[serde(deserialize_with = "value")]
     pub fragmentation_factor: f64,

@@ -50,6 +50,8 @@ const fn fixed(name: &'static str, range: Range) -> Parameter {
 /// benchmarks), tiled attention a quarter to a half (FlashAttention papers, arXiv 2205.14135, 2307.08691, 2407.08608, with
 /// causal halves counted), memory four fifths and more (STREAM); rows that no load can align cost tensor cores most of
 /// their rate (NVIDIA's "Matrix Multiplication Background"); four chunks of an overlapped product leave a quarter open.
+/// FlashAttention-2 does not use what Hopper added: it reaches 33 % of an H100's peak where it reaches 61 % of an A100's
+/// (charts of Dao-AILab/flash-attention, length 128, causal, 16k), so 0.55 of what is known of Ampere.
 #[rustfmt::skip]
 pub const PARAMETERS: &[Parameter] = &[
     rate("gemm_efficiency_fraction_of_peak.volta.fp16",           (0.3,  1.0),  (0.65, 0.15)),
@@ -61,7 +63,7 @@ pub const PARAMETERS: &[Parameter] = &[
     rate("attention_efficiency_fraction_of_peak.ampere",          (0.1,  1.0),  (0.35, 0.10)),
     rate("attention_efficiency_fraction_of_peak.hopper",          (0.1,  1.0),  (0.35, 0.10)),
     rate("attention_efficiency_fraction_of_peak.blackwell",       (0.1,  1.0),  (0.35, 0.10)),
-    rate("attention_efficiency_hopper_flash_2_fraction_of_peak",  (0.1,  1.0),  (0.25, 0.10)),
+    rate("attention_efficiency_hopper_flash_2_fraction_of_peak",  (0.1,  1.0),  (0.20, 0.04)),
     effect("gemm_misaligned_fraction",                            (0.02, 1.0),  (0.15, 0.15),   1.0),
     effect("memory_efficiency_fraction",                          (0.3,  1.0),  (0.85, 0.10),   1.0),
     effect("eager_stream_factor",                                 (1.0,  3.0),  (1.4,  0.3),    1.0),

@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 
 use ir::conversion::Step;
-use ir::engine::{Accumulation, GradientOverlap, Recomputation};
+use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
 use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
@@ -36,7 +36,9 @@ use crate::ring::ring_time;
 use crate::section_price::{
     Communication, CommunicationPrice, ProgramPrice, SectionPrice, SplitPrice, UpdatePrice,
 };
-use crate::step_price::{PriceContext, collective_kind, group_of, price_full, price_step};
+use crate::step_price::{
+    PriceContext, StepPrice, collective_kind, group_of, price_broadcasts, price_full, price_step,
+};
 use crate::stream::stream_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
 use crate::traffic::bytes_sent_per_tier;
@@ -348,13 +350,26 @@ impl Pricing<'_> {
     fn price_buckets(&self, buckets: Buckets, bytes_per_tier: &mut [Bytes]) -> Communication {
         let mut communication = Communication::new();
         for ((class, kind, axes), full) in buckets {
-            let one = price_full(self.context, self.mesh, (kind, &axes), full);
+            let (one, count) = match (class, self.context.constants.engine.parameter_spread) {
+                (CommunicationClass::Update, ParameterSpread::Broadcast) => self.broadcasts(&axes, full),
+                (_, ParameterSpread::Gathered | ParameterSpread::Broadcast) => {
+                    (price_full(self.context, self.mesh, (kind, &axes), full), 1)
+                }
+            };
             let total = one.choice.time;
-            let entry = communication.entry((class, kind)).or_default();
-            entry.add(CommunicationPrice { count: 1, total, exposed: total });
+            let entry = communication.entry((class, one.kind)).or_default();
+            entry.add(CommunicationPrice { count, total, exposed: total });
             add_tiers(bytes_per_tier, &one.bytes_per_tier);
         }
         communication
+    }
+
+    /// New parameters from the ranks that own them: a broadcast per matrix, with which smaller tensors travel.
+    fn broadcasts(&self, axes: &[AxisId], full: Bytes) -> (StepPrice, u32) {
+        let is_matrix = |update: &&Update| self.layer.shape(update.tensor, self.sizes).len() > 1;
+        let is_spread = |update: &&Update| update.gather.iter().any(|step| step.axes == axes);
+        let count = self.program.updates.iter().filter(is_spread).filter(is_matrix).count().max(1) as u32;
+        (price_broadcasts(self.context, self.mesh, axes, (count, full)), count)
     }
 
     /// Parameters and gradients of the micro-batch move beside the layer's compute; each shows its share.

@@ -7,7 +7,7 @@ use ir::mesh::{AxisId, Mesh};
 use ir::op_work::KernelChoice;
 use ir::units::Bytes;
 
-use crate::collective::{Choice, CollectiveKind, choose};
+use crate::collective::{Algorithm, Choice, CollectiveKind, broadcasts, choose};
 use crate::constants::Constants;
 use crate::group::{Group, GroupAxis};
 use crate::traffic::bytes_sent_per_tier;
@@ -75,6 +75,21 @@ pub fn price_full(
     let choice = choose(kind, full, &group, context.cluster, context.constants);
     let bytes_per_tier = bytes_sent_per_tier(kind, full, &group, context.cluster);
     StepPrice { kind, choice, bytes_per_tier }
+}
+
+/// Price of broadcasts along mesh axes, one after another and `full` all together.
+pub fn price_broadcasts(
+    context: &PriceContext<'_>,
+    mesh: &Mesh,
+    axes: &[AxisId],
+    (count, full): (u32, Bytes),
+) -> StepPrice {
+    let group = group_of(context, mesh, axes);
+    let each = full / f64::from(count.max(1));
+    let time = broadcasts(count, each, &group, context.cluster, context.constants);
+    let kind = CollectiveKind::Broadcast;
+    let bytes_per_tier = bytes_sent_per_tier(kind, full, &group, context.cluster);
+    StepPrice { kind, choice: Choice { algorithm: Algorithm::Ring, time }, bytes_per_tier }
 }
 
 /// The collective of a step, if it is one.

@@ -31,6 +31,8 @@ pub struct Engine {
     pub loss: LossKernel,
     /// Where the products of weight gradients leave them.
     pub accumulation: Accumulation,
+    /// How new parameters reach the ranks that do not hold their state.
+    pub parameter_spread: ParameterSpread,
 }
 
 impl Engine {
@@ -46,6 +48,7 @@ impl Engine {
         recomputation: Recomputation::Whole,
         loss: LossKernel::Unfused,
         accumulation: Accumulation::Separate,
+        parameter_spread: ParameterSpread::Gathered,
     };
 
     /// PyTorch FSDP around plain modules: nothing fused, parameters prefetched.
@@ -60,6 +63,7 @@ impl Engine {
         recomputation: Recomputation::Needed,
         loss: LossKernel::Plain,
         accumulation: Accumulation::Separate,
+        parameter_spread: ParameterSpread::Gathered,
     };
 
     /// Reads `megatron-lm`, `fsdp,flash=current`, `kernels=eager`: a preset or none, then features that differ from it.
@@ -189,6 +193,18 @@ pub enum Accumulation {
     Fused,
     /// In tensors of their own, added afterwards.
     Separate,
+}
+
+/// How new parameters reach the ranks that do not hold their state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ParameterSpread {
+    /// Every rank holds an even share, and all shares are gathered.
+    #[default]
+    Gathered,
+    /// Every tensor belongs to one rank, which broadcasts it (InternLM/InternEvo `HybridZeroOptimizer`, FairScale's OSS):
+    /// a broadcast per tensor, each through all ranks.
+    Broadcast,
 }
 
 /// How much of a layer is run again where nothing of it is kept.

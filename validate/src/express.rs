@@ -5,8 +5,8 @@
 
 use ir::cluster::Precision;
 use ir::engine::{
-    Accumulation, Engine, FlashKernel, GradientFormat, GradientOverlap, Kernels, LossKernel, Recomputation,
-    TensorOverlap,
+    Accumulation, Engine, FlashKernel, GradientFormat, GradientOverlap, Kernels, LossKernel, ParameterSpread,
+    Recomputation, TensorOverlap,
 };
 use ir::work::AttentionKernel;
 use planner::constraints::Constraints;
@@ -135,6 +135,7 @@ fn engine(row: &Row) -> Engine {
             flash: FlashKernel::Second,
             kernels: Kernels::Eager,
             recomputation: Recomputation::Whole,
+            parameter_spread: ParameterSpread::Broadcast,
             ..Engine::default()
         },
         _ => Engine::default(),

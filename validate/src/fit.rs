@@ -14,8 +14,8 @@ use rayon::prelude::*;
 
 use crate::case::Case;
 
-/// Error from which a row counts linearly: twice the scatter of repeated measurements.
-const KNEE: f64 = 0.06;
+/// Error from which a row counts linearly: the scatter of repeated measurements.
+const KNEE: f64 = 0.03;
 
 /// Gauss-Newton rounds that lead from a start to a fit.
 const ROUNDS: usize = 25;

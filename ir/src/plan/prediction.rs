@@ -38,12 +38,34 @@ pub struct Prediction {
     pub stages: Vec<StagePrediction>,
     /// Bytes that one device sends per step, by link tier: of the stage whose devices send most over that tier.
     pub bytes_per_tier: BTreeMap<String, Bytes>,
-    /// Energy of a step in joules, where the cluster gives watts.
+    /// Energy that devices draw in a step, in joules, where the cluster gives watts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_per_step_joules: Option<f64>,
     /// Price of a step, where the cluster gives prices, in its currency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_per_step: Option<f64>,
+    /// Price of 10^12 tokens, of what failures undo included where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost_per_trillion_tokens: Option<f64>,
+    /// What failures leave of the speed, where the cluster says how often devices fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upkeep: Option<Upkeep>,
+}
+
+/// Checkpoints and failures of a long training.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Upkeep {
+    /// Mean time between failures of the whole job.
+    pub between_failures_s: Seconds,
+    /// Bytes of a checkpoint: parameters and the optimizer's state, once.
+    pub checkpoint_bytes: Bytes,
+    /// What training waits for one, while devices copy their shares to their hosts.
+    pub checkpoint_stall_s: Seconds,
+    /// Training between two (Daly 2006), at least until one is in storage.
+    pub checkpoint_interval_s: Seconds,
+    /// Share of the time that is training which lasts.
+    pub goodput: f64,
 }
 
 /// Between what a time may be expected: nine of ten are.

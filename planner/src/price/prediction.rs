@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use cost_model::CollectiveKind;
+use cost_model::memory::StateBytes;
 use cost_model::program_bytes::CommunicationClass;
+use cost_model::{CollectiveKind, energy, reliability};
 use ir::cluster::{Device, DeviceGroup};
 use ir::lower::{Recompute, gets, gradient_tensors};
 use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::op::OpKind;
 use ir::op_work::model_flops;
-use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
+use ir::plan::prediction::{Breakdown, Prediction, StagePrediction, Upkeep};
 use ir::signature::signature;
 use ir::units::{Bytes, Seconds};
 
@@ -33,6 +34,9 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
     let all = |of: &dyn Fn(&DeviceGroup) -> Option<f64>| -> Option<f64> {
         cluster.groups.iter().map(|group| of(group).map(|one| one * group.count as f64)).sum()
     };
+    let cost_per_step = all(&|group| group.price_per_device_hour).map(|price| price * time / 3600.0);
+    let upkeep = upkeep(setting, staged);
+    let goodput = upkeep.map_or(1.0, |upkeep| upkeep.goodput);
     Prediction {
         step_time_s: step.time,
         step_time_interval: None,
@@ -45,8 +49,10 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
         peak_memory_bytes: stages.iter().map(|stage| stage.peak_memory_bytes).fold(Bytes::ZERO, Bytes::max),
         bytes_per_tier: bytes_per_tier(&stages),
         stages,
-        energy_per_step_joules: all(&|group| group.device.watts).map(|watts| watts * time),
-        cost_per_step: all(&|group| group.price_per_device_hour).map(|price| price * time / 3600.0),
+        energy_per_step_joules: energy_of(setting, staged, step),
+        cost_per_step,
+        cost_per_trillion_tokens: cost_per_step.map(|cost| cost / tokens * 1e12 / goodput),
+        upkeep,
     }
 }
 
@@ -59,6 +65,47 @@ fn mean_peak(setting: &Setting<'_>) -> f64 {
     }
     let all: f64 = cluster.groups.iter().map(|group| peak(&group.device) * group.count as f64).sum();
     all / cluster.n_devices() as f64
+}
+
+/// Energy of a step, where all devices have a power limit: by stage, on the device that it is priced on.
+fn energy_of(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Option<f64> {
+    let n_devices = staged.mesh.n_devices();
+    let grounds = Grounds::new(setting, staged.n_stages, n_devices);
+    let of_stage = |stage: usize| {
+        let watts = grounds.at(stage).machine.device.watts? * n_devices as f64;
+        let busy = busy(staged, stage) + step.parts.optimizer;
+        Some(energy::joules(watts, step.time, busy, setting.machine.constants))
+    };
+    (0..staged.n_stages as usize).map(of_stage).sum()
+}
+
+/// What a device of a stage computes of a step, the update apart.
+fn busy(staged: &Staged<'_>, stage: usize) -> Seconds {
+    let of_run = |(entry, count): (&Entry, u64)| {
+        let sections = std::iter::once(&entry.price.forward).chain(entry.backward());
+        let once: Seconds = sections.map(|section| section.compute.total()).sum();
+        once * (count as f64 * staged.micro_batches_of_a_copy())
+    };
+    staged.runs(stage).map(of_run).sum()
+}
+
+/// Checkpoints and failures of a long training, where the cluster says how often devices fail.
+fn upkeep(setting: &Setting<'_>, staged: &Staged<'_>) -> Option<Upkeep> {
+    let (cluster, job) = (setting.machine.cluster, &setting.job);
+    let between_failures = reliability::between_failures(cluster)?;
+    let states = StateBytes::adamw(job.precision, job.engine.gradients);
+    let constants = setting.machine.constants;
+    let checkpoint = reliability::checkpoint(staged.model.n_trained() as f64, states, cluster, constants);
+    let restart = constants.restart_s;
+    let job = reliability::Upkeep { between_failures, stall: checkpoint.stall, restart };
+    let interval = job.daly().max(checkpoint.write);
+    Some(Upkeep {
+        between_failures_s: between_failures,
+        checkpoint_bytes: checkpoint.bytes,
+        checkpoint_stall_s: checkpoint.stall,
+        checkpoint_interval_s: interval,
+        goodput: job.goodput(interval),
+    })
 }
 
 /// FLOPs of a step on all devices.

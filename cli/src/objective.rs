@@ -1,0 +1,145 @@
+//! What `optimize` makes small: the time of a step, its price, or its energy.
+//!
+//! On given devices the fastest plan is the cheapest, and of the plans that compute nothing twice mostly the one that draws
+//! least. What another objective changes is how many devices are worth having: it is asked for the cluster and its halves,
+//! each time for the fastest plan, for energy also without recomputation. Prices and energies count what failures undo,
+//! where the cluster says how often devices fail.
+
+use frontends::{Size, rescale};
+use ir::cluster::Cluster;
+use ir::plan::Plan;
+use ir::plan::prediction::Prediction;
+use planner::request::{Pins, RecomputeKind};
+
+use crate::args::{JobArgs, ObjectiveArg, SizeArgs};
+use crate::failure::Failure;
+use crate::figures;
+use crate::question::Question;
+use crate::table::{Side, table};
+
+/// One number of devices that was asked for.
+pub(crate) struct Tried {
+    /// How many.
+    n_devices: u64,
+    /// What the plan is, or why there is none.
+    plan: Result<(String, Prediction), String>,
+}
+
+/// The best plan by an objective, the question that it answers, and all that was tried.
+///
+/// # Errors
+/// Why the whole cluster has no plan, where no part of it has one; or that nothing says what the objective is.
+pub(crate) fn best(
+    objective: ObjectiveArg,
+    (model, cluster, job): (&str, &str, &JobArgs),
+    pins: &Pins,
+    ask: &mut dyn FnMut(&Question) -> Result<Plan, Failure>,
+) -> Result<(Question, Plan, Vec<Tried>), Failure> {
+    let whole = Question::read(model, cluster, job)?.request.cluster;
+    let mut best: Option<(f64, Question, Plan)> = None;
+    let mut first: Option<Failure> = None;
+    let mut tried: Vec<Tried> = Vec::new();
+    for n_devices in halves(&whole) {
+        let size = SizeArgs { devices: Some(n_devices), nodes: None };
+        for pins in variants(objective, pins) {
+            let mut question =
+                Question::read(model, cluster, &JobArgs { size: size.clone(), ..job.clone() })?;
+            question.request.pins = pins;
+            match ask(&question) {
+                Ok(plan) => {
+                    let predicted = plan.predicted.clone();
+                    let predicted = predicted.ok_or_else(|| Failure::bug("the plan has no prediction"))?;
+                    let figure = figure(objective, &predicted)?;
+                    let same = |one: &Tried| {
+                        one.n_devices == n_devices
+                            && one.plan.as_ref().is_ok_and(|(_, own)| *own == predicted)
+                    };
+                    if tried.iter().any(same) {
+                        continue;
+                    }
+                    tried.push(Tried { n_devices, plan: Ok((plan.roles.to_string(), predicted)) });
+                    if best.as_ref().is_none_or(|(least, ..)| figure < *least) {
+                        best = Some((figure, question, plan));
+                    }
+                }
+                Err(failure @ Failure::NoPlan(_)) => {
+                    tried.push(Tried { n_devices, plan: Err(failure.to_string()) });
+                    first = first.or(Some(failure));
+                }
+                Err(other) => return Err(other),
+            }
+        }
+    }
+    match (best, first) {
+        (Some((_, question, plan)), _) => Ok((question, plan, tried)),
+        (None, first) => Err(first.unwrap_or_else(|| Failure::bug("no size of the cluster was tried"))),
+    }
+}
+
+/// Numbers of devices worth asking of a cluster: itself, and halves of it as far as they are clusters.
+pub(crate) fn halves(whole: &Cluster) -> Vec<u64> {
+    let mut list = Vec::new();
+    let mut n = whole.n_devices();
+    while n > 0 && rescale(whole, Size::Devices(n)).is_ok() {
+        list.push(n);
+        n = if n.is_multiple_of(2) { n / 2 } else { 0 };
+    }
+    list
+}
+
+/// The choices to ask with: what is computed twice is faster at times, and draws more.
+fn variants(objective: ObjectiveArg, pins: &Pins) -> Vec<Pins> {
+    let without = Pins { recompute: Some(RecomputeKind::None), ..pins.clone() };
+    match objective {
+        ObjectiveArg::Energy if pins.recompute.is_none() => vec![pins.clone(), without],
+        ObjectiveArg::Energy | ObjectiveArg::Time | ObjectiveArg::Cost => vec![pins.clone()],
+    }
+}
+
+/// What is to be small, of a step of training that lasts.
+fn figure(objective: ObjectiveArg, predicted: &Prediction) -> Result<f64, Failure> {
+    let goodput = predicted.upkeep.map_or(1.0, |upkeep| upkeep.goodput);
+    let missing = |what: &str, field: &str| {
+        let hint = format!("give `{field}` in the cluster file");
+        Failure::argument_with_hint(format!("--objective: nothing says what {what}"), hint)
+    };
+    Ok(match objective {
+        ObjectiveArg::Time => predicted.step_time_s.0,
+        ObjectiveArg::Cost => {
+            predicted.cost_per_step.ok_or_else(|| missing("a device costs", "price_per_device_hour"))?
+        }
+        ObjectiveArg::Energy => {
+            predicted.energy_per_step_joules.ok_or_else(|| missing("a device draws", "watts"))?
+        }
+    } / goodput)
+}
+
+/// A table of what was tried, in the order asked.
+pub(crate) fn text(tried: &[Tried]) -> String {
+    let columns = [
+        ("devices", Side::Right),
+        ("step time", Side::Right),
+        ("price of a step", Side::Right),
+        ("energy of a step", Side::Right),
+        ("goodput", Side::Right),
+        ("plan", Side::Left),
+    ];
+    let row = |one: &Tried| {
+        let mut cells = vec![one.n_devices.to_string()];
+        match &one.plan {
+            Ok((roles, predicted)) => cells.extend([
+                figures::seconds(predicted.step_time_s),
+                predicted.cost_per_step.map_or("-".into(), figures::three),
+                predicted.energy_per_step_joules.map_or("-".into(), figures::energy),
+                predicted.upkeep.map_or("-".into(), |upkeep| figures::percent(upkeep.goodput)),
+                roles.clone(),
+            ]),
+            Err(why) => {
+                cells.extend(std::iter::repeat_n("-".to_owned(), 4));
+                cells.push(why.clone());
+            }
+        }
+        cells
+    };
+    table(&columns, &tried.iter().map(row).collect::<Vec<_>>())
+}

@@ -1,0 +1,85 @@
+//! What failures leave of a plan: by formula and failure by failure; and plans that are cheap instead of fast.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+#![expect(clippy::disallowed_methods, reason = "a test of files")]
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::planner;
+
+fn scratch(name: &str) -> String {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).to_string_lossy().into_owned()
+}
+
+fn json(words: &[&str]) -> Value {
+    let said = planner(&[words, &["--json"]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    serde_json::from_str(&said.out).unwrap()
+}
+
+/// A plan of two devices in a file of its own.
+fn plan(name: &str) -> String {
+    let file = scratch(name);
+    let said =
+        planner(&["optimize", "gpt2", "dgx-h100", "--devices", "2", "--global-batch", "16", "-o", &file]);
+    assert_eq!(said.code, 0, "{said}");
+    file
+}
+
+#[test]
+fn walking_through_many_failures_finds_the_goodput_of_the_formula() {
+    let plan = plan("goodput-random.json");
+    let rare =
+        ["goodput", &plan, "--failures", "200000", "--days", "20000", "--stall", "20", "--restart", "300"];
+    let found = json(&rare);
+    let (walked, formula) =
+        (found["walked"]["goodput"].as_f64().unwrap(), found["goodput"].as_f64().unwrap());
+    assert!((walked / formula - 1.0).abs() < 0.01 && formula < 0.95, "{walked} {formula}");
+    // Two devices of 0.2 failures an hour: 2.5 hours.
+    assert!((found["mean_time_between_failures_s"].as_f64().unwrap() - 9000.0).abs() < 1e-6);
+    assert_eq!(json(&rare), found, "the same seed, the same failures");
+}
+
+#[test]
+fn every_second_of_a_trace_is_accounted_for() {
+    let (plan, trace) = (plan("goodput-trace.json"), scratch("preemptions.csv"));
+    fs::write(&trace, "at_s,gone_s\n1000,500\n50000,\n").unwrap();
+    let words =
+        ["goodput", &plan, "--trace", &trace, "--interval", "300", "--stall", "10", "--restart", "60"];
+    let found = json(&words);
+    let walked = &found["walked"];
+    let seconds = |name: &str| walked[name].as_f64().unwrap();
+    // Three checkpoints of 310 s, 70 s lost; 560 s gone. The second failure is 48440 s later: 156 checkpoints and 80 s.
+    assert_eq!((seconds("lost_s"), seconds("down_s")), (150.0, 620.0));
+    let all = seconds("useful_s") + seconds("lost_s") + seconds("checkpoints_s") + seconds("down_s");
+    assert_eq!((all, walked["days"].as_f64()), (86400.0, Some(1.0)));
+    fs::write(&trace, "at_s\n5\n4\n").unwrap();
+    let said = planner(&["goodput", &plan, "--trace", &trace]);
+    assert_eq!(said.code, 2);
+    assert!(said.err.contains("line 3: times are in order"), "{said}");
+}
+
+#[test]
+fn the_cheapest_number_of_devices_costs_no_more_than_any_that_was_tried() {
+    let file = scratch("priced-cluster.json");
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/clusters/dgx-h100.json");
+    let mut priced: Value = serde_json::from_str(&fs::read_to_string(shipped).unwrap()).unwrap();
+    priced["groups"][0]["price_per_device_hour"] = 2.5.into();
+    fs::write(&file, priced.to_string()).unwrap();
+    let job = ["--devices", "8", "--global-batch", "16"];
+    let ask = |more: &[&str]| json(&[&["optimize", "gpt2", &file], &job[..], more].concat());
+    let figure = |plan: &Value, name: &str| plan["predicted"][name].as_f64().unwrap();
+    let (fast, cheap, frugal) = (ask(&[]), ask(&["--objective", "cost"]), ask(&["--objective", "energy"]));
+    assert!(figure(&cheap, "cost_per_step") <= figure(&fast, "cost_per_step"));
+    assert!(figure(&frugal, "energy_per_step_joules") <= figure(&fast, "energy_per_step_joules"));
+    assert!(figure(&fast, "step_time_s") <= figure(&cheap, "step_time_s"));
+    for devices in ["4", "2", "1"] {
+        let half = json(&["optimize", "gpt2", &file, "--devices", devices, "--global-batch", "16"]);
+        assert!(
+            figure(&cheap, "cost_per_step") <= figure(&half, "cost_per_step") * (1.0 + 1e-9),
+            "{devices}"
+        );
+    }
+}
