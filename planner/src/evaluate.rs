@@ -10,7 +10,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::Chooser;
 use crate::forms::Forms;
-use crate::layer_problem::Given;
+use crate::layer_problem::{Given, StorageRule};
 use crate::menu::MEMORY_PRICES;
 use crate::optimize::BOUND_SLACK;
 use crate::partition::Chunk;
@@ -22,6 +22,17 @@ const NEARLY: f64 = 1.25;
 
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
+
+/// How a candidate is worked out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking {
+    /// Forms of its layers.
+    pub(crate) forms: Forms,
+    /// What takes no less is of no interest.
+    pub(crate) limit: f64,
+    /// What all parameters keep to, beside what the request says.
+    pub(crate) storage: Option<StorageRule>,
+}
 
 /// Arrangements of a candidate so far, by the place of their schedule.
 #[derive(Default)]
@@ -60,7 +71,7 @@ impl Scope<'_> {
     /// # Errors
     /// Why none does.
     pub fn evaluate(&self, candidate: &Candidate, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
-        self.evaluate_below(candidate, bound, (forms, f64::INFINITY))
+        self.evaluate_below(candidate, bound, Asking { forms, limit: f64::INFINITY, storage: None })
     }
 
     /// The same, given up where its layers alone take a limit, once they are on their stages.
@@ -71,13 +82,12 @@ impl Scope<'_> {
         &self,
         candidate: &Candidate,
         bound: &Bound,
-        (forms, limit): (Forms, f64),
+        asked: Asking,
     ) -> Result<Arranged, Dropped> {
         let grounds = self.grounds(candidate);
         let benches: Vec<Bench<'_>> =
             grounds.settings.iter().map(|setting| self.bench_on(candidate, setting)).collect();
         let alike = |stream: Sharding| vec![stream; benches.len()];
-        let asked = (forms, limit);
         // On every ground the sharding that suits it, converted where they meet; or one for all.
         let own: Vec<Sharding> = (0..benches.len()).map(|ground| bound.on(ground).stream).collect();
         let apart =
@@ -92,7 +102,7 @@ impl Scope<'_> {
         self.other_streams(&benches, bound, asked).ok_or(dropped)
     }
 
-    fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: (Forms, f64)) -> Option<Arranged> {
+    fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking) -> Option<Arranged> {
         let streams = self.streams_at(&benches[0], bound).into_iter();
         let of = |stream| self.evaluate_on(benches, (bound, &vec![stream; benches.len()]), asked).ok();
         streams.filter_map(of).min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0))
@@ -127,11 +137,12 @@ impl Scope<'_> {
         &self,
         benches: &[Bench<'_>],
         (bound, streams): (&Bound, &[Sharding]),
-        (forms, limit): (Forms, f64),
+        Asking { forms, limit, storage }: Asking,
     ) -> Result<Arranged, Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
-        let base = |ground: usize| Given { stream: Some(streams[ground]), ..self.given_fastest() };
+        let stored = |given: Given| Given { storage: storage.unwrap_or(given.storage), ..given };
+        let base = |ground: usize| stored(Given { stream: Some(streams[ground]), ..self.given_fastest() });
         // What is tied may stand on different grounds: one use for all of them.
         let tied = self.tied_uses(&benches[0], &base(0)).ok_or(Dropped::NoStrategy)?;
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
@@ -143,7 +154,7 @@ impl Scope<'_> {
         if self.arrange_all(candidate, &shelves, &mut known) {
             return known.best.map(|(_, best)| best).ok_or(Dropped::Slower);
         }
-        let base = |ground: usize| Given { stream: Some(streams[ground]), ..self.given() };
+        let base = |ground: usize| stored(Given { stream: Some(streams[ground]), ..self.given() });
         let asked: Vec<Vec<Asked<'_>>> = benches
             .iter()
             .enumerate()
@@ -190,8 +201,10 @@ impl Scope<'_> {
     ) -> Option<()> {
         for kind in 0..self.forms.len() {
             let one_form = forms == Forms::Leading || self.forms[kind].len() == 1;
+            let as_asked = base.storage == self.given_fastest().storage;
             let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(_, choice)| {
-                one_form && !tied.contains_key(&kind) && Some(self.passes(kind, choice)) == base.stream
+                let passes = Some(self.passes(kind, choice)) == base.stream;
+                one_form && as_asked && !tied.contains_key(&kind) && passes
             });
             match known {
                 Some((form, choice)) => self.put(shelf, bench, (kind, *form), choice.clone())?,

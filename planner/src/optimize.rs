@@ -23,9 +23,11 @@ use rayon::prelude::*;
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
+use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Task};
+use crate::layer_problem::StorageRule;
 use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees, shapes};
@@ -50,6 +52,15 @@ const MAX_FORMS_CHOSEN: u64 = 16;
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
 /// time of the search.
 const MAX_FORM_BOUNDS: usize = 2000;
+
+/// Candidates that try storages for all parameters, at most.
+const MAX_STORAGES_CHOSEN: usize = 4;
+
+/// They take no more than so many times the best.
+const NEAR_BEST: f64 = 1.02;
+
+/// Storages that are tried.
+const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
 
 /// Where so many times as many candidates overflow as fit, tensor degrees are tried by name as well.
 const FEW_FIT: u64 = 8;
@@ -138,6 +149,8 @@ pub struct Found<'a> {
 struct Worked {
     arranged: Arranged,
     bound: Bound,
+    /// What all its parameters keep to, where that was found to be faster.
+    storage: Option<StorageRule>,
 }
 
 /// Finds the fastest arrangement.
@@ -199,6 +212,7 @@ fn searched<'a>(
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
+    choose_storages(&scope, &mut worked);
     choose_forms(&scope, &mut worked, tally, stop);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
@@ -347,9 +361,9 @@ fn work_out(
                 Task::WorkOut(_) => {
                     let own = frontier.own(at).ok_or(Dropped::NoStrategy);
                     Done::WorkedOut(Box::new(own.and_then(|bound| {
-                        let asked = (Forms::Leading, worth_showing);
+                        let asked = Asking { forms: Forms::Leading, limit: worth_showing, storage: None };
                         let arranged = scope.evaluate_below(&candidates[at], bound, asked)?;
-                        Ok(Worked { arranged, bound: bound.clone() })
+                        Ok(Worked { arranged, bound: bound.clone(), storage: None })
                     })))
                 }
             })
@@ -398,6 +412,34 @@ fn insert(ranking: &mut Vec<Worked>, one: Worked) {
     ranking.insert(at, one);
 }
 
+/// Lets the best candidates try storages that are the same for all parameters: what is gathered and reduced in buckets over
+/// a stage hides better than a parameter alone, which is what choices inside layers go by.
+fn choose_storages(scope: &Scope<'_>, worked: &mut Vec<Worked>) {
+    let pins = &scope.request.pins;
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+    if pins.zero.is_some() || !pins.forbid.zero.is_empty() || !pins.constraints.is_empty() {
+        return;
+    }
+    let n_near = worked.iter().filter(|one| one.arranged.step_time().0 <= best * NEAR_BEST).count();
+    let tasks: Vec<(usize, StorageRule)> =
+        (0..n_near.min(MAX_STORAGES_CHOSEN)).flat_map(|at| STORAGES.map(|storage| (at, storage))).collect();
+    let found: Vec<Option<Arranged>> = tasks
+        .par_iter()
+        .map(|&(at, storage)| {
+            let Worked { arranged, bound, .. } = &worked[at];
+            let limit = arranged.step_time().0;
+            let asked = Asking { forms: Forms::Leading, limit, storage: Some(storage) };
+            scope.evaluate_below(&arranged.candidate, bound, asked).ok()
+        })
+        .collect();
+    for ((at, storage), found) in tasks.into_iter().zip(found) {
+        if let Some(found) = found.filter(|found| found.step_time() < worked[at].arranged.step_time()) {
+            (worked[at].arranged, worked[at].storage) = (found, Some(storage));
+        }
+    }
+    worked.sort_by(|a, b| a.arranged.step_time().0.total_cmp(&b.arranged.step_time().0));
+}
+
 /// Lets the candidates that fused layers could make the best choose among all forms of their layers.
 fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
     let mut open: Vec<Worked> = std::mem::take(worked);
@@ -429,7 +471,10 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
         tally.work += u64::from(!batch.is_empty());
         let found: Vec<Result<Arranged, Dropped>> = batch
             .par_iter()
-            .map(|one| scope.evaluate(&one.arranged.candidate, &one.bound, Forms::All))
+            .map(|one| {
+                let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage: one.storage };
+                scope.evaluate_below(&one.arranged.candidate, &one.bound, asked)
+            })
             .collect();
         for (mut one, found) in batch.into_iter().zip(found) {
             if let Ok(arranged) = found
