@@ -6,7 +6,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::question_args::{
-    CompareArgs, EffortArgs, ForbidArgs, GoodputArgs, ParetoArgs, ProveArgs, ReplanArgs, SweepArgs,
+    CompareArgs, EffortArgs, ForbidArgs, GoodputArgs, ParetoArgs, ProveArgs, RanksArgs, ReplanArgs, SweepArgs,
 };
 
 /// Largest count that is accepted anywhere: far above any cluster or batch, and safe to multiply once.
@@ -62,6 +62,8 @@ pub(crate) enum Command {
     Compare(CompareArgs),
     /// Say what is left of a plan's speed when devices fail: by formula, and failure by failure
     Goodput(GoodputArgs),
+    /// List which rank is which device, and its place in the pipeline and on the mesh
+    Ranks(RanksArgs),
     /// Print a plan, or the program of one of its layers, in a form for eyes and diffs
     Show(ShowArgs),
     /// Price published training runs and say how far the predictions are off

@@ -11,7 +11,7 @@ use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
     calibrate, check, clusters, compare, completions, estimate, explain, goodput, models, optimize, pareto,
-    prove, replan, reshard, schema, show, sweep, train, validate, verify,
+    prove, ranks, replan, reshard, schema, show, sweep, train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
@@ -47,6 +47,7 @@ fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failur
         Command::Pareto(args) => pareto::run(args, terminal),
         Command::Compare(args) => compare::run(args, terminal),
         Command::Goodput(args) => goodput::run(args, terminal),
+        Command::Ranks(args) => ranks::run(args, terminal),
         Command::Show(args) => show::run(args, terminal),
         Command::Validate(args) => validate::run(args, terminal),
         Command::Calibrate(args) => calibrate::run(args, terminal),
@@ -72,6 +73,7 @@ fn form(command: &Command) -> Form {
         Command::Pareto(args) => Form::of(&args.grid.json),
         Command::Compare(args) => Form::of(&args.json),
         Command::Goodput(args) => Form::of(&args.json),
+        Command::Ranks(args) => Form::of(&args.json),
         Command::Show(args) => Form::of(&args.json),
         Command::Validate(args) => Form::of(&args.json),
         Command::Models(args) => Form::of(&args.json),

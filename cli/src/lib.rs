@@ -27,6 +27,7 @@ mod optimize;
 mod estimate;
 mod copy;
 mod prove;
+mod ranks;
 mod verify;
 mod train;
 mod reshard;

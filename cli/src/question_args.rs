@@ -49,6 +49,21 @@ pub(crate) struct CompareArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
+    planner ranks plan.json -o ranks.csv\n  \
+    planner ranks plan.json --json\n\n\
+    Prices stand on this placement: a launcher that numbers nodes or devices otherwise runs another plan.")]
+pub(crate) struct RanksArgs {
+    /// The plan
+    pub(crate) plan: String,
+    /// Write the list to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
     planner goodput plan.json\n  \
     planner goodput plan.json --failures 50 --days 90 --seed 3\n  \
     planner goodput plan.json --trace preemptions.csv --interval 600\n\n\

@@ -80,6 +80,25 @@ fn a_plan_is_explained() {
 }
 
 #[test]
+fn the_ranks_of_a_plan_are_listed() {
+    let file = plan("ranked.json");
+    let list = planner(&["ranks", &file]).out;
+    assert!(list.starts_with("rank,node,slot,group,device,stage"), "{list}");
+    let ranks = json(&planner(&["ranks", &file, "--json"]).out);
+    let ranks = ranks.as_array().unwrap();
+    #[expect(clippy::disallowed_methods, reason = "a test of files")]
+    let read = json(&fs::read_to_string(&file).unwrap());
+    let of_mesh = read["mesh"]["axes"].as_array().unwrap().iter().map(|axis| axis["size"].as_u64().unwrap());
+    let (n_mesh, n_stages) = (of_mesh.product::<u64>(), read["n_stages"].as_u64().unwrap());
+    assert_eq!(ranks.len() as u64, n_mesh * n_stages);
+    assert_eq!(list.lines().count(), ranks.len() + 1);
+    for (i, rank) in (0..).zip(ranks) {
+        assert_eq!((rank["rank"].as_u64(), rank["stage"].as_u64()), (Some(i), Some(i / n_mesh)), "{rank}");
+        assert_eq!(rank["node"].as_u64().unwrap() * 8 + rank["slot"].as_u64().unwrap(), i, "{rank}");
+    }
+}
+
+#[test]
 fn the_text_of_a_plan_is_read_like_the_plan() {
     let file = plan("shown.json");
     let text = planner(&["show", &file]).out;
@@ -325,6 +344,7 @@ fn every_command_has_help_with_an_example() {
         "estimate",
         "prove",
         "compare",
+        "ranks",
         "sweep",
         "replan",
         "pareto",
