@@ -7,8 +7,9 @@
 //! runs are compared, so that what is missing or counted twice shows. Roundings of either sign add in squares: the tolerance
 //! is `2^-7` times the square root of the operators that a value has passed, forward to the loss and, for a gradient, back to
 //! its layer. Where rounding carries further, in f32 or bf16 (the gradient of a router's scores nearly cancels), that is
-//! measured on one device: `|a - b| <= CARRIED * max |b - exact|` is allowed as well, `exact` being the same run in double precision and
-//! the largest difference that of all steps: a tensor of few elements may come near in one of them by chance.
+//! measured on one device: `|a - b| <= CARRIED * max |b - exact|` is allowed as well, `exact` being the same run in double precision,
+//! or with every parameter moved by one rounding, and the largest difference that of all steps: a tensor of few elements may
+//! come near in one of them by chance.
 //! In f64 the loss, every gradient and every updated parameter within 1e-9; in f32 the loss
 //! and every gradient within 1e-4, for AdamW amplifies the rounding of tiny gradients.
 
@@ -109,27 +110,27 @@ impl Comparison {
 
 /// Compares a run with its reference.
 pub fn compare(reference: &Outcome, outcome: &Outcome, precision: Precision) -> Comparison {
-    judged((reference, None), outcome, precision)
+    judged((reference, &[]), outcome, precision)
 }
 
-/// Compares a run that rounds with its reference, allowing what rounding alone makes of that: its distance from the exact
-/// run.
+/// Compares a run that rounds with its reference, allowing what rounding alone makes of that: its distance from others that
+/// differ from it by rounding, such as the exact one.
 pub fn compare_rounded(
-    (reference, exact): (&Outcome, &Outcome),
+    (reference, others): (&Outcome, &[&Outcome]),
     outcome: &Outcome,
     precision: Precision,
 ) -> Comparison {
-    judged((reference, Some(exact)), outcome, precision)
+    judged((reference, others), outcome, precision)
 }
 
 fn judged(
-    (reference, exact): (&Outcome, Option<&Outcome>),
+    (reference, others): (&Outcome, &[&Outcome]),
     outcome: &Outcome,
     precision: Precision,
 ) -> Comparison {
     let mut judge = Judge {
         precision,
-        exact,
+        others,
         reference,
         floor: FLOOR * largest(reference.gradients.iter().flat_map(Tensors::values)),
         found: Comparison { worst: Vec::new(), unmatched: Vec::new() },
@@ -151,8 +152,8 @@ fn largest<'a>(tensors: impl Iterator<Item = &'a ArrayD<f64>>) -> f64 {
 
 struct Judge<'a> {
     precision: Precision,
-    /// The reference without rounding, where that is to be told.
-    exact: Option<&'a Outcome>,
+    /// The reference rounded otherwise or not at all, where that is to be told.
+    others: &'a [&'a Outcome],
     reference: &'a Outcome,
     floor: f64,
     found: Comparison,
@@ -170,9 +171,12 @@ impl Judge<'_> {
         }
     }
 
-    /// How far rounding alone has brought a tensor of the reference from the exact one, in the worst of all steps.
-    fn carried(&self, (quantity, layer_idx, name): (Quantity, usize, &str)) -> f64 {
-        let Some(exact) = self.exact else { return 0.0 };
+    /// How far rounding alone has brought a tensor of the reference from that of another, in the worst of all steps.
+    fn carried(&self, key: (Quantity, usize, &str)) -> f64 {
+        self.others.iter().map(|other| self.carried_from(other, key)).fold(0.0, f64::max)
+    }
+
+    fn carried_from(&self, exact: &Outcome, (quantity, layer_idx, name): (Quantity, usize, &str)) -> f64 {
         let apart = |(b, e): (&f64, &f64)| (b - e).abs();
         let key = (layer_idx, name.to_owned());
         let of = |found: &[Tensors], exact: &[Tensors]| {
@@ -267,7 +271,7 @@ mod tests {
     fn what_rounding_carries_far_on_one_device_may_be_far() {
         let judge = |exact: f64, found: f64| {
             let (reference, exact) = (outcome(100.0, 1.0, 1.0), outcome(100.0, exact, 1.0));
-            compare_rounded((&reference, &exact), &outcome(100.0, found, 1.0), Precision::Bf16).is_equal()
+            compare_rounded((&reference, &[&exact]), &outcome(100.0, found, 1.0), Precision::Bf16).is_equal()
         };
         assert!(!judge(1.0, 1.35));
         assert!(judge(1.1, 1.35) && !judge(1.1, 1.45));

@@ -74,6 +74,20 @@ impl Scope<'_> {
         self.evaluate_below(candidate, bound, Asking { forms, limit: f64::INFINITY, storage: None })
     }
 
+    /// The same, with one storage for all parameters.
+    ///
+    /// # Errors
+    /// Why none does.
+    pub fn evaluate_stored(
+        &self,
+        candidate: &Candidate,
+        bound: &Bound,
+        (forms, storage): (Forms, StorageRule),
+    ) -> Result<Arranged, Dropped> {
+        let asked = Asking { forms, limit: f64::INFINITY, storage: Some(storage) };
+        self.evaluate_below(candidate, bound, asked)
+    }
+
     /// The same, given up where its layers alone take a limit, once they are on their stages.
     ///
     /// # Errors

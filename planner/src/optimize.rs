@@ -414,7 +414,7 @@ fn insert(ranking: &mut Vec<Worked>, one: Worked) {
 
 /// Lets the best candidates try storages that are the same for all parameters: what is gathered and reduced in buckets over
 /// a stage hides better than a parameter alone, which is what choices inside layers go by.
-fn choose_storages(scope: &Scope<'_>, worked: &mut Vec<Worked>) {
+fn choose_storages(scope: &Scope<'_>, worked: &mut [Worked]) {
     let pins = &scope.request.pins;
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     if pins.zero.is_some() || !pins.forbid.zero.is_empty() || !pins.constraints.is_empty() {
