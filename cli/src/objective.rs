@@ -41,9 +41,9 @@ pub(crate) fn best(
     let mut tried: Vec<Tried> = Vec::new();
     for n_devices in halves(&whole) {
         let size = SizeArgs { devices: Some(n_devices), nodes: None };
+        let sized = Question::read(model, cluster, &JobArgs { size, ..job.clone() })?;
         for pins in variants(objective, pins) {
-            let mut question =
-                Question::read(model, cluster, &JobArgs { size: size.clone(), ..job.clone() })?;
+            let mut question = sized.clone();
             question.request.pins = pins;
             match ask(&question) {
                 Ok(plan) => {

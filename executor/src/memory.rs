@@ -213,6 +213,11 @@ impl<'a, E: Element> Memory<'a, E> {
         self.get(held).and_then(Value::into_float)
     }
 
+    /// Elements of what lies here.
+    pub(crate) fn n_elements(&self, held: Held) -> Option<usize> {
+        self.now.get(&held).map(|lying| lying.n_elements() as usize)
+    }
+
     /// Reads numbers and gives their place back.
     pub(crate) fn take(&mut self, held: Held) -> Option<Tensor<E>> {
         let tensor = self.tensor(held);

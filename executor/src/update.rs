@@ -123,6 +123,10 @@ impl<E: Real> Rank<'_, E> {
         values.ok_or_else(|| unfit(format!("layer {}: a parameter that is not held", key.0)))
     }
 
+    fn n_elements(&self, held: Held) -> Result<usize, ExecutorError> {
+        self.memory.n_elements(held).ok_or_else(|| unfit(format!("{held:?} is not held")))
+    }
+
     fn write(&mut self, key: ParameterKey, state: State, values: &[E]) -> Result<(), ExecutorError> {
         self.memory.put_numbers(Held::State(key, state), values, Width::Full)
     }
@@ -244,7 +248,7 @@ impl<E: Real> Rank<'_, E> {
         self.write(key, State::Accumulator, &vec![E::zero(); total.len()])?;
         let subject = Subject { tag, shape: &[self.n_flat(key)?] };
         let finished = elements(convert(comm, &self.seat, &update.reduce, &subject, one_dim(total))?);
-        if finished.len() != self.read(key, State::Master)?.len() {
+        if finished.len() != self.n_elements(Held::State(key, State::Master))? {
             let name = self.run.tensor_name(key.0, key.1);
             return Err(unfit(format!(
                 "layer {}: the gradient of `{name}` does not end in the update's cut",
@@ -272,7 +276,8 @@ impl<E: Real> Rank<'_, E> {
         for &key in own.iter() {
             for twin in run.stages_of(key.0).into_iter().skip(1) {
                 let tag = self.twin_tag(key, "gradient", step);
-                let terms = comm.recv(self.seat.peer(twin), tag, self.gradient(key)?.len())?;
+                let n = self.n_elements(Held::Gradient(key))?;
+                let terms = comm.recv(self.seat.peer(twin), tag, n)?;
                 self.add_to_gradient(key, &terms)?;
             }
         }
@@ -292,7 +297,7 @@ impl<E: Real> Rank<'_, E> {
         }
         for key in others {
             let (owner, tag) = (self.seat.peer(run.stage_of(key.0)), self.twin_tag(key, "value", step));
-            let new = comm.recv(owner, tag, self.read(key, State::Master)?.len())?;
+            let new = comm.recv(owner, tag, self.n_elements(Held::State(key, State::Master))?)?;
             self.write(key, State::Master, &new)?;
         }
         Ok(())
@@ -321,7 +326,7 @@ impl<E: Real> Rank<'_, E> {
         }
         for tie in run.ties.iter().filter(|tie| own.contains(&tie.owner)) {
             let Some(copy) = self.elsewhere(tie.copy) else { continue };
-            let n = self.gradient(tie.owner)?.len();
+            let n = self.n_elements(Held::Gradient(tie.owner))?;
             arrived.push((tie.owner, comm.recv(copy, self.tie_tag(tie, "gradient", step), n)?));
         }
         arrived.into_iter().try_for_each(|(owner, gradient)| self.add_to_gradient(owner, &gradient))
@@ -363,7 +368,8 @@ impl<E: Real> Rank<'_, E> {
             let Some(owner) = self.elsewhere(tie.owner) else { continue };
             let tag = self.tie_tag(tie, "value", step);
             if self.is_learned(tie.copy) {
-                let new = comm.recv(owner, tag, self.read(tie.copy, State::Master)?.len())?;
+                let n = self.n_elements(Held::State(tie.copy, State::Master))?;
+                let new = comm.recv(owner, tag, n)?;
                 self.write(tie.copy, State::Master, &new)?;
             }
         }
@@ -381,7 +387,7 @@ impl<E: Real> Rank<'_, E> {
         let (n_flat, new) = (self.n_flat(key)?, one_dim(self.read(key, State::Master)?));
         let stored =
             elements(convert(comm, &self.seat, &update.gather, &Subject { tag, shape: &[n_flat] }, new)?);
-        if stored.len() != self.read(key, State::Stored)?.len() {
+        if stored.len() != self.n_elements(Held::State(key, State::Stored))? {
             return Err(unfit(format!("layer {}: an update does not end in the parameter's storage", key.0)));
         }
         // What is sent is rounded on its way; what stays is rounded here, so that all copies are the same.

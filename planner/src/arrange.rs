@@ -8,6 +8,7 @@ use ir::schedule::Schedule;
 use ir::slices::Slices;
 use ir::units::Seconds;
 
+use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
 use crate::forbid::broken;
 use crate::partition::{Chunk, Levels, Place, as_given, partition};
@@ -45,11 +46,12 @@ pub(crate) enum Share {
 }
 
 impl Share {
-    /// Ways to share that are tried one after the other; a copy of a chunk on each of two devices shares with neither.
-    pub(crate) fn of(schedule: Schedule) -> &'static [Self] {
-        match (schedule.n_virtual_stages(), schedule.placement().n_copies()) {
-            (2.., 1) => &[Self::Device, Self::Equal],
-            (_, _) => &[Self::Equal],
+    /// Ways to share that are tried one after the other; a copy of a chunk on each of two devices shares with neither, and
+    /// cuts over unequal devices are searched chunk by chunk, each by itself.
+    pub(crate) fn of(schedule: Schedule, n_grounds: usize) -> &'static [Self] {
+        match (schedule.n_virtual_stages(), schedule.placement().n_copies(), n_grounds) {
+            (2.., 1, 1) => &[Self::Device, Self::Equal],
+            (_, _, _) => &[Self::Equal],
         }
     }
 }
@@ -140,10 +142,6 @@ impl Scope<'_> {
         (schedule, share): (Schedule, Share),
         levels: &[Levels],
     ) -> Option<Vec<Chunk>> {
-        if share == Share::Device && levels.len() > 1 {
-            // Cuts over unequal devices are searched chunk by chunk, each by itself.
-            return None;
-        }
         let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let place = |(chunk, &flight): (usize, &f64)| {
@@ -175,9 +173,9 @@ impl Scope<'_> {
             let share = cut.time / ranks.len().max(1) as f64;
             ranks.into_iter().for_each(|rank| stages[rank as usize] += share);
         }
-        let (all, most) = (stages.iter().sum::<f64>(), stages.iter().copied().fold(0.0, f64::max));
-        let others = (all - most) / (f64::from(p) - 1.0).max(1.0);
-        candidate.n_micro_batches as f64 * (most + least_bubble(candidate, schedule) * others)
+        let average = stages.iter().sum::<f64>() / f64::from(p);
+        let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max) };
+        candidate.n_micro_batches as f64 * work.filled(candidate.n_stages, least_bubble(candidate, schedule))
     }
 
     /// Such chunks as a schedule, simulated if that may take less than a limit; `levels` and `shelves` are those of the
@@ -235,17 +233,19 @@ impl Scope<'_> {
         let grounds = self.grounds(candidate);
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
         let found = Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step };
+        if fits && self.is_allowed(&found, grounds.settings.len()) { Ok(found) } else { Err(Failed::Unfit) }
+    }
+
+    /// Whether nothing is forbidden on any ground, and the grounds go together.
+    fn is_allowed(&self, found: &Arranged, n_grounds: usize) -> bool {
         let forbid = &self.pins().forbid;
-        if grounds.settings.len() == 1 {
-            let is_left = || forbid.is_empty() || !broken(forbid, &self.roles(&found));
-            return if fits && is_left() { Ok(found) } else { Err(Failed::Unfit) };
+        if n_grounds == 1 && forbid.is_empty() {
+            return true;
         }
-        let on = |ground: usize| self.roles_on(&found, Some(ground));
-        let roles: Vec<Roles> = (0..grounds.settings.len()).map(on).collect();
+        let roles: Vec<Roles> = (0..n_grounds).map(|ground| self.roles_on(found, Some(ground))).collect();
         // Tokens have one order everywhere, which is made for one number of parts.
         let alike = roles.iter().all(|own| own.cp == roles[0].cp);
-        let is_left = forbid.is_empty() || roles.iter().all(|own| !broken(forbid, own));
-        if fits && alike && is_left { Ok(found) } else { Err(Failed::Unfit) }
+        alike && (forbid.is_empty() || roles.iter().all(|own| !broken(forbid, own)))
     }
 }
 

@@ -52,6 +52,15 @@ pub struct Work {
     pub slowest: f64,
 }
 
+impl Work {
+    /// The slowest of `n_stages`, with a bubble that is so large a share of the average of the others.
+    pub(crate) fn filled(self, n_stages: u64, bubble: f64) -> f64 {
+        let p = n_stages as f64;
+        let others = (p * self.average - self.slowest).max(0.0) / (p - 1.0).max(1.0);
+        self.slowest + bubble * others
+    }
+}
+
 impl Bound {
     /// What is known on one of the grounds of the candidate's stages.
     pub fn on(&self, ground: usize) -> &Self {
@@ -147,8 +156,6 @@ impl Scope<'_> {
     ///
     /// `None` where no schedule is allowed.
     pub fn with_bubble(&self, candidate: &Candidate, work: Work) -> Option<Seconds> {
-        let p = candidate.n_stages as f64;
-        let others = (p * work.average - work.slowest).max(0.0) / (p - 1.0).max(1.0);
-        Some(Seconds(work.slowest + self.least_bubble(candidate)? * others))
+        Some(Seconds(work.filled(candidate.n_stages, self.least_bubble(candidate)?)))
     }
 }

@@ -255,7 +255,7 @@ impl Scope<'_> {
         let mut all_fit = true;
         let mut cut: Vec<(f64, usize, Schedule, Vec<Chunk>)> = Vec::new();
         for (at, schedule) in self.schedules(candidate).into_iter().enumerate() {
-            let shares = Share::of(schedule).iter();
+            let shares = Share::of(schedule, levels.len()).iter();
             let mut all_cuts = shares.filter_map(|&share| self.cuts(candidate, (schedule, share), &levels));
             match all_cuts.next() {
                 Some(cuts) => cut.push((self.least_time(candidate, schedule, &cuts), at, schedule, cuts)),
@@ -291,7 +291,7 @@ impl Scope<'_> {
     ) -> Result<Arranged, Failed> {
         let limit = known.best_time().min(known.limit);
         let work_out = |cuts: &[Chunk]| self.arrange(candidate, (schedule, cuts), (levels, shelves), limit);
-        match (work_out(cuts), Share::of(schedule)) {
+        match (work_out(cuts), Share::of(schedule, levels.len())) {
             (Err(Failed::Unfit), [Share::Device, equal]) => {
                 let cuts = self.cuts(candidate, (schedule, *equal), levels).ok_or(Failed::Unfit)?;
                 work_out(&cuts)
