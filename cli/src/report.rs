@@ -243,6 +243,7 @@ pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
         ("gradient reduction", breakdown.gradient_sync_s),
         ("parameter gather", breakdown.parameter_gather_s),
         ("optimizer", breakdown.optimizer_s),
+        ("optimizer on the host", breakdown.offload_s),
         ("host", breakdown.host_s),
         ("other", breakdown.other_s),
     ];

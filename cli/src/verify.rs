@@ -1,5 +1,6 @@
 //! `planner verify`: a small copy of a plan, run with real numbers and held to one device and to the prediction.
 
+use executor::RankMemory;
 use executor::audit::Audited;
 use executor::compare::{Comparison, Precision, Quantity, compare_rounded};
 use executor::kernels::Real;
@@ -70,6 +71,9 @@ struct RunVerdict {
     /// Size of each rank's arena, planned and used, and the most bytes that live in it at once.
     arena: Vec<BytesCheck>,
     live: Vec<BytesCheck>,
+    /// Size, planned and used, of each rank's arena in the host's memory, where there are any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    host: Vec<BytesCheck>,
     losses: Vec<f64>,
     /// How often the experts of a token were fixed to those that one device chose, its own choice being another.
     n_experts_fixed: u64,
@@ -212,9 +216,13 @@ fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdic
         }
         Precision::F64 | Precision::F32 | Precision::Bf16 => (first, excess),
     };
-    let should = predicted(small, execution.edges.element_bytes::<E>());
+    let should = predicted(small, (execution.edges.element_bytes::<E>(), size_of::<E>() as u64));
     let verdict = RunVerdict::of((&comparison, precision, seed), &found, (&should, &counted(small, &found)));
     Ok(RunVerdict { dropped: dropped(&expected), one_device, ..verdict })
+}
+
+fn planned(memory: &RankMemory) -> (u64, u64) {
+    (memory.planned_peak, memory.high_water)
 }
 
 /// What one device dropped: the same for every plan.
@@ -261,10 +269,15 @@ impl RunVerdict {
             bytes: BytesCheck::all(&should.sent, &is.sent),
             saved: BytesCheck::all(&should.saved, &is.saved),
             peak_saved: BytesCheck::all(&should.peak_saved, &is.peak_saved),
-            arena: BytesCheck::of_ranks("arena", outcome, |memory| (memory.planned_peak, memory.high_water)),
-            live: BytesCheck::of_ranks("most live at once", outcome, |memory| {
+            arena: BytesCheck::of_ranks("arena", &outcome.memory, planned),
+            live: BytesCheck::of_ranks("most live at once", &outcome.memory, |memory| {
                 (memory.lower_bound, memory.most_live)
             }),
+            host: if outcome.host.iter().any(|arena| arena.planned_peak > 0) {
+                BytesCheck::of_ranks("arena on the host", &outcome.host, planned)
+            } else {
+                Vec::new()
+            },
             losses: outcome.losses.clone(),
             n_experts_fixed: outcome.rerouted.values().sum(),
             dropped: None,
@@ -279,7 +292,8 @@ impl RunVerdict {
     }
 
     fn checks(&self) -> impl Iterator<Item = &BytesCheck> {
-        self.bytes.iter().chain(&self.saved).chain(&self.peak_saved).chain(&self.arena).chain(&self.live)
+        let kept = self.saved.iter().chain(&self.peak_saved);
+        self.bytes.iter().chain(kept).chain(&self.arena).chain(&self.live).chain(&self.host)
     }
 }
 
@@ -426,6 +440,9 @@ fn bytes(run: &RunVerdict) -> String {
     rows.push(row(&BytesCheck::sum("most saved at once, all ranks", &run.peak_saved)));
     rows.push(row(&BytesCheck::sum("most live at once, all ranks", &run.live)));
     rows.push(row(&BytesCheck::sum("arenas of all ranks", &run.arena)));
+    if !run.host.is_empty() {
+        rows.push(row(&BytesCheck::sum("arenas on the hosts", &run.host)));
+    }
     format!("in {}:\n{}", run.precision, table(&columns, &rows))
 }
 
@@ -469,6 +486,7 @@ mod tests {
             saved: Vec::new(),
             peak_saved: Vec::new(),
             arena: Vec::new(),
+            host: Vec::new(),
             live: Vec::new(),
             losses: Vec::new(),
             n_experts_fixed: 0,

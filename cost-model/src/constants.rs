@@ -143,6 +143,15 @@ pub struct Constants {
     /// From a failure until training goes on.
     #[serde(deserialize_with = "value")]
     pub restart_s: Seconds,
+    /// Reached over listed rate of the link to the host.
+    #[serde(deserialize_with = "value")]
+    pub host_link_efficiency_fraction: f64,
+    /// Parameters that the processors of a node update in a second.
+    #[serde(deserialize_with = "value")]
+    pub host_update_parameters_per_s: f64,
+    /// Share of a node's memory that states may take.
+    #[serde(deserialize_with = "value")]
+    pub host_memory_usable_fraction: f64,
     /// Reserved over allocated bytes.
     #[serde(deserialize_with = "value")]
     pub fragmentation_factor: f64,

@@ -138,6 +138,8 @@ pub struct MemoryBreakdown {
     pub buffers: Bytes,
     /// Allocator, context and communicators.
     pub reserve: Bytes,
+    /// States in the host's memory: no part of the total.
+    pub host: Bytes,
 }
 
 impl MemoryBreakdown {
@@ -216,6 +218,7 @@ mod tests {
             gathered_units: Bytes(1e5),
             buffers: Bytes(1e6),
             reserve: Bytes(1e7),
+            host: Bytes(1e8),
         };
         assert_eq!((memory.total(), memory.saved()), (Bytes(11_111_111.0), Bytes(1000.0)));
     }

@@ -159,13 +159,28 @@ fn a_gradient_of_384_elements_is_reduced_by_what_its_storage_asks() {
     assert_eq!(text(&plain.backward), "");
     let optimizer = data_parallel(Storage { optimizer: cut, ..Storage::default() });
     assert_eq!(text(&optimizer.update), "gradient reduce reduce-scatter 384, update all-gather 384");
-    let all = data_parallel(Storage { parameter: cut, gradient: cut, optimizer: cut });
+    let all = data_parallel(Storage::on_device(cut, cut, cut));
     assert_eq!(text(&all.forward), "parameter gather all-gather 384");
     assert_eq!(
         text(&all.backward),
         "parameter gather all-gather 384, gradient accumulation reduce-scatter 384"
     );
     assert_eq!(text(&all.update), "");
+}
+
+#[test]
+fn every_parameter_that_the_host_updates_moves_once_for_every_rank_that_updates_it() {
+    let cut = AxisSet::of(&[AxisId(0)]);
+    let moved = |storage: Storage| {
+        let lowered = lowered(mlp(SHAPE), SHAPE, &[2], &[DATA], &Extra { storage, recompute: &[] });
+        let shape = |update: &Update| lowered.layer.shape(update.tensor, &lowered.sizes);
+        let one = |update: &Update| host_elements((&lowered.mesh, &shape(update)), update);
+        lowered.program.updates.iter().map(one).sum::<u64>()
+    };
+    let whole = Storage::default();
+    assert_eq!(moved(whole), 0);
+    assert_eq!(moved(whole.on_host()), 2 * 384);
+    assert_eq!(moved(Storage { optimizer: cut, ..whole }.on_host()), 384);
 }
 
 #[test]

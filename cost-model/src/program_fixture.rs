@@ -266,10 +266,8 @@ pub(crate) struct Extra<'a> {
 }
 
 /// Everything kept, every state where it is used.
-pub(crate) const PLAIN: Extra<'static> = Extra {
-    storage: Storage { parameter: AxisSet::EMPTY, gradient: AxisSet::EMPTY, optimizer: AxisSet::EMPTY },
-    recompute: &[],
-};
+pub(crate) const PLAIN: Extra<'static> =
+    Extra { storage: Storage::on_device(AxisSet::EMPTY, AxisSet::EMPTY, AxisSet::EMPTY), recompute: &[] };
 
 pub(crate) fn lowered(
     layer: Layer,

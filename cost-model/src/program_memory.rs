@@ -6,7 +6,8 @@
 //! backward_peak = the same in backward, which begins with all that is saved          -> Walk
 //! working()     = the larger peak less saved: once per stage, whatever is in flight
 //! logits        = scores of the loss and their gradient beyond what is saved of them, once
-//! states        = parameters, gradients, optimizer, each over its own cut; of frozen ones only the parameter
+//! states        = parameters, gradients, optimizer, each over its own cut; of frozen ones only the parameter; what the
+//!                 host updates is the host's
 //! ```
 //! Gathered parameters and their gradients stand apart: how many units live at once is the engine's affair
 //! (`memory::gathered_units`).
@@ -20,13 +21,14 @@ use ir::graph::{DimId, Layer, Op, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
 use ir::op::OpKind;
 use ir::op_work::KernelChoice;
-use ir::program::{AxisSet, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use ir::program::{AxisSet, Home, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use ir::split::SplitBackward;
 use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
 
 use crate::constants::Constants;
 use crate::memory::{GatheredUnit, StateBytes, logits_bytes};
+use crate::offload::host_bytes;
 use crate::program_work::ProgramWork;
 use crate::rates::element_bytes;
 use crate::tensor_bytes::{
@@ -64,6 +66,8 @@ pub struct ProgramMemory {
     pub gradients: Bytes,
     /// Optimizer states and master copies as stored.
     pub optimizer: Bytes,
+    /// The same, and gradients on their way to them, in the host's memory: no bytes of the device.
+    pub host: Bytes,
     /// Parameters that are gathered for use, whole: the unit of `memory::gathered_units`.
     pub gathered: Bytes,
     /// Their gradients before these are reduced.
@@ -104,7 +108,7 @@ impl ProgramMemory {
         all
     }
 
-    /// Parameters, gradients and optimizer.
+    /// Parameters, gradients and optimizer on the device.
     pub fn states(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer
     }
@@ -183,9 +187,9 @@ pub fn owed_bytes(
 }
 
 /// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered
-/// (FSDP: Zhao et al. 2023, arXiv 2304.11277, section 4.4).
+/// (FSDP: Zhao et al. 2023, arXiv 2304.11277, section 4.4). A copy on the host is none that the device could gather.
 pub fn doubles_as_master(storage: Storage) -> bool {
-    !storage.parameter.is_empty() && storage.parameter == storage.optimizer
+    storage.home == Home::Device && !storage.parameter.is_empty() && storage.parameter == storage.optimizer
 }
 
 struct Account<'a> {
@@ -383,7 +387,11 @@ impl Account<'_> {
             }
             if held.trained {
                 memory.gradients += one.gradient * cut(held.storage.gradient);
-                memory.optimizer += one.optimizer() * cut(held.storage.optimizer);
+                let updated = cut(held.storage.optimizer);
+                match held.storage.home {
+                    Home::Device => memory.optimizer += one.optimizer() * updated,
+                    Home::Host => memory.host += host_bytes(one) * updated,
+                }
             }
         }
     }

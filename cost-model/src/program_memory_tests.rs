@@ -162,7 +162,12 @@ fn states_are_cut_as_stored_and_gathered_parameters_stand_apart() {
     assert_eq!((plain.gathered, plain.unreduced), (Bytes::ZERO, Bytes::ZERO));
     let optimizer = on(Storage { optimizer: cut, ..Storage::default() });
     assert_eq!(states(&optimizer), [2.0 * n, 4.0 * n, 6.0 * n]);
-    let all = on(Storage { parameter: cut, gradient: cut, optimizer: cut });
+    let all = on(Storage::on_device(cut, cut, cut));
+    // On the host: fp32 value, moments and the gradient that came down; the device keeps what it reads.
+    let host = on(Storage { optimizer: cut, ..Storage::default() }.on_host());
+    assert_eq!((states(&host), host.host), ([2.0 * n, 4.0 * n, 0.0], Bytes(16.0 * n / 2.0)));
+    let host = on(Storage::on_device(cut, cut, cut).on_host());
+    assert_eq!((states(&host), host.host), ([n, 2.0 * n, 0.0], Bytes(16.0 * n / 2.0)));
     // Cut like its optimizer state, the parameter is that state's own fp32 copy.
     assert_eq!(states(&all), [0.0, 2.0 * n, 6.0 * n]);
     assert_eq!((all.gathered, all.unreduced), (Bytes(2.0 * n), Bytes(4.0 * n)));

@@ -7,7 +7,8 @@
 //! exposed           = tensor conversions: all, but for gathers and scatters beside products     -> exposure.rs
 //!                   + parameter gathers and gradient reductions of the micro-batch: what a layer's compute,
 //!                     running one layer ahead or behind, does not hide                     -> gathered_layer()
-//! update            = gradients reduced, optimizer, parameters gathered; once per step, nothing hidden here
+//! update            = gradients reduced, optimizer here or on the host, parameters gathered; once per step, nothing
+//!                     hidden here
 //! ```
 //! Communication of parameters and their gradients runs in buckets: per layer, all steps of one kind over the same axes
 //! are one collective. Sizes are those of the device with the largest block, expert slots count as filled.
@@ -19,7 +20,7 @@ use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
 use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
-use ir::program::{Instruction, Program, Side, Storage, Update, ValueId};
+use ir::program::{Home, Instruction, Program, Side, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::split::SplitBackward;
 use ir::units::{Bytes, Seconds};
@@ -28,6 +29,7 @@ use ir::work::{GemmOutput, Pass, Work};
 use crate::collective::CollectiveKind;
 use crate::exposure::{Neighbours, OpSeconds, behind_products, beside_products, beside_weight_products};
 use crate::memory::{StateBytes, update_traffic};
+use crate::offload::{HostShare, HostUpdate};
 use crate::overlap::gathered_layer;
 use crate::program_bytes::CommunicationClass;
 use crate::program_work::ProgramWork;
@@ -392,9 +394,10 @@ impl Pricing<'_> {
 
     fn update(&self) -> UpdatePrice {
         let states = self.states();
-        let owned =
-            |update: &Update| self.local_elements(update.tensor, update.used) / self.parts(update.storage);
-        let owned: f64 = self.program.updates.iter().map(owned).sum();
+        let owned = |home: Home| -> f64 {
+            let there = self.program.updates.iter().filter(|update| update.storage.home == home);
+            there.map(|one| self.local_elements(one.tensor, one.used) / self.parts(one.storage)).sum()
+        };
         let mut bytes_per_tier = self.no_bytes();
         let communication = self.price_buckets(self.update_buckets(), &mut bytes_per_tier);
         let of = |class| {
@@ -403,7 +406,8 @@ impl Pricing<'_> {
         };
         UpdatePrice {
             gradient_reduce: of(CommunicationClass::GradientReduce),
-            optimizer: self.optimizer(owned, states),
+            optimizer: self.optimizer(owned(Home::Device), states),
+            host: self.host(owned(Home::Host), states),
             parameter_gather: of(CommunicationClass::Update),
             communication,
             bytes_per_tier,
@@ -417,6 +421,15 @@ impl Pricing<'_> {
         }
         let rates = Rates::new(self.context.device, self.context.precision, self.context.constants);
         stream_time(update_traffic(n_parameters, states), 1, &rates, self.context.constants)
+    }
+
+    /// What the host does in place of that.
+    fn host(&self, n_parameters: f64, states: StateBytes) -> Seconds {
+        if n_parameters <= 0.0 {
+            return Seconds::ZERO;
+        }
+        let share = HostShare::of(self.context.device, self.context.cluster, self.context.constants);
+        HostUpdate::of(n_parameters, states, share).total()
     }
 
     fn parts(&self, storage: Storage) -> f64 {

@@ -205,10 +205,22 @@ fn a_cut_optimizer_scatters_gradients_gathers_parameters_and_updates_an_eighth()
     assert!(price.optimizer < plain.optimizer * 0.2);
 }
 
+/// An eighth of the gradients goes down at 0.8 of 31 GB/s, the host updates them at an eighth of its rate, and the values
+/// come up; the device computes nothing, and its collectives are the same.
+#[test]
+fn an_optimizer_on_the_host_moves_and_updates_an_eighth_there() {
+    let cut = Storage { optimizer: AxisSet::of(&[AxisId(0)]), ..Storage::default() };
+    let (device, host) = (data_parallel(cut).update, data_parallel(cut.on_host()).update);
+    assert_eq!((device.host, host.optimizer), (Seconds::ZERO, Seconds::ZERO));
+    assert_eq!(host.communication, device.communication);
+    let (own, link, rate) = (PARAMETERS / 8.0, 31e9 * 0.8, 4e9 / 8.0);
+    close(host.host, Seconds(own * 4.0 / link + own / rate + own * 2.0 / link));
+}
+
 #[test]
 fn gathered_parameters_move_beside_the_compute_of_every_micro_batch() {
     let cut = AxisSet::of(&[AxisId(0)]);
-    let price = data_parallel(Storage { parameter: cut, gradient: cut, optimizer: cut });
+    let price = data_parallel(Storage::on_device(cut, cut, cut));
     let gather = moved(CollectiveKind::AllGather, 2.0 * PARAMETERS, &[(8, 1)]);
     let reduce = moved(CollectiveKind::ReduceScatter, 4.0 * PARAMETERS, &[(8, 1)]);
     let constants = of_examples();

@@ -116,8 +116,10 @@ impl SectionPrice {
 pub struct UpdatePrice {
     /// Accumulators to the optimizer's cut.
     pub gradient_reduce: Seconds,
-    /// The optimizer's pass over its states.
+    /// The optimizer's pass over its states on the device.
     pub optimizer: Seconds,
+    /// The host's, and what moves to it and back.
+    pub host: Seconds,
     /// New parameters to their storage.
     pub parameter_gather: Seconds,
     /// Both communications by kind.

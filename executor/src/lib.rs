@@ -49,6 +49,8 @@ mod ring_audit;
 
 mod extend;
 
+mod offload;
+
 mod update;
 
 mod assemble;
@@ -66,5 +68,7 @@ pub mod agreement;
 pub use label::Class;
 
 pub use memory::RankMemory;
+
+pub use offload::HostMoves;
 
 pub use routing::Routes;

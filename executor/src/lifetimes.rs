@@ -2,7 +2,9 @@
 //!
 //! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
 //! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved values
-//! up to backward. States of parameters live all the time, finished gradients during the update. A stream that waits on
+//! up to backward. States of parameters live all the time, finished gradients during the update. Where the host updates a
+//! parameter, its optimizer state and its finished gradient are buffers of a second arena, the rank's share of the host's
+//! memory, and the new value is a buffer of the device until it is stored. A stream that waits on
 //! its rank for the next chunk is a buffer, and so is what attention on a ring keeps. What an instruction has in hand is
 //! none: operands as it reads them, results before it writes them, and messages on their way.
 
@@ -11,7 +13,7 @@ use std::sync::Arc;
 
 use ir::graph::OpId;
 use ir::op::OpKind;
-use ir::program::{AxisSet, HeldParameter, Instruction, Storage, ValueId};
+use ir::program::{AxisSet, HeldParameter, Home, Instruction, Storage, ValueId};
 use ir::schedule::{Action, Section};
 use ir::work::Pass;
 
@@ -38,6 +40,8 @@ pub(crate) enum Held {
     Stream(u32, Direction, u32),
     /// A finished gradient.
     Gradient(ParameterKey),
+    /// A new value that the host has worked out, on the device until it is stored.
+    Updated(ParameterKey),
 }
 
 /// The states of a parameter; a frozen one has the first alone.
@@ -61,6 +65,11 @@ pub(crate) enum Direction {
     Backward,
 }
 
+impl State {
+    /// What the update holds: where the parameter's storage has its home.
+    pub(crate) const UPDATED: [Self; 3] = [Self::Master, Self::First, Self::Second];
+}
+
 /// The buffers of a rank's step, placed.
 #[derive(Debug)]
 pub(crate) struct MemoryPlan {
@@ -70,15 +79,52 @@ pub(crate) struct MemoryPlan {
     pub(crate) placed: Arc<Placed>,
 }
 
+/// What a rank has in its device's memory and in its share of the host's.
+#[derive(Debug)]
+pub(crate) struct RankPlan {
+    pub(crate) device: MemoryPlan,
+    pub(crate) host: MemoryPlan,
+}
+
 /// The plans of all ranks of a run; ranks with equal buffers share the work.
-pub(crate) fn plans(run: &Prepared<'_>, element_bytes: u64) -> Vec<MemoryPlan> {
+pub(crate) fn plans(run: &Prepared<'_>, element_bytes: u64) -> Vec<RankPlan> {
     let mut known: BTreeMap<Vec<Buffer>, Arc<Placed>> = BTreeMap::new();
-    let one = |rank: usize| {
-        let Walk { buffers, of, .. } = Walk::of_rank(run, rank, element_bytes);
+    let mut placed = |Lives { buffers, of, .. }: Lives| {
         let placed = known.entry(buffers.clone()).or_insert_with_key(|buffers| Arc::new(place(buffers)));
-        MemoryPlan { buffers, of, placed: Arc::clone(placed) }
+        MemoryPlan { placed: Arc::clone(placed), buffers, of }
+    };
+    let one = |rank: usize| {
+        let Walk { device, host, .. } = Walk::of_rank(run, rank, element_bytes);
+        RankPlan { device: placed(device), host: placed(host) }
     };
     (0..run.execution.n_ranks() as usize).map(one).collect()
+}
+
+/// Buffers of one memory as they come and go.
+#[derive(Default)]
+struct Lives {
+    buffers: Vec<Buffer>,
+    of: BTreeMap<Held, Vec<usize>>,
+    live: BTreeMap<Held, usize>,
+}
+
+impl Lives {
+    /// A buffer appears. One that is there already, as a kept value whose operator runs again for another result, stays.
+    fn make(&mut self, held: Held, bytes: u64, moment: usize) {
+        if self.live.contains_key(&held) {
+            return;
+        }
+        let at = self.buffers.len();
+        self.live.insert(held, at);
+        self.buffers.push(Buffer { bytes, from: moment, to: usize::MAX });
+        self.of.entry(held).or_default().push(at);
+    }
+
+    fn drop(&mut self, held: Held, moment: usize) {
+        if let Some(at) = self.live.remove(&held) {
+            self.buffers[at].to = moment;
+        }
+    }
 }
 
 /// Walks one step of a rank, a moment per instruction.
@@ -87,17 +133,16 @@ struct Walk<'a> {
     seat: Seat<'a>,
     element_bytes: u64,
     moment: usize,
-    buffers: Vec<Buffer>,
-    of: BTreeMap<Held, Vec<usize>>,
-    live: BTreeMap<Held, usize>,
+    device: Lives,
+    host: Lives,
 }
 
 impl<'a> Walk<'a> {
     fn of_rank(run: &'a Prepared<'a>, rank: usize, element_bytes: u64) -> Self {
         let seat = Seat::new(run.execution.mesh, rank);
         let stage = seat.stage;
-        let (buffers, of, live) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let mut walk = Self { run, seat, element_bytes, moment: 0, buffers, of, live };
+        let (device, host) = (Lives::default(), Lives::default());
+        let mut walk = Self { run, seat, element_bytes, moment: 0, device, host };
         for (key, held) in walk.parameters(stage) {
             walk.states(key, &held);
         }
@@ -126,14 +171,12 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        for (key, held) in walk.parameters(stage).into_iter().filter(|(_, held)| held.trained) {
-            walk.make(
-                Held::Gradient(key),
-                walk.cut_elements(key, &held, held.storage.optimizer) * element_bytes,
-            );
-        }
+        walk.update(stage);
         walk.moment += 1;
-        walk.live.keys().copied().collect::<Vec<_>>().into_iter().for_each(|held| walk.drop(held));
+        for lives in [&mut walk.device, &mut walk.host] {
+            let live: Vec<Held> = lives.live.keys().copied().collect();
+            live.into_iter().for_each(|held| lives.drop(held, walk.moment));
+        }
         walk
     }
 
@@ -212,7 +255,7 @@ impl<'a> Walk<'a> {
             match instruction {
                 Instruction::Free { value } => self.drop(Held::Value(layer_idx, unit, *value)),
                 Instruction::Backward { op, .. }
-                    if self.live.contains_key(&Held::Owed(layer_idx, unit + 1, *op)) =>
+                    if self.device.live.contains_key(&Held::Owed(layer_idx, unit + 1, *op)) =>
                 {
                     self.moment += 1;
                     self.drop(Held::Owed(layer_idx, unit + 1, *op));
@@ -255,21 +298,20 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// A buffer appears. One that is there already, as a kept value whose operator runs again for another result, stays.
     fn make(&mut self, held: Held, bytes: u64) {
-        if self.live.contains_key(&held) {
-            return;
-        }
-        let at = self.buffers.len();
-        self.live.insert(held, at);
-        self.buffers.push(Buffer { bytes, from: self.moment, to: usize::MAX });
-        self.of.entry(held).or_default().push(at);
+        self.device.make(held, bytes, self.moment);
     }
 
-    fn drop(&mut self, held: Held) {
-        if let Some(at) = self.live.remove(&held) {
-            self.buffers[at].to = self.moment;
+    fn make_in(&mut self, home: Home, held: Held, bytes: u64) {
+        match home {
+            Home::Device => self.device.make(held, bytes, self.moment),
+            Home::Host => self.host.make(held, bytes, self.moment),
         }
+    }
+
+    /// A buffer of the device goes.
+    fn drop(&mut self, held: Held) {
+        self.device.drop(held, self.moment);
     }
 
     fn value_elements(&self, (layer_idx, unit): (LayerIdx, u32), value: ValueId) -> u64 {
@@ -290,17 +332,41 @@ impl<'a> Walk<'a> {
     }
 
     fn states(&mut self, key: ParameterKey, held: &HeldParameter) {
-        let Storage { parameter, gradient, optimizer } = held.storage;
+        let Storage { parameter, gradient, optimizer, home } = held.storage;
         let stored = self.run.rounded().bytes(self.element_bytes);
-        let learned = [
-            (State::Master, optimizer),
-            (State::First, optimizer),
-            (State::Second, optimizer),
-            (State::Accumulator, gradient),
-        ];
         self.make(Held::State(key, State::Stored), self.cut_elements(key, held, parameter) * stored);
-        for (state, cut) in learned.into_iter().filter(|_| held.trained) {
-            self.make(Held::State(key, state), self.cut_elements(key, held, cut) * self.element_bytes);
+        if held.trained {
+            let updated = self.cut_elements(key, held, optimizer) * self.element_bytes;
+            for state in State::UPDATED {
+                self.make_in(home, Held::State(key, state), updated);
+            }
+            let summed = self.cut_elements(key, held, gradient) * self.element_bytes;
+            self.make(Held::State(key, State::Accumulator), summed);
+        }
+    }
+
+    /// Finished gradients, and what moves between device and host to update states there.
+    fn update(&mut self, stage: u32) {
+        let run = self.run;
+        let all = self.parameters(stage);
+        let learned: Vec<_> = all.into_iter().filter(|(_, held)| held.trained).collect();
+        for (key, held) in &learned {
+            let bytes = self.cut_elements(*key, held, held.storage.optimizer) * self.element_bytes;
+            self.make(Held::Gradient(*key), bytes);
+        }
+        let is_owned = |key: ParameterKey| run.stage_of(key.0) == stage && !run.is_copy(key);
+        let on_host = learned.into_iter().filter(|(_, held)| held.storage.home == Home::Host);
+        let (owned, copies): (Vec<_>, Vec<_>) = on_host.partition(|(key, _)| is_owned(*key));
+        for (key, held) in &owned {
+            self.moment += 1;
+            let n = self.cut_elements(*key, held, held.storage.optimizer);
+            self.drop(Held::Gradient(*key));
+            self.make_in(Home::Host, Held::Gradient(*key), n * self.element_bytes);
+            self.make(Held::Updated(*key), n * run.rounded().bytes(self.element_bytes));
+        }
+        for (key, held) in &copies {
+            let n = self.cut_elements(*key, held, held.storage.optimizer);
+            self.make(Held::Updated(*key), n * run.rounded().bytes(self.element_bytes));
         }
     }
 }

@@ -22,9 +22,10 @@ use crate::initial::Slot;
 use crate::job::{LayerIdx, Recorded};
 use crate::kernels::{Real, Tensor, Value};
 use crate::label::{Class, Phase, Place};
-use crate::lifetimes::{Held, MemoryPlan};
+use crate::lifetimes::{Held, RankPlan};
 use crate::memory::{Memory, RankMemory};
 use crate::observe::Activity;
+use crate::offload::HostMoves;
 use crate::prepare::{ParameterKey, Prepared, unfit};
 use crate::routing::Routes;
 use crate::update::{Carried, Parameter};
@@ -49,8 +50,12 @@ pub(crate) struct Record {
     pub(crate) carried: BTreeMap<LayerIdx, u64>,
     /// Most bytes kept at one time, saved and carried.
     pub(crate) peak_saved: u64,
-    /// Bytes of its arena.
+    /// Bytes of its device's arena.
     pub(crate) memory: RankMemory,
+    /// Bytes of its arena in the host's memory.
+    pub(crate) host: RankMemory,
+    /// What it moved between the two.
+    pub(crate) moved: HostMoves,
     /// Per layer, choices of experts that found no slot, and all choices, if this rank saw all tokens.
     pub(crate) dropped: BTreeMap<LayerIdx, (u64, u64)>,
     /// Experts chosen, if this rank saw all tokens.
@@ -68,7 +73,10 @@ pub(crate) struct Rank<'a, E> {
     /// Its parameters; their states are in memory.
     pub(crate) parameters: BTreeMap<ParameterKey, Parameter>,
     pub(crate) record: Record,
+    /// Its device's memory.
     pub(crate) memory: Memory<'a, E>,
+    /// Its share of the host's.
+    pub(crate) host: Memory<'a, E>,
     /// Bytes of what is saved and carried.
     saved_bytes: u64,
     /// What the results of a ring that just ran are held to.
@@ -86,7 +94,7 @@ impl<'a, E: Real> Rank<'a, E> {
     pub(crate) fn new(
         run: &'a Prepared<'a>,
         rank: usize,
-        memory: Option<&'a MemoryPlan>,
+        plan: Option<&'a RankPlan>,
     ) -> Result<Self, ExecutorError> {
         let seat = Seat::new(run.execution.mesh, rank);
         let initial = |key: ParameterKey| {
@@ -97,7 +105,8 @@ impl<'a, E: Real> Rank<'a, E> {
             seat,
             parameters: BTreeMap::new(),
             record: Record::default(),
-            memory: Memory::new(memory),
+            memory: Memory::new(plan.map(|plan| &plan.device)),
+            host: Memory::new(plan.map(|plan| &plan.host)),
             saved_bytes: 0,
             witnesses: None,
         };
@@ -132,12 +141,14 @@ impl<'a, E: Real> Rank<'a, E> {
             }
             comm.during(Activity::Update { step }, |comm| self.update(comm, u64::from(step)))?;
             self.memory.end_step();
+            self.host.end_step();
         }
         match self.run.execution.training.record {
             Recorded::EveryStep => {}
             Recorded::States => self.record_states()?,
         }
         self.record.memory = self.memory.report();
+        self.record.host = self.host.report();
         Ok(self.record)
     }
 

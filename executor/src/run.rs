@@ -18,9 +18,10 @@ use crate::instruction::CollectiveKind;
 use crate::job::{Execution, LayerIdx, Recorded};
 use crate::kernels::Real;
 use crate::label::Class;
-use crate::lifetimes::{self, MemoryPlan};
+use crate::lifetimes::{self, RankPlan};
 use crate::memory::RankMemory;
 use crate::observe::{Nobody, Observer};
+use crate::offload::HostMoves;
 use crate::prepare::{ParameterKey, Prepared};
 use crate::rank::{Rank, Record};
 use crate::routing::Routes;
@@ -59,6 +60,10 @@ pub struct Outcome {
     pub peak_saved: Vec<u64>,
     /// Per rank, its arena, planned and as it was used; empty where only numbers were wanted.
     pub memory: Vec<RankMemory>,
+    /// Per rank, its arena in the host's memory, likewise.
+    pub host: Vec<RankMemory>,
+    /// Per rank, what it moved between device and host.
+    pub moved: Vec<HostMoves>,
     /// Experts chosen by every router: noted by a run on one device, for [`run_routed`].
     pub routes: Routes,
     /// Per layer, choices of experts that found no slot, and all choices: noted by a run on one device.
@@ -170,7 +175,7 @@ pub fn start(execution: &Execution<'_>) -> Result<States, ExecutorError> {
 
 fn run_prepared<E: Real>(
     prepared: &Prepared<'_>,
-    plans: &[MemoryPlan],
+    plans: &[RankPlan],
     listening: (&TierOf<'_>, &dyn Observer),
 ) -> Result<Outcome, ExecutorError> {
     let execution = prepared.execution;
@@ -194,6 +199,8 @@ fn run_prepared<E: Real>(
         carried: records.iter().map(|record| record.carried.clone()).collect(),
         peak_saved: records.iter().map(|record| record.peak_saved).collect(),
         memory: records.iter().map(|record| record.memory).filter(|_| !plans.is_empty()).collect(),
+        host: records.iter().map(|record| record.host).filter(|_| !plans.is_empty()).collect(),
+        moved: records.iter().map(|record| record.moved).collect(),
         routes: records.first().map(|record| record.routes.clone()).unwrap_or_default(),
         dropped: records.first().map(|record| record.dropped.clone()).unwrap_or_default(),
         audit: audit(&records),

@@ -4,11 +4,14 @@
 //! All of it works on the flattened local block, cut by the storage's axes. A tied copy sends its gradient to the
 //! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state. So does
 //! the second of two pipeline ranks that have a copy of the same layer.
+//!
+//! Where the host updates a parameter, the states of the update are in the rank's second arena: the finished gradient goes
+//! down to them, and the new value comes up, rounded as operators take it, before anybody else gets it.
 
 use std::collections::BTreeSet;
 
 use ir::conversion::Step;
-use ir::program::{AxisSet, Frozen, Storage, Update};
+use ir::program::{AxisSet, Frozen, Home, Storage, Update};
 use ir::sharding::{Placement, Sharding};
 use ndarray::{Array1, ArrayD};
 
@@ -32,6 +35,8 @@ pub(crate) struct Parameter {
     /// Elements of the local block in use, all cuts together.
     n_flat: u64,
     kind: Kind,
+    /// Which memory holds what the update holds.
+    pub(crate) home: Home,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,9 +80,11 @@ impl<E: Real> Rank<'_, E> {
         update: &Update,
         whole: &ArrayD<f64>,
     ) -> Result<(), ExecutorError> {
-        let Storage { parameter, gradient, optimizer } = update.storage;
+        let Storage { parameter, gradient, optimizer, home } = update.storage;
         let own = own_block::<E>(&self.seat, update.used, whole);
         let n_flat = own.len() as u64;
+        let kind = if self.run.moments(key, self.seat.stage).is_some() { Kind::Moved } else { Kind::Fresh };
+        self.parameters.insert(key, Parameter { n_flat, kind, home });
         self.write_stored(key, self.cut(&own, parameter))?;
         let master = self.cut(&own, optimizer);
         self.write(key, State::Master, &master)?;
@@ -91,10 +98,7 @@ impl<E: Real> Rank<'_, E> {
         self.write(key, State::First, &first)?;
         self.write(key, State::Second, &second)?;
         let n = flat_cut(&self.seat, n_flat, gradient).len();
-        self.write(key, State::Accumulator, &vec![E::zero(); n])?;
-        let kind = if moments.is_some() { Kind::Moved } else { Kind::Fresh };
-        self.parameters.insert(key, Parameter { n_flat, kind });
-        Ok(())
+        self.write(key, State::Accumulator, &vec![E::zero(); n])
     }
 
     /// What is held of a frozen parameter.
@@ -106,7 +110,8 @@ impl<E: Real> Rank<'_, E> {
     ) -> Result<(), ExecutorError> {
         let own = own_block::<E>(&self.seat, frozen.used, whole);
         self.write_stored(key, self.cut(&own, frozen.cut))?;
-        self.parameters.insert(key, Parameter { n_flat: own.len() as u64, kind: Kind::Frozen });
+        self.parameters
+            .insert(key, Parameter { n_flat: own.len() as u64, kind: Kind::Frozen, home: Home::Device });
         Ok(())
     }
 
@@ -118,17 +123,32 @@ impl<E: Real> Rank<'_, E> {
     }
 
     /// A state of a parameter, as it lies in memory.
-    fn read(&self, key: ParameterKey, state: State) -> Result<Vec<E>, ExecutorError> {
-        let values = self.memory.tensor(Held::State(key, state)).map(elements);
+    pub(crate) fn read(&self, key: ParameterKey, state: State) -> Result<Vec<E>, ExecutorError> {
+        let held = Held::State(key, state);
+        let values = match self.home(key, state) {
+            Home::Device => self.memory.tensor(held),
+            Home::Host => self.host.tensor(held),
+        };
+        let values = values.map(elements);
         values.ok_or_else(|| unfit(format!("layer {}: a parameter that is not held", key.0)))
     }
 
     fn n_elements(&self, held: Held) -> Result<usize, ExecutorError> {
-        self.memory.n_elements(held).ok_or_else(|| unfit(format!("{held:?} is not held")))
+        let found = self.memory.n_elements(held).or_else(|| self.host.n_elements(held));
+        found.ok_or_else(|| unfit(format!("{held:?} is not held")))
     }
 
-    fn write(&mut self, key: ParameterKey, state: State, values: &[E]) -> Result<(), ExecutorError> {
-        self.memory.put_numbers(Held::State(key, state), values, Width::Full)
+    pub(crate) fn write(
+        &mut self,
+        key: ParameterKey,
+        state: State,
+        values: &[E],
+    ) -> Result<(), ExecutorError> {
+        let held = Held::State(key, state);
+        match self.home(key, state) {
+            Home::Device => self.memory.put_numbers(held, values, Width::Full),
+            Home::Host => self.host.put_numbers(held, values, Width::Full),
+        }
     }
 
     /// Stores a value as operators take it.
@@ -224,8 +244,9 @@ impl<E: Real> Rank<'_, E> {
         Ok(())
     }
 
-    fn gradient(&self, key: ParameterKey) -> Result<Vec<E>, ExecutorError> {
-        let values = self.memory.tensor(Held::Gradient(key)).map(elements);
+    pub(crate) fn gradient(&self, key: ParameterKey) -> Result<Vec<E>, ExecutorError> {
+        let held = Held::Gradient(key);
+        let values = self.memory.tensor(held).or_else(|| self.host.tensor(held)).map(elements);
         values.ok_or_else(|| unfit(format!("layer {}: a gradient of no parameter", key.0)))
     }
 
@@ -291,14 +312,14 @@ impl<E: Real> Rank<'_, E> {
             self.learned().into_iter().partition(|key| run.stage_of(key.0) == self.seat.stage);
         for key in own {
             for twin in run.stages_of(key.0).into_iter().skip(1) {
-                let new = self.read(key, State::Master)?;
+                let new = self.updated(key)?;
                 comm.send(self.seat.peer(twin), self.twin_tag(key, "value", step), new)?;
             }
         }
         for key in others {
             let (owner, tag) = (self.seat.peer(run.stage_of(key.0)), self.twin_tag(key, "value", step));
             let new = comm.recv(owner, tag, self.n_elements(Held::State(key, State::Master))?)?;
-            self.write(key, State::Master, &new)?;
+            self.write_updated(key, new)?;
         }
         Ok(())
     }
@@ -335,6 +356,7 @@ impl<E: Real> Rank<'_, E> {
     fn step(&mut self, key: ParameterKey, step: u64) -> Result<(), ExecutorError> {
         let hyper = self.run.execution.optimizer;
         let before = self.run.execution.training.from.map_or(0, |from| from.steps);
+        self.bring_down(key)?;
         let gradient = self.gradient(key)?;
         let [mut master, mut m, mut v] =
             [self.read(key, State::Master)?, self.read(key, State::First)?, self.read(key, State::Second)?];
@@ -347,7 +369,7 @@ impl<E: Real> Rank<'_, E> {
         if let Some(parameter) = self.parameters.get_mut(&key) {
             parameter.kind = Kind::Moved;
         }
-        Ok(())
+        self.bring_up(key)
     }
 
     /// Brings the owners' new values to the copies.
@@ -358,10 +380,10 @@ impl<E: Real> Rank<'_, E> {
             if !self.is_learned(tie.owner) {
                 continue;
             }
-            let new = self.read(tie.owner, State::Master)?;
+            let new = self.updated(tie.owner)?;
             match self.elsewhere(tie.copy) {
                 Some(copy) => comm.send(copy, self.tie_tag(tie, "value", step), new)?,
-                None => self.write(tie.copy, State::Master, &new)?,
+                None => self.write_updated(tie.copy, new)?,
             }
         }
         for tie in run.ties.iter().filter(|tie| run.stage_of(tie.copy.0) == stage) {
@@ -370,7 +392,7 @@ impl<E: Real> Rank<'_, E> {
             if self.is_learned(tie.copy) {
                 let n = self.n_elements(Held::State(tie.copy, State::Master))?;
                 let new = comm.recv(owner, tag, n)?;
-                self.write(tie.copy, State::Master, &new)?;
+                self.write_updated(tie.copy, new)?;
             }
         }
         Ok(())
@@ -384,12 +406,13 @@ impl<E: Real> Rank<'_, E> {
     ) -> Result<(), ExecutorError> {
         let update = self.run.update(key)?;
         let tag = self.parameter_tag(key, Class::Update, step);
-        let (n_flat, new) = (self.n_flat(key)?, one_dim(self.read(key, State::Master)?));
+        let (n_flat, new) = (self.n_flat(key)?, one_dim(self.updated(key)?));
         let stored =
             elements(convert(comm, &self.seat, &update.gather, &Subject { tag, shape: &[n_flat] }, new)?);
         if stored.len() != self.n_elements(Held::State(key, State::Stored))? {
             return Err(unfit(format!("layer {}: an update does not end in the parameter's storage", key.0)));
         }
+        self.memory.drop(Held::Updated(key));
         // What is sent is rounded on its way; what stays is rounded here, so that all copies are the same.
         self.write_stored(key, stored)
     }

@@ -71,7 +71,7 @@ pub enum LowerError {
     },
     /// A parameter's storage is not a cut of what the operator uses.
     #[error(
-        "layer `{layer}`, parameter `{tensor}`: its storage must cut axes that its use leaves whole, and the optimizer's cut must hold the others; a frozen one has only the parameter's"
+        "layer `{layer}`, parameter `{tensor}`: its storage must cut axes that its use leaves whole, and the optimizer's cut must hold the others; a frozen one has only the parameter's, and no state on the host"
     )]
     Storage {
         /// The layer.

@@ -15,7 +15,7 @@ use crate::graph::{DimId, Extent, Layer, Op, OpId, TensorId};
 use crate::lower::{LayerChoice, Recompute, backward_reads, gradient_tensors, whole_axes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
-use crate::program::AxisSet;
+use crate::program::{AxisSet, Home};
 use crate::schedule::Schedule;
 use crate::signature::signature;
 use crate::strategy::{AxisUse, placements};
@@ -51,6 +51,9 @@ pub struct Roles {
     pub vpp: u64,
     /// Where the states of the parameters are cut.
     pub zero: Zero,
+    /// Whether the host holds and updates optimizer states.
+    #[serde(default, skip_serializing_if = "Offload::is_none")]
+    pub offload: Offload,
     /// What is computed again in backward.
     pub recompute: RecomputeRole,
     /// Sequences of one micro-batch on one data-parallel replica.
@@ -102,6 +105,26 @@ pub struct Zero {
     /// Devices over which they are cut, where these are fewer than hold the same weights (HSDP, MiCS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hybrid: Option<u64>,
+}
+
+/// What the host's memory holds of the states (Ren et al. 2021, arXiv 2101.06840).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// Optimizer states of some parameters.
+    Some,
+    /// Optimizer states of all parameters.
+    Optimizer,
+}
+
+impl Offload {
+    /// True where the host holds nothing.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
 }
 
 /// What is computed again in backward.
@@ -183,6 +206,7 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         pp: arrangement.n_stages,
         vpp: u64::from(arrangement.schedule.n_virtual_stages()),
         zero: zero(mesh, &arrangement.layers),
+        offload: offload(&arrangement.layers),
         recompute: recompute(&arrangement.layers),
         micro_batch: arrangement.micro_batch.div_ceil(dp),
         accumulation: arrangement.n_micro_batches,
@@ -222,6 +246,11 @@ impl fmt::Display for Roles {
         write!(f, "ZeRO-{}", self.zero.stage)?;
         if let Some(devices) = self.zero.hybrid {
             write!(f, " over {devices}")?;
+        }
+        match self.offload {
+            Offload::None => {}
+            Offload::Some => write!(f, ", some optimizer states on the host")?,
+            Offload::Optimizer => write!(f, ", optimizer on the host")?,
         }
         let recompute = match self.recompute {
             RecomputeRole::None => "none",
@@ -443,6 +472,20 @@ fn parameter_cuts(
             Some(((stage, hybrid), layer.parameter_elements(*tensor).saturating_mul(placed.count)))
         })
         .collect()
+}
+
+fn offload(layers: &[PlacedLayer]) -> Offload {
+    let homes = |placed: &PlacedLayer| {
+        let (layer, choice) = (placed.layer, placed.choice);
+        let learned = choice.storage.iter().filter(|(tensor, _)| layer.is_trained(**tensor));
+        learned.map(|(_, storage)| storage.home).collect::<Vec<_>>()
+    };
+    let all: Vec<Home> = layers.iter().flat_map(homes).collect();
+    match (all.contains(&Home::Host), all.contains(&Home::Device)) {
+        (false, _) => Offload::None,
+        (true, true) => Offload::Some,
+        (true, false) => Offload::Optimizer,
+    }
 }
 
 fn recompute(layers: &[PlacedLayer]) -> RecomputeRole {

@@ -4,6 +4,9 @@
 //! called once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is part of
 //! backward: the same instructions as in forward, emitted where a value is first needed.
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::collective::{Algorithm, CommunicationClass, Rule};
 use crate::conversion::Step;
 use crate::graph::{OpId, TensorId};
@@ -76,12 +79,47 @@ pub struct Storage {
     pub gradient: AxisSet,
     /// Cut of the optimizer state, where the update runs. Holds the other two.
     pub optimizer: AxisSet,
+    /// Which memory holds the optimizer state, and so who updates.
+    pub home: Home,
+}
+
+/// Which memory holds an optimizer state, its fp32 copy of the parameter included.
+///
+/// On the host the finished gradient goes down, the host's processors update, and the new parameter comes up in the job's
+/// format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Home {
+    /// The device's own.
+    #[default]
+    Device,
+    /// That of its node's host.
+    Host,
+}
+
+impl Home {
+    /// True for the device's own memory, which documents need not name.
+    pub fn is_device(&self) -> bool {
+        *self == Self::Device
+    }
 }
 
 impl Storage {
     /// Only the parameter is there, in this cut: that of a frozen one.
     pub fn frozen(parameter: AxisSet) -> Self {
-        Self { parameter, gradient: AxisSet::EMPTY, optimizer: AxisSet::EMPTY }
+        Self { parameter, ..Self::default() }
+    }
+
+    /// The three cuts, all states in the device's memory.
+    pub const fn on_device(parameter: AxisSet, gradient: AxisSet, optimizer: AxisSet) -> Self {
+        Self { parameter, gradient, optimizer, home: Home::Device }
+    }
+
+    /// The same cuts with the optimizer state in the host's memory.
+    pub fn on_host(self) -> Self {
+        Self { home: Home::Host, ..self }
     }
 
     /// The cut that holds all others: the optimizer's, or where there is none the parameter's.

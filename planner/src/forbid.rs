@@ -309,8 +309,8 @@ mod tests {
     fn a_storage_is_of_the_highest_stage_that_it_cuts() {
         let (cut, none) = (AxisSet(1), AxisSet::EMPTY);
         let forbid = Forbid { zero: vec![2], ..Forbid::default() };
-        assert!(!forbid.admits(Storage { parameter: none, gradient: cut, optimizer: cut }, cut));
-        assert!(forbid.admits(Storage { parameter: cut, gradient: cut, optimizer: cut }, cut));
+        assert!(!forbid.admits(Storage::on_device(none, cut, cut), cut));
+        assert!(forbid.admits(Storage::on_device(cut, cut, cut), cut));
         let none_whole = Forbid { zero: vec![0], ..Forbid::default() };
         assert!(!none_whole.admits(Storage::default(), cut));
         assert!(none_whole.admits(Storage::default(), none));

@@ -75,8 +75,7 @@ impl StorageRule {
     fn admits(self, storage: Storage, whole: AxisSet) -> bool {
         let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
         let wanted = |parameter, gradient, optimizer| {
-            storage
-                == Storage { parameter: cut(parameter), gradient: cut(gradient), optimizer: cut(optimizer) }
+            storage == Storage::on_device(cut(parameter), cut(gradient), cut(optimizer))
         };
         match self {
             Self::Free => true,

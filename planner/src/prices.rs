@@ -328,9 +328,9 @@ impl<'a> Prices<'a> {
         let mut storages = vec![Storage::default()];
         for cut in self.cuts(elements, whole) {
             let none = AxisSet::EMPTY;
-            storages.push(Storage { parameter: none, gradient: none, optimizer: cut });
-            storages.push(Storage { parameter: none, gradient: cut, optimizer: cut });
-            storages.push(Storage { parameter: cut, gradient: cut, optimizer: cut });
+            storages.push(Storage::on_device(none, none, cut));
+            storages.push(Storage::on_device(none, cut, cut));
+            storages.push(Storage::on_device(cut, cut, cut));
         }
         storages.into_iter().filter_map(|storage| self.storage_times(elements, storage, unfinished)).collect()
     }

@@ -140,7 +140,7 @@ impl<'a> Scope<'a> {
                 StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => Storage::default(),
                 StorageRule::Free if base.forbid.zero.is_empty() => {
                     let cut = whole_axes(bench.prices.mesh(), used);
-                    Storage { parameter: AxisSet::EMPTY, gradient: cut, optimizer: cut }
+                    Storage::on_device(AxisSet::EMPTY, cut, cut)
                 }
                 StorageRule::Free
                 | StorageRule::Whole

@@ -278,6 +278,8 @@ mod tests {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
 
+    use ir::program::Home;
+
     use super::*;
 
     /// What there is to see in a plan.
@@ -300,6 +302,7 @@ mod tests {
             ("cut parameters", cut(|p| !p.parameter.is_empty())),
             ("cut gradients", cut(|p| !p.gradient.is_empty() && p.parameter.is_empty())),
             ("cut optimizer", cut(|p| !p.optimizer.is_empty() && p.gradient.is_empty())),
+            ("states on the host", cut(|p| p.optimizer_home == Home::Host)),
             ("stream cut along hidden", stream.contains("h@")),
             ("stream cut along sequence", stream.contains("s@")),
             ("ring", words("ring")),
@@ -348,6 +351,7 @@ mod tests {
             "cut parameters",
             "cut gradients",
             "cut optimizer",
+            "states on the host",
             "stream cut along hidden",
             "stream cut along sequence",
             "ring",

@@ -105,8 +105,8 @@ fn states_of_a_parameter_live_where_it_says() {
             let all = whole_axes(mesh, sharding);
             let none = ir::program::AxisSet::EMPTY;
             let wanted = match stage {
-                3 => Storage { parameter: all, gradient: all, optimizer: all },
-                _ => Storage { parameter: none, gradient: none, optimizer: all },
+                3 => Storage::on_device(all, all, all),
+                _ => Storage::on_device(none, none, all),
             };
             assert_eq!(choice.storage[&tensor], wanted, "{name}");
         }

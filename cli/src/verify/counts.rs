@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use cost_model::{
-    Algorithm, BytesByCollective, CollectiveKind, Links, kept_bytes, program_bytes, saved_bytes, split_bytes,
-    step_bytes, stream_bytes,
+    Algorithm, BytesByCollective, CollectiveKind, Links, host_elements, kept_bytes, program_bytes,
+    saved_bytes, split_bytes, step_bytes, stream_bytes,
 };
 use executor::run::Outcome;
 use executor::{Class, RankMemory};
@@ -21,6 +21,12 @@ use ir::split::split_backward;
 use serde::Serialize;
 
 use crate::copy::{STEPS, SmallRun};
+
+/// What gradients on their way to the host are called.
+const TO_HOST: &str = "gradients to the host";
+
+/// What new parameters on their way to the device are called.
+const FROM_HOST: &str = "parameters from the host";
 
 /// Bytes by name.
 type Bytes = BTreeMap<String, u64>;
@@ -62,14 +68,14 @@ impl BytesCheck {
     /// What was planned of every rank's memory, and what its run used.
     pub(crate) fn of_ranks(
         what: &str,
-        outcome: &Outcome,
+        ranks: &[RankMemory],
         of: impl Fn(&RankMemory) -> (u64, u64),
     ) -> Vec<Self> {
         let check = |(rank, memory): (usize, &RankMemory)| {
             let (predicted, counted) = of(memory);
             Self { what: format!("{what} of rank {rank}"), predicted, counted }
         };
-        outcome.memory.iter().enumerate().map(check).collect()
+        ranks.iter().enumerate().map(check).collect()
     }
 
     /// The sum of many; different where any of them is, so that errors cannot cancel.
@@ -98,6 +104,10 @@ pub(crate) fn counted(small: &SmallRun<'_>, outcome: &Outcome) -> Counted {
         let class = Class::of_label(&traffic.label).map_or("unknown", Class::name);
         let how = (traffic.kind.of_plan(), traffic.algorithm);
         add(&mut found.sent, sent_name(small, class, how, traffic.tier), bytes);
+    }
+    for moved in &outcome.moved {
+        add(&mut found.sent, TO_HOST.into(), moved.down);
+        add(&mut found.sent, FROM_HOST.into(), moved.up);
     }
     for (rank, layers) in outcome.saved.iter().enumerate() {
         for (layer_idx, &bytes) in layers {
@@ -140,14 +150,15 @@ fn add(bytes: &mut Bytes, name: String, count: u64) {
     }
 }
 
-/// What the cost model says of the same run with elements of so many bytes.
-pub(crate) fn predicted(small: &SmallRun<'_>, element_bytes: u64) -> Counted {
+/// What the cost model says of the same run with elements of so many bytes, and of others where nothing is rounded.
+pub(crate) fn predicted(small: &SmallRun<'_>, (element_bytes, full_bytes): (u64, u64)) -> Counted {
     let count = Prediction { small, element_bytes };
     let mut found = Counted::default();
     count.programs(&mut found.sent);
     count.borders(&mut found.sent);
     count.ties(&mut found.sent);
     count.twins(&mut found.sent);
+    count.hosts(&mut found.sent, full_bytes);
     count.saved(&mut found);
     found
 }
@@ -303,6 +314,26 @@ impl Prediction<'_> {
                         self.send(sent, Class::Tie, (twin, stages[0]), (&bytes, u64::from(STEPS)));
                         self.send(sent, Class::Tie, (stages[0], twin), (&bytes, u64::from(STEPS)));
                     }
+                }
+            }
+        }
+    }
+
+    /// What hosts update, once each: gradients as they were summed go down, values as operators take them come up.
+    fn hosts(&self, sent: &mut Bytes, full_bytes: u64) {
+        let opened = self.small.opened;
+        let is_copy = |layer: usize, tensor: TensorId| {
+            opened.model.ties.iter().any(|tie| tie.copy == ParameterRef { layer, tensor })
+        };
+        for chunk in 0..self.n_chunks() {
+            for (layer, program, entry) in self.small.chunk(chunk) {
+                let sizes = opened.sizes(self.small.plan, entry);
+                let kind = opened.entries[entry].layer;
+                for update in program.updates.iter().filter(|update| !is_copy(kind, update.tensor)) {
+                    let shape = layer.shape(update.tensor, &sizes);
+                    let n = host_elements((&self.small.plan.mesh, &shape), update) * u64::from(STEPS);
+                    add(sent, TO_HOST.into(), n * full_bytes);
+                    add(sent, FROM_HOST.into(), n * self.element_bytes);
                 }
             }
         }

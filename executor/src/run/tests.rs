@@ -22,6 +22,7 @@ mod drawn;
 mod frozen;
 mod grids;
 mod model;
+mod offload;
 mod sliced;
 mod training;
 
@@ -112,11 +113,8 @@ fn data_parallel_with_every_storage_gives_the_same_numbers() {
     let none = AxisSet::EMPTY;
     for level in 0..4 {
         let mut choices = choices(&model, &[&["b"]], &[Placement::Shard(0)]);
-        store(&model, &mesh, &mut choices, |all| Storage {
-            parameter: if level > 2 { all } else { none },
-            gradient: if level > 1 { all } else { none },
-            optimizer: if level > 0 { all } else { none },
-        });
+        let cut = |above: u8, all: AxisSet| if level > above { all } else { none };
+        store(&model, &mesh, &mut choices, |all| Storage::on_device(cut(2, all), cut(1, all), cut(0, all)));
         check(&execution(&model, &mesh, choices, ONE_STAGE));
     }
 }

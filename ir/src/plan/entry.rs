@@ -14,7 +14,7 @@ use crate::lower::{LayerChoice, Recompute};
 use crate::mesh::{AxisId, MAX_AXES, Mesh};
 use crate::op::Linear;
 use crate::plan::PlanError;
-use crate::program::{AxisSet, Storage};
+use crate::program::{AxisSet, Home, Storage};
 use crate::sharding::{Placement, Sharding};
 use crate::signature::{Signature, signature};
 use crate::strategy::{AxisUse, Strategy};
@@ -81,6 +81,9 @@ pub struct ParameterEntry {
     pub gradient: Vec<String>,
     /// Cut of the optimizer state.
     pub optimizer: Vec<String>,
+    /// Which memory holds the optimizer state; the device's own where it is not said.
+    #[serde(default, skip_serializing_if = "Home::is_device")]
+    pub optimizer_home: Home,
 }
 
 /// How collectives of one purpose run.
@@ -192,6 +195,7 @@ impl Entry {
                 parameter: read(&entry.parameter, "parameter")?,
                 gradient: read(&entry.gradient, "gradient")?,
                 optimizer: read(&entry.optimizer, "optimizer")?,
+                home: entry.optimizer_home,
             };
             storage.insert(tensor, states);
         }
@@ -295,6 +299,7 @@ fn write_storage(tensor: &str, storage: Storage, mesh: &Mesh) -> ParameterEntry 
         parameter: write_axes(storage.parameter, mesh),
         gradient: write_axes(storage.gradient, mesh),
         optimizer: write_axes(storage.optimizer, mesh),
+        optimizer_home: storage.home,
     }
 }
 

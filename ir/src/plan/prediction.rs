@@ -98,8 +98,11 @@ pub struct Breakdown {
     pub gradient_sync_s: Seconds,
     /// Gathering of new parameters that nothing hides, once per step.
     pub parameter_gather_s: Seconds,
-    /// Update of the parameters.
+    /// Update of the parameters on the devices.
     pub optimizer_s: Seconds,
+    /// Update of the parameters on the hosts, and what moves to them and back.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub offload_s: Seconds,
     /// What the host adds: launches that the device waits for, the data loader.
     pub host_s: Seconds,
     /// What has no other name.
@@ -118,9 +121,20 @@ impl Breakdown {
             + self.gradient_sync_s
             + self.parameter_gather_s
             + self.optimizer_s
+            + self.offload_s
             + self.host_s
             + self.other_s
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_zero(time: &Seconds) -> bool {
+    *time == Seconds::ZERO
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_none_of_them(bytes: &Bytes) -> bool {
+    *bytes == Bytes::ZERO
 }
 
 /// Predicted figures of one pipeline stage.
@@ -139,6 +153,9 @@ pub struct StagePrediction {
     pub peak_memory_bytes: Bytes,
     /// Bytes one device has.
     pub capacity_bytes: Bytes,
+    /// Bytes of one device's states in the memory of its node's host.
+    #[serde(default, skip_serializing_if = "is_none_of_them")]
+    pub host_memory_bytes: Bytes,
     /// Bytes one device sends per step, by link tier: conversions, parameters, gradients, the stream to its neighbours,
     /// shared parameters.
     #[serde(default)]

@@ -199,7 +199,7 @@ impl Sample {
             for (&tensor, used) in op.operands.iter().zip(used).filter(|(t, _)| layer.is_parameter(**t)) {
                 let whole = whole_axes(mesh, used);
                 let from = |stage: u8| if self.zero >= stage { whole } else { AxisSet::EMPTY };
-                storage.insert(tensor, Storage { parameter: from(3), gradient: from(2), optimizer: from(1) });
+                storage.insert(tensor, Storage::on_device(from(3), from(2), from(1)));
             }
         }
         let again = |op: &Op| if (self.recompute)(&op.name) { Recompute::Again } else { Recompute::Keep };

@@ -13,6 +13,7 @@ use crate::mesh::{Mesh, MeshAxis};
 use crate::names::{Arrangement, Roles, roles};
 use crate::plan::entry::{CollectiveEntry, Entry, OpEntry, ParameterEntry};
 use crate::plan::{EntryRun, Plan, check};
+use crate::program::Home;
 use crate::schedule::Schedule;
 
 /// Fields of the document that have lines of their own, or that are left out.
@@ -70,11 +71,15 @@ fn write_entry(text: &mut String, entry: &Entry) {
     let cut = |axes: &[String]| if axes.is_empty() { "-".into() } else { axes.join(",") };
     for parameter in &entry.parameters {
         text.push_str(&format!(
-            "  store {} {} {} {}\n",
+            "  store {} {} {} {}{}\n",
             write_name(&parameter.tensor),
             cut(&parameter.parameter),
             cut(&parameter.gradient),
             cut(&parameter.optimizer),
+            match parameter.optimizer_home {
+                Home::Device => "",
+                Home::Host => " host",
+            },
         ));
     }
     for row in &entry.collectives {
@@ -230,11 +235,17 @@ fn parameter_entry(line: &Line<'_>) -> Result<ParameterEntry, TextError> {
         let word = line.words.get(at).ok_or_else(|| line.error(format!("expected the cut of {what}")))?;
         Ok(if *word == "-" { Vec::new() } else { word.split(',').map(str::to_owned).collect() })
     };
+    let optimizer_home = match line.words.get(5) {
+        None => Home::Device,
+        Some(&"host") => Home::Host,
+        Some(word) => return Err(line.error(format!("expected `host` or the end, found `{word}`"))),
+    };
     Ok(ParameterEntry {
         tensor: line.name(1, "the parameter's name")?,
         parameter: cut(2, "the parameter")?,
         gradient: cut(3, "the gradient")?,
         optimizer: cut(4, "the optimizer state")?,
+        optimizer_home,
     })
 }
 

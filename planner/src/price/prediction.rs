@@ -155,6 +155,7 @@ pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
         gradient_sync_s: parts.gradient_sync,
         parameter_gather_s: parts.parameter_gather,
         optimizer_s: parts.optimizer,
+        offload_s: parts.offload,
         host_s: parts.host,
         other_s: parts.jitter,
         ..Breakdown::default()
@@ -208,6 +209,7 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
             backward_s: time(&Entry::backward_seconds),
             peak_memory_bytes: memory.total(),
             capacity_bytes: Bytes(grounds.at(stage).memory),
+            host_memory_bytes: memory.host,
             memory: categories(memory),
             bytes_per_tier: tiers.iter().map(|tier| tier.name.clone()).zip(sent[stage].clone()).collect(),
             roles: differ.then(|| stage_roles(staged, stage)),

@@ -31,6 +31,7 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
         memory.parameters += own.parameters * count as f64;
         memory.gradients += own.gradients * count as f64;
         memory.optimizer += own.optimizer * count as f64;
+        memory.host += own.host * count as f64;
         for (kind, bytes) in &own.saved {
             let all = *bytes * (count as f64 * held.saved);
             *memory.activations.entry(kind.name().to_string()).or_default() += all;

@@ -56,8 +56,10 @@ pub struct StepParts {
     pub gradient_sync: Seconds,
     /// Parameter gather that shows.
     pub parameter_gather: Seconds,
-    /// Optimizer.
+    /// Optimizer on the devices.
     pub optimizer: Seconds,
+    /// Optimizer on the hosts, and what moves to them and back.
+    pub offload: Seconds,
     /// Host.
     pub host: Seconds,
     /// Stragglers.
@@ -110,7 +112,8 @@ fn around(setting: &Setting<'_>, staged: &Staged<'_>, mut parts: StepParts) -> (
     once_per_step(setting, staged, &mut parts);
     let constants = setting.machine.constants;
     parts.host = constants.host_per_iteration_s;
-    let work = parts.pipeline + parts.gradient_sync + parts.parameter_gather + parts.optimizer;
+    let work =
+        parts.pipeline + parts.gradient_sync + parts.parameter_gather + parts.optimizer + parts.offload;
     let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
     // Devices of a stage wait for each other at every collective; stages only for what they receive.
     let n_nodes = staged.mesh.n_devices().div_ceil(node);
@@ -297,8 +300,11 @@ fn once_per_step(setting: &Setting<'_>, staged: &Staged<'_>, parts: &mut StepPar
             GradientOverlap::Absent => spread,
         };
         let optimizer = once(&|entry| entry.price.update.optimizer);
-        if sync + gather + optimizer > parts.gradient_sync + parts.parameter_gather + parts.optimizer {
-            (parts.gradient_sync, parts.parameter_gather, parts.optimizer) = (sync, gather, optimizer);
+        let offload = once(&|entry| entry.price.update.host);
+        let known = parts.gradient_sync + parts.parameter_gather + parts.optimizer + parts.offload;
+        if sync + gather + optimizer + offload > known {
+            (parts.gradient_sync, parts.parameter_gather) = (sync, gather);
+            (parts.optimizer, parts.offload) = (optimizer, offload);
         }
     }
     let (gradients, values) = staged.shared_moves(setting);

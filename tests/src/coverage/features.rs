@@ -1,6 +1,7 @@
 //! Every strategy and schedule of the space, each as a small plan that has it.
 
 use ir::collective::Algorithm;
+use ir::program::Home;
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
@@ -94,6 +95,11 @@ fn stored(axes: &[AxisWish], storage: [&'static [usize]; 3]) -> Recipe {
     Recipe::of(Wishes { storage, ..Wishes::of(axes) })
 }
 
+/// Optimizer states in the host's memory.
+fn offloaded(axes: &[AxisWish], storage: [&'static [usize]; 3]) -> Recipe {
+    Recipe::of(Wishes { storage, home: Home::Host, ..Wishes::of(axes) })
+}
+
 fn ordered(axes: &[AxisWish], order: TokenOrder) -> Recipe {
     Recipe::of(Wishes { order, ..Wishes::of(axes) })
 }
@@ -123,6 +129,9 @@ fn storage() -> Vec<Feature> {
         both("ZeRO-1", stored(&data, [&[], &[], &[0]])),
         both("ZeRO-2", stored(&data, [&[], &[0], &[0]])),
         both("ZeRO-3, FSDP", stored(&data, [&[0]; 3])),
+        both("optimizer on the host", offloaded(&data, [&[]; 3])),
+        both("ZeRO-2, optimizer on the host (ZeRO-Offload)", offloaded(&data, [&[], &[0], &[0]])),
+        both("ZeRO-3, optimizer on the host (ZeRO-Infinity)", offloaded(&data, [&[0]; 3])),
         both("hybrid sharding (HSDP, MiCS)", stored(&[DATA, DATA], [&[1]; 3])),
         both("own factor for each state (AMSP)", stored(&[DATA, DATA, DATA], [&[2], &[1], &[0, 1, 2]])),
     ]

@@ -7,7 +7,7 @@ use ir::collective::Algorithm;
 use ir::graph::{Layer, Op, OpId};
 use ir::mesh::AxisId;
 use ir::op::OpKind;
-use ir::program::{AxisSet, Storage};
+use ir::program::{AxisSet, Home, Storage};
 use ir::sharding::Placement;
 use ir::signature::signature;
 use ir::strategy::{AxisUse, Placements, Strategy};
@@ -47,6 +47,8 @@ pub(super) struct Wishes {
     pub(super) axes: Vec<AxisWish>,
     /// Axes over which parameters, gradients and optimizer states are cut, where the parameter is whole on them.
     pub(super) storage: [&'static [usize]; 3],
+    /// Which memory holds optimizer states.
+    pub(super) home: Home,
     /// What backward computes again.
     pub(super) again: Again,
     /// The order of tokens.
@@ -63,6 +65,7 @@ impl Wishes {
         Self {
             axes: axes.to_vec(),
             storage: [&[]; 3],
+            home: Home::Device,
             again: Again::Nothing,
             order: TokenOrder::Natural,
             algorithm: None,
@@ -122,7 +125,7 @@ impl Chooser for Wishes {
             AxisSet::of(&whole.axes().into_iter().filter(wished).collect::<Vec<_>>())
         };
         let [parameter, gradient, optimizer] = self.storage.map(cut);
-        Storage { parameter, gradient, optimizer }
+        Storage { parameter, gradient, optimizer, home: self.home }
     }
 
     fn layers(&mut self, even: usize, _: usize) -> usize {

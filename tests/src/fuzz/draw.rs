@@ -8,7 +8,7 @@ use ir::graph::{Layer, Model, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
-use ir::program::{AxisSet, Storage};
+use ir::program::{AxisSet, Home, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::strategy::{Placements, Strategy, placements, strategies};
@@ -74,7 +74,8 @@ impl Chooser for Decisions<'_> {
 
     fn storage(&mut self, whole: AxisSet) -> Storage {
         let optimizer = self.subset(whole);
-        Storage { parameter: self.subset(optimizer), gradient: self.subset(optimizer), optimizer }
+        let home = [Home::Device, Home::Host][self.pick(2)];
+        Storage { parameter: self.subset(optimizer), gradient: self.subset(optimizer), optimizer, home }
     }
 
     fn layers(&mut self, even: usize, most: usize) -> usize {

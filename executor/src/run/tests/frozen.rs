@@ -68,7 +68,7 @@ fn store_frozen(
 
 fn zero(level: u8) -> impl Fn(AxisSet) -> Storage {
     let cut = move |from: u8, all: AxisSet| if level >= from { all } else { AxisSet::EMPTY };
-    move |all| Storage { parameter: cut(3, all), gradient: cut(2, all), optimizer: cut(1, all) }
+    move |all| Storage::on_device(cut(3, all), cut(2, all), cut(1, all))
 }
 
 /// Runs a plan of the model, and wants what is frozen to end, bit by bit, as it began.

@@ -72,7 +72,7 @@ fn over(axes: &[usize]) -> AxisSet {
 }
 
 fn stored(choices: &mut [LayerChoice], cut: AxisSet) {
-    let storage = Storage { parameter: cut, gradient: cut, optimizer: cut };
+    let storage = Storage::on_device(cut, cut, cut);
     choices[1].storage.values_mut().for_each(|own| *own = storage);
 }
 
@@ -158,8 +158,7 @@ fn parameters_gradients_and_optimizer_are_cut_by_factors_of_their_own() {
     let uses: &[(&str, &[&str])] = &[("*", &["b", "b", "b"])];
     for (parameter, gradient) in [(&[2][..], &[1][..]), (&[1, 2], &[2]), (&[], &[0, 2])] {
         let (model, mut choices) = grid(uses, &[ROWS; 3]);
-        let storage =
-            Storage { parameter: over(parameter), gradient: over(gradient), optimizer: over(&[0, 1, 2]) };
+        let storage = Storage::on_device(over(parameter), over(gradient), over(&[0, 1, 2]));
         choices[1].storage.values_mut().for_each(|own| *own = storage);
         let mesh = Mesh::of_sizes(&[2, 2, 2]).unwrap();
         check(&execution(&model, &mesh, choices, ONE_STAGE));

@@ -34,7 +34,7 @@ fn assert_close(found: &[f64], expected: &[f64]) {
 /// Data parallel with everything cut over replicas, two stages.
 fn cut_over_replicas(model: &Model, mesh: &Mesh) -> Vec<LayerChoice> {
     let mut choices = choices(model, &[&["b"]], &[Placement::Shard(0)]);
-    store(model, mesh, &mut choices, |all| Storage { parameter: all, gradient: all, optimizer: all });
+    store(model, mesh, &mut choices, |all| Storage::on_device(all, all, all));
     choices
 }
 

@@ -80,7 +80,7 @@ fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> Layer
         for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| layer.is_parameter(**t)) {
             let optimizer = pick.subset(whole_axes(mesh, placed.operands[i]));
             let (parameter, gradient) = (pick.subset(optimizer), pick.subset(optimizer));
-            let states = Storage { parameter, gradient, optimizer };
+            let states = Storage::on_device(parameter, gradient, optimizer);
             storage
                 .insert(tensor, if layer.is_trained(tensor) { states } else { Storage::frozen(parameter) });
         }

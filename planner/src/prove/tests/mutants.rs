@@ -53,7 +53,7 @@ fn case(layer: Layer, sizes: &[u64]) -> Case {
         let placed = placements(&sig, strategy);
         for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| layer.is_parameter(**t)) {
             let free = AxisSet(whole_axes(&mesh, placed.operands[i]).0 & AxisSet::of(&[first]).0);
-            storage.insert(tensor, Storage { parameter: free, gradient: AxisSet::EMPTY, optimizer: free });
+            storage.insert(tensor, Storage::on_device(free, AxisSet::EMPTY, free));
         }
         strategies.push(strategy);
     }

@@ -1,0 +1,134 @@
+//! Updates on the host: what they take, and how many bytes they need there.
+//!
+//! ```text
+//! down    = gradient bytes / link           link      = listed rate x efficiency / devices that share an uplink
+//! update  = parameters / rate               rate      = the host's AdamW / devices of a node
+//! up      = parameter bytes / link          per step, one after the other, nothing of it hidden
+//! memory  = fp32 parameter, moments and the gradient that came down            -> host_bytes()
+//! ```
+//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840: section 4.1 for what moves, table 4 for the rate. Engines that copy
+//! gradients beside backward, or parameters beside the update, are faster than this; Megatron-Core is not unless told to.
+
+use ir::cluster::{Cluster, Device, DeviceGroup, Wiring};
+use ir::units::{Bytes, BytesPerSecond, Seconds};
+
+use crate::constants::Constants;
+use crate::memory::StateBytes;
+
+/// Bytes of an fp32 number: what hosts compute with.
+const FULL: Bytes = Bytes(4.0);
+
+/// What one device gets of its host while all devices of the node use it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostShare {
+    /// Rate of the link, each way.
+    pub link: BytesPerSecond,
+    /// Parameters that the host updates for it in a second.
+    pub parameters_per_s: f64,
+}
+
+impl HostShare {
+    /// The share of a device of a cluster.
+    ///
+    /// Eight devices on links of 31.5 GB/s: each 25.2 GB/s, or half of it below shared bridges, and 0.49e9 parameters/s.
+    pub fn of(device: &Device, cluster: &Cluster, constants: &Constants) -> Self {
+        let own = cluster.groups.iter().filter(|group| group.device == *device);
+        let per_node = own.map(|group| group.devices_per_node).max().unwrap_or(1).max(1);
+        let shared = match cluster.tiers.first().map(|tier| tier.link().wiring) {
+            Some(Wiring::Bus) if per_node > 1 => constants.bus_devices_per_uplink,
+            Some(Wiring::Bus | Wiring::Switch | Wiring::Mesh | Wiring::Torus) | None => 1.0,
+        };
+        Self {
+            link: device.host_link_bytes_per_s * (constants.host_link_efficiency_fraction / shared),
+            parameters_per_s: constants.host_update_parameters_per_s / per_node as f64,
+        }
+    }
+}
+
+/// Where the time of an update on the host goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HostUpdate {
+    /// Gradients on their way to the host.
+    pub down: Seconds,
+    /// The update.
+    pub update: Seconds,
+    /// New parameters on their way to the device.
+    pub up: Seconds,
+}
+
+impl HostUpdate {
+    /// The update of so many parameters of one device.
+    ///
+    /// 1e9 parameters with fp32 gradients at 25 GB/s and 0.5e9 a second: 0.16 s, 2 s and 0.08 s.
+    pub fn of(n_parameters: f64, states: StateBytes, share: HostShare) -> Self {
+        Self {
+            down: states.gradient * n_parameters / share.link,
+            update: Seconds(n_parameters / share.parameters_per_s),
+            up: states.parameter * n_parameters / share.link,
+        }
+    }
+
+    /// All of it: one after the other.
+    pub fn total(self) -> Seconds {
+        self.down + self.update + self.up
+    }
+}
+
+/// Bytes of one parameter in the host's memory: its fp32 value, the moments, and the gradient while it is updated.
+pub fn host_bytes(states: StateBytes) -> Bytes {
+    FULL + states.moments + states.gradient
+}
+
+/// Bytes of a node's host memory that states may take.
+pub fn host_capacity(group: &DeviceGroup, constants: &Constants) -> Bytes {
+    group.host_memory_bytes * constants.host_memory_usable_fraction
+}
+
+#[cfg(test)]
+mod tests {
+    use ir::cluster::Precision;
+    use ir::engine::GradientFormat;
+
+    use super::*;
+
+    fn half() -> StateBytes {
+        StateBytes::adamw(Precision::Fp16, GradientFormat::Half)
+    }
+
+    /// Ren et al. 2021, table 4: CPU-Adam on the host of a DGX-2 takes 0.22, 0.51, 1.03, 2.41 and 2.57 s for 1, 2, 4, 8
+    /// and 10 billion parameters.
+    #[test]
+    fn the_published_updates_are_within_a_fifth() {
+        let rate = Constants::load().host_update_parameters_per_s;
+        for (billions, seconds) in [(1.0, 0.22), (2.0, 0.51), (4.0, 1.03), (8.0, 2.41), (10.0, 2.57)] {
+            let share = HostShare { link: BytesPerSecond(12e9), parameters_per_s: rate };
+            let found = HostUpdate::of(billions * 1e9, half(), share).update.0;
+            assert!((found / seconds - 1.0).abs() < 0.2, "{billions}: {found}");
+        }
+    }
+
+    /// The same paper's section 4.1: in half precision 4 bytes of traffic per parameter, and 16 of states, of which the
+    /// device keeps two.
+    #[test]
+    fn half_precision_moves_four_bytes_and_keeps_fourteen_on_the_host() {
+        let share = HostShare { link: BytesPerSecond(1.0), parameters_per_s: 1.0 };
+        let HostUpdate { down, update, up } = HostUpdate::of(1.0, half(), share);
+        assert_eq!((down + up, update), (Seconds(4.0), Seconds(1.0)));
+        assert_eq!(host_bytes(half()), Bytes(14.0));
+        assert_eq!(host_bytes(StateBytes::adamw(Precision::Fp32, GradientFormat::Full)), Bytes(16.0));
+    }
+
+    #[test]
+    fn devices_of_a_node_share_its_host_and_those_on_a_bus_their_links() {
+        let mut cluster = crate::group::tests::dgx_a100();
+        let device = cluster.groups[0].device.clone();
+        let constants = Constants::load();
+        let switched = HostShare::of(&device, &cluster, &constants);
+        cluster.tiers[0].wiring = Wiring::Bus;
+        let on_a_bus = HostShare::of(&device, &cluster, &constants);
+        assert_eq!(on_a_bus.link.0 * 2.0, switched.link.0);
+        cluster.groups[0].devices_per_node = 4;
+        let fewer = HostShare::of(&device, &cluster, &constants);
+        assert_eq!(fewer.parameters_per_s, switched.parameters_per_s * 2.0);
+    }
+}

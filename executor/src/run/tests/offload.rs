@@ -1,0 +1,85 @@
+//! Optimizer states on the host: the same numbers, two arenas, and the bytes that move between them.
+
+use ir::program::Home;
+
+use super::*;
+use crate::job::{Recorded, Text, Training};
+use crate::observe::Nobody;
+use crate::{HostMoves, RankMemory};
+
+/// Data parallel with optimizer states cut over replicas, in one of the two memories.
+fn cut_states(model: &Model, mesh: &Mesh, home: Home) -> Vec<LayerChoice> {
+    let mut all = choices(model, &[&["b"]], &[Placement::Shard(0)]);
+    store(model, mesh, &mut all, |cut| Storage { optimizer: cut, home, ..Storage::default() });
+    all
+}
+
+fn sum(list: &[RankMemory], of: fn(&RankMemory) -> u64) -> u64 {
+    list.iter().map(of).sum()
+}
+
+#[test]
+fn the_host_updates_to_the_same_numbers_and_takes_its_states_from_the_device() {
+    let (model, mesh) = (model(mlp(), 2), Mesh::of_sizes(&[2]).unwrap());
+    let of = |home: Home| check(&execution(&model, &mesh, cut_states(&model, &mesh, home), ONE_STAGE));
+    let (device, host) = (of(Home::Device), of(Home::Host));
+    assert_eq!(host.parameters, device.parameters);
+    assert_eq!(sum(&device.host, |arena| arena.planned_peak), 0);
+    for arena in &host.host {
+        assert_eq!((arena.high_water, arena.most_live), (arena.planned_peak, arena.lower_bound));
+    }
+    // Eight bytes each of fp32 value, two moments and a gradient, for every parameter once.
+    let n_parameters: usize = host.parameters[0].values().map(|tensor| tensor.len()).sum();
+    assert_eq!(sum(&host.host, |arena| arena.planned_peak), 4 * 8 * n_parameters as u64);
+    assert!(sum(&host.memory, |arena| arena.lower_bound) < sum(&device.memory, |arena| arena.lower_bound));
+    let moved = host.moved.iter().fold((0, 0), |(down, up), one| (down + one.down, up + one.up));
+    let n_steps = host.losses.len() as u64;
+    assert_eq!(moved, (n_steps * 8 * n_parameters as u64, n_steps * 8 * n_parameters as u64));
+    assert!(device.moved.iter().all(|one| *one == HostMoves::default()));
+}
+
+/// Copies of a tied table have their owner's new value on the device, whichever memory the owner's states are in.
+#[test]
+fn tied_tables_and_copies_of_chunks_meet_on_the_device() {
+    let tied = tied(model(decoder(), 4));
+    let mesh = Mesh::of_sizes(&[2]).unwrap();
+    for shape in [(Schedule::OneFOneB, 2, 4), (Schedule::Chimera, 2, 4), (Schedule::ZbV, 2, 4)] {
+        let all = cut_states(&tied, &mesh, Home::Host);
+        let outcome = check(&execution(&tied, &mesh, all, shape));
+        let moved = outcome.moved.iter().fold((0, 0), |(down, up), one| (down + one.down, up + one.up));
+        assert!(moved.0 > 0 && moved.0 == moved.1, "{}", shape.0);
+    }
+}
+
+#[test]
+fn what_comes_up_is_as_operators_take_it() {
+    let (model, mesh) = (model(mlp(), 1), Mesh::of_sizes(&[2]).unwrap());
+    let of = |home: Home| {
+        let plan = execution(&model, &mesh, cut_states(&model, &mesh, home), ONE_STAGE);
+        let plan = Execution { edges: Edges::Bf16, ..plan };
+        run_programs::<f32>(&plan, &programs(&plan).unwrap(), &|_, _| 0).unwrap()
+    };
+    let (device, host) = (of(Home::Device), of(Home::Host));
+    assert_eq!(host.parameters, device.parameters);
+    // Gradients go down in four bytes, parameters come up in two.
+    assert!(host.moved.iter().all(|one| one.down == 2 * one.up && one.up > 0), "{:?}", host.moved);
+}
+
+#[test]
+fn training_goes_on_in_the_other_memory() {
+    let (model, mesh) = (tied(model(decoder(), 2)), Mesh::of_sizes(&[2]).unwrap());
+    let train = |home: Home, steps: u32, from: Option<&States>| {
+        let training = Training { text: Text::Chain, from, record: Recorded::States };
+        let plan = execution(&model, &mesh, cut_states(&model, &mesh, home), (Schedule::OneFOneB, 2, 4));
+        let plan = Execution { steps, training, ..plan };
+        let programs = programs(&plan).unwrap();
+        let outcome =
+            run_observed::<f64>(&plan, (&programs, &Routes::default()), (&|_, _| 0, &Nobody)).unwrap();
+        (outcome.losses, outcome.states.unwrap())
+    };
+    let (losses, whole) = train(Home::Device, 4, None);
+    let (first, before) = train(Home::Device, 2, None);
+    let (second, after) = train(Home::Host, 2, Some(&before));
+    assert_eq!([first, second].concat(), losses);
+    assert_eq!(after, whole);
+}
