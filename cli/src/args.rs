@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ir::numbers::Numbers;
 
 use crate::question_args::{
     CompareArgs, EffortArgs, ForbidArgs, GoodputArgs, ParetoArgs, ProveArgs, RanksArgs, ReplanArgs, SweepArgs,
@@ -212,15 +213,29 @@ pub(crate) struct LoraArgs {
     pub(crate) lora_targets: Vec<String>,
 }
 
-/// Another size of the same cluster.
-#[derive(Clone, Debug, Args)]
+/// A part of the cluster, or another size of it.
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SizeArgs {
+    /// Only groups with these devices, comma-separated: h100-sxm, or h100 for all that begin so
+    #[arg(long, value_name = "DEVICE,...", value_delimiter = ',')]
+    pub(crate) groups: Vec<String>,
+    /// Only these nodes, counted through all groups from 0, such as 0-3,7
+    #[arg(long, value_name = "NODES", conflicts_with_all = ["groups", "nodes", "devices"])]
+    pub(crate) on_nodes: Option<Numbers>,
     /// Give the cluster so many nodes
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) nodes: Option<u64>,
     /// Give the cluster so many devices
     #[arg(long, value_name = "N", value_parser = counts(), conflicts_with = "nodes")]
     pub(crate) devices: Option<u64>,
+}
+
+impl SizeArgs {
+    /// Whether anything is asked.
+    pub(crate) fn is_given(&self) -> bool {
+        let size = self.nodes.is_some() || self.devices.is_some();
+        size || self.on_nodes.is_some() || !self.groups.is_empty()
+    }
 }
 
 /// Choices in the literature's words.

@@ -33,8 +33,9 @@ pub(crate) fn run(args: &ClustersArgs, terminal: &mut Terminal<'_>) -> Result<()
             let cluster = resized(input::cluster(argument)?.value, &args.size)?;
             if args.json.json { json(&cluster)? } else { describe(&cluster) }
         }
-        None if args.size.nodes.is_some() || args.size.devices.is_some() => {
-            return Err(Failure::argument("--nodes and --devices need the name of a cluster"));
+        None if args.size.is_given() => {
+            let what = "--nodes, --devices, --groups and --on-nodes need the name of a cluster";
+            return Err(Failure::argument(what));
         }
         None => all(Form::of(&args.json))?,
     };

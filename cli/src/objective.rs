@@ -40,7 +40,7 @@ pub(crate) fn best(
     let mut first: Option<Failure> = None;
     let mut tried: Vec<Tried> = Vec::new();
     for n_devices in halves(&whole) {
-        let size = SizeArgs { devices: Some(n_devices), nodes: None };
+        let size = SizeArgs { devices: Some(n_devices), nodes: None, ..job.size.clone() };
         let sized = Question::read(model, cluster, &JobArgs { size, ..job.clone() })?;
         for pins in variants(objective, pins) {
             let mut question = sized.clone();

@@ -3,6 +3,7 @@
 use ir::plan::Plan;
 use planner::constraints::Constraints;
 use planner::request::{Pins, Request, Solver};
+use planner::single_layers::single_layers;
 use planner::target::Target;
 
 use crate::args::{ObjectiveArg, OptimizeArgs, SolverArg, TargetArg};
@@ -60,6 +61,11 @@ fn found(args: &OptimizeArgs, question: &mut Question, terminal: &mut Terminal<'
         SolverArg::Structured => Solver::Structured,
         SolverArg::Microlp => Solver::Microlp,
     };
+    if let Some(file) = &args.constraints {
+        let request = &mut question.request;
+        let model = single_layers(&request.model, &request.pins.constraints);
+        request.model = model.map_err(|what| Failure::argument(format!("{file}: {what}")))?;
+    }
     let request = &question.request;
     let mut ask = |request: &Request| match args.target.map(target) {
         Some(target) => search_for((request, target), &args.effort, &args.threads, terminal),

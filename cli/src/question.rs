@@ -2,7 +2,8 @@
 
 use frontends::capacity::limit_experts;
 use frontends::{Size, rescale};
-use ir::cluster::{Cluster, Precision};
+use ir::cluster::{Cluster, DeviceGroup, Precision};
+use ir::cluster_part::{Piece, part, pieces, whole};
 use ir::engine::Engine;
 use ir::plan::{InputDigests, Plan};
 use ir::positions::{TooShort, lengthen};
@@ -10,6 +11,7 @@ use ir::work::AttentionKernel;
 use planner::request::{Job, Pins, Request, Solver};
 
 use crate::args::{AttentionArg, JobArgs, OptimizerArg, PrecisionArg, SizeArgs};
+use crate::clusters::device_names;
 use crate::failure::Failure;
 use crate::input;
 
@@ -93,14 +95,48 @@ fn lengthened(short: &TooShort) -> String {
     format!("{short}: planned with {} rows", short.needed)
 }
 
-/// The cluster in the size that was asked for.
+/// The part of the cluster that was asked for, in the size that was asked for.
 pub(crate) fn resized(cluster: Cluster, size: &SizeArgs) -> Result<Cluster, Failure> {
+    let cluster = selected(cluster, size)?;
     let size = match (size.nodes, size.devices) {
         (Some(nodes), _) => Size::Nodes(nodes),
         (None, Some(devices)) => Size::Devices(devices),
         (None, None) => return Ok(cluster),
     };
     Ok(rescale(&cluster, size)?)
+}
+
+/// The groups or the nodes that were asked for.
+fn selected(cluster: Cluster, size: &SizeArgs) -> Result<Cluster, Failure> {
+    if let Some(nodes) = &size.on_nodes {
+        let n_nodes: u64 = cluster.groups.iter().map(DeviceGroup::n_nodes).sum();
+        let last = n_nodes.saturating_sub(1);
+        if let Some(missing) = nodes.last().filter(|node| *node > last) {
+            let what = format!("--on-nodes: `{}` has no node {missing}", cluster.name);
+            return Err(Failure::argument_with_hint(what, format!("its nodes are 0 to {last}")));
+        }
+        let part = part(&cluster, &pieces(&cluster, |node| nodes.contains(node)));
+        return part.map_err(|error| Failure::argument(format!("--on-nodes: {error}")));
+    }
+    if size.groups.is_empty() {
+        return Ok(cluster);
+    }
+    let is_of = |group: &DeviceGroup, word: &str| {
+        let rest = group.device.name.strip_prefix(word);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    if let Some(word) = size.groups.iter().find(|word| !cluster.groups.iter().any(|group| is_of(group, word)))
+    {
+        let what = format!("--groups: `{}` has no group of `{word}`", cluster.name);
+        return Err(Failure::argument_with_hint(what, format!("it has {}", device_names(&cluster))));
+    }
+    let is_wanted = |at: &usize| size.groups.iter().any(|word| is_of(&cluster.groups[*at], word));
+    let wanted: Vec<Piece> =
+        (0..cluster.groups.len()).filter(is_wanted).map(|group| whole(&cluster, group)).collect();
+    if wanted.len() == cluster.groups.len() {
+        return Ok(cluster);
+    }
+    part(&cluster, &wanted).map_err(|error| Failure::argument(format!("--groups: {error}")))
 }
 
 fn engine(text: Option<&str>) -> Result<Engine, Failure> {

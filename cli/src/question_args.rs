@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ir::numbers::Numbers;
 
 use crate::args::{JobArgs, JsonArgs, ThreadArgs};
 
@@ -158,19 +159,23 @@ pub(crate) struct ParetoArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("change").required(true).args(["lost", "gained", "cluster", "failures"]))]
+#[command(group = clap::ArgGroup::new("change").required(true).args(["lost", "lost_nodes", "gained", "cluster", "failures"]))]
 #[command(after_help = "Examples:\n  \
     planner replan plan.json --lost 3 -o next.json\n  \
+    planner replan plan.json --lost-nodes 0,5 -o next.json\n  \
     planner replan plan.json --gained 8\n  \
     planner replan plan.json --failures 3 -o next.json\n  \
     planner replan plan.json --cluster new.json\n\n\
-    Model, sequence and global batch stay. Ranks keep their numbers; those that are lost are taken to be the last.")]
+    Model, sequence and global batch stay. With --lost, devices that are lost are taken to be the last.")]
 pub(crate) struct ReplanArgs {
     /// The plan under which training ran
     pub(crate) plan: String,
     /// Devices that are gone
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) lost: Option<u64>,
+    /// Nodes that are gone, by the numbers of `planner ranks`, such as 0-3,7
+    #[arg(long, value_name = "NODES")]
+    pub(crate) lost_nodes: Option<Numbers>,
     /// Devices that are new, of the same kind
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) gained: Option<u64>,
@@ -181,7 +186,7 @@ pub(crate) struct ReplanArgs {
     #[arg(long, value_name = "CLUSTER")]
     pub(crate) cluster: Option<String>,
     /// Give the other cluster so many nodes
-    #[arg(long, value_name = "N", requires = "cluster", conflicts_with_all = ["lost", "gained"], value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", requires = "cluster", conflicts_with_all = ["lost", "lost_nodes", "gained"], value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) nodes: Option<u64>,
     /// Choices to keep, as for `planner optimize`
     #[arg(long, value_name = "NAME=VALUE,...", help_heading = "Choices")]

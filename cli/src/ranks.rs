@@ -13,7 +13,7 @@ use crate::terminal::Terminal;
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Rank {
     rank: u64,
-    /// Among all nodes, in the order of the plan's groups.
+    /// Among all nodes of the cluster, of which the plan may have a part, or the groups in another order.
     node: u64,
     /// Among the devices of its node, the local rank of launchers.
     slot: u64,
@@ -40,25 +40,15 @@ pub(crate) fn run(args: &RanksArgs, terminal: &mut Terminal<'_>) -> Result<(), F
 fn ranks(plan: &Plan) -> Vec<Rank> {
     let RankMap::StageMajor = plan.rank_map;
     let n_mesh = plan.mesh.n_devices();
-    let mut ranks = Vec::new();
-    let mut first_node = 0;
-    for (group, devices) in plan.cluster.groups.iter().enumerate() {
-        let per_node = devices.devices_per_node.max(1);
-        for at in 0..devices.count {
-            let rank = ranks.len() as u64;
-            ranks.push(Rank {
-                rank,
-                node: first_node + at / per_node,
-                slot: at % per_node,
-                group,
-                device: devices.device.name.clone(),
-                stage: rank / n_mesh,
-                coordinates: plan.mesh.coordinates(rank % n_mesh),
-            });
-        }
-        first_node += devices.count.div_ceil(per_node);
+    let groups = plan.cluster.groups.iter().enumerate();
+    let group_of = groups.flat_map(|(at, group)| std::iter::repeat_n(at, group.count as usize));
+    let n_ranks = (plan.n_stages * n_mesh) as usize;
+    let mut ranks = Vec::with_capacity(n_ranks);
+    for ((node, slot), group) in plan.cluster.seats().into_iter().zip(group_of).take(n_ranks) {
+        let (rank, device) = (ranks.len() as u64, plan.cluster.groups[group].device.name.clone());
+        let (stage, coordinates) = (rank / n_mesh, plan.mesh.coordinates(rank % n_mesh));
+        ranks.push(Rank { rank, node, slot, group, device, stage, coordinates });
     }
-    ranks.truncate((plan.n_stages * n_mesh) as usize);
     ranks
 }
 

@@ -1,16 +1,19 @@
 //! `planner replan`: another plan for the same training when devices are lost or gained, and what must move to go over.
 
-use std::collections::BTreeMap;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::Constants;
 use frontends::{Size, rescale};
-use ir::cluster::Cluster;
+use ir::cluster::{Cluster, DeviceGroup};
+use ir::cluster_part::{part, pieces};
+use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::units::{Bytes, Seconds};
 use planner::moving::moving;
 use planner::request::{NoPlan, Request};
-use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes};
+use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes, is_numbered, larger};
 use serde::Serialize;
 
 use crate::args::SizeArgs;
@@ -47,6 +50,9 @@ pub(crate) struct Answer {
     pub(crate) from_checkpoint_bytes: u64,
     moves_per_tier: BTreeMap<String, u64>,
     pub(crate) moving_s: f64,
+    /// How ranks of both plans are the same devices, in words.
+    #[serde(skip)]
+    kept: &'static str,
 }
 
 #[derive(Serialize)]
@@ -72,7 +78,15 @@ pub(crate) struct Now {
     /// Devices that can be used.
     pub(crate) n_devices: u64,
     /// Ranks of the old plan that still have what they held.
-    pub(crate) n_survivors: u64,
+    pub(crate) survivors: Numbers,
+}
+
+impl Now {
+    /// So many devices of a plan's cluster, the first ones.
+    pub(crate) fn first(cluster: &Cluster, n_devices: u64) -> Self {
+        let survivors = (0..n_devices.min(cluster.n_devices())).collect();
+        Self { cluster: cluster.clone(), n_devices, survivors }
+    }
 }
 
 /// Replans.
@@ -107,27 +121,88 @@ fn now(args: &ReplanArgs, plan: &Plan) -> Result<Now, Failure> {
         (Some(lost), _, _) if lost >= old => {
             Err(Failure::argument(format!("--lost: {lost} of the plan's {old} devices leave none")))
         }
-        (Some(lost), _, _) => Ok(Now { cluster, n_devices: old - lost, n_survivors: old - lost }),
-        (_, Some(gained), _) => Ok(Now { cluster, n_devices: old + gained, n_survivors: old }),
+        (Some(lost), _, _) => Ok(Now::first(&cluster, old - lost)),
+        (_, Some(gained), _) => Ok(Now::first(&cluster, old + gained)),
         (_, _, Some(file)) => {
-            let cluster = question::resized(
-                input::cluster(file)?.value,
-                &SizeArgs { nodes: args.nodes, devices: None },
-            )?;
-            let n_devices = cluster.n_devices();
-            Ok(Now { cluster, n_devices, n_survivors: old.min(n_devices) })
+            let size = SizeArgs { nodes: args.nodes, ..SizeArgs::default() };
+            let next = question::resized(input::cluster(file)?.value, &size)?;
+            let n_devices = next.n_devices();
+            let survivors = if is_numbered(&cluster) || is_numbered(&next) {
+                let there: BTreeSet<(u64, u64)> = next.seats().into_iter().collect();
+                ranks(&cluster, |seat| there.contains(&seat))
+            } else {
+                (0..old.min(n_devices)).collect()
+            };
+            Ok(Now { cluster: next, n_devices, survivors })
         }
-        (None, None, None) => Err(Failure::bug("nothing has changed")),
+        (None, None, None) => match &args.lost_nodes {
+            Some(lost) => without(&cluster, lost),
+            None => Err(Failure::bug("nothing has changed")),
+        },
     }
 }
 
-/// The largest clusters that the devices make.
+/// Ranks of a cluster by where they are.
+fn ranks(cluster: &Cluster, wanted: impl Fn((u64, u64)) -> bool) -> Numbers {
+    (0..).zip(cluster.seats()).filter(|(_, seat)| wanted(*seat)).map(|(rank, _)| rank).collect()
+}
+
+/// What is left of a cluster without some of its nodes, by the numbers that `planner ranks` gives them.
+fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
+    let numbers: Vec<u64> = cluster.nodes().iter().flat_map(Numbers::iter).collect();
+    let refused = |what: String| Failure::argument(format!("--lost-nodes: {what}"));
+    if lost.count() > numbers.len() as u64 || lost.iter().any(|node| !numbers.contains(&node)) {
+        let known: Vec<String> = cluster.nodes().iter().map(Numbers::to_string).collect();
+        let what = format!("expected nodes of the plan, {}, found {lost}", known.join(" and "));
+        return Err(refused(what));
+    }
+    let is_left = |at: u64| numbers.get(at as usize).is_some_and(|node| !lost.contains(*node));
+    let left = part(cluster, &pieces(cluster, is_left)).map_err(|error| refused(error.to_string()))?;
+    let survivors = ranks(cluster, |(node, _)| !lost.contains(node));
+    Ok(Now { n_devices: left.n_devices(), cluster: left, survivors })
+}
+
+/// The largest clusters that the devices make. Where nodes are told apart, fewer devices are the first nodes, and more have
+/// new nodes behind those of their group.
 fn sizes(now: &Now) -> Vec<Cluster> {
-    let of = |n: u64| match n == now.cluster.n_devices() {
-        true => Some(now.cluster.clone()),
-        false => rescale(&now.cluster, Size::Devices(n)).ok(),
+    let cluster = &now.cluster;
+    let told_apart = cluster.groups.len() > 1 || is_numbered(cluster);
+    let of = |n: u64| match n.cmp(&cluster.n_devices()) {
+        Ordering::Equal => Some(cluster.clone()),
+        Ordering::Less if told_apart => first_nodes(cluster, n),
+        Ordering::Greater if told_apart => {
+            rescale(cluster, Size::Devices(n)).ok().map(|grown| grown_from(cluster, grown))
+        }
+        Ordering::Less | Ordering::Greater => rescale(cluster, Size::Devices(n)).ok(),
     };
     (1..=now.n_devices).rev().filter_map(of).take(SIZES).collect()
+}
+
+/// The first nodes of a cluster with so many devices, if whole nodes have.
+fn first_nodes(cluster: &Cluster, n_devices: u64) -> Option<Cluster> {
+    let (mut left, mut n_nodes) = (n_devices, 0);
+    for group in &cluster.groups {
+        let taken = left.min(group.count);
+        n_nodes += taken / group.devices_per_node;
+        left -= taken - taken % group.devices_per_node;
+        if taken < group.count {
+            break;
+        }
+    }
+    (left == 0).then(|| part(cluster, &pieces(cluster, |node| node < n_nodes)).ok()).flatten()
+}
+
+/// A cluster whose groups have become larger: the nodes that they had, then new ones.
+fn grown_from(before: &Cluster, grown: Cluster) -> Cluster {
+    let known = before.nodes();
+    let mut next = known.iter().filter_map(Numbers::last).max().map_or(0, |last| last + 1);
+    let numbered = |(group, known): (DeviceGroup, &Numbers)| {
+        let first = next;
+        next += group.n_nodes().saturating_sub(known.count());
+        DeviceGroup { nodes: Some(known.iter().chain(first..next).collect()), ..group }
+    };
+    let groups = grown.groups.into_iter().zip(&known).map(numbered).collect();
+    Cluster { groups, ..grown }
 }
 
 /// The fastest plan over the sizes, for the job that the plan has.
@@ -179,11 +254,10 @@ fn answer(
 ) -> Result<Answer, Failure> {
     let wrong = |what: String| Failure::bug(format!("the new plan: {what}"));
     let other = open(next).map_err(|error| wrong(format!("{}: {}", error.place, error.what)))?;
-    let both = Reshard::new((plan, opened), (next, &other), Givers::Survivors(now.n_survivors));
+    let both = Reshard::new((plan, opened), (next, &other), Givers::Survivors(now.survivors.clone()));
     let both = both.map_err(|error| wrong(error.to_string()))?;
     let map: ReshardMap = both.map(StateSizes::of(next));
-    let larger =
-        if plan.cluster.n_devices() > next.cluster.n_devices() { &plan.cluster } else { &next.cluster };
+    let larger = larger(&plan.cluster, &next.cluster);
     let (total, moved) = (map.total(), moving(&map, larger));
     let side = |plan: &Plan| Described {
         roles: plan.roles.to_string(),
@@ -202,6 +276,10 @@ fn answer(
         from_checkpoint_bytes: map.missing,
         moves_per_tier: tiers.map(|(tier, bytes)| (tier.name.clone(), *bytes)).collect(),
         moving_s: moved.time.0,
+        kept: match is_numbered(&next.cluster) {
+            true => "states stay on their nodes, and `planner ranks` says which rank is where",
+            false => "ranks keep their numbers, and lost ones are the last",
+        },
     })
 }
 
@@ -229,8 +307,9 @@ impl Answer {
         rows.push(vec!["come from a checkpoint".into(), bytes(self.from_checkpoint_bytes)]);
         parts.push(table(&[("parameters and optimizer states", Side::Left), ("bytes", Side::Right)], &rows));
         parts.push(format!(
-            "moving takes at least {}, all ranks at once; ranks keep their numbers, and lost ones are the last\n",
-            figures::seconds(Seconds(self.moving_s))
+            "moving takes at least {}, all ranks at once; {}\n",
+            figures::seconds(Seconds(self.moving_s)),
+            self.kept
         ));
         parts.join("\n")
     }

@@ -11,6 +11,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ir::cluster::DeviceGroup;
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
 use ir::units::{Bytes, Seconds};
@@ -52,17 +53,17 @@ pub(crate) fn run(
     failures: u64,
     terminal: &mut Terminal<'_>,
 ) -> Result<(), Failure> {
-    let node = plan.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
+    let groups = &plan.cluster.groups;
+    let nodes: u64 = groups.iter().map(DeviceGroup::n_nodes).sum();
     let all = plan.cluster.n_devices();
-    if failures.saturating_mul(node) >= all {
-        let nodes = all.div_ceil(node);
+    if failures >= nodes {
         return Err(Failure::argument(format!("--failures: {failures} of {nodes} nodes leave none")));
     }
     let full = plan.predicted.as_ref().map_or(f64::NAN, |found| found.step_time_s.0);
     let mut list = Vec::new();
     for lost in 1..=failures {
-        let n_devices = all - lost * node;
-        let now = Now { cluster: plan.cluster.clone(), n_devices, n_survivors: n_devices };
+        let n_devices = devices_of_first(groups, nodes - lost);
+        let now = Now::first(&plan.cluster, n_devices);
         let (answer, no_plan) = match replanned(args, (plan, opened), &now) {
             Ok((answer, next)) => {
                 if let Some(path) = &args.output {
@@ -81,6 +82,16 @@ pub(crate) fn run(
     let found = Templates { step_time_s: full, resilience: resilience(&list, all), failures: list };
     let text = if args.json.json { json(&found)? } else { found.text() };
     Ok(write!(terminal.out, "{text}")?)
+}
+
+/// Devices of so many nodes, the first ones.
+fn devices_of_first(groups: &[DeviceGroup], mut n_nodes: u64) -> u64 {
+    let of_group = |group: &DeviceGroup| {
+        let taken = n_nodes.min(group.n_nodes());
+        n_nodes -= taken;
+        (taken * group.devices_per_node).min(group.count)
+    };
+    groups.iter().map(of_group).sum()
 }
 
 /// Mean share of throughput over share of devices.

@@ -50,6 +50,7 @@ pub(crate) fn question(plan: &Plan, defaults: &[&str]) -> String {
         ("cluster", cluster(plan)),
         ("job", words.join(", ")),
     ];
+    rows.extend(nodes(plan).map(|nodes| ("nodes", nodes)));
     if let Some(calibration) = &plan.cluster.calibration {
         rows.push(("calibration", measured(calibration)));
     }
@@ -89,6 +90,14 @@ fn cluster(plan: &Plan) -> String {
         .collect();
     let devices = figures::grouped(cluster.n_devices());
     format!("{}, {devices} x {}, {}", cluster.name, device_names(cluster), links.join(", "))
+}
+
+/// Which nodes of another cluster the plan's ranks are, where it has a part of one, or its groups in another order.
+fn nodes(plan: &Plan) -> Option<String> {
+    let of_group =
+        |group: &DeviceGroup| group.nodes.as_ref().map(|nodes| format!("{nodes} with {}", group.device.name));
+    let all: Option<Vec<String>> = plan.cluster.groups.iter().map(of_group).collect();
+    all.map(|all| all.join(", then "))
 }
 
 /// The winner and what it beat.

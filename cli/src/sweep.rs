@@ -162,8 +162,8 @@ fn question(grid: &GridArgs, point: &Point) -> Result<Question, Failure> {
             count.ok_or_else(|| Failure::argument(format!("--over: {name}={number} is no count")))
         };
         match name.as_str() {
-            "devices" => job.size = SizeArgs { devices: Some(whole()?), nodes: None },
-            "nodes" => job.size = SizeArgs { devices: None, nodes: Some(whole()?) },
+            "devices" => job.size = SizeArgs { devices: Some(whole()?), nodes: None, ..job.size.clone() },
+            "nodes" => job.size = SizeArgs { devices: None, nodes: Some(whole()?), ..job.size.clone() },
             "seq-len" => job.seq_len = Some(whole()?),
             "global-batch" => job.global_batch = Some(whole()?),
             _ => {}

@@ -158,6 +158,7 @@ pub(crate) mod tests {
                 price_per_device_hour: None,
                 failures_per_device_hour: None,
                 links: Vec::new(),
+                nodes: None,
             }],
             tiers,
             reserve_bytes: Bytes(2e9),

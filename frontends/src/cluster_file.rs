@@ -203,6 +203,7 @@ impl GroupFile {
             price_per_device_hour: self.price_per_device_hour,
             failures_per_device_hour: self.failures_per_million_device_hours.map(|rate| rate / MILLION),
             links: self.links.iter().map(LinkFile::to_link).collect(),
+            nodes: None,
         }
     }
 }

@@ -32,6 +32,7 @@ pub fn rescale(cluster: &Cluster, size: Size) -> Result<Cluster, InputError> {
     if total > MAX_DEVICES {
         return Err(fail(cluster, format!("{total} devices, at most {MAX_DEVICES} are planned for")));
     }
+    let groups = numbered(groups, cluster);
     let mut tiers = cluster.tiers.clone();
     let last = tiers.len().saturating_sub(1);
     for (index, tier) in tiers.iter_mut().enumerate() {
@@ -55,6 +56,17 @@ fn fail(cluster: &Cluster, what: String) -> InputError {
 /// A group of another size; a part of a node is a smaller node.
 fn resized(group: &DeviceGroup, count: u64) -> DeviceGroup {
     DeviceGroup { count, devices_per_node: group.devices_per_node.min(count), ..group.clone() }
+}
+
+/// Groups of which some have numbers of nodes: the first of them, where they have become fewer; where there are more, nobody
+/// knows the numbers of the others, and none are kept.
+fn numbered(groups: Vec<DeviceGroup>, before: &Cluster) -> Vec<DeviceGroup> {
+    let shrank = groups.iter().zip(&before.groups).all(|(group, old)| group.n_nodes() <= old.n_nodes());
+    let nodes = |group: &DeviceGroup| {
+        let known = group.nodes.as_ref().filter(|_| shrank)?;
+        Some(known.iter().take(group.n_nodes() as usize).collect())
+    };
+    groups.into_iter().map(|group| DeviceGroup { nodes: nodes(&group), ..group }).collect()
 }
 
 fn counts_of_nodes(cluster: &Cluster, nodes: u64) -> Result<Vec<u64>, InputError> {
@@ -105,6 +117,8 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use ir::cluster_part::{part, pieces};
+
     use super::*;
     use crate::cluster::read_cluster;
     use crate::shipped_clusters::shipped_cluster;
@@ -152,6 +166,17 @@ mod tests {
             "mixed-a100-v100: 3 nodes cannot keep the proportions of the groups",
         );
         check("mixed-a100-v100", Size::Devices(64), "[32, 32] [8, 64]");
+    }
+
+    #[test]
+    fn numbers_of_nodes_stay_where_nodes_go() {
+        let whole = read_cluster("dgx-h100", shipped_cluster("dgx-h100").unwrap().text).unwrap();
+        let four = rescale(&whole, Size::Nodes(4)).unwrap();
+        let part = part(&four, &pieces(&four, |node| node != 1)).unwrap();
+        let nodes = |size: Size| rescale(&part, size).unwrap().groups[0].nodes.clone();
+        assert_eq!(nodes(Size::Nodes(2)), Some("0,2".parse().unwrap()));
+        assert_eq!(nodes(Size::Devices(4)), Some("0".parse().unwrap()));
+        assert_eq!((nodes(Size::Nodes(4)), four.groups[0].nodes.clone()), (None, None));
     }
 
     #[test]

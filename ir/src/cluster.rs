@@ -9,6 +9,7 @@ use std::ops::Range;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::numbers::Numbers;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 
 /// Number format of a computation.
@@ -93,6 +94,17 @@ pub struct DeviceGroup {
     /// Links that are others among the group's own devices than the cluster's tiers say.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<OwnLink>,
+    /// Its nodes by their numbers in the cluster that this one is a part of, or has the groups of in another order; absent
+    /// where nodes are counted through all groups from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<Numbers>,
+}
+
+impl DeviceGroup {
+    /// Nodes, the last of them maybe not full.
+    pub fn n_nodes(&self) -> u64 {
+        self.count.div_ceil(self.devices_per_node.max(1))
+    }
 }
 
 /// A tier as the devices of one group have it among themselves: its domains are those of the cluster's tier.
@@ -236,6 +248,33 @@ impl Cluster {
     /// Devices in all groups.
     pub fn n_devices(&self) -> u64 {
         self.groups.iter().map(|group| group.count).sum()
+    }
+
+    /// Numbers of the nodes of every group.
+    pub fn nodes(&self) -> Vec<Numbers> {
+        let mut first = 0;
+        let of_group = |group: &DeviceGroup| {
+            let counted = first..first + group.n_nodes();
+            first = counted.end;
+            group.nodes.clone().unwrap_or_else(|| counted.collect())
+        };
+        self.groups.iter().map(of_group).collect()
+    }
+
+    /// The same cluster, whichever nodes of another it has.
+    pub fn unnumbered(&self) -> Self {
+        let group = |group: &DeviceGroup| DeviceGroup { nodes: None, ..group.clone() };
+        Self { groups: self.groups.iter().map(group).collect(), ..self.clone() }
+    }
+
+    /// Where every rank is: the number of its node, and its place there.
+    pub fn seats(&self) -> Vec<(u64, u64)> {
+        let of_group = |(group, nodes): (&DeviceGroup, Numbers)| {
+            let per_node = group.devices_per_node.max(1);
+            let seats = nodes.iter().flat_map(|node| (0..per_node).map(move |slot| (node, slot)));
+            seats.take(group.count as usize).collect::<Vec<_>>()
+        };
+        self.groups.iter().zip(self.nodes()).flat_map(of_group).collect()
     }
 
     /// Position of the innermost tier that joins two ranks; the outermost joins all.

@@ -2,8 +2,10 @@
 #![warn(missing_docs)]
 
 pub mod units;
+pub mod numbers;
 pub mod cluster;
 pub mod cluster_limits;
+pub mod cluster_part;
 pub mod work;
 pub mod op;
 pub mod graph;

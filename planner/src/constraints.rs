@@ -5,9 +5,10 @@
 //! recompute   whether an operator's results are kept for backward or computed again
 //! storage     the ZeRO stage of one parameter: which of its states are cut between uses
 //! ```
-//! Annotations are of layer kinds, by the names of `planner models MODEL --native`. They strike choices off the nodes of the
-//! choice problem, so bounds, gap and proof are those of what is left. A kind with annotations keeps the form in which it
-//! was read: a fused form has other operators and tensors.
+//! Annotations are of layer kinds, by the names of `planner models MODEL --native`, or of single layers of a kind, which are
+//! made kinds of their own (`single_layers`). They strike choices off the nodes of the choice problem, so bounds, gap and
+//! proof are those of what is left. A kind with annotations keeps the form in which it was read: a fused form has other
+//! operators and tensors.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +20,13 @@ use ir::strategy::Placements;
 use serde::Deserialize;
 
 /// The name that stands for all layer kinds, or all operators of one.
-const ALL: &str = "*";
+pub(crate) const ALL: &str = "*";
 
 /// Annotations by layer kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Constraints {
-    /// By the name of a layer kind, or `*`.
+    /// By the name of a layer kind, or `*`, or single layers of a kind, counted from 0: `decoder[0-3,17]`.
     pub layers: BTreeMap<String, LayerConstraints>,
 }
 
@@ -62,9 +63,11 @@ impl Constraints {
         self.of(layer).next().is_some()
     }
 
-    /// What is said of a layer kind: by its name, then of all.
+    /// What is said of a layer kind: by its name, then of the kind that its layers were taken from, then of all.
     fn of<'a>(&'a self, layer: &Layer) -> impl Iterator<Item = &'a LayerConstraints> {
-        [layer.name.as_str(), ALL].into_iter().filter_map(|name| self.layers.get(name))
+        let (own, whole) = (layer.name.as_str(), kind_name(&layer.name));
+        let names = [Some(own), (whole != own).then_some(whole), Some(ALL)];
+        names.into_iter().flatten().filter_map(|name| self.layers.get(name))
     }
 
     /// Whether placements of an operator's tensors are what is said of them.
@@ -85,7 +88,8 @@ impl Constraints {
         })
     }
 
-    /// What is said of an operator's results: by its name, then of all of its kind, then of all kinds.
+    /// What is said of an operator's results: by its name, then of all of its layer; of the layer, then of its kind, then
+    /// of all kinds.
     pub(crate) fn kept(&self, layer: &Layer, op: &Op) -> Option<Kept> {
         if op.kind == OpKind::Fork {
             return None;
@@ -107,7 +111,7 @@ impl Constraints {
     pub fn check(&self, model: &Model, n_devices: u64) -> Result<(), String> {
         for (name, said) in &self.layers {
             let kinds: Vec<&Layer> =
-                model.layers.iter().filter(|layer| name == ALL || layer.name == *name).collect();
+                model.layers.iter().filter(|layer| name == ALL || is_called(layer, name)).collect();
             if kinds.is_empty() {
                 let known: Vec<&str> = model.layers.iter().map(|layer| layer.name.as_str()).collect();
                 return Err(format!("no layer is called `{name}`: the model has {}", known.join(", ")));
@@ -116,6 +120,21 @@ impl Constraints {
         }
         Ok(())
     }
+}
+
+/// The name of a kind, also of layers that were taken from it.
+pub(crate) fn kind_name(name: &str) -> &str {
+    named(name).map_or(name, |(kind, _)| kind)
+}
+
+/// The kind and the positions in `decoder[0-3,17]`.
+pub(crate) fn named(name: &str) -> Option<(&str, &str)> {
+    let (kind, numbers) = name.strip_suffix(']')?.rsplit_once('[')?;
+    (!kind.is_empty()).then_some((kind, numbers))
+}
+
+fn is_called(layer: &Layer, name: &str) -> bool {
+    layer.name == name || kind_name(&layer.name) == name
 }
 
 impl LayerConstraints {

@@ -269,6 +269,7 @@ fn rearranged(asked: &Cluster, used: &Cluster) -> Vec<String> {
         let name = |group: &DeviceGroup| format!("{} x {}", group.count, group.device.name);
         groups.iter().map(name).collect::<Vec<_>>().join(", ")
     };
+    let (asked, used) = (asked.unnumbered(), used.unnumbered());
     let mut kept = used.groups.clone();
     let mut left = asked.groups.clone();
     left.retain(|group| {

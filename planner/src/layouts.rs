@@ -7,10 +7,9 @@
 //!
 //! Ranks that share a domain of a link tier keep sharing it: an order that would tear one apart is none.
 
-use std::collections::BTreeSet;
-
 use cost_model::{Constants, Rates};
-use ir::cluster::{Cluster, DeviceGroup, Tier};
+use ir::cluster::{Cluster, DeviceGroup};
+use ir::cluster_part::{Piece, part, whole};
 use ir::graph::{Layer, Op};
 use ir::lower::{gets, gradient_tensors};
 use ir::op::OpKind;
@@ -34,7 +33,7 @@ pub(crate) fn layouts(request: &Request, constants: &Constants) -> Vec<Request> 
     }
     for order in orders(cluster, &request.job, constants) {
         let Some(cluster) = ordered(cluster, &order) else { continue };
-        if list.iter().all(|known| known.cluster != cluster) {
+        if list.iter().all(|known| known.cluster.unnumbered() != cluster.unnumbered()) {
             list.push(Request { cluster, ..request.clone() });
         }
     }
@@ -140,52 +139,9 @@ fn every_order(n: usize) -> Vec<Vec<usize>> {
 /// The cluster with some of its groups in an order; `None` where tiers would be torn apart or left with domains of
 /// unequal size.
 fn ordered(cluster: &Cluster, order: &[usize]) -> Option<Cluster> {
-    let first: Vec<u64> = cluster
-        .groups
-        .iter()
-        .scan(0, |next, group| {
-            let own = *next;
-            *next += group.count;
-            Some(own)
-        })
-        .collect();
-    let ranks = || order.iter().map(|&at| (first[at], cluster.groups[at].count));
-    let total: u64 = ranks().map(|(_, count)| count).sum();
-    let (last, inner) = cluster.tiers.split_last()?;
-    let mut tiers = Vec::with_capacity(cluster.tiers.len());
-    let mut below = 1;
-    for tier in inner {
-        let devices = domain(ranks(), tier.devices.max(1))?;
-        tiers.push(Tier { devices, ..tier.clone() });
-        if !devices.is_multiple_of(below) {
-            return None;
-        }
-        below = devices;
-    }
-    tiers.push(Tier { devices: total, ..last.clone() });
-    let groups = order.iter().map(|&at| cluster.groups[at].clone()).collect();
-    total.is_multiple_of(below).then(|| Cluster { groups, tiers, ..cluster.clone() })
-}
-
-/// Devices of every domain of a tier after some runs of ranks were put one behind the other; `None` where a domain is
-/// torn apart, or the sizes differ.
-fn domain(runs: impl Iterator<Item = (u64, u64)>, devices: u64) -> Option<u64> {
-    let (mut found, mut seen): (Vec<(u64, u64)>, BTreeSet<u64>) = (Vec::new(), BTreeSet::new());
-    for (first, count) in runs {
-        let mut from = first;
-        while from < first + count {
-            let (own, end) = (from / devices, (from / devices + 1) * devices);
-            let length = end.min(first + count) - from;
-            match found.last_mut() {
-                Some((last, size)) if *last == own => *size += length,
-                _ if !seen.insert(own) => return None,
-                _ => found.push((own, length)),
-            }
-            from += length;
-        }
-    }
-    let (_, size) = *found.first()?;
-    found.iter().all(|(_, other)| *other == size).then_some(size)
+    let in_place = order.iter().copied().eq(0..cluster.groups.len());
+    let pieces: Vec<Piece> = order.iter().map(|&group| whole(cluster, group)).collect();
+    if in_place { Some(cluster.clone()) } else { part(cluster, &pieces).ok() }
 }
 
 #[cfg(test)]

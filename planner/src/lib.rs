@@ -8,6 +8,7 @@ pub mod reshard;
 pub mod moving;
 pub mod prove;
 pub mod constraints;
+pub mod single_layers;
 pub mod request;
 pub mod forbid;
 pub mod problem;

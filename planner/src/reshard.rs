@@ -8,14 +8,18 @@
 //! from whom   = from itself, if it has the element; else the nearest rank that has it by link tier;
 //!               of n such ranks in order, the (d mod n)-th, so that not all ask the same
 //! ```
+//! Ranks are those of the larger cluster: where one plan is on a part of it, or has its groups in another order, a device is
+//! known by its node and its place there.
+//!
 //! Under one plan two ranks hold the same region of a parameter, or regions apart: so whoever holds one element of a
 //! region holds all of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::memory::StateBytes;
 use ir::cluster::{Cluster, Tier};
 use ir::engine::GradientFormat;
+use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
 use ir::program::HeldParameter;
@@ -50,12 +54,12 @@ pub enum State {
 }
 
 /// Who gives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Givers {
     /// Every rank that holds a state gives it: training goes over from one plan to the other.
     Ranks,
-    /// Ranks below this one do so; the others are lost.
-    Survivors(u64),
+    /// These ranks of the first plan do so; the others are lost.
+    Survivors(Numbers),
     /// The first rank that updates an element gives all of its states: it is the one that wrote them to a checkpoint.
     Writers,
 }
@@ -155,11 +159,14 @@ struct Side<'a> {
     shapes: Vec<BTreeMap<String, Vec<u64>>>,
     /// Entry and chunk of every layer.
     layers: Vec<(usize, usize)>,
+    /// Ranks of the larger cluster that its ranks are; the same ones, where nothing else is said.
+    devices: Option<Vec<u64>>,
 }
 
 impl<'a> Side<'a> {
     fn new((plan, open): (&'a Plan, &'a OpenPlan)) -> Result<Self, ReshardError> {
-        let mut side = Self { plan, open, held: Vec::new(), shapes: Vec::new(), layers: Vec::new() };
+        let mut side =
+            Self { plan, open, held: Vec::new(), shapes: Vec::new(), layers: Vec::new(), devices: None };
         for (chunk, runs) in plan.chunks.iter().enumerate() {
             for run in runs {
                 side.layers.extend(std::iter::repeat_n((run.entry, chunk), run.count as usize));
@@ -229,6 +236,12 @@ impl<'a> Side<'a> {
         }
     }
 
+    /// The rank of the larger cluster that a rank is.
+    fn device(&self, rank: u64) -> u64 {
+        let devices = self.devices.as_ref();
+        devices.and_then(|devices| devices.get(rank as usize).copied()).unwrap_or(rank)
+    }
+
     /// Everybody who holds a state of a layer's parameter, by what they hold.
     fn ranks(&self, layer: usize, name: &str, state: State) -> Vec<(&[Region], Vec<u64>)> {
         let (entry, _) = self.layers[layer];
@@ -236,7 +249,8 @@ impl<'a> Side<'a> {
         let holders = self.held[entry].get(&(name.to_owned(), state)).into_iter().flatten();
         let of_stages = |holders: &Holders| {
             let ranks = |&stage: &u64| {
-                holders.devices.iter().map(move |&device| self.plan.cluster_rank(stage, device))
+                let rank = move |&device: &u64| self.device(self.plan.cluster_rank(stage, device));
+                holders.devices.iter().map(rank)
             };
             stages.iter().flat_map(ranks).collect::<Vec<u64>>()
         };
@@ -252,6 +266,8 @@ pub struct Reshard<'a> {
     from: Side<'a>,
     to: Side<'a>,
     givers: Givers,
+    /// Of the larger cluster, where not all ranks of the first plan give.
+    survivors: Option<BTreeSet<u64>>,
     /// The cluster whose links join the ranks of both plans, if there is one.
     links: Option<&'a Cluster>,
 }
@@ -266,8 +282,20 @@ impl<'a> Reshard<'a> {
         to: (&'a Plan, &'a OpenPlan),
         givers: Givers,
     ) -> Result<Self, ReshardError> {
-        let links = links(&from.0.cluster, &to.0.cluster);
-        let both = Self { from: Side::new(from)?, to: Side::new(to)?, givers, links };
+        let (first, second) = (&from.0.cluster, &to.0.cluster);
+        let (mut from, mut to) = (Side::new(from)?, Side::new(to)?);
+        let links = if is_numbered(first) || is_numbered(second) {
+            let larger = larger(first, second);
+            (from.devices, to.devices) = (Some(devices(first, larger)), Some(devices(second, larger)));
+            Some(larger)
+        } else {
+            links(first, second)
+        };
+        let survivors = match &givers {
+            Givers::Survivors(ranks) => Some(ranks.iter().map(|rank| from.device(rank)).collect()),
+            Givers::Ranks | Givers::Writers => None,
+        };
+        let both = Self { from, to, givers, survivors, links };
         both.check()?;
         Ok(both)
     }
@@ -325,11 +353,12 @@ impl<'a> Reshard<'a> {
 
     /// Who may give a state of a parameter.
     fn sources(&self, layer: usize, name: &str, state: State) -> Vec<(&[Region], Vec<u64>)> {
-        match self.givers {
+        match &self.givers {
             Givers::Ranks => self.from.ranks(layer, name, state),
-            Givers::Survivors(n) => {
+            Givers::Survivors(_) => {
                 let mut left = self.from.ranks(layer, name, state);
-                left.iter_mut().for_each(|(_, ranks)| ranks.retain(|rank| *rank < n));
+                let gives = |rank: &u64| self.survivors.as_ref().is_none_or(|all| all.contains(rank));
+                left.iter_mut().for_each(|(_, ranks)| ranks.retain(gives));
                 left.retain(|(_, ranks)| !ranks.is_empty());
                 left
             }
@@ -363,7 +392,7 @@ impl<'a> Reshard<'a> {
 
     /// What every rank takes of a state of a parameter, told as it is found.
     fn each(&self, layer: usize, name: &str, state: State, mut tell: impl FnMut(u64, u64, &Region, &Region)) {
-        let sources = match self.givers {
+        let sources = match &self.givers {
             Givers::Ranks | Givers::Survivors(_) => self.sources(layer, name, state),
             // A copy is not written: who reads one takes its owner's.
             Givers::Writers => {
@@ -444,6 +473,29 @@ struct OfState {
     state: State,
     pairs: BTreeMap<(u64, u64), u64>,
     missing: u64,
+}
+
+/// Whether nodes of a cluster are told apart by numbers.
+pub fn is_numbered(cluster: &Cluster) -> bool {
+    cluster.groups.iter().any(|group| group.nodes.is_some())
+}
+
+/// The cluster with more devices; of equal ones the second.
+pub fn larger<'a>(first: &'a Cluster, second: &'a Cluster) -> &'a Cluster {
+    if first.n_devices() > second.n_devices() { first } else { second }
+}
+
+/// The ranks of a larger cluster that the ranks of one are, by their nodes and places; behind them what it lacks.
+fn devices(of: &Cluster, larger: &Cluster) -> Vec<u64> {
+    let ranks: BTreeMap<(u64, u64), u64> = larger.seats().into_iter().zip(0..).collect();
+    let mut next = larger.n_devices();
+    let rank = |seat: (u64, u64)| {
+        ranks.get(&seat).copied().unwrap_or_else(|| {
+            next += 1;
+            next - 1
+        })
+    };
+    of.seats().into_iter().map(rank).collect()
 }
 
 /// Of two clusters the larger, if the smaller is a part of it: the same tiers, shorter where it ends.

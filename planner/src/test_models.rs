@@ -136,6 +136,7 @@ pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
         price_per_device_hour: None,
         failures_per_device_hour: None,
         links: Vec::new(),
+        nodes: None,
     };
     let tier = |(at, &devices): (usize, &u64)| Tier {
         name: format!("tier {at}"),

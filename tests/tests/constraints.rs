@@ -114,6 +114,67 @@ fn states_of_a_parameter_live_where_it_says() {
     assert!(n > 0);
 }
 
+/// Per layer of the model in order: whether every result is computed again, every one kept, or neither.
+fn kept(plan: &Plan) -> Vec<(String, &'static str)> {
+    let opened = open(plan).unwrap();
+    let word = |entry: usize| {
+        let layer = &opened.model.layers[opened.entries[entry].layer];
+        let pairs = layer.ops.iter().zip(&opened.entries[entry].choice.recompute);
+        let all: Vec<Recompute> =
+            pairs.filter(|(op, _)| op.kind != OpKind::Fork).map(|(_, recompute)| *recompute).collect();
+        let are = |wanted: Recompute| all.iter().all(|one| *one == wanted);
+        let word = if are(Recompute::Keep) {
+            "kept"
+        } else if are(Recompute::Again) {
+            "again"
+        } else {
+            "mixed"
+        };
+        (layer.name.clone(), word)
+    };
+    let runs = plan.chunks.iter().flatten();
+    runs.flat_map(|run| std::iter::repeat_n(word(run.entry), run.count as usize)).collect()
+}
+
+#[test]
+fn single_layers_are_as_it_says() {
+    let said = json!({ "layers": {
+        "decoder": { "recompute": { "*": "keep" } },
+        "decoder[0-3]": { "recompute": { "*": "again" } },
+        "decoder[17]": { "recompute": { "*": "keep", "mlp.glu": "again" }, "parts": { "mlp.up.weight": { "f": 2 } } }
+    } });
+    let path = file("single", &said);
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("constraints-single-plan.json");
+    let out = out.to_string_lossy().into_owned();
+    let words = ["--nodes", "2", "--pin", "pp=2", "--constraints", &path, "-o", &out];
+    let found = planner(&[&["optimize"], &JOB[..], &words].concat());
+    assert_eq!(found.code, 0, "{found}");
+    let plan: Plan = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    let layers = kept(&plan);
+    assert_eq!(layers.len(), 34);
+    for (at, (name, word)) in layers.iter().enumerate().filter(|(at, _)| (1..33).contains(at)) {
+        let expected = match at - 1 {
+            0..=3 => ("decoder[0-3]", "again"),
+            17 => ("decoder[17]", "mixed"),
+            _ => ("decoder", "kept"),
+        };
+        assert_eq!((name.as_str(), *word), expected, "layer {at}");
+    }
+    each_choice(&plan, "decoder[17]", |layer, choice, mesh| {
+        for one in uses(layer, choice, "mlp.up.weight") {
+            assert_eq!(parts(layer, one, mesh, "f"), 2);
+        }
+    });
+    let verified = planner(&["verify", &out]);
+    assert_eq!(verified.code, 0, "{verified}");
+    // Layers keep their numbers: states go over to a plan that knows nothing of the names.
+    let other = out.replace(".json", "-other.json");
+    let plain = planner(&[&["optimize"], &JOB[..], &["--nodes", "2", "-o", &other]].concat());
+    assert_eq!(plain.code, 0, "{plain}");
+    let map = planner(&["reshard", &out, &other]);
+    assert_eq!(map.code, 0, "{map}");
+}
+
 #[test]
 fn a_plan_under_constraints_is_right() {
     let said = json!({ "layers": { "*": { "recompute": { "attention.core": "again" } }, "decoder": { "parts": {
@@ -147,6 +208,15 @@ fn what_cannot_be_honoured_is_refused() {
         (json!({ "decoder": { "recompute": { "mlp.up": "maybe" } } }), "unknown variant `maybe`"),
         (json!({ "decoder": { "storage": { "mlp.up": 1 } } }), "`mlp.up` is no parameter"),
         (json!({ "decoder": { "storage": { "mlp.up.weight": 4 } } }), "expected 0, 1, 2 or 3"),
+        (
+            json!({ "decoder[32]": {} }),
+            "layer `decoder[32]`: there is no layer 32: `decoder` has layers 0 to 31",
+        ),
+        (json!({ "decoder[3-0]": {} }), "layer `decoder[3-0]`: `3-0` ends before it begins"),
+        (
+            json!({ "decoder[1]": { "storage": { "mlp.up": 1 } } }),
+            "layer `decoder[1]`: `mlp.up` is no parameter",
+        ),
         (json!({}), "nothing is said of any layer"),
         // The norm over `h` needs it whole.
         (json!({ "decoder": { "parts": { "mlp.norm": { "h": 2 } } } }), "no plan honours all"),

@@ -1,5 +1,7 @@
 //! Whether the cluster that a plan embeds makes sense: what a cluster file is held to, in the units of the plan.
 
+use std::collections::BTreeSet;
+
 use crate::cluster::{CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, Link, Tier};
 use crate::cluster_limits::{
     BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
@@ -34,6 +36,7 @@ pub(crate) fn check_cluster(cluster: &Cluster) -> Result<(), PlanError> {
     if total > MAX_DEVICES {
         return at.fail("groups", format!("{total} devices in all, at most {MAX_DEVICES} are planned for"));
     }
+    check_nodes(&at, cluster)?;
     check_tiers(&at, &cluster.tiers, total)?;
     for (i, group) in cluster.groups.iter().enumerate() {
         for (j, own) in group.links.iter().enumerate() {
@@ -92,6 +95,26 @@ fn check_group(at: &At, group: &DeviceGroup) -> Result<(), PlanError> {
     at.range("host_memory_bytes", group.host_memory_bytes.0, HOST_MEMORY_BYTES)?;
     at.optional("price_per_device_hour", group.price_per_device_hour, PRICE_PER_HOUR)?;
     at.optional("failures_per_device_hour", group.failures_per_device_hour, FAILURES_PER_HOUR)
+}
+
+/// Nodes that are named: as many as a group has, each in one group.
+fn check_nodes(at: &At, cluster: &Cluster) -> Result<(), PlanError> {
+    for (i, group) in cluster.groups.iter().enumerate() {
+        let Some(nodes) = &group.nodes else { continue };
+        if nodes.count() != group.n_nodes() {
+            let what = format!("expected {} nodes, found {} in `{nodes}`", group.n_nodes(), nodes.count());
+            return at.fail(&format!("groups[{i}].nodes"), what);
+        }
+    }
+    let all = cluster.groups.iter().any(|group| group.nodes.is_some()).then(|| cluster.nodes());
+    let mut seen = BTreeSet::new();
+    for (i, nodes) in all.iter().flatten().enumerate() {
+        if let Some(twice) = nodes.iter().find(|node| !seen.insert(*node)) {
+            return at
+                .fail(&format!("groups[{i}].nodes"), format!("node {twice} is in an earlier group too"));
+        }
+    }
+    Ok(())
 }
 
 fn check_device(at: &At, device: &Device) -> Result<(), PlanError> {

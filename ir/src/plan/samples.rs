@@ -420,6 +420,7 @@ pub(crate) fn cluster(n_devices: u64) -> Cluster {
         price_per_device_hour: None,
         failures_per_device_hour: None,
         links: Vec::new(),
+        nodes: None,
     };
     let tier = Tier {
         name: "link".into(),
