@@ -281,6 +281,10 @@ pub(crate) struct PinArgs {
     /// Replicas over which ZeRO cuts; groups of so many hold all states [default: all replicas]
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) zero_group: Option<u64>,
+    /// Which memory holds optimizer states, and who updates: `none` the devices, `optimizer` the hosts, `allowed` whichever
+    /// is faster for each parameter [default: the hosts only where nothing fits without]
+    #[arg(long, value_enum)]
+    pub(crate) offload: Option<OffloadArg>,
     /// Whether the stream is cut along the sequence between tensor-parallel products
     #[arg(long, value_enum)]
     pub(crate) sequence_parallel: Option<SwitchArg>,
@@ -673,6 +677,17 @@ pub(crate) enum ScheduleArg {
     /// All forwards, then all backwards, over slices of sequences (--slices)
     #[value(name = "terapipe")]
     TeraPipe,
+}
+
+/// Which memory holds optimizer states.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum OffloadArg {
+    /// The devices'
+    None,
+    /// The devices' or the hosts', parameter by parameter
+    Allowed,
+    /// The hosts'
+    Optimizer,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

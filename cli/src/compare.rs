@@ -214,6 +214,7 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
         ("pp", roles.pp.to_string()),
         ("vpp", roles.vpp.to_string()),
         ("ZeRO", format!("{}{hybrid}", roles.zero.stage)),
+        ("offload", crate::clusters::word(&roles.offload)),
         ("recompute", crate::clusters::word(&roles.recompute)),
         ("micro-batch", format!("{} x {}", roles.micro_batch, roles.accumulation)),
         ("schedule", plan.schedule.to_string()),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::mesh::AxisId;
+use ir::names::Offload;
 use ir::names::axes::axis_names;
 use ir::native::{LayerDocument, Length};
 use ir::plan::Plan;
@@ -256,7 +257,7 @@ fn describe(plan: &Plan, names: &[AxisNames]) -> String {
     parts.push(recompute_lines(plan));
     if let Some(predicted) = &plan.predicted {
         parts.push(report::time(predicted));
-        parts.push(report::memory(predicted));
+        parts.push(report::memory(predicted) + &report::hosts(predicted));
     }
     parts.push(runners_up(plan));
     parts.push(report::search(plan));
@@ -416,6 +417,11 @@ fn glossary(plan: &Plan) -> String {
             roles.zero.stage > 0,
             "ZeRO",
             "between uses cut over replicas: 1 optimizer state, 2 also gradients, 3 also parameters",
+        ),
+        (
+            roles.offload != Offload::None,
+            "on the host",
+            "states of the optimizer in the memory of the node's host, whose processors update",
         ),
         (true, "micro-batch", "sequences of one replica at a time x how often per step"),
         (

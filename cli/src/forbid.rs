@@ -1,7 +1,7 @@
 //! What the user rules out: from `--forbid zero=3,pp` to the search's prohibitions.
 
 use planner::forbid::contradiction;
-use planner::request::{Degrees, Forbid, Pins, RecomputeKind, SequenceParallel};
+use planner::request::{Degrees, Forbid, OffloadKind, Pins, RecomputeKind, SequenceParallel};
 
 use crate::failure::Failure;
 use crate::pins;
@@ -65,6 +65,7 @@ fn one(forbid: &mut Forbid, name: &str, value: &str) -> Result<(), Failure> {
     add(&mut forbid.schedule, read.schedule);
     add(&mut forbid.recompute, read.recompute);
     add(&mut forbid.zero, read.zero);
+    add(&mut forbid.offload, read.offload);
     add(&mut forbid.sequence_parallel, read.sequence_parallel);
     add(&mut forbid.cp_kind, read.cp_kind);
     add(&mut forbid.token_order, read.token_order);
@@ -90,6 +91,11 @@ fn all_of(forbid: &mut Forbid, name: &str) -> Result<(), Failure> {
         "slices" => &mut forbid.slices,
         "zero" => {
             (1..=3).for_each(|stage| add(&mut forbid.zero, Some(stage)));
+            return Ok(());
+        }
+        "offload" => {
+            add(&mut forbid.offload, Some(OffloadKind::Allowed));
+            add(&mut forbid.offload, Some(OffloadKind::Optimizer));
             return Ok(());
         }
         "recompute" => {

@@ -4,9 +4,11 @@ use clap::Parser;
 use ir::graph::{Extent, Model};
 use ir::token_order::TokenOrder;
 use planner::constraints::Constraints;
-use planner::request::{ContextKind, Forbid, Pins, RecomputeKind, ScheduleKind, SequenceParallel};
+use planner::request::{
+    ContextKind, Forbid, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel,
+};
 
-use crate::args::{ContextArg, PinArgs, RecomputeArg, ScheduleArg, SwitchArg, TokenOrderArg};
+use crate::args::{ContextArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SwitchArg, TokenOrderArg};
 use crate::failure::Failure;
 
 /// Reads the values of all `--pin`, by the same rules as the options of `estimate`.
@@ -37,7 +39,7 @@ pub(crate) fn parse(option: &str, words: Vec<String>) -> Result<Pins, Failure> {
     let line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
-        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, zero-group, sequence-parallel, cp-kind, token-order, \
+        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, zero-group, offload, sequence-parallel, cp-kind, token-order, \
                     layers-per-stage; `planner estimate --help` says what each takes";
         Failure::argument_with_hint(format!("{option}: {what}"), hint)
     })?;
@@ -100,6 +102,11 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
         }),
         zero: args.zero,
         zero_group: args.zero_group,
+        offload: args.offload.map(|offload| match offload {
+            OffloadArg::None => OffloadKind::None,
+            OffloadArg::Allowed => OffloadKind::Allowed,
+            OffloadArg::Optimizer => OffloadKind::Optimizer,
+        }),
         sequence_parallel: args.sequence_parallel.map(|switch| match switch {
             SwitchArg::On => SequenceParallel::On,
             SwitchArg::Off => SequenceParallel::Off,
@@ -158,6 +165,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         recompute: pins.recompute.or(Some(RecomputeKind::None)),
         zero: pins.zero.or(Some(1)),
         zero_group: pins.zero_group,
+        offload: pins.offload.or(Some(OffloadKind::None)),
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),
         cp_kind: pins.cp_kind,
         token_order: pins.token_order,

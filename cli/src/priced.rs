@@ -1,6 +1,9 @@
 //! A plan of a file with figures of its own: computed again from what the plan says, whatever figures it holds.
 
+use cost_model::Constants;
+use cost_model::offload::{HostMemory, fullest_host};
 use ir::plan::check::OpenPlan;
+use ir::plan::prediction::Prediction;
 use ir::plan::{Plan, PlanError};
 use ir::units::{Bytes, Seconds};
 use planner::chosen::asked;
@@ -49,6 +52,7 @@ fn note(held: Seconds, priced: Seconds) -> Option<String> {
 /// Refuses a priced plan that overflows a device, with changes that would help.
 pub(crate) fn fits(plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
     let Some(predicted) = &plan.predicted else { return Ok(()) };
+    hosts_fit(plan, opened, predicted)?;
     let Some(stage) = report::fullest(&predicted.stages) else { return Ok(()) };
     let fullest = &predicted.stages[stage];
     if fullest.peak_memory_bytes.0 <= fullest.capacity_bytes.0 {
@@ -64,6 +68,24 @@ pub(crate) fn fits(plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
         capacity: fullest.capacity_bytes,
         relaxations: planner::relaxations(&request(plan, opened)),
     }))
+}
+
+/// Refuses a plan whose hosts lack the memory for what they shall hold.
+fn hosts_fit(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Result<(), Failure> {
+    let request = request(plan, opened);
+    let Ok(constants) = Constants::load().on(&plan.cluster, request.job.engine) else { return Ok(()) };
+    let stages: Vec<Bytes> = predicted.stages.iter().map(|stage| stage.host_memory_bytes).collect();
+    let fullest = fullest_host((&plan.cluster, &constants), &stages, plan.mesh.n_devices());
+    match fullest.filter(|host| !host.fits()) {
+        None => Ok(()),
+        Some(HostMemory { stage, needed, capacity }) => Err(Failure::NoPlan(NoPlan::Overflows {
+            stage,
+            term: "optimizer states in the memory of its node's host".into(),
+            needed,
+            capacity,
+            relaxations: planner::relaxations(&request),
+        })),
+    }
 }
 
 /// The question that the plan answers.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::{Calibration, DeviceGroup};
-use ir::names::Roles;
+use ir::names::{Offload, Roles};
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
 use ir::units::{Bytes, Seconds};
@@ -24,7 +24,7 @@ pub(crate) fn report(plan: &Plan, defaults: &[&str]) -> String {
         parts.push(arrangement(plan));
         parts.push(time(predicted));
         parts.push(stages(plan, predicted));
-        parts.push(memory(predicted));
+        parts.push(memory(predicted) + &hosts(predicted));
         parts.push(traffic(predicted));
     }
     parts.push(search(plan));
@@ -197,7 +197,12 @@ fn degrees(roles: &Roles) -> String {
     if let Some(devices) = roles.zero.hybrid {
         words.push_str(&format!(" over {devices}"));
     }
-    words + &format!(", recompute {}", word(&roles.recompute))
+    let offload = match roles.offload {
+        Offload::None => String::new(),
+        Offload::Some => ", some optimizer states on the host".into(),
+        Offload::Optimizer => ", optimizer on the host".into(),
+    };
+    words + &offload + &format!(", recompute {}", word(&roles.recompute))
 }
 
 /// Where the time goes.
@@ -262,6 +267,21 @@ pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
     let mut parts: Vec<(String, Seconds)> = all.filter(|(_, time)| time.0 != 0.0).collect();
     parts.sort_by(|a, b| b.1.0.total_cmp(&a.1.0).then_with(|| a.0.cmp(&b.0)));
     parts
+}
+
+/// What hosts hold of the states, if anything: for a device of the stage where it is most.
+pub(crate) fn hosts(predicted: &Prediction) -> String {
+    let held = predicted.stages.iter().map(|stage| stage.host_memory_bytes).enumerate();
+    let most = held.max_by(|a, b| a.1.0.total_cmp(&b.1.0).then(b.0.cmp(&a.0)));
+    match most.filter(|(_, bytes)| *bytes > Bytes::ZERO) {
+        Some((stage, bytes)) => {
+            let bytes = figures::bytes(bytes);
+            format!(
+                "hosts hold {bytes} of optimizer states for a device of stage {stage}, where it is most\n"
+            )
+        }
+        None => String::new(),
+    }
 }
 
 /// Time and memory per stage.

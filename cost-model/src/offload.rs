@@ -80,8 +80,58 @@ pub fn host_bytes(states: StateBytes) -> Bytes {
 }
 
 /// Bytes of a node's host memory that states may take.
-pub fn host_capacity(group: &DeviceGroup, constants: &Constants) -> Bytes {
+fn host_capacity(group: &DeviceGroup, constants: &Constants) -> Bytes {
     group.host_memory_bytes * constants.host_memory_usable_fraction
+}
+
+/// A node whose host holds states.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HostMemory {
+    /// The stage of its first device.
+    pub stage: usize,
+    /// What its devices need together.
+    pub needed: Bytes,
+    /// What it has for them.
+    pub capacity: Bytes,
+}
+
+impl HostMemory {
+    /// Whether it is enough.
+    pub fn fits(&self) -> bool {
+        self.needed <= self.capacity
+    }
+}
+
+/// The node whose host is fullest, where a device of each stage has so many bytes there; nothing where none has any.
+///
+/// Stages fill ranks in order, nodes too, so a host may serve devices of several stages. Three stages of four devices with
+/// 1, 2 and 3 bytes on nodes of eight: 12 bytes on the first node, and 12 on the half of the second.
+pub fn fullest_host(
+    (cluster, constants): (&Cluster, &Constants),
+    stages: &[Bytes],
+    devices_per_stage: u64,
+) -> Option<HostMemory> {
+    if stages.iter().all(|bytes| *bytes <= Bytes::ZERO) || devices_per_stage == 0 {
+        return None;
+    }
+    let last = stages.len() as u64 * devices_per_stage;
+    let (mut first, mut fullest): (u64, Option<HostMemory>) = (0, None);
+    for group in &cluster.groups {
+        let capacity = host_capacity(group, constants);
+        let end = (first + group.count).min(last);
+        while first < end {
+            let next = (first + group.devices_per_node.max(1)).min(end);
+            let stage = (first / devices_per_stage) as usize;
+            let needed = (first..next).map(|rank| stages[(rank / devices_per_stage) as usize]).sum();
+            let node = HostMemory { stage, needed, capacity };
+            let fuller = |known: HostMemory| node.needed / known.needed > node.capacity / known.capacity;
+            if fullest.is_none_or(fuller) {
+                fullest = Some(node);
+            }
+            first = next;
+        }
+    }
+    fullest
 }
 
 #[cfg(test)]
@@ -116,6 +166,24 @@ mod tests {
         assert_eq!((down + up, update), (Seconds(4.0), Seconds(1.0)));
         assert_eq!(host_bytes(half()), Bytes(14.0));
         assert_eq!(host_bytes(StateBytes::adamw(Precision::Fp32, GradientFormat::Full)), Bytes(16.0));
+    }
+
+    #[test]
+    fn a_host_holds_what_all_devices_of_its_node_have_there() {
+        let mut cluster = crate::group::tests::dgx_a100();
+        (cluster.groups[0].count, cluster.groups[0].devices_per_node) = (16, 8);
+        cluster.groups[0].host_memory_bytes = Bytes(20.0);
+        let constants = Constants::load();
+        let host = |stages: &[f64], devices| {
+            let stages: Vec<Bytes> = stages.iter().copied().map(Bytes).collect();
+            fullest_host((&cluster, &constants), &stages, devices)
+        };
+        assert_eq!(host(&[0.0, 0.0], 8), None);
+        let found = host(&[1.0, 2.0, 3.0], 4).unwrap();
+        assert_eq!((found.stage, found.needed, found.capacity), (0, Bytes(12.0), Bytes(18.0)));
+        assert!(found.fits());
+        let found = host(&[1.0, 3.0], 8).unwrap();
+        assert_eq!((found.stage, found.needed, found.fits()), (1, Bytes(24.0), false));
     }
 
     #[test]

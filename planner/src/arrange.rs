@@ -12,6 +12,7 @@ use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
 use crate::forbid::broken;
 use crate::partition::{Chunk, Levels, Place, as_given, partition};
+use crate::price::hosts;
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_memory;
 use crate::price::staged::{Layers, Staged};
@@ -232,6 +233,7 @@ impl Scope<'_> {
         let peak = |stage: usize| stage_memory(&self.setting, &staged, stage, step.held[stage]).total().0;
         let grounds = self.grounds(candidate);
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
+        let fits = fits && hosts::fullest(&self.setting, &staged).is_none_or(|host| host.fits());
         let found = Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step };
         if fits && self.is_allowed(&found, grounds.settings.len()) { Ok(found) } else { Err(Failed::Unfit) }
     }

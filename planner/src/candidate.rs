@@ -10,12 +10,12 @@ use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
 use crate::forms::{first_of, forms_within, wide};
-use crate::layer_problem::{Given, LayerProblem, RecomputeRule, StorageRule};
+use crate::layer_problem::{Given, HomeRule, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
-use crate::request::{ContextKind, Job, Pins, RecomputeKind, Request, ScheduleKind};
+use crate::request::{ContextKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind};
 use crate::rewrite::Variant;
 use crate::shapes::{Shape, divisors};
 
@@ -63,6 +63,15 @@ pub enum Dropped {
     NoStrategy,
     /// Its layers alone take longer than what was asked for.
     Slower,
+    /// The hosts of some node lack the memory for the states that devices cannot hold.
+    Host {
+        /// Stage with most of them.
+        stage: usize,
+        /// What the devices of a node need together.
+        needed: f64,
+        /// What the node has for them.
+        capacity: f64,
+    },
     /// The least memory it can do with is too much: the stage, its largest category, and what it needs.
     Memory {
         /// Stage that overflows.
@@ -145,12 +154,17 @@ impl<'a> Scope<'a> {
             None => StorageRule::Free,
             Some(stage) => StorageRule::of_stage(stage),
         };
+        let homes = match self.pins().offload {
+            Some(OffloadKind::Optimizer) => HomeRule::Host,
+            Some(OffloadKind::Allowed) => HomeRule::Free,
+            Some(OffloadKind::None) | None => HomeRule::Device,
+        };
         // Keys on a ring cannot be carried from slice to slice.
         let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
         let constraints = self.pins().constraints.clone();
         let forbid = forbid.clone();
-        Given { stream: None, tied: BTreeMap::new(), recompute, storage, context, forbid, constraints }
+        Given { stream: None, tied: BTreeMap::new(), recompute, storage, homes, context, forbid, constraints }
     }
 
     /// What is given where memory is free: then nothing is gained by computing again.

@@ -6,12 +6,14 @@
 //! shapes, each with as few bars as possible. Roles are read off an arrangement by majority; one that still bears a
 //! forbidden name is no plan (`broken`).
 
-use ir::names::{Context, RecomputeRole, Roles};
+use ir::names::{Context, Offload, RecomputeRole, Roles};
 use ir::program::{AxisSet, Storage};
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
-use crate::request::{ContextKind, Degrees, Forbid, Pins, RecomputeKind, ScheduleKind, SequenceParallel};
+use crate::request::{
+    ContextKind, Degrees, Forbid, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel,
+};
 
 /// Classes of loops that an axis may not split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,6 +172,7 @@ pub fn contradiction(pins: &Pins) -> Option<String> {
         ("the schedule", pins.schedule.is_some_and(|kind| forbid.schedule.contains(&kind))),
         ("the recomputation", pins.recompute.is_some_and(|kind| forbid.recompute.contains(&kind))),
         ("the ZeRO stage", pins.zero.is_some_and(|stage| forbid.zero.contains(&stage))),
+        ("offload", pins.offload.is_some_and(|kind| forbid.offload.contains(&kind))),
         (
             "sequence-parallel",
             pins.sequence_parallel.is_some_and(|one| forbid.sequence_parallel.contains(&one)),
@@ -188,6 +191,7 @@ pub fn contradiction(pins: &Pins) -> Option<String> {
 fn nothing_left(forbid: &Forbid) -> Option<String> {
     let all = [
         ("zero", (0..=3).all(|stage| forbid.zero.contains(&stage))),
+        ("offload", OFFLOAD.iter().all(|kind| forbid.offload.contains(kind))),
         ("recompute", RECOMPUTE.iter().all(|kind| forbid.recompute.contains(kind))),
         ("sequence-parallel", SWITCH.iter().all(|one| forbid.sequence_parallel.contains(one))),
         ("cp-kind (forbid cp instead)", KINDS.iter().all(|kind| forbid.cp_kind.contains(kind))),
@@ -214,6 +218,7 @@ fn nothing_left(forbid: &Forbid) -> Option<String> {
 }
 
 const RECOMPUTE: [RecomputeKind; 3] = [RecomputeKind::None, RecomputeKind::Selective, RecomputeKind::Full];
+const OFFLOAD: [OffloadKind; 3] = [OffloadKind::None, OffloadKind::Allowed, OffloadKind::Optimizer];
 const SWITCH: [SequenceParallel; 2] = [SequenceParallel::On, SequenceParallel::Off];
 const KINDS: [ContextKind; 3] = [ContextKind::Gather, ContextKind::Ring, ContextKind::Ulysses];
 const ORDERS: [TokenOrder; 3] = [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped];
@@ -237,7 +242,13 @@ pub(crate) fn broken(forbid: &Forbid, roles: &Roles) -> bool {
     };
     let sequence_parallel =
         if roles.sequence_parallel { SequenceParallel::On } else { SequenceParallel::Off };
+    let offload = match roles.offload {
+        Offload::None => OffloadKind::None,
+        Offload::Some => OffloadKind::Allowed,
+        Offload::Optimizer => OffloadKind::Optimizer,
+    };
     degrees.into_iter().any(|(degrees, degree)| !degrees.allows(degree))
+        || forbid.offload.contains(&offload)
         || forbid.recompute.contains(&recompute)
         || forbid.zero.contains(&roles.zero.stage)
         || roles.tp > 1 && forbid.sequence_parallel.contains(&sequence_parallel)

@@ -11,7 +11,7 @@ use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
 use ir::mesh::MAX_AXES;
 use ir::op::OpKind;
-use ir::program::{AxisSet, Storage};
+use ir::program::{AxisSet, Home, Storage};
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
@@ -34,14 +34,39 @@ pub struct Given {
     pub tied: BTreeMap<TensorId, (Sharding, Storage)>,
     /// Whether results may be computed again, must be, or may not.
     pub recompute: RecomputeRule,
-    /// Where states may live.
+    /// Where states may be cut.
     pub storage: StorageRule,
+    /// Which memory may hold optimizer states.
+    pub homes: HomeRule,
     /// How attention may see keys that other devices hold.
     pub context: Option<ContextKind>,
     /// What of storages, recomputation and attention may not be.
     pub forbid: Forbid,
     /// What is said of single tensors and operators.
     pub constraints: Constraints,
+}
+
+/// Which memory may hold the optimizer state of a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HomeRule {
+    /// The device's.
+    #[default]
+    Device,
+    /// Either, as it pays.
+    Free,
+    /// The host's.
+    Host,
+}
+
+impl HomeRule {
+    /// What is left, the device first.
+    pub(crate) fn homes(self) -> &'static [Home] {
+        match self {
+            Self::Device => &[Home::Device],
+            Self::Free => &[Home::Device, Home::Host],
+            Self::Host => &[Home::Host],
+        }
+    }
 }
 
 /// Which storages a parameter may have.
@@ -71,11 +96,12 @@ impl StorageRule {
         }
     }
 
-    /// Whether a storage obeys, for a parameter that could be cut over `whole` axes.
+    /// Whether the cuts of a storage obey, for a parameter that could be cut over `whole` axes.
     fn admits(self, storage: Storage, whole: AxisSet) -> bool {
         let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
         let wanted = |parameter, gradient, optimizer| {
-            storage == Storage::on_device(cut(parameter), cut(gradient), cut(optimizer))
+            let cuts = Storage::on_device(cut(parameter), cut(gradient), cut(optimizer));
+            storage == Storage { home: storage.home, ..cuts }
         };
         match self {
             Self::Free => true,
@@ -293,7 +319,9 @@ impl Builder<'_, '_> {
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             let mut storages = if self.layer.is_trained(tensor) {
-                self.prices.storages(elements, used, places.operand_gradients[i], own)
+                let gradient = places.operand_gradients[i];
+                let in_one = |&home| self.prices.storages((elements, home), used, gradient, own);
+                given.homes.homes().iter().flat_map(in_one).collect()
             } else {
                 self.prices.frozen_storages(elements, used, own)
             };

@@ -37,6 +37,7 @@ pub mod overflow;
 pub mod evaluate;
 pub mod optimize;
 mod layouts;
+mod offload;
 pub mod relax;
 pub mod chosen;
 pub mod document;
@@ -98,7 +99,7 @@ pub fn optimize_in_order(
     on_progress: OnProgress<'_>,
 ) -> Result<Plan, NoPlan> {
     let constants = on_cluster(request, constants.clone())?;
-    found_on(std::slice::from_ref(request), &constants, (Stop::never(), on_progress))
+    found_or_offloaded(std::slice::from_ref(request), &constants, (Stop::never(), on_progress))
 }
 
 fn found(
@@ -107,7 +108,29 @@ fn found(
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let constants = on_cluster(request, constants.clone())?;
-    found_on(&layouts::layouts(request, &constants), &constants, watch)
+    found_or_offloaded(&layouts::layouts(request, &constants), &constants, watch)
+}
+
+/// The same in the devices' memory; where nothing fits there, in the hosts' too, unless somebody has said which.
+fn found_or_offloaded(
+    layouts: &[Request],
+    constants: &Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Plan, NoPlan> {
+    let found = found_on(layouts, constants, watch);
+    if !offload::is_open(&layouts[0].pins) {
+        return found;
+    }
+    match found {
+        Ok(plan) => Ok(offload::without(plan, &layouts[0])),
+        Err(NoPlan::NothingFits { .. }) => {
+            let layouts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
+            found_on(&layouts, constants, watch).map(offload::with)
+        }
+        Err(other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. })) => {
+            Err(other)
+        }
+    }
 }
 
 /// The plan on the fastest of several selections and orders of the groups of a cluster.

@@ -491,6 +491,8 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
 fn nearer(known: Dropped, next: Dropped) -> Dropped {
     let need = |dropped: &Dropped| match dropped {
         Dropped::Memory { needed, .. } => *needed,
+        // Its devices have room.
+        Dropped::Host { .. } => 0.0,
         Dropped::NoStrategy | Dropped::Slower => f64::INFINITY,
     };
     if need(&known) <= need(&next) { known } else { next }
@@ -572,6 +574,13 @@ fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) 
             term: term.into(),
             needed: Bytes(needed + scope.reserve()),
             capacity: Bytes(capacity + scope.reserve()),
+            relaxations: Vec::new(),
+        },
+        Some(Dropped::Host { stage, needed, capacity }) => NoPlan::NothingFits {
+            stage,
+            term: "optimizer states in the memory of its node's host".into(),
+            needed: Bytes(needed),
+            capacity: Bytes(capacity),
             relaxations: Vec::new(),
         },
         Some(Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {

@@ -1,5 +1,9 @@
 //! What a candidate that does not fit would need at least, and for what.
 
+use cost_model::offload::{HostMemory, fullest_host};
+use ir::schedule::Schedule;
+use ir::units::Bytes;
+
 use crate::arrange::with_ends;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::partition::{Chunk, LayerCost, Levels, Place, as_given, partition};
@@ -33,6 +37,11 @@ impl Scope<'_> {
         let chunks = cuts.iter().enumerate();
         let worst = chunks.max_by(|a, b| over(*a).total_cmp(&over(*b)).then(b.0.cmp(&a.0)));
         let Some((chunk, cut)) = worst else { return Dropped::NoStrategy };
+        if over((chunk, cut)) <= 0.0
+            && let Some(dropped) = self.host_overflow(candidate, schedule, (&cuts, &smallest))
+        {
+            return dropped;
+        }
         let costs = &smallest[ground(chunk)].costs[0];
         let sum = |of: &dyn Fn(&LayerCost) -> f64| -> f64 {
             smallest[0].kinds[cut.from..cut.to].iter().map(|&kind| of(&costs[kind])).sum()
@@ -50,5 +59,26 @@ impl Scope<'_> {
         let needed = cut.memory() * f64::from(schedule.n_virtual_stages());
         let stage = chunk % candidate.n_stages as usize;
         Dropped::Memory { stage, term, needed, capacity: capacity(chunk) }
+    }
+    /// The node whose host lacks memory for what its devices cannot hold, if there is one.
+    fn host_overflow(
+        &self,
+        candidate: &Candidate,
+        schedule: Schedule,
+        (cuts, levels): (&[Chunk], &[Levels]),
+    ) -> Option<Dropped> {
+        let (n_stages, grounds) = (candidate.n_stages as usize, self.grounds(candidate));
+        let mut stages = vec![Bytes::ZERO; n_stages];
+        for (chunk, cut) in cuts.iter().enumerate() {
+            let costs = &levels[grounds.of_chunk(schedule.placement(), chunk)].costs[0];
+            let host = levels[0].kinds[cut.from..cut.to].iter().map(|&kind| costs[kind].host).sum();
+            for rank in schedule.placement().ranks(n_stages as u32, chunk as u32) {
+                stages[rank as usize] += Bytes(host);
+            }
+        }
+        let node =
+            fullest_host((&self.request.cluster, self.constants), &stages, candidate.shape.mesh.n_devices())?;
+        let HostMemory { stage, needed, capacity } = node;
+        (!node.fits()).then_some(Dropped::Host { stage, needed: needed.0, capacity: capacity.0 })
     }
 }

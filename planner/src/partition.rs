@@ -15,8 +15,10 @@ use ir::units::Bytes;
 pub struct LayerCost {
     /// Forward and backward of one micro-batch, in seconds.
     pub time: f64,
-    /// Parameter, gradient and optimizer bytes.
+    /// Parameter, gradient and optimizer bytes on the device.
     pub state: f64,
+    /// Optimizer bytes in the host's memory.
+    pub host: f64,
     /// Bytes kept per micro-batch in flight.
     pub saved: f64,
     /// Bytes needed while it runs.

@@ -23,6 +23,7 @@ pub mod staged;
 pub mod step;
 pub mod stage_memory;
 pub mod sent;
+pub mod hosts;
 pub mod prediction;
 
 use grounds::Grounds;

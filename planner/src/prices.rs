@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
+use cost_model::offload::{HostShare, HostUpdate};
 use cost_model::program_memory::doubles_as_master;
 use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
@@ -16,7 +17,7 @@ use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op_work::{KernelChoice, backward_work, local_lengths, op_work};
-use ir::program::{AxisSet, Storage};
+use ir::program::{AxisSet, Home, Storage};
 use ir::sharding::Sharding;
 use ir::signature::Signature;
 use ir::strategy::Strategy;
@@ -52,7 +53,7 @@ pub struct StoragePrice {
     pub per_micro_batch: f64,
     /// Once per step.
     pub per_step: f64,
-    /// Parameter, gradient and optimizer state.
+    /// Parameter, gradient and optimizer state on the device.
     pub state: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
     pub gathered: f64,
@@ -107,6 +108,9 @@ struct StorageTimes {
     gathered: f64,
 }
 
+/// Local elements, the memory of the optimizer state, axes that hold the parameter whole, and those of its unfinished gradient.
+type StorageKey = (u64, Home, [AxisSet; 2]);
+
 /// Prices on one mesh.
 pub struct Prices<'a> {
     machine: Machine<'a>,
@@ -114,7 +118,7 @@ pub struct Prices<'a> {
     views: Vec<AxisView>,
     conversions: RefCell<Conversions>,
     groups: RefCell<BTreeMap<AxisSet, Group>>,
-    storages: RefCell<BTreeMap<(u64, AxisSet, AxisSet), Vec<StorageTimes>>>,
+    storages: RefCell<BTreeMap<StorageKey, Vec<StorageTimes>>>,
 }
 
 impl<'a> Prices<'a> {
@@ -257,12 +261,13 @@ impl<'a> Prices<'a> {
         Group::from_axes(&axes, self.machine.cluster).at(self.machine.home)
     }
 
-    /// Storages of a parameter that an operator uses in a sharding, each with its price; the plain one first.
+    /// Storages of a parameter that an operator uses in a sharding, with the optimizer state in one of the memories, each
+    /// with its price; the plain one first.
     ///
     /// `forward` and `backward` are the operator's own seconds, behind which gathers and reductions can hide.
     pub fn storages(
         &self,
-        elements: u64,
+        (elements, home): (u64, Home),
         used: Sharding,
         gradient: Sharding,
         (forward, backward): (f64, f64),
@@ -271,8 +276,8 @@ impl<'a> Prices<'a> {
         let unfinished = AxisSet::of(&gradient.partial_axes());
         let mut known = self.storages.borrow_mut();
         let times = known
-            .entry((elements, whole, unfinished))
-            .or_insert_with(|| self.all_storage_times(elements, whole, unfinished));
+            .entry((elements, home, [whole, unfinished]))
+            .or_insert_with(|| self.all_storage_times((elements, home), whole, unfinished));
         times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward)))).collect()
     }
 
@@ -324,7 +329,12 @@ impl<'a> Prices<'a> {
         seen
     }
 
-    fn all_storage_times(&self, elements: u64, whole: AxisSet, unfinished: AxisSet) -> Vec<StorageTimes> {
+    fn all_storage_times(
+        &self,
+        (elements, home): (u64, Home),
+        whole: AxisSet,
+        unfinished: AxisSet,
+    ) -> Vec<StorageTimes> {
         let mut storages = vec![Storage::default()];
         for cut in self.cuts(elements, whole) {
             let none = AxisSet::EMPTY;
@@ -332,11 +342,16 @@ impl<'a> Prices<'a> {
             storages.push(Storage::on_device(none, cut, cut));
             storages.push(Storage::on_device(cut, cut, cut));
         }
-        storages.into_iter().filter_map(|storage| self.storage_times(elements, storage, unfinished)).collect()
+        let there = storages.into_iter().map(|storage| Storage { home, ..storage });
+        there.filter_map(|storage| self.storage_times(elements, storage, unfinished)).collect()
     }
 
     fn parts(&self, cut: AxisSet) -> f64 {
         cut.axes().iter().map(|&axis| self.mesh.size(axis) as f64).product()
+    }
+
+    fn host_share(&self) -> HostShare {
+        HostShare::of(self.machine.device, self.machine.cluster, self.machine.constants)
     }
 
     /// Seconds of everything that one storage of `elements` local elements asks for, shown in full, and its bytes.
@@ -357,16 +372,21 @@ impl<'a> Prices<'a> {
         // A parameter that is cut like its optimizer state is that state's own fp32 copy.
         let copy =
             if doubles_as_master(storage) { 0.0 } else { bytes.parameter.0 / self.parts(storage.parameter) };
-        let state = copy
-            + bytes.gradient.0 / self.parts(storage.gradient)
-            + bytes.optimizer().0 / self.parts(storage.optimizer);
+        let (optimizer, update) = match storage.home {
+            Home::Device => {
+                let work = Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 };
+                (bytes.optimizer().0 / self.parts(storage.optimizer), self.work(&work))
+            }
+            Home::Host => (0.0, HostUpdate::of(updated, bytes, self.host_share()).total().0),
+        };
+        let state = copy + bytes.gradient.0 / self.parts(storage.gradient) + optimizer;
         Some(StorageTimes {
             storage,
             gather: flat(&flat_steps(none, storage.parameter, none)?, bytes.parameter),
             every,
             reduce: flat(&flat_steps(rest, storage.gradient, storage.optimizer)?, bytes.gradient),
             spread: flat(&flat_steps(none, storage.optimizer, storage.parameter)?, bytes.parameter),
-            update: self.work(&Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 }),
+            update,
             state: local * state,
             gathered: gathered(storage.parameter, (bytes.parameter * local, bytes.gradient * local)),
         })

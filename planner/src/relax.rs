@@ -8,7 +8,7 @@ use ir::cluster::Precision;
 use ir::units::GIB;
 
 use crate::optimize::search;
-use crate::request::{Forbid, Pins, Progress, Relaxation, Request, Stop};
+use crate::request::{Forbid, OffloadKind, Pins, Progress, Relaxation, Request, Stop};
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
 /// thousand.
@@ -28,6 +28,7 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
         shorter_sequences(request),
         smaller_batches(request),
         lower_precision(request),
+        states_on_hosts(request),
         no_pins(request),
         nothing_forbidden(request),
     ];
@@ -99,11 +100,24 @@ fn lower_precision(request: &Request) -> Vec<Change> {
     vec![("parameters and activations in bf16".into(), relaxed)]
 }
 
+/// The request with optimizer states in the memory of hosts, where it was not searched so.
+fn states_on_hosts(request: &Request) -> Vec<Change> {
+    let mut relaxed = request.clone();
+    relaxed.pins.offload = Some(OffloadKind::Allowed);
+    relaxed.pins.forbid.offload.clear();
+    match request.pins.offload {
+        Some(OffloadKind::Allowed | OffloadKind::Optimizer) => Vec::new(),
+        Some(OffloadKind::None) | None => {
+            vec![("optimizer states on the hosts (offload=allowed)".into(), relaxed)]
+        }
+    }
+}
+
 /// A pin by its name, and how it is taken back.
 type Pin = (&'static str, fn(&mut Pins));
 
 /// All pins.
-const PINS: [Pin; 17] = [
+const PINS: [Pin; 18] = [
     ("tp", |pins| pins.tp = None),
     ("pp", |pins| pins.pp = None),
     ("dp", |pins| pins.dp = None),
@@ -117,6 +131,7 @@ const PINS: [Pin; 17] = [
     ("recompute", |pins| pins.recompute = None),
     ("zero", |pins| pins.zero = None),
     ("zero-group", |pins| pins.zero_group = None),
+    ("offload", |pins| pins.offload = None),
     ("sequence-parallel", |pins| pins.sequence_parallel = None),
     ("cp-kind", |pins| pins.cp_kind = None),
     ("token-order", |pins| pins.token_order = None),

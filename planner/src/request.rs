@@ -169,6 +169,17 @@ pub enum RecomputeKind {
     Full,
 }
 
+/// Which memory may hold optimizer states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OffloadKind {
+    /// The devices' alone.
+    None,
+    /// The devices' or the hosts', parameter by parameter, as it pays.
+    Allowed,
+    /// The hosts' alone.
+    Optimizer,
+}
+
 /// Choices the user makes, in the literature's words; what is not pinned is searched.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pins {
@@ -198,6 +209,8 @@ pub struct Pins {
     pub zero: Option<u8>,
     /// Data-parallel replicas that share one set of states; all without a word.
     pub zero_group: Option<u64>,
+    /// Which memory may hold optimizer states; without a word the hosts' only where nothing fits without them.
+    pub offload: Option<OffloadKind>,
     /// Whether tensor parallel axes split tokens between products.
     pub sequence_parallel: Option<SequenceParallel>,
     /// How attention sees keys that other devices hold.
@@ -239,6 +252,8 @@ pub struct Forbid {
     pub recompute: Vec<RecomputeKind>,
     /// ZeRO stages.
     pub zero: Vec<u8>,
+    /// Which memory may hold optimizer states.
+    pub offload: Vec<OffloadKind>,
     /// Whether tensor parallel axes split tokens between products.
     pub sequence_parallel: Vec<SequenceParallel>,
     /// How attention sees keys that other devices hold.

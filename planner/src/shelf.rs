@@ -111,6 +111,7 @@ impl<'a> Scope<'a> {
         let cost = |entry: &Entry| LayerCost {
             time: (entry.price.forward.seconds() + entry.backward_seconds()).0,
             state: entry.memory.states().0,
+            host: entry.memory.host.0,
             saved: entry.memory.saved_total().0 * slack,
             working: entry.memory.working().0 * slack,
             logits: entry.memory.logits.0 * slack,
@@ -127,8 +128,8 @@ impl<'a> Scope<'a> {
 
     /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree.
     ///
-    /// The use is that of the copy's fastest choice; the states beside the parameter are cut as far as they can be,
-    /// unless the user says otherwise.
+    /// The use is that of the copy's fastest choice; the states beside the parameter are cut as far as they can be, and
+    /// the optimizer's are on the host where they may be, unless the user says otherwise.
     pub(crate) fn tied_uses(&self, bench: &Bench<'_>, base: &Given) -> Option<BTreeMap<usize, TiedUses>> {
         let mut uses: BTreeMap<usize, TiedUses> = BTreeMap::new();
         for tie in &self.model().ties {
@@ -140,7 +141,8 @@ impl<'a> Scope<'a> {
                 StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => Storage::default(),
                 StorageRule::Free if base.forbid.zero.is_empty() => {
                     let cut = whole_axes(bench.prices.mesh(), used);
-                    Storage::on_device(AxisSet::EMPTY, cut, cut)
+                    let home = base.homes.homes().last().copied().unwrap_or_default();
+                    Storage { home, ..Storage::on_device(AxisSet::EMPTY, cut, cut) }
                 }
                 StorageRule::Free
                 | StorageRule::Whole

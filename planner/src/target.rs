@@ -6,14 +6,15 @@
 //! ```text
 //! space(engine) = union over its storages z and recomputations r of   { plans with zero = z, recompute = r, .. }
 //! ```
-//! with everything else ruled out that it lacks. Each is searched, the fastest plan counts, and nothing in the union is
+//! with everything else ruled out that it lacks. Hosts hold the optimizer states of all parameters or of none: of all only
+//! where nothing fits without, or where the user says so. Each space is searched, the fastest plan counts, and nothing in the union is
 //! faster than the least of their bounds.
 //!
-//! | engine | ZeRO | recompute | schedules | keys of other devices | between products of tp |
-//! |---|---|---|---|---|---|
-//! | Megatron-Core `arguments.py` | 0, 1 | none, selective, full | 1F1B, interleaved | all | tokens cut |
-//! | TorchTitan `job_config.py` | 0, 2, 3 | none, selective, full | GPipe, 1F1B, interleaved, ZB-V, DualPipeV | gathered, ring | tokens cut |
-//! | DeepSpeed `runtime/config.py`, `pipe/engine.py` | 0, 1; 2, 3 without a pipeline | none, full | 1F1B | Ulysses | whole |
+//! | engine | ZeRO | optimizer on hosts | recompute | schedules | keys of other devices | between products of tp |
+//! |---|---|---|---|---|---|---|
+//! | Megatron-Core `arguments.py` | 0, 1 | with 1 (`--optimizer-cpu-offload`) | none, selective, full | 1F1B, interleaved | all | tokens cut |
+//! | TorchTitan `job_config.py` | 0, 2, 3 | no: it moves parameters too | none, selective, full | GPipe, 1F1B, interleaved, ZB-V, DualPipeV | gathered, ring | tokens cut |
+//! | DeepSpeed `runtime/config.py`, `pipe/engine.py` | 0, 1; 2, 3 without a pipeline | with 1, 2, 3 (`offload_optimizer`) | none, full | 1F1B | Ulysses | whole |
 
 use cost_model::Constants;
 use ir::plan::Plan;
@@ -22,7 +23,8 @@ use ir::units::Seconds;
 use crate::forbid::contradiction;
 use crate::found;
 use crate::request::{
-    ContextKind, NoPlan, OnProgress, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Stop,
+    ContextKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
+    SequenceParallel, Stop,
 };
 
 /// An engine whose space is known.
@@ -61,6 +63,27 @@ impl Target {
                 &[(1, Pipeline::Any), (2, Pipeline::Absent), (3, Pipeline::Absent), (0, Pipeline::Any)]
             }
         }
+    }
+
+    /// Whether its hosts may hold optimizer states that are cut over replicas.
+    fn offloads(self) -> bool {
+        match self {
+            Self::Megatron | Self::DeepSpeed => true,
+            Self::TorchTitan => false,
+        }
+    }
+
+    /// Which memories hold optimizer states, one after the other: the next where nothing fits in those before.
+    fn homes(self, pins: &Pins) -> Vec<OffloadKind> {
+        let wanted = match pins.offload {
+            Some(OffloadKind::None) => vec![OffloadKind::None],
+            Some(OffloadKind::Optimizer) => vec![OffloadKind::Optimizer],
+            Some(OffloadKind::Allowed) | None => vec![OffloadKind::None, OffloadKind::Optimizer],
+        };
+        let is_left = |kind: &OffloadKind| {
+            (self.offloads() || *kind == OffloadKind::None) && !pins.forbid.offload.contains(kind)
+        };
+        wanted.into_iter().filter(is_left).collect()
     }
 
     fn recomputations(self) -> &'static [(&'static str, RecomputeKind)] {
@@ -113,9 +136,22 @@ impl Target {
     /// The choice that the engine cannot run, and what it can.
     pub fn spaces(self, pins: &Pins) -> Result<Vec<Pins>, String> {
         self.check(pins)?;
-        let common = self.common(pins);
+        let of_home = |home: OffloadKind| self.spaces_in(home, pins);
+        let list: Vec<Pins> = self.homes(pins).into_iter().flat_map(of_home).collect();
+        if list.is_empty() {
+            return Err(format!("{} can run none of what the pins and prohibitions leave", self.name()));
+        }
+        Ok(list)
+    }
+
+    /// Those with optimizer states in one of the memories.
+    fn spaces_in(self, home: OffloadKind, pins: &Pins) -> Vec<Pins> {
+        let common = Pins { offload: Some(home), ..self.common(pins) };
         let mut list = Vec::new();
         for &(zero, pipeline) in self.storages() {
+            if home == OffloadKind::Optimizer && zero == 0 {
+                continue;
+            }
             for &(_, recompute) in self.recomputations() {
                 let mut space = Pins { zero: Some(zero), recompute: Some(recompute), ..common.clone() };
                 space.forbid.pp.above_one |= pipeline == Pipeline::Absent;
@@ -126,10 +162,7 @@ impl Target {
                 }
             }
         }
-        if list.is_empty() {
-            return Err(format!("{} can run none of what the pins and prohibitions leave", self.name()));
-        }
-        Ok(list)
+        list
     }
 
     /// What all spaces have in common.
@@ -157,6 +190,11 @@ impl Target {
             if let Some(pp) = pins.pp.filter(|pp| *pp > 1 && *pipeline == Pipeline::Absent) {
                 return Err(format!("{name} cannot run zero={zero} with pp={pp}: only without a pipeline"));
             }
+        }
+        if pins.offload == Some(OffloadKind::Optimizer) && !self.offloads() {
+            return Err(format!(
+                "{name} cannot run offload=optimizer: its hosts hold parameters too, or nothing"
+            ));
         }
         lacks(name, "the schedule", pins.schedule, self.schedules())?;
         lacks(name, "the recomputation", pins.recompute, self.recomputations())?;
@@ -200,6 +238,11 @@ pub fn optimize_for(
     let constants = Constants::load();
     let (mut plans, mut refused): (Vec<Plan>, Option<NoPlan>) = (Vec::new(), None);
     for pins in spaces {
+        // The hosts come in only where nothing fits without them unless the user lets them.
+        let is_enough = !plans.is_empty() && request.pins.offload.is_none();
+        if pins.offload == Some(OffloadKind::Optimizer) && is_enough {
+            break;
+        }
         match found(&Request { pins, ..request.clone() }, &constants, (stop, on_progress)) {
             Ok(plan) => plans.push(plan),
             Err(broken @ NoPlan::Broken { .. }) => return Err(broken),
@@ -266,7 +309,8 @@ mod tests {
     #[test]
     fn every_space_names_one_storage_and_one_recomputation() {
         for target in ALL {
-            let spaces = target.spaces(&Pins::default()).unwrap();
+            let pins = Pins { offload: Some(OffloadKind::None), ..Pins::default() };
+            let spaces = target.spaces(&pins).unwrap();
             assert_eq!(spaces.len(), target.storages().len() * target.recomputations().len());
             assert!(spaces.iter().all(|one| one.zero.is_some() && one.recompute.is_some()));
             assert!(spaces.iter().all(|one| contradiction(one).is_none()));
@@ -276,8 +320,10 @@ mod tests {
     #[test]
     fn choices_of_the_user_leave_fewer_spaces() {
         let pins = Pins { zero: Some(1), recompute: Some(RecomputeKind::Full), ..Pins::default() };
-        assert_eq!(Target::Megatron.spaces(&pins).unwrap().len(), 1);
-        let mut pins = Pins { pp: Some(4), ..Pins::default() };
+        // In the devices' memory and in the hosts'.
+        assert_eq!(Target::Megatron.spaces(&pins).unwrap().len(), 2);
+        let none = Some(OffloadKind::None);
+        let mut pins = Pins { pp: Some(4), offload: none, ..Pins::default() };
         // Stages 2 and 3 have no pipeline.
         assert_eq!(Target::DeepSpeed.spaces(&pins).unwrap().len(), 4);
         pins.forbid.zero = vec![0, 1];
@@ -299,6 +345,14 @@ mod tests {
             said(Target::Megatron, &order),
             "megatron cannot run the schedule that is chosen: it has 1f1b, interleaved"
         );
+        let offload = Pins { offload: Some(OffloadKind::Optimizer), ..Pins::default() };
+        assert_eq!(
+            said(Target::TorchTitan, &offload),
+            "torchtitan cannot run offload=optimizer: its hosts hold parameters too, or nothing"
+        );
+        // Neither engine's hosts update what every replica holds whole.
+        let whole = Pins { zero: Some(0), ..offload };
+        assert!(said(Target::DeepSpeed, &whole).contains("none of what"));
         let switch = Pins { sequence_parallel: Some(SequenceParallel::On), ..Pins::default() };
         assert_eq!(said(Target::DeepSpeed, &switch), "deepspeed cannot run sequence-parallel=on");
     }

@@ -13,7 +13,9 @@
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use ir::units::Seconds;
-use planner::request::{Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
+use planner::request::{
+    Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
+};
 use planner::shapes::{Facts, divisors};
 
 /// Sequences of a micro-batch that are tried.
@@ -77,6 +79,7 @@ fn fastest(request: &Request, (tp, pp): (u64, u64), recompute: RecomputeKind) ->
             schedule: Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB }),
             recompute: Some(recompute),
             zero: Some(1),
+            offload: Some(OffloadKind::None),
             sequence_parallel: (tp > 1).then_some(SequenceParallel::On),
             ..Pins::default()
         };

@@ -10,7 +10,9 @@ use ir::engine::{
 };
 use ir::work::AttentionKernel;
 use planner::constraints::Constraints;
-use planner::request::{Forbid, Job, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver};
+use planner::request::{
+    Forbid, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
+};
 
 use crate::express_cluster::{Memory, cluster};
 use crate::express_model::model;
@@ -169,6 +171,7 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         recompute: Some(recompute),
         zero: row.zero.parse().ok().filter(|stage| *stage <= 3),
         zero_group: row.zero_group,
+        offload: Some(OffloadKind::None),
         sequence_parallel: (tp > 1).then_some(match row.sequence_parallel.as_str() {
             "1" => SequenceParallel::On,
             _ => SequenceParallel::Off,
