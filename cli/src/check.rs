@@ -193,9 +193,10 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
     let shape = plan.table_shape();
     let of_entry = |at: usize, slice: u32| {
         let ((layer, program), sizes) = (opened.run(at), opened.run_sizes(plan, at, slice));
-        let saved = program_memory(&context, layer, &plan.mesh, &sizes, program).saved_total();
+        let mesh = plan.mesh_of_entry(at);
+        let saved = program_memory(&context, layer, mesh, &sizes, program).saved_total();
         let split = split_backward(layer, program);
-        (saved, carried_bytes((&context, layer, &plan.mesh, &sizes), program, &split))
+        (saved, carried_bytes((&context, layer, mesh, &sizes), program, &split))
     };
     let of_slice = |slice: u32| (0..plan.entries.len()).map(|at| of_entry(at, slice)).collect();
     let slices: Vec<Vec<(Bytes, Bytes)>> = (0..shape.n_slices).map(of_slice).collect();

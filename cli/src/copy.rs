@@ -127,6 +127,7 @@ impl<'a> SmallRun<'a> {
         Execution {
             model: &self.opened.model,
             mesh: &self.plan.mesh,
+            stage_meshes: &self.plan.stage_meshes,
             n_stages: self.n_stages,
             placement: self.plan.schedule.placement(),
             chunks: self.plan.chunks.iter().map(chunk).collect(),

@@ -177,10 +177,10 @@ fn memory_shares(predicted: &Prediction) -> Vec<Share> {
 fn axes(plan: &Plan) -> Vec<AxisUseSummary> {
     let mut list: Vec<AxisUseSummary> = Vec::new();
     for (at, axis) in plan.mesh.axes.iter().enumerate().filter(|(_, axis)| axis.size > 1) {
-        for entry in &plan.entries {
+        for (number, entry) in plan.entries.iter().enumerate() {
             let summary = AxisUseSummary {
                 axis: axis.name.clone(),
-                devices: axis.size,
+                devices: plan.mesh_of_entry(number).axes[at].size,
                 link: link(plan, AxisId(at)),
                 layer: entry.layer.clone(),
                 cuts: cuts(entry, at),
@@ -188,8 +188,8 @@ fn axes(plan: &Plan) -> Vec<AxisUseSummary> {
                 n_parameters: entry.parameters.len(),
             };
             let same = |other: &AxisUseSummary| {
-                (&other.axis, &other.layer, &other.cuts, other.stored_cut)
-                    == (&summary.axis, &summary.layer, &summary.cuts, summary.stored_cut)
+                (&other.axis, other.devices, &other.layer, &other.cuts, other.stored_cut)
+                    == (&summary.axis, summary.devices, &summary.layer, &summary.cuts, summary.stored_cut)
             };
             if !list.iter().any(same) {
                 list.push(summary);

@@ -3,7 +3,7 @@
 use cost_model::Constants;
 use cost_model::offload::{HostMemory, fullest_host};
 use ir::plan::check::OpenPlan;
-use ir::plan::prediction::Prediction;
+use ir::plan::prediction::{Prediction, StagePrediction};
 use ir::plan::{Plan, PlanError};
 use ir::units::{Bytes, Seconds};
 use planner::chosen::asked;
@@ -74,8 +74,11 @@ pub(crate) fn fits(plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
 fn hosts_fit(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Result<(), Failure> {
     let request = request(plan, opened);
     let Ok(constants) = Constants::load().on(&plan.cluster, request.job.engine) else { return Ok(()) };
-    let stages: Vec<Bytes> = predicted.stages.iter().map(|stage| stage.host_memory_bytes).collect();
-    let fullest = fullest_host((&plan.cluster, &constants), &stages, plan.mesh.n_devices());
+    let stages = (0..).zip(&predicted.stages);
+    let of_stage =
+        |(at, stage): (u64, &StagePrediction)| (stage.host_memory_bytes, plan.mesh_of(at).n_devices());
+    let stages: Vec<(Bytes, u64)> = stages.map(of_stage).collect();
+    let fullest = fullest_host((&plan.cluster, &constants), &stages);
     match fullest.filter(|host| !host.fits()) {
         None => Ok(()),
         Some(HostMemory { stage, needed, capacity }) => Err(Failure::NoPlan(NoPlan::Overflows {

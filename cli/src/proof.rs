@@ -51,7 +51,8 @@ pub(crate) fn attempts(plan: &Plan, opened: &OpenPlan) -> Vec<Attempt> {
     let one = |at: usize| {
         timed(|| {
             let (layer, sizes) = (opened.layer(at), opened.sizes(plan, at));
-            let mut parts = vec![prove::prove(layer, &plan.mesh, &sizes, &opened.entries[at].program)];
+            let mesh = plan.mesh_of_entry(at);
+            let mut parts = vec![prove::prove(layer, mesh, &sizes, &opened.entries[at].program)];
             // What is proven of the whole must hold of the parts as well.
             if opened.sliced.is_some() && all_proven(&parts) {
                 parts.push(one_slice(plan, opened, at));
@@ -59,7 +60,7 @@ pub(crate) fn attempts(plan: &Plan, opened: &OpenPlan) -> Vec<Attempt> {
             if splits && all_proven(&parts) {
                 let ((layer, program), sizes) = (opened.run(at), opened.run_sizes(plan, at, 0));
                 let split = split_backward(layer, program);
-                parts.push(prove::prove_split((layer, &plan.mesh, &sizes), program, &split));
+                parts.push(prove::prove_split((layer, mesh, &sizes), program, &split));
             }
             (parts, form_proof(opened, at))
         })
@@ -100,7 +101,7 @@ fn all_proven(parts: &[prove::Proof]) -> bool {
 /// together compute their sequence is no part of it: only a run shows that.
 fn one_slice(plan: &Plan, opened: &OpenPlan, at: usize) -> prove::Proof {
     let ((layer, program), last) = (opened.run(at), plan.table_shape().n_slices - 1);
-    prove::prove(layer, &plan.mesh, &opened.run_sizes(plan, at, last), program)
+    prove::prove(layer, plan.mesh_of_entry(at), &opened.run_sizes(plan, at, last), program)
 }
 
 /// Whether the layer of an entry, where it stands for another, is proven equal to that one: found by the rules that

@@ -111,7 +111,9 @@ fn of_plan(plan: &Plan, opened: &OpenPlan, kinds: &[usize]) -> Vec<Tried> {
 fn of_file(file: &str, (plan, opened): (&Plan, &OpenPlan), kind: usize) -> Result<Tried, Failure> {
     let layer = &opened.model.layers[kind];
     let text = input::read_file(Path::new(file), file, input::MAX_PLAN_BYTES)?;
-    let program = read_program(layer, &plan.mesh, &text).map_err(|error| InputError {
+    let entry = opened.entries.iter().position(|entry| entry.layer == kind).unwrap_or(0);
+    let mesh = plan.mesh_of_entry(entry);
+    let program = read_program(layer, mesh, &text).map_err(|error| InputError {
         file: file.into(),
         position: Some(Position { line: error.line, column: 1 }),
         place: String::new(),
@@ -122,7 +124,7 @@ fn of_file(file: &str, (plan, opened): (&Plan, &OpenPlan), kind: usize) -> Resul
     let counts = plan.entry_counts();
     let of_kind = counts.iter().zip(&opened.entries).filter(|(_, entry)| entry.layer == kind);
     let n_layers = of_kind.map(|(count, _)| count).sum();
-    let tried = attempt(layer, (&plan.mesh, &sizes), &program);
+    let tried = attempt(layer, (mesh, &sizes), &program);
     Ok(Tried::of(layer, (None, n_layers), claims(layer), tried))
 }
 

@@ -39,14 +39,14 @@ pub(crate) fn run(args: &RanksArgs, terminal: &mut Terminal<'_>) -> Result<(), F
 
 fn ranks(plan: &Plan) -> Vec<Rank> {
     let RankMap::StageMajor = plan.rank_map;
-    let n_mesh = plan.mesh.n_devices();
     let groups = plan.cluster.groups.iter().enumerate();
     let group_of = groups.flat_map(|(at, group)| std::iter::repeat_n(at, group.count as usize));
-    let n_ranks = (plan.n_stages * n_mesh) as usize;
+    let n_ranks = plan.n_devices() as usize;
     let mut ranks = Vec::with_capacity(n_ranks);
     for ((node, slot), group) in plan.cluster.seats().into_iter().zip(group_of).take(n_ranks) {
         let (rank, device) = (ranks.len() as u64, plan.cluster.groups[group].device.name.clone());
-        let (stage, coordinates) = (rank / n_mesh, plan.mesh.coordinates(rank % n_mesh));
+        let (stage, at) = plan.seat(rank);
+        let coordinates = plan.mesh_of(stage).coordinates(at);
         ranks.push(Rank { rank, node, slot, group, device, stage, coordinates });
     }
     ranks

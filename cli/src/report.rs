@@ -138,7 +138,12 @@ fn plans(plan: &Plan, predicted: &Prediction) -> String {
 pub(crate) fn arrangement(plan: &Plan) -> String {
     let axes: Vec<String> =
         plan.mesh.axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
-    let on = if axes.is_empty() { "one device".into() } else { axes.join(" x ") };
+    let mut on = if axes.is_empty() { "one device".into() } else { axes.join(" x ") };
+    for alike in plan.stage_meshes.chunk_by(|a, b| a == b).skip(1) {
+        let axes: Vec<String> =
+            alike[0].axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
+        on.push_str(&format!(", then of {}", axes.join(" x ")));
+    }
     let micro_batches = figures::counted(plan.n_micro_batches, "micro-batch").replace("batchs", "batches");
     let proofs = plan.entries.iter().map(|entry| (entry.layer.as_str(), entry.proof.as_ref()));
     list(&[
@@ -351,9 +356,8 @@ fn own_roles(stages: &[StagePrediction]) -> String {
 fn devices(plan: &Plan, stage: u64) -> Option<String> {
     let name = |group: &DeviceGroup| group.device.name.clone();
     let all: BTreeSet<String> = plan.cluster.groups.iter().map(name).collect();
-    let n = plan.mesh.n_devices();
-    let own: BTreeSet<String> =
-        plan.cluster.groups_under(stage * n..(stage + 1) * n).iter().map(name).collect();
+    let ranks = plan.cluster_rank(stage, 0)..plan.cluster_rank(stage + 1, 0);
+    let own: BTreeSet<String> = plan.cluster.groups_under(ranks).iter().map(name).collect();
     (all.len() > 1).then(|| own.into_iter().collect::<Vec<_>>().join(" + "))
 }
 

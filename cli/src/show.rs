@@ -21,9 +21,9 @@ pub(crate) fn run(args: &ShowArgs, terminal: &mut Terminal<'_>) -> Result<(), Fa
     let text = match &args.program {
         None => write_plan(&plan),
         Some(name) => {
-            let of = opened.entries.iter().filter(|entry| opened.model.layers[entry.layer].name == *name);
-            let write = |entry: &ir::plan::check::OpenEntry| {
-                write_program(&opened.model.layers[entry.layer], &plan.mesh, &entry.program)
+            let of = (0..opened.entries.len()).filter(|&entry| opened.layer(entry).name == *name);
+            let write = |entry: usize| {
+                write_program(opened.layer(entry), plan.mesh_of_entry(entry), &opened.entries[entry].program)
             };
             let texts: Vec<String> = of.map(write).collect();
             if texts.is_empty() {

@@ -102,27 +102,33 @@ impl HostMemory {
     }
 }
 
-/// The node whose host is fullest, where a device of each stage has so many bytes there; nothing where none has any.
+/// The node whose host is fullest, where each of so many devices of a stage has so many bytes there; nothing where none has
+/// any.
 ///
 /// Stages fill ranks in order, nodes too, so a host may serve devices of several stages. Three stages of four devices with
 /// 1, 2 and 3 bytes on nodes of eight: 12 bytes on the first node, and 12 on the half of the second.
 pub fn fullest_host(
     (cluster, constants): (&Cluster, &Constants),
-    stages: &[Bytes],
-    devices_per_stage: u64,
+    stages: &[(Bytes, u64)],
 ) -> Option<HostMemory> {
-    if stages.iter().all(|bytes| *bytes <= Bytes::ZERO) || devices_per_stage == 0 {
+    if stages.iter().all(|(bytes, _)| *bytes <= Bytes::ZERO) {
         return None;
     }
-    let last = stages.len() as u64 * devices_per_stage;
+    let sum = |end: &mut u64, (_, devices): &(Bytes, u64)| {
+        *end += devices;
+        Some(*end)
+    };
+    let ends: Vec<u64> = stages.iter().scan(0, sum).collect();
+    let stage_of = |rank: u64| ends.partition_point(|end| *end <= rank);
+    let last = ends.last().copied().unwrap_or(0);
     let (mut first, mut fullest): (u64, Option<HostMemory>) = (0, None);
     for group in &cluster.groups {
         let capacity = host_capacity(group, constants);
         let end = (first + group.count).min(last);
         while first < end {
             let next = (first + group.devices_per_node.max(1)).min(end);
-            let stage = (first / devices_per_stage) as usize;
-            let needed = (first..next).map(|rank| stages[(rank / devices_per_stage) as usize]).sum();
+            let stage = stage_of(first);
+            let needed = (first..next).map(|rank| stages[stage_of(rank)].0).sum();
             let node = HostMemory { stage, needed, capacity };
             let fuller = |known: HostMemory| node.needed / known.needed > node.capacity / known.capacity;
             if fullest.is_none_or(fuller) {
@@ -175,8 +181,8 @@ mod tests {
         cluster.groups[0].host_memory_bytes = Bytes(20.0);
         let constants = Constants::load();
         let host = |stages: &[f64], devices| {
-            let stages: Vec<Bytes> = stages.iter().copied().map(Bytes).collect();
-            fullest_host((&cluster, &constants), &stages, devices)
+            let stages: Vec<_> = stages.iter().map(|&bytes| (Bytes(bytes), devices)).collect();
+            fullest_host((&cluster, &constants), &stages)
         };
         assert_eq!(host(&[0.0, 0.0], 8), None);
         let found = host(&[1.0, 2.0, 3.0], 4).unwrap();
@@ -184,6 +190,10 @@ mod tests {
         assert!(found.fits());
         let found = host(&[1.0, 3.0], 8).unwrap();
         assert_eq!((found.stage, found.needed, found.fits()), (1, Bytes(24.0), false));
+        // Of stages of twelve and four devices the first has half of the second node.
+        let unequal = [(Bytes(1.0), 12), (Bytes(2.0), 4)];
+        let found = fullest_host((&cluster, &constants), &unequal).unwrap();
+        assert_eq!((found.stage, found.needed), (0, Bytes(12.0)));
     }
 
     #[test]

@@ -180,6 +180,43 @@ pub fn stream_bytes(mesh: &Mesh, shape: &[u64], stream: Sharding, element_bytes:
     ranks.map(|at| block(stream, mesh, &at, shape).iter().product::<u64>() * element_bytes).collect()
 }
 
+/// Bytes of the stream between stages on meshes of other lengths, by device that gives and device that takes.
+///
+/// A device wants one block; of every other block with elements of it, it asks one of the devices that have it: of `n`, the
+/// one with its own number modulo `n`.
+pub fn handover_bytes(
+    (from, given): (&Mesh, Sharding),
+    (to, wanted): (&Mesh, Sharding),
+    shape: &[u64],
+    element_bytes: u64,
+) -> BTreeMap<(u64, u64), u64> {
+    let ranges = |mesh: &Mesh, sharding: Sharding, device: u64| -> Vec<(u64, u64)> {
+        let at = mesh.coordinates(device);
+        let range = |(dim, &size): (usize, &u64)| {
+            let rows = sharding.local_range(mesh, &at, dim, size);
+            (rows.start, rows.end)
+        };
+        shape.iter().enumerate().map(range).collect()
+    };
+    let mut givers: BTreeMap<Vec<(u64, u64)>, Vec<u64>> = BTreeMap::new();
+    for device in 0..from.n_devices() {
+        givers.entry(ranges(from, given, device)).or_default().push(device);
+    }
+    let mut bytes = BTreeMap::new();
+    for device in 0..to.n_devices() {
+        let own = ranges(to, wanted, device);
+        for (block, holders) in &givers {
+            let both = own.iter().zip(block).map(|(a, b)| a.1.min(b.1).saturating_sub(a.0.max(b.0)));
+            let elements: u64 = both.product();
+            if elements > 0 {
+                let giver = holders[(device % holders.len() as u64) as usize];
+                bytes.insert((giver, device), elements * element_bytes);
+            }
+        }
+    }
+    bytes
+}
+
 struct Count<'a> {
     layer: &'a Layer,
     mesh: &'a Mesh,

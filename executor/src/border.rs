@@ -100,7 +100,17 @@ impl<E: Real> Rank<'_, E> {
         if to == self.seat.stage {
             return self.memory.put_tensor(Held::Stream(key.0, key.1, key.2), &tensor, self.run.rounded());
         }
-        comm.send(self.seat.peer(to), self.border_tag(border, key.1, seq), elements(tensor))
+        let tag = self.border_tag(border, key.1, seq);
+        let Some((handover, parts)) = border.parts(key.1, self.run.slice_of(seq)) else {
+            return comm.send(self.seat.peer(to), tag, elements(tensor));
+        };
+        let sharding = if key.1 == Direction::Forward { border.sent } else { handover.left };
+        let own = self.seat.block(sharding, self.run.border_shape(border, seq));
+        for part in parts.iter().filter(|part| part.from == self.seat.device) {
+            let to = (self.seat.first(to) + part.to) as usize;
+            comm.send(to, tag.clone(), elements(own.cut(&tensor, &part.block)))?;
+        }
+        Ok(())
     }
 
     fn receive(
@@ -114,9 +124,20 @@ impl<E: Real> Rank<'_, E> {
         if from == self.seat.stage {
             return self.memory.take(Held::Stream(key.0, key.1, key.2)).ok_or_else(missing);
         }
-        let block = self.seat.block(sharding, self.run.border_shape(border, seq));
-        let data = comm.recv(self.seat.peer(from), self.border_tag(border, key.1, seq), block.len())?;
-        ArrayD::from_shape_vec(IxDyn(&block.shape()), data).map_err(|_| missing())
+        let (shape, tag) = (self.run.border_shape(border, seq), self.border_tag(border, key.1, seq));
+        let Some((handover, parts)) = border.parts(key.1, self.run.slice_of(seq)) else {
+            let block = self.seat.block(sharding, shape);
+            let data = comm.recv(self.seat.peer(from), tag, block.len())?;
+            return ArrayD::from_shape_vec(IxDyn(&block.shape()), data).map_err(|_| missing());
+        };
+        let sharding = if key.1 == Direction::Forward { handover.read } else { border.gradient };
+        let block = self.seat.block(sharding, shape);
+        let mut tensor = ArrayD::zeros(IxDyn(&block.shape()));
+        for part in parts.iter().filter(|part| part.to == self.seat.device) {
+            let from = (self.seat.first(from) + part.from) as usize;
+            block.paste(&mut tensor, &part.block, comm.recv(from, tag.clone(), part.block.len())?);
+        }
+        Ok(tensor)
     }
 
     fn border_tag(&self, border: &Border, direction: Direction, seq: u64) -> Tag {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use ir::graph::{Layer, Model, TensorId};
 use ir::lower::{LayerChoice, Recompute};
 use ir::mesh::Mesh;
+use ir::plan::first_of_stage;
 use ir::program::Storage;
 use ir::schedule::{Action, Placement, Section, TableShape};
 use ir::sharding::Sharding;
@@ -28,7 +29,9 @@ pub struct Execution<'a> {
     pub model: &'a Model,
     /// The mesh that every stage has for its own.
     pub mesh: &'a Mesh,
-    /// Pipeline ranks. Rank `r` of the run is device `r % mesh` of stage `r / mesh`.
+    /// The mesh of each, where they have other lengths along the same axes; `mesh` is then that of the first.
+    pub stage_meshes: &'a [Mesh],
+    /// Pipeline ranks. The run's ranks are the devices of the first, in order, then those of the next.
     pub n_stages: u32,
     /// Which pipeline rank holds which chunk.
     pub placement: Placement,
@@ -131,10 +134,28 @@ pub(crate) struct Instance {
     pub(crate) chunk: u32,
 }
 
-impl Execution<'_> {
+impl<'a> Execution<'a> {
     /// Ranks of the run.
     pub fn n_ranks(&self) -> u64 {
-        u64::from(self.n_stages) * self.mesh.n_devices()
+        first_of_stage((self.mesh, self.stage_meshes), u64::from(self.n_stages))
+    }
+
+    /// Mesh of a stage.
+    pub(crate) fn mesh_of(&self, stage: u32) -> &'a Mesh {
+        self.stage_meshes.get(stage as usize).unwrap_or(self.mesh)
+    }
+
+    /// Mesh of the stages with a chunk.
+    pub(crate) fn mesh_of_chunk(&self, chunk: usize) -> &'a Mesh {
+        let stages = self.placement.ranks(self.n_stages, chunk as u32);
+        stages.first().map_or(self.mesh, |&stage| self.mesh_of(stage))
+    }
+
+    /// Mesh on which a choice is run.
+    pub(crate) fn mesh_of_choice(&self, choice: usize) -> &'a Mesh {
+        let has = |chunk: &Chunk| chunk.layers.contains(&choice);
+        let chunk = if self.stage_meshes.is_empty() { None } else { self.chunks.iter().position(has) };
+        chunk.map_or(self.mesh, |chunk| self.mesh_of_chunk(chunk))
     }
 
     /// The counts that fix the table's actions.
@@ -194,6 +215,7 @@ impl Reference {
     pub fn execution<'a>(&'a self, of: &Execution<'a>) -> Execution<'a> {
         Execution {
             mesh: &self.mesh,
+            stage_meshes: &[],
             n_stages: 1,
             placement: Placement::Looped { virtual_stages: 1 },
             chunks: vec![self.chunk.clone()],

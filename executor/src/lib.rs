@@ -23,6 +23,7 @@ pub mod states;
 pub mod job;
 
 mod block;
+mod handover;
 mod border;
 
 mod convert;

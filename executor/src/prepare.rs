@@ -20,10 +20,12 @@ use ndarray::ArrayD;
 use crate::audit::Leaves;
 use crate::element::{Edges, Width};
 use crate::error::ExecutorError;
+use crate::handover::{self, Part};
 use crate::initial::{self, Batch, Counting};
 use crate::job::{Execution, Instance, LayerIdx};
 use crate::kernels;
 use crate::label::{Phase, Place};
+use crate::lifetimes::Direction;
 use crate::rank::At;
 use crate::routing::Routes;
 use crate::run::ParameterName;
@@ -79,6 +81,27 @@ pub(crate) struct Border {
     pub(crate) backward: Vec<Step>,
     /// Lengths of the whole stream's dims, per slice.
     shapes: Vec<Vec<u64>>,
+    /// Where the stages have other meshes: what goes from whom to whom, per slice.
+    handover: Option<Handover>,
+}
+
+/// The stream between stages of other meshes, which is sent in the sharding in which it is read.
+pub(crate) struct Handover {
+    /// How it is read.
+    pub(crate) read: Sharding,
+    /// How its gradient leaves.
+    pub(crate) left: Sharding,
+    /// Per slice, its parts, and those of its gradient.
+    parts: Vec<[Vec<Part>; 2]>,
+}
+
+impl Border {
+    /// What goes from whom to whom for a slice, where the stages have other meshes.
+    pub(crate) fn parts(&self, direction: Direction, slice: u32) -> Option<(&Handover, &[Part])> {
+        let handover = self.handover.as_ref()?;
+        let [forward, backward] = &handover.parts[slice as usize];
+        Some((handover, if direction == Direction::Forward { forward } else { backward }))
+    }
 }
 
 /// A tie, with the layers that have the two parameters.
@@ -130,7 +153,8 @@ impl<'a> Prepared<'a> {
         prepared.n_counted = (0..u64::from(execution.steps))
             .map(|step| (0..n).map(|m| prepared.batch().n_counted(step * n + m)).sum())
             .collect();
-        let devices = 0..execution.mesh.n_devices();
+        let n_devices = |stage: u32| execution.mesh_of(stage).n_devices();
+        let devices = 0..(0..execution.n_stages).map(n_devices).max().unwrap_or(0);
         let rows = |slice| devices.clone().map(|device| prepared.find_rows(slice, device)).collect();
         prepared.rows = slices.map(rows).collect();
         prepared.borders = prepared.find_borders()?;
@@ -310,16 +334,17 @@ impl<'a> Prepared<'a> {
     }
 
     fn find_rows(&self, slice: u32, device: u64) -> Vec<Vec<Rows>> {
-        let mesh = self.execution.mesh;
-        let coordinates = mesh.coordinates(device);
-        let of_choice = |(kind, choice): &(usize, LayerChoice)| {
+        let of_choice = |(at, (kind, choice)): (usize, &(usize, LayerChoice))| {
+            // Of a device that this mesh has not, nothing is asked.
+            let mesh = self.execution.mesh_of_choice(at);
+            let coordinates = mesh.coordinates(device);
             let pairs = self.signatures[*kind].iter().zip(&choice.strategies);
             let rows = |(signature, &strategy): (&Signature, &Strategy)| {
                 kernels::blocks(signature, &self.sizes[slice as usize][*kind], strategy, mesh, &coordinates)
             };
             pairs.map(rows).collect()
         };
-        self.execution.choices.iter().map(of_choice).collect()
+        self.execution.choices.iter().enumerate().map(of_choice).collect()
     }
 
     fn find_borders(&self) -> Result<Vec<Option<Border>>, ExecutorError> {
@@ -345,7 +370,27 @@ impl<'a> Prepared<'a> {
                 }
                 continue;
             }
+            let (first, second) =
+                (self.instances[layer_idx - 1].chunk as usize, self.instances[layer_idx].chunk as usize);
+            let meshes = (self.execution.mesh_of_chunk(first), self.execution.mesh_of_chunk(second));
+            let all = [sent.sharding, read.sharding, left, wanted];
+            if meshes.0 != meshes.1 && all.iter().any(|sharding| !sharding.partial_axes().is_empty()) {
+                return Err(unfit(format!("{place}: unfinished sums cannot go to another mesh")));
+            }
+            let handover = (meshes.0 != meshes.1).then(|| {
+                let side = |mesh, sharding| handover::Side { mesh, sharding };
+                let of = |shape: &Vec<u64>| {
+                    [
+                        handover::parts(side(meshes.0, sent.sharding), side(meshes.1, read.sharding), shape),
+                        handover::parts(side(meshes.1, left), side(meshes.0, wanted), shape),
+                    ]
+                };
+                Handover { read: read.sharding, left, parts: shapes.iter().map(of).collect() }
+            });
             let find = |from, to| {
+                if handover.is_some() {
+                    return Ok(Vec::new());
+                }
                 steps(from, to)
                     .ok_or_else(|| unfit(format!("{place}: no conversion leads to its stream's sharding")))
             };
@@ -357,6 +402,7 @@ impl<'a> Prepared<'a> {
                 forward,
                 backward,
                 shapes,
+                handover,
             }));
         }
         Ok(borders)

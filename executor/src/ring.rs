@@ -73,7 +73,7 @@ impl<'a, E: Real> Rank<'a, E> {
             return None;
         }
         let devices = self.seat.mesh.group(self.seat.device, &axes);
-        let first = u64::from(self.seat.stage) * self.seat.mesh.n_devices();
+        let first = self.seat.first(self.seat.stage);
         Some(Ring {
             group: devices.iter().map(|device| (first + device) as usize).collect(),
             position: devices.iter().position(|&device| device == self.seat.device)?,

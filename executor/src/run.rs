@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::graph::{Model, TensorId};
 use ir::lower::lower;
+use ir::plan::first_of_stage;
 use ir::program::{AxisSet, HeldParameter, Program};
 use ndarray::ArrayD;
 
@@ -92,13 +93,13 @@ impl Outcome {
 /// # Errors
 /// A choice that cannot be lowered, or one of a layer that the model lacks.
 pub fn programs(execution: &Execution<'_>) -> Result<Vec<Program>, ExecutorError> {
-    let one = |(kind, choice): &(usize, _)| {
+    let one = |(at, (kind, choice)): (usize, &(usize, _))| {
         let layer = execution.model.layers.get(*kind);
         let layer = layer.ok_or_else(|| ExecutorError::Unfit(format!("layer kind {kind} does not exist")))?;
         let sizes = execution.slices.sizes(layer, execution.micro_batch, 0);
-        Ok(lower(layer, execution.mesh, &sizes, choice)?)
+        Ok(lower(layer, execution.mesh_of_choice(at), &sizes, choice)?)
     };
-    execution.choices.iter().map(one).collect()
+    execution.choices.iter().enumerate().map(one).collect()
 }
 
 /// Lowers and runs an execution in numbers of type `E`; `tier_of` names the link between two ranks.
@@ -225,7 +226,9 @@ fn rerouted(records: &[Record]) -> BTreeMap<LayerIdx, u64> {
 }
 
 fn seats<'a>(execution: &Execution<'a>) -> Vec<Seat<'a>> {
-    (0..execution.n_ranks() as usize).map(|rank| Seat::new(execution.mesh, rank)).collect()
+    (0..execution.n_ranks() as usize)
+        .map(|rank| Seat::new((execution.mesh, execution.stage_meshes), rank))
+        .collect()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -244,11 +247,12 @@ impl Joined<'_> {
     /// The sum over the pipeline ranks that have the last layer; every rank of one of them has its part.
     fn losses(&self) -> Result<Vec<f64>, ExecutorError> {
         let execution = self.prepared.execution;
-        let n = execution.mesh.n_devices() as usize;
         let mut totals = vec![0.0; execution.steps as usize];
         let last = self.prepared.instances.len().saturating_sub(1);
         for stage in self.prepared.stages_of(last) {
-            let first = stage as usize * n;
+            let meshes = (execution.mesh, execution.stage_meshes);
+            let first = first_of_stage(meshes, u64::from(stage)) as usize;
+            let n = execution.mesh_of(stage).n_devices() as usize;
             let losses = &self.records[first].losses;
             for (rank, record) in self.records.iter().enumerate().skip(first + 1).take(n - 1) {
                 let pairs = record.losses.iter().zip(losses).enumerate();

@@ -47,8 +47,11 @@ pub struct Plan {
     pub job: Job,
     /// The plan in the literature's words. Derived from the rest, and never read back.
     pub roles: Roles,
-    /// The devices of one stage as a grid; every stage has the same.
+    /// The devices of one stage as a grid.
     pub mesh: Mesh,
+    /// The grid of every stage, where they have not all that one: the same axes, of other lengths.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stage_meshes: Vec<Mesh>,
     /// From stage and mesh coordinates to ranks of the cluster.
     pub rank_map: RankMap,
     /// Pipeline ranks.
@@ -146,7 +149,7 @@ pub enum Optimizer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RankMap {
-    /// `stage * devices of the mesh + row-major position on the mesh`.
+    /// `devices of the stages before + row-major position on the mesh`.
     StageMajor,
 }
 
@@ -177,19 +180,72 @@ impl PlanError {
     }
 }
 
+/// Devices of the stages before one, of meshes that are all alike or one for each.
+///
+/// Of meshes of 4, 4 and 2 devices, the third begins with rank 8.
+pub fn first_of_stage((alike, each): (&Mesh, &[Mesh]), stage: u64) -> u64 {
+    match each {
+        [] => stage * alike.n_devices(),
+        each => each.iter().take(stage as usize).map(Mesh::n_devices).sum(),
+    }
+}
+
+/// The stage that has a rank, and the rank's position there.
+pub fn seat_of((alike, each): (&Mesh, &[Mesh]), rank: u64) -> (u64, u64) {
+    let mut first = 0;
+    for (stage, mesh) in (0..).zip(each) {
+        let next = first + mesh.n_devices();
+        if rank < next {
+            return (stage, rank - first);
+        }
+        first = next;
+    }
+    let n = alike.n_devices().max(1);
+    (each.len() as u64 + (rank - first) / n, (rank - first) % n)
+}
+
 impl Plan {
     /// Rank of the cluster at a position on the mesh of a stage.
     ///
     /// On a mesh of 8, position 3 of stage 2 is rank 19.
     pub fn cluster_rank(&self, stage: u64, mesh_rank: u64) -> u64 {
         match self.rank_map {
-            RankMap::StageMajor => stage * self.mesh.n_devices() + mesh_rank,
+            RankMap::StageMajor => first_of_stage((&self.mesh, &self.stage_meshes), stage) + mesh_rank,
+        }
+    }
+
+    /// The stage that has a rank, and the rank's position on its mesh.
+    pub fn seat(&self, rank: u64) -> (u64, u64) {
+        match self.rank_map {
+            RankMap::StageMajor => seat_of((&self.mesh, &self.stage_meshes), rank),
         }
     }
 
     /// Devices that work.
     pub fn n_devices(&self) -> u64 {
-        self.n_stages * self.mesh.n_devices()
+        first_of_stage((&self.mesh, &self.stage_meshes), self.n_stages)
+    }
+
+    /// The devices of a stage.
+    pub fn mesh_of(&self, stage: u64) -> &Mesh {
+        self.stage_meshes.get(stage as usize).unwrap_or(&self.mesh)
+    }
+
+    /// The devices of the stages that hold a chunk.
+    pub fn mesh_of_chunk(&self, chunk: usize) -> &Mesh {
+        if self.stage_meshes.is_empty() {
+            return &self.mesh;
+        }
+        self.stages_of_chunk(chunk).first().map_or(&self.mesh, |&stage| self.mesh_of(stage))
+    }
+
+    /// The devices on which an entry is run.
+    pub fn mesh_of_entry(&self, entry: usize) -> &Mesh {
+        if self.stage_meshes.is_empty() {
+            return &self.mesh;
+        }
+        let has = |runs: &Vec<EntryRun>| runs.iter().any(|run| run.entry == entry);
+        self.chunks.iter().position(has).map_or(&self.mesh, |chunk| self.mesh_of_chunk(chunk))
     }
 
     /// Pipeline ranks that hold a chunk; the first owns its parameters.

@@ -77,16 +77,24 @@ pub enum ShrinkError {
 /// Where the plan is wrong, or its smallest form is above the limit or would be wrong.
 pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError> {
     let opened = open(plan).map_err(ShrinkError::Plan)?;
-    let mesh = small_mesh(&plan.mesh);
-    let structure = structure::reduce(plan, &opened, mesh.n_devices(), limits)?;
+    let small = |mesh: &Mesh| small_mesh(plan, mesh);
+    let structure = structure::reduce(plan, &opened, &|mesh| small(mesh).n_devices(), limits)?;
+    let mut stage_meshes: Vec<Mesh> = structure.meshes.iter().map(small).collect();
+    let mesh = stage_meshes.first().cloned().unwrap_or_else(|| small(&plan.mesh));
+    if stage_meshes.iter().all(|own| *own == mesh) {
+        stage_meshes.clear();
+    }
     let own_table = matches!(structure.schedule, Schedule::Custom(_));
     let n_slices = if own_table { plan.slices.len() } else { structure.schedule.n_slices() as usize };
-    let sizes = lengths::reduce(plan, &opened, &mesh, n_slices);
+    let of_entry = |entry: usize| (plan.mesh_of_entry(entry).clone(), small(plan.mesh_of_entry(entry)));
+    let meshes: Vec<(Mesh, Mesh)> = (0..opened.entries.len()).map(of_entry).collect();
+    let sizes = lengths::reduce(plan, &opened, &meshes, n_slices);
     let mut model = attributes::adapt(plan, &opened, &sizes);
     model.sequence = structure::sequence(&structure.chunks, &opened);
     model.default_sequence = sizes.sequence;
     let mut small = Plan {
         mesh,
+        stage_meshes,
         n_stages: structure.n_stages,
         schedule: structure.schedule,
         n_micro_batches: structure.n_micro_batches,
@@ -118,24 +126,39 @@ pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError>
 /// that leaves the node in the large plan leaves it in the small one.
 fn stands_for(plan: &Plan, small: &Plan) -> Vec<u64> {
     let spread = |at: u64, few: u64, many: u64| at * (many / few.max(1));
+    let stage_of = |stage: u64| match plan.stage_meshes.as_slice() {
+        [] => spread(stage, small.n_stages, plan.n_stages),
+        // The first of those that it was made of, whose mesh is like its own.
+        _ => {
+            let chunk = small.chunks_of_stage(stage).first().copied().unwrap_or(0);
+            let first = structure::group(plan, chunk, small.chunks.len()).start;
+            plan.stages_of_chunk(first).first().copied().unwrap_or(0)
+        }
+    };
     let rank = |rank: u64| {
-        let devices = small.mesh.n_devices();
-        let at = small.mesh.coordinates(rank % devices);
-        let device: u64 = small
-            .mesh
+        let (stage, device) = small.seat(rank);
+        let (own, large) = (small.mesh_of(stage), stage_of(stage));
+        let (mesh, at) = (plan.mesh_of(large), own.coordinates(device));
+        let device: u64 = own
             .axis_ids()
-            .map(|axis| {
-                spread(at[axis.0], small.mesh.size(axis), plan.mesh.size(axis)) * plan.mesh.stride(axis)
-            })
+            .map(|axis| spread(at[axis.0], own.size(axis), mesh.size(axis)) * mesh.stride(axis))
             .sum();
-        plan.cluster_rank(spread(rank / devices, small.n_stages, plan.n_stages), device)
+        plan.cluster_rank(large, device)
     };
     (0..small.n_devices()).map(rank).collect()
 }
 
-fn small_mesh(mesh: &Mesh) -> Mesh {
-    let small = |axis: &MeshAxis| MeshAxis { name: axis.name.clone(), size: axis.size.min(AXIS_DEVICES) };
-    Mesh { axes: mesh.axes.iter().map(small).collect() }
+/// A mesh of a plan with two devices along every axis that has several; where stages have an axis of several lengths, the
+/// longer are twice as long as the shortest.
+fn small_mesh(plan: &Plan, mesh: &Mesh) -> Mesh {
+    let small = |(at, axis): (usize, &MeshAxis)| {
+        let all = plan.stage_meshes.iter().filter_map(|mesh| mesh.axes.get(at));
+        let least = all.map(|axis| axis.size).fold(axis.size, u64::min);
+        let shortest = least.min(AXIS_DEVICES);
+        let size = if axis.size == least { shortest } else { 2 * shortest };
+        MeshAxis { name: axis.name.clone(), size }
+    };
+    Mesh { axes: mesh.axes.iter().enumerate().map(small).collect() }
 }
 
 fn changes(plan: &Plan, small: &Plan, structure: &Structure, models: (&OpenPlan, &OpenPlan)) -> Vec<String> {
@@ -143,6 +166,13 @@ fn changes(plan: &Plan, small: &Plan, structure: &Structure, models: (&OpenPlan,
     let mut pairs: Vec<(String, u64, u64)> = Vec::new();
     for (old, new) in plan.mesh.axes.iter().zip(&small.mesh.axes) {
         pairs.push((format!("axis {}", old.name), old.size, new.size));
+    }
+    let wider = plan.stage_meshes.iter().filter(|mesh| **mesh != plan.mesh);
+    for (old, new) in wider.flat_map(|mesh| mesh.axes.iter().zip(small_mesh(plan, mesh).axes)) {
+        let pair = (format!("axis {}", old.name), old.size, new.size);
+        if !pairs.contains(&pair) {
+            pairs.push(pair);
+        }
     }
     let virtual_stages = |plan: &Plan| u64::from(plan.schedule.n_virtual_stages());
     pairs.extend([

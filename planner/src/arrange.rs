@@ -95,7 +95,7 @@ fn staged<'a>(
 ) -> Staged<'a> {
     Staged {
         model,
-        mesh: &candidate.shape.mesh,
+        meshes: candidate.meshes(),
         n_stages: candidate.n_stages,
         micro_batch: candidate.micro_batch,
         n_micro_batches: candidate.n_micro_batches,
@@ -119,10 +119,19 @@ impl Scope<'_> {
         for &(entry, count) in arranged.chunks.iter().flatten() {
             counts[entry] += count;
         }
-        let is_there = |entry: &Entry| ground.is_none_or(|ground| entry.ground == ground);
+        let (candidate, meshes) = (&arranged.candidate, arranged.candidate.meshes());
+        // Where stages have other meshes, the words are those of the first.
+        let grounds = (!candidate.meshes.is_empty()).then(|| self.grounds(candidate));
+        let mesh_on = |ground: usize| {
+            grounds.as_ref().map_or(meshes.alike, |grounds| meshes.of(grounds.stage_on(ground)))
+        };
+        let mesh = ground.map_or(meshes.alike, mesh_on);
+        let is_there = |entry: &Entry| {
+            ground.is_none_or(|ground| entry.ground == ground) && mesh_on(entry.ground) == mesh
+        };
         let placed = arranged.entries.iter().zip(counts).filter(|(entry, _)| is_there(entry));
         roles(&Arrangement {
-            mesh: &arranged.candidate.shape.mesh,
+            mesh,
             layers: placed
                 .map(|(entry, count)| {
                     let layer = &self.wide.layers[entry.kind];

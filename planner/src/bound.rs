@@ -72,10 +72,13 @@ impl Scope<'_> {
     /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
     pub fn bound(&self, candidate: &Candidate, of: Forms) -> Option<Bound> {
         let grounds = self.grounds(candidate);
-        let on = |setting| self.bound_on(&self.bench_on(candidate, setting), of);
-        match grounds.settings.as_slice() {
-            [all] => on(all),
-            several => self.mixed(candidate, &grounds, several.iter().map(on).collect::<Option<Vec<_>>>()?),
+        let benches = self.benches(candidate, &grounds);
+        match benches.as_slice() {
+            [all] => self.bound_on(all, of),
+            several => {
+                let on = |bench| self.bound_on(bench, of);
+                self.mixed(candidate, &grounds, several.iter().map(on).collect::<Option<Vec<_>>>()?)
+            }
         }
     }
 

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 
 use cost_model::Constants;
 use ir::graph::Model;
+use ir::mesh::Mesh;
 use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
 use crate::forms::{first_of, forms_within, wide};
 use crate::layer_problem::{Given, HomeRule, LayerProblem, RecomputeRule, StorageRule};
 use crate::meeting::Clock;
-use crate::price::grounds::Grounds;
+use crate::price::grounds::{Grounds, Meshes};
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
 use crate::request::{ContextKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind};
@@ -46,14 +47,23 @@ pub struct Scope<'a> {
 /// A mesh, a number of stages, a micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Mesh of every stage and its rules.
+    /// Mesh of every stage, or of the first, and its rules.
     pub shape: Shape,
+    /// Meshes of the stages, where they have not all that one.
+    pub meshes: Vec<Mesh>,
     /// Pipeline stages.
     pub n_stages: u64,
     /// Sequences of a micro-batch over the mesh.
     pub micro_batch: u64,
     /// Micro-batches of a step.
     pub n_micro_batches: u64,
+}
+
+impl Candidate {
+    /// Meshes of its stages.
+    pub fn meshes(&self) -> Meshes<'_> {
+        Meshes { alike: &self.shape.mesh, each: &self.meshes }
+    }
 }
 
 /// Why a candidate came to nothing.
@@ -121,7 +131,7 @@ impl<'a> Scope<'a> {
 
     /// What the stages of a candidate stand on.
     pub fn grounds(&self, candidate: &Candidate) -> Grounds<'a> {
-        Grounds::new(&self.setting, candidate.n_stages, candidate.shape.mesh.n_devices())
+        Grounds::new(&self.setting, candidate.n_stages, candidate.meshes())
     }
 
     /// The choice problem of a layer in the hands of the solver that is asked for.

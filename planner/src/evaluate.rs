@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::schedule::Schedule;
-use ir::sharding::Sharding;
+use ir::sharding::{Placement, Sharding};
 
 use crate::arrange::{Arranged, Failed, Share};
 use crate::bound::Bound;
@@ -99,9 +99,8 @@ impl Scope<'_> {
         asked: Asking,
     ) -> Result<Arranged, Dropped> {
         let grounds = self.grounds(candidate);
-        let benches: Vec<Bench<'_>> =
-            grounds.settings.iter().map(|setting| self.bench_on(candidate, setting)).collect();
-        let alike = |stream: Sharding| vec![stream; benches.len()];
+        let benches = self.benches(candidate, &grounds);
+        let alike = |stream: Sharding| on_benches(stream, &benches);
         // On every ground the sharding that suits it, converted where they meet; or one for all.
         let own: Vec<Sharding> = (0..benches.len()).map(|ground| bound.on(ground).stream).collect();
         let apart =
@@ -118,7 +117,7 @@ impl Scope<'_> {
 
     fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking) -> Option<Arranged> {
         let streams = self.streams_at(&benches[0], bound).into_iter();
-        let of = |stream| self.evaluate_on(benches, (bound, &vec![stream; benches.len()]), asked).ok();
+        let of = |stream| self.evaluate_on(benches, (bound, &on_benches(stream, benches)), asked).ok();
         streams.filter_map(of).min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0))
     }
 
@@ -307,6 +306,16 @@ impl Scope<'_> {
     fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Vec<Chooser<'s>> {
         asked.iter().map(|(_, problem)| self.chooser(problem)).collect()
     }
+}
+
+/// One sharding of the stream on the meshes of all grounds: nothing is cut along an axis of one device.
+fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
+    let on = |bench: &Bench<'_>| {
+        let mesh = bench.prices.mesh();
+        let single = mesh.axis_ids().filter(|&axis| mesh.size(axis) == 1);
+        single.fold(stream, |stream, axis| stream.with(axis, Placement::Replicate))
+    };
+    benches.iter().map(on).collect()
 }
 
 fn with_tied(base: &Given, tied: &BTreeMap<usize, TiedUses>, kind: usize) -> Given {

@@ -35,6 +35,7 @@ pub mod cut_sequences;
 mod arrange;
 pub mod overflow;
 pub mod evaluate;
+mod unequal;
 pub mod optimize;
 mod layouts;
 mod offload;

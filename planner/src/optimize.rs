@@ -31,6 +31,7 @@ use crate::layer_problem::StorageRule;
 use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees, shapes};
+use crate::unequal;
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
 const BATCH: usize = 4;
@@ -242,10 +243,12 @@ fn candidates(request: &Request) -> Vec<Candidate> {
                 if n_micro_batches * 2 < n_stages && request.pins.pp.is_none() {
                     continue;
                 }
-                list.push(Candidate { shape: shape.clone(), n_stages, micro_batch, n_micro_batches });
+                let (shape, meshes) = (shape.clone(), Vec::new());
+                list.push(Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches });
             }
         }
     }
+    list.extend(unequal::candidates(request, facts, &wanted));
     list
 }
 
@@ -270,7 +273,7 @@ fn too_large(scope: &Scope<'_>, candidates: &[Candidate]) -> Option<String> {
 }
 
 fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
-    a.n_stages == b.n_stages && a.shape == b.shape
+    a.n_stages == b.n_stages && a.shape == b.shape && a.meshes == b.meshes
 }
 
 /// Which forms the bounds are of.

@@ -68,16 +68,17 @@ impl Scope<'_> {
         (cuts, levels): (&[Chunk], &[Levels]),
     ) -> Option<Dropped> {
         let (n_stages, grounds) = (candidate.n_stages as usize, self.grounds(candidate));
-        let mut stages = vec![Bytes::ZERO; n_stages];
+        let devices = |stage: u64| candidate.meshes().of(stage).n_devices();
+        let mut stages: Vec<(Bytes, u64)> =
+            (0..candidate.n_stages).map(|stage| (Bytes::ZERO, devices(stage))).collect();
         for (chunk, cut) in cuts.iter().enumerate() {
             let costs = &levels[grounds.of_chunk(schedule.placement(), chunk)].costs[0];
             let host = levels[0].kinds[cut.from..cut.to].iter().map(|&kind| costs[kind].host).sum();
             for rank in schedule.placement().ranks(n_stages as u32, chunk as u32) {
-                stages[rank as usize] += Bytes(host);
+                stages[rank as usize].0 += Bytes(host);
             }
         }
-        let node =
-            fullest_host((&self.request.cluster, self.constants), &stages, candidate.shape.mesh.n_devices())?;
+        let node = fullest_host((&self.request.cluster, self.constants), &stages)?;
         let HostMemory { stage, needed, capacity } = node;
         (!node.fits()).then_some(Dropped::Host { stage, needed: needed.0, capacity: capacity.0 })
     }

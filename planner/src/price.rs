@@ -26,7 +26,7 @@ pub mod sent;
 pub mod hosts;
 pub mod prediction;
 
-use grounds::Grounds;
+use grounds::{Grounds, Meshes};
 use setting::{Backward, Entry, Setting};
 use staged::{Layers, Staged};
 use step::{step, timed};
@@ -59,7 +59,7 @@ pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Resu
             let basis = Basis::of(cluster, device, *precision);
             (basis, basis.worlds(constants, device, *precision))
         };
-        let grounds = Grounds::new(setting, staged.n_stages, staged.mesh.n_devices());
+        let grounds = Grounds::new(setting, staged.n_stages, staged.meshes);
         let worlds: Vec<_> = grounds.settings.iter().map(of_ground).collect();
         Ok((prediction::prediction(setting, staged, &step), worlds))
     });
@@ -112,7 +112,7 @@ fn stepped<T>(
     let is_part = |action: &Action| action.section == Section::BackwardWeight;
     let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
     let setting = Setting { backward, ..setting(plan, &constants)? };
-    let grounds = Grounds::new(&setting, plan.n_stages, plan.mesh.n_devices());
+    let grounds = Grounds::new(&setting, plan.n_stages, meshes(plan));
     let (entries, chunks) = parts(plan, opened, &grounds);
     let whole = Slices::whole(plan.job.sequence);
     let slices = opened.sliced.as_ref().map_or(&whole, |sliced| &sliced.slices);
@@ -134,6 +134,10 @@ fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, 
     Setting::new(&plan.cluster, job, constants).ok_or_else(none)
 }
 
+fn meshes(plan: &Plan) -> Meshes<'_> {
+    Meshes { alike: &plan.mesh, each: &plan.stage_meshes }
+}
+
 /// Runs of (entry, count), per chunk.
 type Chunks = Vec<Vec<(usize, u64)>>;
 
@@ -142,10 +146,11 @@ fn parts(plan: &Plan, opened: &OpenPlan, grounds: &Grounds<'_>) -> (Vec<Entry>, 
     let entry = |at: usize, setting: &Setting<'_>| {
         let (own, sizes) = (&opened.entries[at], opened.sizes(plan, at));
         let chosen = (own.layer, own.choice.clone());
-        let whole = setting.entry(&opened.model, chosen, (&plan.mesh, &sizes), &own.program);
+        let mesh = plan.mesh_of_entry(at);
+        let whole = setting.entry(&opened.model, chosen, (mesh, &sizes), &own.program);
         let Some(sliced) = &opened.sliced else { return whole };
         let (layer, program) = (&sliced.model.layers[own.layer], &sliced.entries[at].program);
-        setting.sliced(&whole, (layer, program), (&plan.mesh, plan.micro_batch), &sliced.slices)
+        setting.sliced(&whole, (layer, program), (mesh, plan.micro_batch), &sliced.slices)
     };
     let placement = plan.schedule.placement();
     let of_chunk: Vec<usize> = (0..plan.chunks.len()).map(|at| grounds.of_chunk(placement, at)).collect();
@@ -169,7 +174,7 @@ fn staged<'a>(
 ) -> Staged<'a> {
     Staged {
         model: &opened.model,
-        mesh: &plan.mesh,
+        meshes: meshes(plan),
         n_stages: plan.n_stages,
         micro_batch: plan.micro_batch,
         n_micro_batches: plan.n_micro_batches,

@@ -199,7 +199,7 @@ impl<'a> Side<'a> {
 
     /// Who of a stage holds what of a part.
     fn holders(&self, entry: usize, held: &HeldParameter, (part, state): (&Part, State)) -> Vec<Holders> {
-        let mesh = &self.plan.mesh;
+        let mesh = self.plan.mesh_of_entry(entry);
         let layer = self.open.layer(entry);
         let shape = layer.shape(held.tensor, &layer.sizes(0, 0));
         let cut = match state {

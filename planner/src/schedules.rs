@@ -20,7 +20,10 @@ impl Scope<'_> {
     pub(crate) fn schedules(&self, candidate: &Candidate) -> Vec<Schedule> {
         let forbid = &self.pins().forbid;
         let allows = |one: &Schedule| forbid.allows_schedule(*one, candidate.n_stages);
-        self.schedules_of_pins(candidate).into_iter().filter(allows).collect()
+        // Both copies of a chunk are on meshes that are alike, and slices are worked out for one.
+        let on_one = |one: &Schedule| one.placement().n_copies() == 1 && one.n_slices() == 1;
+        let fits = |one: &Schedule| candidate.meshes.is_empty() || on_one(one);
+        self.schedules_of_pins(candidate).into_iter().filter(allows).filter(fits).collect()
     }
 
     fn schedules_of_pins(&self, candidate: &Candidate) -> Vec<Schedule> {

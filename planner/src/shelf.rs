@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use ir::graph::{Sizes, TensorId};
 use ir::lower::{LayerChoice, lower, whole_axes};
+use ir::mesh::Mesh;
 use ir::program::{AxisSet, Storage};
 use ir::sharding::Sharding;
 
@@ -14,6 +15,7 @@ use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::layer_problem::{Given, LayerProblem, StorageRule};
 use crate::partition::{LayerCost, Levels};
+use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
 use crate::prices::Prices;
 use crate::rewrite::Variant;
@@ -49,12 +51,23 @@ impl Shelf {
 impl<'a> Scope<'a> {
     /// A candidate on the slowest device.
     pub(crate) fn bench<'s>(&'s self, candidate: &'s Candidate) -> Bench<'s> {
-        self.bench_on(candidate, &self.setting)
+        self.bench_on(candidate, (&self.setting, &candidate.shape.mesh))
+    }
+
+    /// A candidate as it is priced on every ground of its stages.
+    pub(crate) fn benches<'s>(&'s self, candidate: &'s Candidate, grounds: &Grounds<'s>) -> Vec<Bench<'s>> {
+        let mesh = |ground: usize| candidate.meshes().of(grounds.stage_on(ground));
+        let on = |(ground, setting)| self.bench_on(candidate, (setting, mesh(ground)));
+        grounds.settings.iter().enumerate().map(on).collect()
     }
 
     /// A candidate as it is priced on one ground.
-    pub(crate) fn bench_on<'s>(&'s self, candidate: &'s Candidate, setting: &Setting<'s>) -> Bench<'s> {
-        let prices = Prices::new(setting.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules)
+    fn bench_on<'s>(
+        &'s self,
+        candidate: &'s Candidate,
+        (setting, mesh): (&Setting<'s>, &'s Mesh),
+    ) -> Bench<'s> {
+        let prices = Prices::new(setting.machine.clone(), mesh, &candidate.shape.rules)
             .barred(&candidate.shape.barred);
         let sizes = |form: &Variant| form.layer.sizes(candidate.micro_batch, self.request.job.sequence);
         let sizes = self.forms.iter().map(|forms| forms.iter().map(sizes).collect()).collect();

@@ -1,5 +1,7 @@
 //! The table of what runs: every strategy and schedule, dense and with experts, in double, single and bf16 precision.
 
+use std::collections::BTreeMap;
+
 use ir::mesh::Mesh;
 use ir::plan::Plan;
 use ir::schedule::Schedule;
@@ -21,6 +23,16 @@ pub struct Recipe {
     wishes: Wishes,
     capacity: Option<f64>,
     n_nodes: u64,
+    last_stage: Width,
+}
+
+/// Devices of the last stage along the outermost axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Width {
+    /// As many as the others have.
+    Alike,
+    /// Twice as many.
+    Double,
 }
 
 impl Recipe {
@@ -49,7 +61,14 @@ impl Recipe {
             sequence: 8,
             decisions: Vec::new(),
         };
-        Self { case, schedule: Schedule::OneFOneB, wishes, capacity: None, n_nodes: 1 }
+        Self {
+            case,
+            schedule: Schedule::OneFOneB,
+            wishes,
+            capacity: None,
+            n_nodes: 1,
+            last_stage: Width::Alike,
+        }
     }
 
     fn family(mut self, family: Family) -> Self {
@@ -93,6 +112,13 @@ impl Recipe {
         self
     }
 
+    /// A last stage that is twice as wide.
+    fn wider(mut self) -> Self {
+        self.case.micro_batch *= 2;
+        self.last_stage = Width::Double;
+        self
+    }
+
     /// The plan; `None` where something that is wished is not legal.
     pub fn plan(&self) -> Option<Plan> {
         let mut model = model(self.case.family, &self.case.sizes)?;
@@ -101,8 +127,33 @@ impl Recipe {
         }
         let mesh = Mesh::of_sizes(&self.case.axes)?;
         let order = (self.schedule, self.case.n_micro_batches);
-        self.case.on_nodes(self.n_nodes, (&model, mesh), order, &mut self.wishes.clone())
+        let plan = self.case.on_nodes(self.n_nodes, (&model, mesh), order, &mut self.wishes.clone())?;
+        Some(match self.last_stage {
+            Width::Alike => plan,
+            Width::Double => widened(plan),
+        })
     }
+}
+
+/// A plan in as many chunks as stages, the last of them on twice as many devices, with entries of its own.
+fn widened(mut plan: Plan) -> Plan {
+    plan.stage_meshes = vec![plan.mesh.clone(); plan.n_stages as usize];
+    for mesh in plan.stage_meshes.iter_mut().rev().take(1) {
+        mesh.axes[0].size *= 2;
+    }
+    let (mut entries, mut number) = (Vec::new(), BTreeMap::new());
+    let last = plan.chunks.len().saturating_sub(1);
+    for (chunk, runs) in plan.chunks.iter_mut().enumerate() {
+        for run in runs {
+            let of = (run.entry, chunk == last);
+            run.entry = *number.entry(of).or_insert_with(|| {
+                entries.push(plan.entries[of.0].clone());
+                entries.len() - 1
+            });
+        }
+    }
+    plan.entries = entries;
+    plan
 }
 
 /// One row of the table.

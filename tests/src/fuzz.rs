@@ -161,6 +161,7 @@ impl Case {
             roles: roles(&none),
             entries: entries.collect(),
             mesh,
+            stage_meshes: Vec::new(),
             rank_map: RankMap::StageMajor,
             n_stages: u64::from(self.n_stages),
             schedule,

@@ -111,6 +111,7 @@ fn execution<'a>(plan: &'a Plan, opened: &'a OpenPlan) -> Execution<'a> {
     Execution {
         model: &opened.model,
         mesh: &plan.mesh,
+        stage_meshes: &plan.stage_meshes,
         n_stages: plan.n_stages as u32,
         placement: plan.schedule.placement(),
         chunks: plan.chunks.iter().map(chunk).collect(),

@@ -35,6 +35,7 @@ fn outcome(model: &Model, given: Tensors) -> Outcome {
     let base = Execution {
         model,
         mesh: &Mesh { axes: Vec::new() },
+        stage_meshes: &[],
         n_stages: 1,
         placement: Placement::Looped { virtual_stages: 1 },
         chunks: Vec::new(),

@@ -31,7 +31,13 @@ fn candidates(request: &Request) -> Vec<Candidate> {
         for shape in shapes(n_devices / n_stages, facts, &request.pins) {
             for micro_batch in micro_batches(request, &shape) {
                 let n_micro_batches = request.job.global_batch / micro_batch;
-                list.push(Candidate { shape: shape.clone(), n_stages, micro_batch, n_micro_batches });
+                list.push(Candidate {
+                    shape: shape.clone(),
+                    meshes: Vec::new(),
+                    n_stages,
+                    micro_batch,
+                    n_micro_batches,
+                });
             }
         }
     }

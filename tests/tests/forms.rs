@@ -35,6 +35,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let of_shape = |shape: planner::shapes::Shape| {
         let all = micro_batches(request, &shape).into_iter().map(|micro_batch| Candidate {
             shape: shape.clone(),
+            meshes: Vec::new(),
             n_stages: 1,
             micro_batch,
             n_micro_batches: request.job.global_batch / micro_batch,

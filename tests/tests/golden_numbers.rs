@@ -81,6 +81,7 @@ fn outcome(model: &Model, golden: &Value) -> Outcome {
     let question = Execution {
         model,
         mesh: &Mesh { axes: Vec::new() },
+        stage_meshes: &[],
         n_stages: 1,
         placement: ir::schedule::Placement::Looped { virtual_stages: 1 },
         chunks: Vec::new(),

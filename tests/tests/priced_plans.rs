@@ -53,6 +53,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
     let execution = Execution {
         model: &opened.model,
         mesh: &plan.mesh,
+        stage_meshes: &plan.stage_meshes,
         n_stages,
         placement: plan.schedule.placement(),
         chunks: plan.chunks.iter().map(chunk).collect(),

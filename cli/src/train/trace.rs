@@ -52,16 +52,16 @@ impl Trace {
 
     /// The document.
     pub(super) fn json(&self, small: &Shrunk) -> Result<String, Failure> {
-        let devices = small.plan.mesh.n_devices().max(1);
-        let place = |rank: usize| (rank as u64 / devices, rank as u64 % devices);
+        let place = |rank: usize| small.plan.seat(rank as u64);
         let mut events = Vec::new();
         for rank in 0..self.ranks.len() {
             let (stage, device) = place(rank);
             if device == 0 {
                 events.push(label("process_name", (stage, rank), &format!("stage {stage}")));
             }
-            let at = small.plan.mesh.coordinates(device);
-            let axes = small.plan.mesh.axes.iter().zip(at).map(|(axis, at)| format!(", {} {at}", axis.name));
+            let mesh = small.plan.mesh_of(stage);
+            let at = mesh.coordinates(device);
+            let axes = mesh.axes.iter().zip(at).map(|(axis, at)| format!(", {} {at}", axis.name));
             let name = format!("rank {rank}{}", axes.collect::<String>());
             events.push(label("thread_name", (stage, rank), &name));
         }

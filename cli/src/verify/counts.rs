@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use cost_model::{
-    Algorithm, BytesByCollective, CollectiveKind, Links, host_elements, kept_bytes, program_bytes,
-    saved_bytes, split_bytes, step_bytes, stream_bytes,
+    Algorithm, BytesByCollective, CollectiveKind, Links, handover_bytes, host_elements, kept_bytes,
+    program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
 };
 use executor::run::Outcome;
 use executor::{Class, RankMemory};
 use ir::conversion::steps;
 use ir::graph::{ParameterRef, TensorId};
+use ir::mesh::Mesh;
 use ir::program::{Program, Update, ValueId};
 use ir::schedule::{Action, Section};
 use ir::sharding::{Placement, Sharding};
@@ -175,8 +176,8 @@ impl Prediction<'_> {
 
     /// Position of the tier between two devices of stages.
     fn tier(&self, (stage, device): (u64, u64), (other_stage, other_device): (u64, u64)) -> usize {
-        let n = self.small.plan.mesh.n_devices();
-        self.small.tier_between((stage * n + device) as usize, (other_stage * n + other_device) as usize)
+        let rank = |stage, device| self.small.plan.cluster_rank(stage, device) as usize;
+        self.small.tier_between(rank(stage, device), rank(other_stage, other_device))
     }
 
     fn n_slices(&self) -> u32 {
@@ -215,9 +216,10 @@ impl Prediction<'_> {
         let runs = |section: Section| self.runs((stage, chunk), section, slice);
         for (layer, program, entry) in self.small.chunk(chunk) {
             let sizes = self.small.opened.run_sizes(plan, entry, slice);
-            let bytes = program_bytes(layer, &plan.mesh, &sizes, program, &links);
+            let mesh = plan.mesh_of(stage);
+            let bytes = program_bytes(layer, mesh, &sizes, program, &links);
             let split = split_backward(layer, program);
-            let [input, weight] = split_bytes((layer, &plan.mesh, &sizes), program, &split, &links);
+            let [input, weight] = split_bytes((layer, mesh, &sizes), program, &split, &links);
             let mut put = |section: &BytesByCollective, times: u64| {
                 for (one, bytes) in section {
                     let name = sent_name(self.small, one.class.name(), (one.kind, one.algorithm), one.tier);
@@ -258,11 +260,23 @@ impl Prediction<'_> {
         (before, after, times): (u64, u64, u64),
         shape: &dyn Fn(TensorId) -> Vec<u64>,
     ) {
-        let mesh = &self.small.plan.mesh;
+        let (first, mesh) = (self.small.plan.mesh_of(before), self.small.plan.mesh_of(after));
         let (Some(stream), Some(gradient)) = (right.stream, right.stream_gradient) else { return };
         let (read, leaves) = (right.value(stream), right.value(gradient).sharding);
         let (given, wanted) = (left.value(left.out).sharding, left.value(left.out_gradient).sharding);
         let shape = shape(read.tensor);
+        if first != mesh {
+            let there = handover_bytes((first, given), (mesh, read.sharding), &shape, self.element_bytes);
+            let back = handover_bytes((mesh, leaves), (first, wanted), &shape, self.element_bytes);
+            for (stages, bytes) in [((before, after), there), ((after, before), back)] {
+                for ((from, to), bytes) in bytes {
+                    let tier = self.tier((stages.0, from), (stages.1, to));
+                    let how = (CollectiveKind::SendRecv, Algorithm::Direct);
+                    add(sent, sent_name(self.small, Class::Pipeline.name(), how, tier), bytes * times);
+                }
+            }
+            return;
+        }
         if before != after {
             for sharding in [given, wanted] {
                 let bytes = stream_bytes(mesh, &shape, sharding, self.element_bytes);
@@ -306,10 +320,11 @@ impl Prediction<'_> {
     fn twins(&self, sent: &mut Bytes) {
         for chunk in 0..self.n_chunks() {
             let stages = self.small.plan.stages_of_chunk(chunk);
+            let mesh = self.small.plan.mesh_of_chunk(chunk);
             for (layer, program, entry) in self.small.chunk(chunk) {
                 let sizes = self.small.opened.sizes(self.small.plan, entry);
                 for update in &program.updates {
-                    let bytes = self.cut_bytes(update, &layer.shape(update.tensor, &sizes));
+                    let bytes = self.cut_bytes(mesh, update, &layer.shape(update.tensor, &sizes));
                     for &twin in &stages[1..] {
                         self.send(sent, Class::Tie, (twin, stages[0]), (&bytes, u64::from(STEPS)));
                         self.send(sent, Class::Tie, (stages[0], twin), (&bytes, u64::from(STEPS)));
@@ -331,7 +346,8 @@ impl Prediction<'_> {
                 let kind = opened.entries[entry].layer;
                 for update in program.updates.iter().filter(|update| !is_copy(kind, update.tensor)) {
                     let shape = layer.shape(update.tensor, &sizes);
-                    let n = host_elements((&self.small.plan.mesh, &shape), update) * u64::from(STEPS);
+                    let n = host_elements((self.small.plan.mesh_of_chunk(chunk), &shape), update)
+                        * u64::from(STEPS);
                     add(sent, TO_HOST.into(), n * full_bytes);
                     add(sent, FROM_HOST.into(), n * self.element_bytes);
                 }
@@ -370,11 +386,11 @@ impl Prediction<'_> {
         let shape = opened.layer(entry).shape(side.tensor, &opened.sizes(self.small.plan, entry));
         let updates = &opened.entries[entry].program.updates;
         let update = updates.iter().find(|update| update.tensor == side.tensor);
-        update.map_or(Vec::new(), |update| self.cut_bytes(update, &shape))
+        let mesh = self.small.plan.mesh_of_entry(entry);
+        update.map_or(Vec::new(), |update| self.cut_bytes(mesh, update, &shape))
     }
 
-    fn cut_bytes(&self, update: &Update, shape: &[u64]) -> Vec<u64> {
-        let mesh = &self.small.plan.mesh;
+    fn cut_bytes(&self, mesh: &Mesh, update: &Update, shape: &[u64]) -> Vec<u64> {
         let cut = update.storage.optimizer.axes().into_iter();
         let cut = cut.fold(Sharding::REPLICATED, |sharding, axis| sharding.with(axis, Placement::Shard(0)));
         let of_rank = |rank: u64| {
@@ -393,15 +409,14 @@ impl Prediction<'_> {
     /// What ranks keep: per layer for one micro-batch, or its largest slice, and at most along the schedule.
     fn saved(&self, found: &mut Counted) {
         let (plan, shape) = (self.small.plan, self.small.plan.table_shape());
-        let n = plan.mesh.n_devices() as usize;
         let slices: Vec<_> = (0..self.n_slices()).map(|slice| self.kept_per_chunk(slice)).collect();
         let at_most = |known: &mut Bytes, name: String, bytes: u64| {
             let most = known.entry(name).or_insert(0);
             *most = bytes.max(*most);
         };
         for (stage, row) in self.small.table.iter().enumerate() {
-            for device in 0..n {
-                let rank = stage * n + device;
+            for device in 0..plan.mesh_of(stage as u64).n_devices() as usize {
+                let rank = plan.cluster_rank(stage as u64, device as u64) as usize;
                 let (mut now, mut most) = (0_u64, 0_u64);
                 for action in row {
                     let layers = &slices[action.slice as usize][shape.chunk(*action) as usize];
@@ -435,13 +450,14 @@ impl Prediction<'_> {
         let mut chunks = Vec::new();
         for chunk in 0..self.n_chunks() {
             let mut layers = Vec::new();
+            let mesh = plan.mesh_of_chunk(chunk);
             for (layer, program, entry) in self.small.chunk(chunk) {
                 let sizes = self.small.opened.run_sizes(plan, entry, slice);
                 let carried = split_backward(layer, program).carried;
                 let bytes = |values: &[ValueId]| {
-                    kept_bytes((layer, &plan.mesh, &sizes), program, values, self.element_bytes)
+                    kept_bytes((layer, mesh, &sizes), program, values, self.element_bytes)
                 };
-                let saved = saved_bytes(layer, &plan.mesh, &sizes, program, self.element_bytes);
+                let saved = saved_bytes(layer, mesh, &sizes, program, self.element_bytes);
                 layers.push(Kept { layer_idx, saved, carried: bytes(&carried) });
                 layer_idx += 1;
             }

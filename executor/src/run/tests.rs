@@ -25,6 +25,7 @@ mod model;
 mod offload;
 mod sliced;
 mod training;
+mod unequal;
 
 const ONE_STAGE: (Schedule, u32, u32) = (Schedule::GPipe, 1, 2);
 

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::conversion::steps;
 use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes};
 use crate::lower::{LayerChoice, lower};
-use crate::mesh::MAX_AXES;
+use crate::mesh::{MAX_AXES, Mesh};
 use crate::names::{Arrangement, PlacedLayer, Roles, roles};
 use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
@@ -91,6 +91,7 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
     check_batch(plan)?;
     sliced::check_lengths(plan)?;
     check_schedule(plan)?;
+    check_stage_meshes(plan)?;
     check_limits(&plan.model)?;
     let model = native::read(&plan.model).map_err(|broken| within("model", broken.place, broken.what))?;
     let entries = open_entries(plan, &model)?;
@@ -139,13 +140,19 @@ impl OpenPlan {
         roles(&self.arrangement(plan))
     }
 
-    /// The plan as names are read off it.
+    /// The plan as names are read off it: where stages have other meshes, those with that of the first.
     pub fn arrangement<'a>(&'a self, plan: &'a Plan) -> Arrangement<'a> {
-        let placed = self.entries.iter().zip(plan.entry_counts());
+        self.arrangement_on(plan, &plan.mesh)
+    }
+
+    /// The same of the layers on stages of one mesh.
+    fn arrangement_on<'a>(&'a self, plan: &'a Plan, mesh: &'a Mesh) -> Arrangement<'a> {
+        let placed = self.entries.iter().zip(plan.entry_counts()).enumerate();
+        let there = placed.filter(|(entry, _)| plan.mesh_of_entry(*entry) == mesh);
         Arrangement {
-            mesh: &plan.mesh,
-            layers: placed
-                .map(|(entry, count)| PlacedLayer {
+            mesh,
+            layers: there
+                .map(|(_, (entry, count))| PlacedLayer {
                     layer: &self.model.layers[entry.layer],
                     choice: &entry.choice,
                     count,
@@ -173,30 +180,17 @@ fn is_tidy(name: &str) -> bool {
 }
 
 fn check_mesh(plan: &Plan) -> Result<(), PlanError> {
-    let axes = &plan.mesh.axes;
-    if axes.len() > MAX_AXES {
-        return fail("mesh.axes", format!("a mesh has at most {MAX_AXES} axes, found {}", axes.len()));
+    let devices = check_axes("mesh", &plan.mesh)?;
+    if plan.n_stages == 0 {
+        return fail("n_stages", "a plan has at least one stage");
     }
-    let mut devices = 1_u64;
-    for (i, axis) in axes.iter().enumerate() {
-        if !is_tidy(&axis.name) || axes[..i].iter().any(|other| other.name == axis.name) {
-            let what =
-                format!("`{}`: an axis needs a name of its own, without spaces, `,` and `@`", axis.name);
-            return fail(format!("mesh.axes[{i}].name"), what);
-        }
-        devices = devices.saturating_mul(axis.size);
-        if axis.size == 0 || devices > MAX_DEVICES {
-            let what = format!(
-                "the mesh must have between 1 and {MAX_DEVICES} devices, found an axis of {}",
-                axis.size
-            );
-            return fail(format!("mesh.axes[{i}].size"), what);
-        }
-    }
+    let used = match plan.stage_meshes.as_slice() {
+        [] => devices.checked_mul(plan.n_stages),
+        meshes => Some(check_lengths(plan, meshes)?),
+    };
     let groups = plan.cluster.groups.iter();
     let have = groups.fold(0_u64, |sum, group| sum.saturating_add(group.count));
-    match devices.checked_mul(plan.n_stages) {
-        _ if plan.n_stages == 0 => fail("n_stages", "a plan has at least one stage"),
+    match used {
         Some(used) if used <= have => Ok(()),
         _ => {
             let stages = plan.n_stages;
@@ -206,6 +200,78 @@ fn check_mesh(plan: &Plan) -> Result<(), PlanError> {
             )
         }
     }
+}
+
+/// Checks the meshes of the stages, of which each has the plan's axes; their devices.
+fn check_lengths(plan: &Plan, meshes: &[Mesh]) -> Result<u64, PlanError> {
+    if meshes.len() as u64 != plan.n_stages {
+        let what = format!("expected a mesh for each of {} stages, found {}", plan.n_stages, meshes.len());
+        return fail("stage_meshes", what);
+    }
+    let names = |mesh: &Mesh| mesh.axes.iter().map(|axis| axis.name.clone()).collect::<Vec<_>>();
+    let mut all = 0_u64;
+    for (stage, mesh) in meshes.iter().enumerate() {
+        let place = format!("stage_meshes[{stage}]");
+        all = all.saturating_add(check_axes(&place, mesh)?);
+        if names(mesh) != names(&plan.mesh) {
+            let what = format!("expected the axes of `mesh`, {}", names(&plan.mesh).join(" "));
+            return fail(format!("{place}.axes"), what);
+        }
+    }
+    if meshes[0] != plan.mesh {
+        return fail("stage_meshes[0]", "the first stage has the plan's `mesh`");
+    }
+    Ok(all)
+}
+
+/// Every chunk and every entry is on stages of one mesh.
+fn check_stage_meshes(plan: &Plan) -> Result<(), PlanError> {
+    if plan.stage_meshes.is_empty() {
+        return Ok(());
+    }
+    let mut known: BTreeMap<usize, &Mesh> = BTreeMap::new();
+    for (chunk, runs) in plan.chunks.iter().enumerate() {
+        let mesh = plan.mesh_of_chunk(chunk);
+        if plan.stages_of_chunk(chunk).iter().any(|&stage| plan.mesh_of(stage) != mesh) {
+            return fail(format!("chunks[{chunk}]"), "both copies of a chunk are on stages of one mesh");
+        }
+        for (at, run) in runs.iter().enumerate() {
+            if *known.entry(run.entry).or_insert(mesh) != mesh {
+                let what =
+                    format!("entry {} is on a stage of another mesh too: it needs one of its own", run.entry);
+                return fail(format!("chunks[{chunk}][{at}].entry"), what);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the axes of a mesh; its devices.
+fn check_axes(place: &str, mesh: &Mesh) -> Result<u64, PlanError> {
+    let axes = &mesh.axes;
+    if axes.len() > MAX_AXES {
+        return fail(
+            format!("{place}.axes"),
+            format!("a mesh has at most {MAX_AXES} axes, found {}", axes.len()),
+        );
+    }
+    let mut devices = 1_u64;
+    for (i, axis) in axes.iter().enumerate() {
+        if !is_tidy(&axis.name) || axes[..i].iter().any(|other| other.name == axis.name) {
+            let what =
+                format!("`{}`: an axis needs a name of its own, without spaces, `,` and `@`", axis.name);
+            return fail(format!("{place}.axes[{i}].name"), what);
+        }
+        devices = devices.saturating_mul(axis.size);
+        if axis.size == 0 || devices > MAX_DEVICES {
+            let what = format!(
+                "the mesh must have between 1 and {MAX_DEVICES} devices, found an axis of {}",
+                axis.size
+            );
+            return fail(format!("{place}.axes[{i}].size"), what);
+        }
+    }
+    Ok(devices)
 }
 
 fn check_batch(plan: &Plan) -> Result<(), PlanError> {
@@ -230,6 +296,12 @@ fn check_batch(plan: &Plan) -> Result<(), PlanError> {
 
 fn check_token_order(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
     let cp = open.roles(plan).cp;
+    let others = plan.stage_meshes.iter().map(|mesh| roles(&open.arrangement_on(plan, mesh)).cp);
+    if let Some(other) = others.into_iter().find(|other| *other != cp) {
+        let what =
+            format!("tokens have one order, for {cp} parts of a sequence: a stage cuts it into {other}");
+        return fail("stage_meshes", what);
+    }
     let pieces = plan.job.token_order.pieces(cp);
     if cp == 1 || plan.job.sequence.is_multiple_of(pieces) {
         return Ok(());
@@ -321,10 +393,11 @@ fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError>
         if let Some(short) = too_short(layer, plan.job.sequence) {
             return fail("job.sequence", format!("{} tokens: {short}", plan.job.sequence));
         }
-        let choice = entry.choice(layer, &plan.mesh).map_err(|e| within(&place, e.place, e.what))?;
-        let program = lower(layer, &plan.mesh, &sizes, &choice)
-            .map_err(|error| PlanError::new(&place, error.to_string()))?;
-        let rules = entry.rules(layer, &plan.mesh).map_err(|e| within(&place, e.place, e.what))?;
+        let mesh = plan.mesh_of_entry(i);
+        let choice = entry.choice(layer, mesh).map_err(|e| within(&place, e.place, e.what))?;
+        let program =
+            lower(layer, mesh, &sizes, &choice).map_err(|error| PlanError::new(&place, error.to_string()))?;
+        let rules = entry.rules(layer, mesh).map_err(|e| within(&place, e.place, e.what))?;
         entries.push(OpenEntry { layer: at, choice, program: program.run_by(&rules) });
     }
     Ok(entries)
@@ -381,8 +454,14 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
             take_layers(&mut left, entry.layer, run.count, &open.model)
                 .map_err(|what| PlanError::new(&place, what))?;
             let again = if run.count > 1 { entry.choice.out } else { entry.choice.stream };
-            let converts = c > 0 && r == 0 && converts(arriving, entry.choice.stream);
-            if (arriving != entry.choice.stream && !converts) || again != entry.choice.stream {
+            let before = c.checked_sub(1).filter(|_| r == 0).map(|before| plan.mesh_of_chunk(before));
+            let wanted = entry.choice.stream;
+            let arrives = match before {
+                Some(before) if before != plan.mesh_of_chunk(c) => hands_over(arriving) && hands_over(wanted),
+                Some(_) => arriving == wanted || converts(arriving, wanted),
+                None => arriving == wanted,
+            };
+            if !arrives || again != wanted {
                 let what =
                     format!("entry {} expects the stream in another sharding than it arrives", run.entry);
                 return fail(place, what);
@@ -419,6 +498,11 @@ fn converts(given: Sharding, wanted: Sharding) -> bool {
     steps(given, wanted).is_some() && steps(wanted.dual(), given.dual()).is_some()
 }
 
+/// Whether blocks of a stream can be put together anew on other devices, which add nothing up.
+fn hands_over(sharding: Sharding) -> bool {
+    sharding.partial_axes().is_empty()
+}
+
 /// Takes `count` layers of a kind from the front of what is left of the model's sequence (kept in reverse).
 fn take_layers(left: &mut Vec<Segment>, layer: usize, mut count: u64, model: &Model) -> Result<(), String> {
     let name = |layer: usize| model.layers[layer].name.as_str();
@@ -451,6 +535,9 @@ fn check_ties(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
         if owner.shape != copy.shape {
             return fail(place, "parameters that are one must have the same dims in the same order");
         }
+        if owner.mesh != copy.mesh {
+            return fail(place, "parameters that are one must be on stages of one mesh");
+        }
         if owner.used != copy.used {
             return fail(place, "parameters that are one must be used in the same sharding");
         }
@@ -463,6 +550,7 @@ fn check_ties(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
 
 /// What must be equal of two parameters that are one.
 struct Tied {
+    mesh: Mesh,
     shape: Vec<u64>,
     used: Option<Sharding>,
     storage: Option<crate::program::Storage>,
@@ -478,6 +566,7 @@ fn tied(plan: &Plan, open: &OpenPlan, side: ParameterRef) -> Option<Tied> {
         placed.operands.get(at).copied()
     });
     Some(Tied {
+        mesh: plan.mesh_of_entry(entry).clone(),
         shape: layer.shape(side.tensor, &open.sizes(plan, entry)),
         used,
         storage: choice.storage.get(&side.tensor).copied(),

@@ -147,6 +147,7 @@ impl Sample {
             job,
             roles: crate::names::roles(&no_layers),
             mesh: mesh.clone(),
+            stage_meshes: Vec::new(),
             rank_map: RankMap::StageMajor,
             n_stages: self.n_stages,
             schedule: self.schedule,

@@ -76,13 +76,13 @@ pub(super) fn open_slices(
     for (i, entry) in entries.iter().enumerate() {
         let (layer, own) = (&model.layers[entry.layer], &sliced.layers[entry.layer]);
         let choice = sliced_choice(layer, own, &entry.choice).map_err(fail)?;
-        let mut program = None;
+        let (mut program, mesh) = (None, plan.mesh_of_entry(i));
         for slice in 0..slices.n() {
             let sizes = slices.sizes(own, plan.micro_batch, slice);
             let place = |error: crate::lower::LowerError| {
                 PlanError::new("slices", format!("slice {slice} of {:?}: {error}", slices.range(slice)))
             };
-            let lowered = lower(own, &plan.mesh, &sizes, &choice).map_err(place)?;
+            let lowered = lower(own, mesh, &sizes, &choice).map_err(place)?;
             // What is kept on which side of a conversion does not depend on how long a slice is, or it could not be read
             // by the next.
             if program.as_ref().is_some_and(|first| *first != lowered) {
@@ -90,7 +90,7 @@ pub(super) fn open_slices(
             }
             program = Some(lowered);
         }
-        let rules = plan.entries[i].rules(layer, &plan.mesh)?;
+        let rules = plan.entries[i].rules(layer, mesh)?;
         found.extend(program.map(|program| OpenEntry {
             layer: entry.layer,
             choice,

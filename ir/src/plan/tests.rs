@@ -284,3 +284,50 @@ fn slices_that_cannot_be_run_are_named() {
     table: rank 1: forward of slice 1 of micro-batch 0 on virtual stage 0 stands where slice 0 is due: forwards take the slices of a micro-batch in order, backwards from the last to the first
     ");
 }
+
+/// Two stages, the second twice as wide along the axis that cuts sequences of the batch.
+fn widened() -> Plan {
+    let mut sample = Sample::new(Family::Experts, &[(2, Policy::Data), (2, Policy::TensorSequence)]);
+    (sample.n_stages, sample.per_replica) = (2, 2);
+    let mut plan = sample.plan();
+    let mut wider = plan.mesh.clone();
+    wider.axes[0].size = 4;
+    plan.stage_meshes = vec![plan.mesh.clone(), wider];
+    plan.cluster = super::samples::cluster(12);
+    // Layers of both stages have an entry on each mesh.
+    plan.entries.push(plan.entries[1].clone());
+    let repeated = plan.chunks[1].iter_mut().filter(|run| run.entry == 1);
+    repeated.for_each(|run| run.entry = 3);
+    plan
+}
+
+#[test]
+fn stages_on_unequal_meshes_are_counted_one_after_the_other() {
+    let plan = widened();
+    assert_eq!(check_plan(&plan), Ok(()));
+    assert_eq!(
+        (plan.cluster_rank(1, 5), plan.seat(9), plan.seat(3), plan.n_devices()),
+        (9, (1, 5), (0, 3), 12)
+    );
+    let text = crate::text::write_plan(&plan);
+    assert_eq!(crate::text::read_plan(&text).unwrap().stage_meshes, plan.stage_meshes);
+    // Small, the second stage is still the wider one, and its ranks stand for ranks of its own.
+    let small = crate::shrink::shrink(&plan, &crate::shrink::ShrinkLimits { max_ranks: 64 }).unwrap();
+    assert_eq!(small.plan.stage_meshes, plan.stage_meshes);
+    assert_eq!(small.stands_for, (0..12).collect::<Vec<_>>());
+}
+
+#[test]
+fn unequal_meshes_that_do_not_fit_are_refused() {
+    let broken = |edit: &dyn Fn(&mut Plan)| {
+        let mut plan = widened();
+        edit(&mut plan);
+        let error = check_plan(&plan).unwrap_err();
+        format!("{}: {error}", error.place)
+    };
+    insta::assert_snapshot!(broken(&|plan| plan.stage_meshes.truncate(1)), @"stage_meshes: expected a mesh for each of 2 stages, found 1");
+    insta::assert_snapshot!(broken(&|plan| plan.stage_meshes.swap(0, 1)), @"stage_meshes[0]: the first stage has the plan's `mesh`");
+    insta::assert_snapshot!(broken(&|plan| plan.stage_meshes[1].axes[0].name = "y".into()), @"stage_meshes[1].axes: expected the axes of `mesh`, x0 x1");
+    insta::assert_snapshot!(broken(&|plan| plan.cluster = super::samples::cluster(11)), @"n_stages: 2 stages of 4 devices exceed the cluster's 11 devices");
+    insta::assert_snapshot!(broken(&|plan| plan.chunks[1][0].entry = 1), @"chunks[1][0].entry: entry 1 is on a stage of another mesh too: it needs one of its own");
+}

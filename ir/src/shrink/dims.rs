@@ -160,11 +160,11 @@ impl Union {
     }
 }
 
-/// The cut of every class.
-pub(super) fn cuts(open: &OpenPlan, classes: &Classes, large: &Mesh, small: &Mesh) -> Vec<Cut> {
+/// The cut of every class; per entry, its mesh in the large plan and in the small.
+pub(super) fn cuts(open: &OpenPlan, classes: &Classes, meshes: &[(Mesh, Mesh)]) -> Vec<Cut> {
     let mut cuts = vec![Cut::NONE; classes.extents.len()];
     let mut note = |class: ClassId, cut: Cut| cuts[class.0] = cuts[class.0].max(cut);
-    for entry in &open.entries {
+    for (entry, (large, small)) in open.entries.iter().zip(meshes) {
         let layer = &open.model.layers[entry.layer];
         for (op, strategy) in layer.ops.iter().zip(&entry.choice.strategies) {
             for (i, factor) in signature(layer, op).factors.iter().enumerate() {

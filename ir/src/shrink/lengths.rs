@@ -63,14 +63,14 @@ struct Demand {
     at_least: u64,
 }
 
-/// Lengths for a plan on the small mesh.
-pub(super) fn reduce(plan: &Plan, open: &OpenPlan, mesh: &Mesh, n_slices: usize) -> SmallSizes {
+/// Lengths for a plan on small meshes; per entry, the large one and the small.
+pub(super) fn reduce(plan: &Plan, open: &OpenPlan, meshes: &[(Mesh, Mesh)], n_slices: usize) -> SmallSizes {
     let runs = plan.chunks.iter().flatten();
     let order: Vec<usize> = runs
         .flat_map(|run| std::iter::repeat_n(open.entries[run.entry].layer, run.count.min(2) as usize))
         .collect();
     let classes = Classes::new(open, &order);
-    let cuts = cuts(open, &classes, &plan.mesh, mesh);
+    let cuts = cuts(open, &classes, meshes);
     let of_job = |test: &dyn Fn(Extent) -> bool| {
         let mine = classes.extents.iter().zip(&cuts).filter(|(extent, _)| test(**extent));
         mine.fold(Cut::NONE, |all, (_, cut)| all.max(*cut))
@@ -90,7 +90,7 @@ pub(super) fn reduce(plan: &Plan, open: &OpenPlan, mesh: &Mesh, n_slices: usize)
     fit_positions(open, &mut sizes);
     add_up(&mut sizes, &demands);
     for _ in 0..ROUNDS {
-        let Some(class) = too_small_to_store(plan, open, mesh, &sizes) else { break };
+        let Some(class) = too_small_to_store(open, meshes, &sizes) else { break };
         sizes.lengths[class.0] *= 2;
         add_up(&mut sizes, &demands);
     }
@@ -299,8 +299,8 @@ fn total_of(sum: &SumOf, lengths: &[u64]) -> u64 {
 }
 
 /// A class to double because some parameter's states no longer divide among the devices that store them.
-fn too_small_to_store(plan: &Plan, open: &OpenPlan, mesh: &Mesh, sizes: &SmallSizes) -> Option<ClassId> {
-    for entry in &open.entries {
+fn too_small_to_store(open: &OpenPlan, meshes: &[(Mesh, Mesh)], sizes: &SmallSizes) -> Option<ClassId> {
+    for (entry, (large_mesh, mesh)) in open.entries.iter().zip(meshes) {
         let layer = &open.model.layers[entry.layer];
         for (op, &strategy) in layer.ops.iter().zip(&entry.choice.strategies) {
             let used = placements(&signature(layer, op), strategy).operands;
@@ -314,7 +314,7 @@ fn too_small_to_store(plan: &Plan, open: &OpenPlan, mesh: &Mesh, sizes: &SmallSi
                 let large: Vec<u64> =
                     classes.iter().filter_map(|&class| sizes.classes.length(class)).collect();
                 let small: Vec<u64> = classes.iter().map(|class| sizes.lengths[class.0]).collect();
-                let before = Stored::of(&plan.mesh, used, storage.widest(), &large);
+                let before = Stored::of(large_mesh, used, storage.widest(), &large);
                 let after = Stored::of(mesh, used, storage.widest(), &small);
                 if after.fits_as(before) {
                     continue;

@@ -4,8 +4,10 @@
 //! in them, in their order, as long as each stream still arrives as the layer before leaves it.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use crate::graph::{Segment, TensorId};
+use crate::mesh::Mesh;
 use crate::plan::check::OpenPlan;
 use crate::plan::{EntryRun, Plan};
 use crate::schedule::Schedule;
@@ -34,13 +36,15 @@ pub(super) struct Structure {
     pub(super) schedule: Schedule,
     pub(super) n_micro_batches: u64,
     pub(super) chunks: Vec<Vec<EntryRun>>,
+    /// Where meshes of stages differ, that of the stages for which each stands.
+    pub(super) meshes: Vec<Mesh>,
 }
 
-/// Reduces the pipeline of a plan whose stages will have `devices` devices each.
+/// Reduces the pipeline of a plan of whose meshes each will have so many devices.
 pub(super) fn reduce(
     plan: &Plan,
     open: &OpenPlan,
-    devices: u64,
+    devices: &dyn Fn(&Mesh) -> u64,
     limits: &ShrinkLimits,
 ) -> Result<Structure, ShrinkError> {
     let candidates = match plan.schedule {
@@ -63,14 +67,52 @@ pub(super) fn reduce(
         | Schedule::Seq1F1B { .. }
         | Schedule::TeraPipe { .. } => [plan.n_stages.min(STAGES), plan.n_stages.min(FEWEST_STAGES)],
     };
-    let fits = |stages: &u64| stages.saturating_mul(devices) <= limits.max_ranks;
-    let Some(n_stages) = candidates.into_iter().find(fits) else {
-        let needed = candidates[1].saturating_mul(devices);
-        return Err(ShrinkError::TooManyRanks { needed, limit: limits.max_ranks });
-    };
-    let (schedule, n_micro_batches) = small_schedule(plan, n_stages);
-    let n_chunks = schedule.placement().n_chunks(u32::try_from(n_stages).unwrap_or(u32::MAX)) as usize;
-    Ok(Structure { n_stages, schedule, n_micro_batches, chunks: chunks(plan, open, n_chunks) })
+    // Stages of unequal meshes are not put together: at worst all stay.
+    let all = candidates.into_iter().chain((!plan.stage_meshes.is_empty()).then_some(plan.n_stages));
+    let mut needed = u64::MAX;
+    for n_stages in all {
+        let (schedule, n_micro_batches) = small_schedule(plan, n_stages);
+        let n_chunks = schedule.placement().n_chunks(u32::try_from(n_stages).unwrap_or(u32::MAX)) as usize;
+        let Some(meshes) = meshes(plan, schedule, n_stages) else { continue };
+        let ranks = match meshes.as_slice() {
+            [] => n_stages.saturating_mul(devices(&plan.mesh)),
+            meshes => meshes.iter().map(devices).fold(0, u64::saturating_add),
+        };
+        needed = needed.min(ranks);
+        if ranks <= limits.max_ranks {
+            let chunks = chunks(plan, open, n_chunks);
+            return Ok(Structure { n_stages, schedule, n_micro_batches, chunks, meshes });
+        }
+    }
+    Err(ShrinkError::TooManyRanks { needed, limit: limits.max_ranks })
+}
+
+/// The mesh of the stages for which every stage of a shrunk pipeline stands; nothing where all have one mesh, `None` where
+/// one would stand for stages of several.
+fn meshes(plan: &Plan, schedule: Schedule, n_stages: u64) -> Option<Vec<Mesh>> {
+    if plan.stage_meshes.is_empty() {
+        return Some(Vec::new());
+    }
+    let (n_stages, placement) = (u32::try_from(n_stages).ok()?, schedule.placement());
+    let n_chunks = placement.n_chunks(n_stages) as usize;
+    let mut meshes: Vec<Option<&Mesh>> = vec![None; n_stages as usize];
+    for chunk in 0..n_chunks {
+        for large in group(plan, chunk, n_chunks) {
+            for stage in placement.ranks(n_stages, chunk as u32) {
+                let own = plan.mesh_of_chunk(large);
+                if *meshes[stage as usize].get_or_insert(own) != own {
+                    return None;
+                }
+            }
+        }
+    }
+    meshes.into_iter().map(|mesh| mesh.cloned()).collect()
+}
+
+/// The chunks of the large plan that become one.
+pub(super) fn group(plan: &Plan, chunk: usize, n_chunks: usize) -> Range<usize> {
+    let n = plan.chunks.len();
+    chunk * n / n_chunks..(chunk + 1) * n / n_chunks
 }
 
 /// The schedule over fewer stages, with as many micro-batches as it takes to see all of its phases.
@@ -136,8 +178,7 @@ fn chunks(plan: &Plan, open: &OpenPlan, n_chunks: usize) -> Vec<Vec<EntryRun>> {
 
 /// The large plan's chunks, `n_chunks` neighbouring groups of them.
 fn groups(plan: &Plan, n_chunks: usize) -> Vec<Vec<Vec<EntryRun>>> {
-    let n = plan.chunks.len();
-    (0..n_chunks).map(|i| plan.chunks[i * n / n_chunks..(i + 1) * n / n_chunks].to_vec()).collect()
+    (0..n_chunks).map(|chunk| plan.chunks[group(plan, chunk, n_chunks)].to_vec()).collect()
 }
 
 /// The runs of a group with at most `keep` layers each.

@@ -17,10 +17,11 @@ use crate::program::Home;
 use crate::schedule::Schedule;
 
 /// Fields of the document that have lines of their own, or that are left out.
-const PLACED: [&str; 13] = [
+const PLACED: [&str; 14] = [
     "job",
     "roles",
     "mesh",
+    "stage_meshes",
     "entries",
     "chunks",
     "predicted",
@@ -46,7 +47,9 @@ pub fn write_plan(plan: &Plan) -> String {
     object("inputs");
     object("job");
     let axis = |axis: &MeshAxis| format!(" {}={}", axis.name, axis.size);
-    text.push_str(&format!("mesh{}\n", plan.mesh.axes.iter().map(axis).collect::<String>()));
+    let axes = |mesh: &Mesh| mesh.axes.iter().map(axis).collect::<String>();
+    text.push_str(&format!("mesh{}\n", axes(&plan.mesh)));
+    plan.stage_meshes.iter().for_each(|mesh| text.push_str(&format!("stage{}\n", axes(mesh))));
     for chunk in &plan.chunks {
         let run = |run: &EntryRun| format!(" {}*{}", run.entry, run.count);
         text.push_str(&format!("chunk{}\n", chunk.iter().map(run).collect::<String>()));
@@ -115,6 +118,9 @@ pub fn read_plan(text: &str) -> Result<Plan, TextError> {
     let json =
         |value: Result<Value, serde_json::Error>| value.map_err(|error| first.error(error.to_string()));
     document.insert("model".into(), json(serde_json::to_value(model))?);
+    if !reader.stages.is_empty() {
+        document.insert("stage_meshes".into(), Value::Array(reader.stages));
+    }
     document.insert("entries".into(), json(serde_json::to_value(reader.entries))?);
     document.insert("chunks".into(), json(serde_json::to_value(reader.chunks))?);
     document.insert("roles".into(), json(serde_json::to_value(no_roles()))?);
@@ -141,6 +147,7 @@ fn no_roles() -> Roles {
 #[derive(Default)]
 struct Reader {
     document: Map<String, Value>,
+    stages: Vec<Value>,
     chunks: Vec<Vec<EntryRun>>,
     entries: Vec<Entry>,
 }
@@ -153,11 +160,9 @@ impl Reader {
                 self.document.insert(name.into(), Value::Object(fields(line, 1)?.into_iter().collect()));
             }
             "mesh" => {
-                let axes = fields(line, 1)?;
-                let axis = |(name, size): (String, Value)| serde_json::json!({ "name": name, "size": size });
-                let axes: Vec<Value> = axes.into_iter().map(axis).collect();
-                self.document.insert("mesh".into(), serde_json::json!({ "axes": axes }));
+                self.document.insert("mesh".into(), mesh(line)?);
             }
+            "stage" => self.stages.push(mesh(line)?),
             "chunk" => {
                 let runs = line.words[1..].iter().map(|word| entry_run(line, word));
                 self.chunks.push(runs.collect::<Result<_, _>>()?);
@@ -192,6 +197,12 @@ impl Reader {
     fn entry(&mut self, line: &Line<'_>) -> Result<&mut Entry, TextError> {
         self.entries.last_mut().ok_or_else(|| line.error("expected `entry LAYER` before it"))
     }
+}
+
+fn mesh(line: &Line<'_>) -> Result<Value, TextError> {
+    let axis = |(name, size): (String, Value)| serde_json::json!({ "name": name, "size": size });
+    let axes: Vec<Value> = fields(line, 1)?.into_iter().map(axis).collect();
+    Ok(serde_json::json!({ "axes": axes }))
 }
 
 fn entry_run(line: &Line<'_>, word: &str) -> Result<EntryRun, TextError> {

@@ -4,6 +4,8 @@
 //! and links and has its memory; one that lies on several waits for the slowest, has the memory of the smallest and the
 //! links of the cluster, as what goes from stage to stage has.
 
+use ir::mesh::Mesh;
+use ir::plan::first_of_stage;
 use ir::schedule::Placement;
 
 use crate::price::setting::Setting;
@@ -17,31 +19,60 @@ pub struct Grounds<'a> {
     pub of_stage: Vec<usize>,
 }
 
+/// The meshes of the stages of a pipeline: one for all, or one for each.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Meshes<'m> {
+    /// That of all, or of the first.
+    pub alike: &'m Mesh,
+    /// That of each; nothing where all have the first.
+    pub each: &'m [Mesh],
+}
+
+impl<'m> Meshes<'m> {
+    /// Mesh of a stage.
+    pub fn of(&self, stage: u64) -> &'m Mesh {
+        self.each.get(stage as usize).unwrap_or(self.alike)
+    }
+
+    /// The first rank of a stage.
+    pub fn first(&self, stage: u64) -> u64 {
+        first_of_stage((self.alike, self.each), stage)
+    }
+}
+
 impl<'a> Grounds<'a> {
-    /// The grounds of stages of `n_devices` each.
-    pub fn new(setting: &Setting<'a>, n_stages: u64, n_devices: u64) -> Self {
+    /// The grounds of stages on such meshes: of stages on one, the meshes are alike.
+    pub fn new(setting: &Setting<'a>, n_stages: u64, meshes: Meshes<'_>) -> Self {
         let cluster = setting.machine.cluster;
         let mut grounds = Self { settings: Vec::new(), of_stage: Vec::new() };
-        if !cluster.is_mixed() && cluster.groups.iter().all(|group| group.links.is_empty()) {
+        let one_mesh = meshes.each.is_empty();
+        if one_mesh && !cluster.is_mixed() && cluster.groups.iter().all(|group| group.links.is_empty()) {
             grounds.settings.push(setting.clone());
             grounds.of_stage.resize(n_stages as usize, 0);
             return grounds;
         }
         let links = |home: Option<usize>| home.map(|home| &cluster.groups[home].links);
         for stage in 0..n_stages {
-            let own = setting.among(cluster.groups_under(stage * n_devices..(stage + 1) * n_devices));
-            let same = |other: &Setting<'_>| {
-                other.machine.device == own.machine.device
+            let own = setting.among(cluster.groups_under(meshes.first(stage)..meshes.first(stage + 1)));
+            let same = |(ground, other): (usize, &Setting<'_>)| {
+                let mesh = grounds.of_stage.iter().position(|of| *of == ground);
+                mesh.is_some_and(|other| meshes.of(other as u64) == meshes.of(stage))
+                    && other.machine.device == own.machine.device
                     && other.memory.total_cmp(&own.memory).is_eq()
                     && links(other.machine.home) == links(own.machine.home)
             };
-            let known = grounds.settings.iter().position(same);
+            let known = grounds.settings.iter().enumerate().position(same);
             grounds.of_stage.push(known.unwrap_or(grounds.settings.len()));
             if known.is_none() {
                 grounds.settings.push(Setting { ground: grounds.settings.len(), ..own });
             }
         }
         grounds
+    }
+
+    /// A stage on a ground.
+    pub fn stage_on(&self, ground: usize) -> u64 {
+        self.of_stage.iter().position(|of| *of == ground).unwrap_or(0) as u64
     }
 
     /// Prices on the ground of a stage.

@@ -8,10 +8,10 @@ use crate::price::staged::Staged;
 
 /// The node whose host is fullest; nothing where no host holds any state.
 pub fn fullest(setting: &Setting<'_>, staged: &Staged<'_>) -> Option<HostMemory> {
-    let of_stage = |stage: usize| -> Bytes {
-        staged.runs(stage).map(|(entry, count)| entry.memory.host * count as f64).sum()
+    let of_stage = |stage: usize| {
+        let bytes: Bytes = staged.runs(stage).map(|(entry, count)| entry.memory.host * count as f64).sum();
+        (bytes, staged.meshes.of(stage as u64).n_devices())
     };
-    let stages: Vec<Bytes> = (0..staged.n_stages as usize).map(of_stage).collect();
-    let world = (setting.machine.cluster, setting.machine.constants);
-    fullest_host(world, &stages, staged.mesh.n_devices())
+    let stages: Vec<(Bytes, u64)> = (0..staged.n_stages as usize).map(of_stage).collect();
+    fullest_host((setting.machine.cluster, setting.machine.constants), &stages)
 }

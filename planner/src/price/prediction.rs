@@ -69,9 +69,9 @@ fn mean_peak(setting: &Setting<'_>) -> f64 {
 
 /// Energy of a step, where all devices have a power limit: by stage, on the device that it is priced on.
 fn energy_of(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Option<f64> {
-    let n_devices = staged.mesh.n_devices();
-    let grounds = Grounds::new(setting, staged.n_stages, n_devices);
+    let grounds = Grounds::new(setting, staged.n_stages, staged.meshes);
     let of_stage = |stage: usize| {
+        let n_devices = staged.meshes.of(stage as u64).n_devices();
         let watts = grounds.at(stage).machine.device.watts? * n_devices as f64;
         let busy = busy(staged, stage) + step.parts.optimizer;
         Some(energy::joules(watts, step.time, busy, setting.machine.constants))
@@ -198,7 +198,7 @@ fn communication_name(class: CommunicationClass, kind: CollectiveKind) -> String
 fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StagePrediction> {
     let sent = bytes_sent(setting, staged);
     let tiers = &setting.machine.cluster.tiers;
-    let grounds = Grounds::new(setting, staged.n_stages, staged.mesh.n_devices());
+    let grounds = Grounds::new(setting, staged.n_stages, staged.meshes);
     let differ = differ(staged);
     let one = |stage: usize| {
         let memory = stage_memory(setting, staged, stage, step.held[stage]);
@@ -227,7 +227,7 @@ fn differ(staged: &Staged<'_>) -> bool {
 /// A stage in the literature's words.
 fn stage_roles(staged: &Staged<'_>, stage: usize) -> Roles {
     roles(&Arrangement {
-        mesh: staged.mesh,
+        mesh: staged.meshes.of(stage as u64),
         layers: staged
             .runs(stage)
             .map(|(entry, count)| PlacedLayer {

@@ -17,9 +17,9 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
     // What goes forward over a border comes back as its gradient, from the stage behind it.
     for copy in 0..staged.schedule.placement().n_copies() {
         for (before, border) in staged.borders(setting, copy, setting.job.sequence).iter().enumerate() {
-            for stage in [border.from, staged.stage_at(before + 1, copy)] {
-                add(&mut sent[stage as usize], &border.bytes_per_tier, staged.micro_batches_of_a_copy());
-            }
+            let (behind, times) = (staged.stage_at(before + 1, copy), staged.micro_batches_of_a_copy());
+            add(&mut sent[border.from as usize], &border.bytes_per_tier, times);
+            add(&mut sent[behind as usize], &border.back_per_tier, times);
         }
     }
     for chunk in 0..staged.chunks.len() {

@@ -21,6 +21,7 @@ use ir::sharding::{Placement, Sharding};
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
+use crate::price::grounds::Meshes;
 use crate::price::setting::{Entry, Setting, SliceFigures};
 
 /// Priced choices, and per chunk runs of (entry, count).
@@ -31,8 +32,8 @@ pub type Layers<'a> = (&'a [Entry], &'a [Vec<(usize, u64)>]);
 pub struct Staged<'a> {
     /// The model.
     pub model: &'a Model,
-    /// Mesh of every stage.
-    pub mesh: &'a Mesh,
+    /// Meshes of the stages.
+    pub meshes: Meshes<'a>,
     /// Pipeline stages.
     pub n_stages: u64,
     /// Sequences of a micro-batch over the mesh.
@@ -58,6 +59,8 @@ pub struct Transfer {
     pub from: u64,
     /// Bytes per tier of the cluster.
     pub bytes_per_tier: Vec<Bytes>,
+    /// Bytes that a device of the other stage sends for what comes back, if anything does.
+    pub back_per_tier: Vec<Bytes>,
     /// How long it takes.
     pub time: Seconds,
 }
@@ -130,7 +133,11 @@ impl Staged<'_> {
             let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
             let sent = self.sent(chunk);
             let transfer = || {
-                let elements = sent.local_elements(self.mesh, &self.stream(chunk, tokens));
+                let shape = self.stream(chunk, tokens);
+                if self.meshes.of(pair.0) != self.meshes.of(pair.1) {
+                    return self.handover(setting, pair, (chunk, &shape));
+                }
+                let elements = sent.local_elements(self.meshes.of(pair.0), &shape);
                 let bytes = setting.activation(elements as f64);
                 match setting.job.engine.stage_transfers {
                     StageTransfers::Beside => self.transfer(setting, pair, bytes),
@@ -151,18 +158,49 @@ impl Staged<'_> {
         (stream, bytes): (Sharding, Bytes),
     ) -> Transfer {
         let is_alike = |axis: &AxisId| stream.on(*axis) == Placement::Replicate;
-        let axes: Vec<AxisId> = self.mesh.axis_ids().filter(is_alike).collect();
-        let parts: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
+        let mesh = self.meshes.of(pair.1);
+        let axes: Vec<AxisId> = mesh.axis_ids().filter(is_alike).collect();
+        let parts: u64 = axes.iter().map(|&axis| mesh.size(axis)).product();
         let mut sent = self.transfer(setting, pair, bytes / parts as f64);
         if parts > 1 && pair.0 != pair.1 {
             let cluster = setting.machine.cluster;
-            let group = self.group(setting, &axes).at(self.home(setting, (pair.1, pair.1)));
+            let group = group(setting, mesh, &axes).at(self.home(setting, (pair.1, pair.1)));
             let gather = CollectiveKind::AllGather;
             sent.time += price(gather, bytes, &group, cluster, setting.machine.constants);
             let gathered = bytes_sent_per_tier(gather, bytes, &group, cluster);
             sent.bytes_per_tier.iter_mut().zip(gathered).for_each(|(all, more)| *all += more);
+            sent.back_per_tier.clone_from(&sent.bytes_per_tier);
         }
         sent
+    }
+
+    /// A transfer between stages on meshes of other lengths: every device that takes over wants one block, which those that
+    /// give share evenly; its gradient goes back in the same way. The link is the slowest between the two.
+    fn handover(
+        &self,
+        setting: &Setting<'_>,
+        (from, to): (u64, u64),
+        (chunk, shape): (usize, &[u64]),
+    ) -> Transfer {
+        let cluster = setting.machine.cluster;
+        let (giving, taking) = (self.meshes.of(from), self.meshes.of(to));
+        let bytes =
+            |mesh: &Mesh, sharding: Sharding| setting.activation(sharding.local_elements(mesh, shape) as f64);
+        let read = self.reader(chunk + 1).unwrap_or(Sharding::REPLICATED);
+        let (wanted, back) = (bytes(taking, read), bytes(giving, self.sent(chunk).dual()));
+        let (n, m) = (giving.n_devices() as f64, taking.n_devices() as f64);
+        let (given, returned) = (wanted * (m / n), back * (n / m));
+        let (low, high) = (from.min(to), from.max(to));
+        let ends = [self.meshes.first(low), self.meshes.first(high + 1) - 1];
+        let group = Group::from_ranks(&ends, cluster).at(self.home(setting, (from, to)));
+        let kind = CollectiveKind::SendRecv;
+        let most = [wanted, back, given, returned].into_iter().fold(Bytes::ZERO, Bytes::max);
+        Transfer {
+            from,
+            bytes_per_tier: bytes_sent_per_tier(kind, given, &group, cluster),
+            back_per_tier: bytes_sent_per_tier(kind, returned, &group, cluster),
+            time: price(kind, most, &group, cluster, setting.machine.constants),
+        }
     }
 
     /// The sharding in which a chunk leaves the stream.
@@ -181,23 +219,36 @@ impl Staged<'_> {
         shape.unwrap_or_default()
     }
 
-    /// Whether a chunk takes the stream over in another sharding than that in which it arrives.
+    /// The sharding in which a chunk reads the stream.
+    fn reader(&self, chunk: usize) -> Option<Sharding> {
+        self.chunks.get(chunk)?.first().map(|(entry, _)| self.entries[*entry].choice.stream)
+    }
+
+    /// Whether a chunk takes the stream over in another sharding than that in which it arrives, or on another mesh.
     pub fn is_converted(&self, chunk: usize) -> bool {
-        let reader = self.chunks[chunk].first().map(|(entry, _)| self.entries[*entry].choice.stream);
-        chunk.checked_sub(1).is_some_and(|before| reader.is_some_and(|wanted| wanted != self.sent(before)))
+        let reader = self.reader(chunk);
+        chunk.checked_sub(1).is_some_and(|before| {
+            self.is_handed_over(chunk) || reader.is_some_and(|wanted| wanted != self.sent(before))
+        })
+    }
+
+    /// Whether a chunk takes the stream over from another mesh.
+    fn is_handed_over(&self, chunk: usize) -> bool {
+        let mesh = |chunk: usize| self.meshes.of(self.stage_at(chunk, 0));
+        chunk.checked_sub(1).is_some_and(|before| mesh(before) != mesh(chunk))
     }
 
     /// What a chunk does to take the stream of so many tokens over in its own sharding, and to give its gradient back in
     /// that of the chunk before; nothing where both have the same.
     pub fn takeover(&self, setting: &Setting<'_>, chunk: usize, tokens: u64) -> Takeover {
         let mut found = Takeover::default();
-        let reader = self.chunks[chunk].first().map(|(entry, _)| self.entries[*entry].choice.stream);
-        let (Some(before), Some(wanted)) = (chunk.checked_sub(1), reader) else { return found };
+        let (Some(before), Some(wanted)) = (chunk.checked_sub(1), self.reader(chunk)) else { return found };
         let given = self.sent(before);
-        if given == wanted {
+        if given == wanted || self.is_handed_over(chunk) {
             return found;
         }
         let (shape, stage) = (self.stream(before, tokens), self.stage_at(chunk, 0));
+        let mesh = self.meshes.of(stage);
         let both_ways = [(given, wanted), (wanted.dual(), given.dual())];
         let times = [&mut found.forward, &mut found.backward];
         for ((from, to), time) in both_ways.into_iter().zip(times) {
@@ -205,9 +256,9 @@ impl Staged<'_> {
                 let Some(kind) = step.kind.collective() else { continue };
                 // What is gathered is whole afterwards; all else is at its largest before.
                 let full = if kind == CollectiveKind::AllGather { step.after } else { step.before };
-                let bytes = setting.activation(full.local_elements(self.mesh, &shape) as f64);
+                let bytes = setting.activation(full.local_elements(mesh, &shape) as f64);
                 let cluster = setting.machine.cluster;
-                let group = self.group(setting, &step.axes).at(self.home(setting, (stage, stage)));
+                let group = group(setting, mesh, &step.axes).at(self.home(setting, (stage, stage)));
                 *time += price(kind, bytes, &group, cluster, setting.machine.constants);
                 let sent = bytes_sent_per_tier(kind, bytes, &group, cluster);
                 found.bytes_per_tier.resize(sent.len(), Bytes::ZERO);
@@ -219,13 +270,8 @@ impl Staged<'_> {
 
     /// The group of the cluster on whose own links some stages are, with all that lie between them.
     fn home(&self, setting: &Setting<'_>, (from, to): (u64, u64)) -> Option<usize> {
-        let n = self.mesh.n_devices();
-        setting.home_of(setting.machine.cluster.groups_under(from.min(to) * n..(from.max(to) + 1) * n))
-    }
-
-    fn group(&self, setting: &Setting<'_>, axes: &[AxisId]) -> Group {
-        let axis = |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
-        Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), setting.machine.cluster)
+        let ranks = self.meshes.first(from.min(to))..self.meshes.first(from.max(to) + 1);
+        setting.home_of(setting.machine.cluster.groups_under(ranks))
     }
 
     /// What parameters shared by two stages send in a step: first all gradients, then all values.
@@ -275,25 +321,34 @@ impl Staged<'_> {
             return Transfer {
                 from,
                 bytes_per_tier: vec![Bytes::ZERO; cluster.tiers.len()],
+                back_per_tier: vec![Bytes::ZERO; cluster.tiers.len()],
                 time: Seconds::ZERO,
             };
         }
         let group = |pair: [u64; 2]| Group::from_ranks(&pair, cluster);
-        let pairs = pairs(self.mesh.n_devices(), (from, to), cluster);
+        let firsts = (self.meshes.first(from), self.meshes.first(to));
+        let pairs = pairs(self.meshes.of(from).n_devices(), firsts, cluster);
         let slowest = pairs.into_iter().map(group).max_by_key(Group::spanning_tier);
         let group = slowest.unwrap_or_else(|| Group::alone(cluster)).at(self.home(setting, (from, to)));
+        let sent = bytes_sent_per_tier(CollectiveKind::SendRecv, bytes, &group, cluster);
         Transfer {
             from,
-            bytes_per_tier: bytes_sent_per_tier(CollectiveKind::SendRecv, bytes, &group, cluster),
+            back_per_tier: sent.clone(),
+            bytes_per_tier: sent,
             time: price(CollectiveKind::SendRecv, bytes, &group, cluster, setting.machine.constants),
         }
     }
 }
 
-/// Ranks of the first devices of two stages of `n` devices, and for each tier those of a pair that its domains part, if
-/// there is one.
+/// The group of a device along some axes of a mesh.
+fn group(setting: &Setting<'_>, mesh: &Mesh, axes: &[AxisId]) -> Group {
+    let axis = |&axis: &AxisId| GroupAxis { stride: mesh.stride(axis), size: mesh.size(axis) };
+    Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), setting.machine.cluster)
+}
+
+/// The first ranks of two stages of `n` devices, and for each tier those of a pair that its domains part, if there is one.
 fn pairs(n: u64, (from, to): (u64, u64), cluster: &Cluster) -> Vec<[u64; 2]> {
-    let (low, distance) = (from.min(to) * n, from.abs_diff(to) * n);
+    let (low, distance) = (from.min(to), from.abs_diff(to));
     let parted = |tier: &Tier| {
         let domain = tier.devices.max(1);
         let border = (low / domain + 1) * domain;
@@ -350,7 +405,7 @@ mod tests {
                 let parted = |pair: &[u64; 2]| pair[0] / domain != pair[1] / domain;
                 let (low, high) = (from.min(to) * n, from.max(to) * n);
                 let brute = (0..n).map(|i| [low + i, high + i]).any(|pair| parted(&pair));
-                let found = pairs(n, (from, to), &cluster(&[domain, 1000]));
+                let found = pairs(n, (from * n, to * n), &cluster(&[domain, 1000]));
                 assert_eq!(
                     found.iter().any(parted),
                     brute,

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, lower_bound, totals};
 use ir::engine::{GradientOverlap, StageTransfers};
+use ir::mesh::Mesh;
 use ir::schedule::{Action, InFlight, ScheduleError, table};
 use ir::units::{Bytes, Seconds};
 
@@ -116,7 +117,8 @@ fn around(setting: &Setting<'_>, staged: &Staged<'_>, mut parts: StepParts) -> (
         parts.pipeline + parts.gradient_sync + parts.parameter_gather + parts.optimizer + parts.offload;
     let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
     // Devices of a stage wait for each other at every collective; stages only for what they receive.
-    let n_nodes = staged.mesh.n_devices().div_ceil(node);
+    let widest = staged.meshes.each.iter().map(Mesh::n_devices).max();
+    let n_nodes = widest.unwrap_or(staged.meshes.alike.n_devices()).div_ceil(node);
     parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
     (work + parts.jitter + parts.host, parts)
 }

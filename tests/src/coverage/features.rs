@@ -119,7 +119,18 @@ pub(super) fn all() -> Vec<Feature> {
     list.extend(recomputation());
     list.extend(algorithms());
     list.extend(schedules());
+    list.extend(unequal());
     list
+}
+
+/// Stages on meshes of other lengths.
+fn unequal() -> Vec<Feature> {
+    let data = stored(&[DATA], [&[0]; 3]).stages(2).wider();
+    let both = stored(&[DATA, TENSOR_SEQUENCE], [&[0]; 3]).stages(2).wider();
+    vec![
+        self::both("stages of unequal width", data),
+        self::both("stages of unequal width, tensor parallel", both),
+    ]
 }
 
 fn storage() -> Vec<Feature> {

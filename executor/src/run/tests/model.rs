@@ -350,6 +350,7 @@ pub(super) fn execution<'a>(
     Execution {
         model,
         mesh,
+        stage_meshes: &[],
         n_stages,
         placement: schedule.placement(),
         chunks: (0..n_chunks).map(|c| Chunk { layers: kinds[cut(c)..cut(c + 1)].to_vec() }).collect(),
