@@ -7,12 +7,13 @@ use std::path::PathBuf;
 
 use executor::job::{AdamW, Chunk, Execution, TokenLayout};
 use executor::run::run;
-use ir::cluster::Cluster;
+use ir::cluster::{Cluster, Precision};
 use ir::plan::check::open;
 use ir::plan::{EntryRun, Plan};
 use ir::schedule::table;
 use planner::price::price;
 use serde_json::{Value, json};
+use tests::coverage::features;
 use tests::planner;
 
 /// Updates that are run.
@@ -82,8 +83,9 @@ fn counted(plan: &Plan) -> Vec<u64> {
 /// The same, as the plan's figures have it.
 fn predicted(plan: &Plan) -> Vec<u64> {
     let stages = price(plan).unwrap().stages;
-    let per_device = |name: &str| stages.iter().map(|stage| stage.bytes_per_tier[name].0).sum::<f64>();
-    let all = |name: &str| (per_device(name) * plan.mesh.n_devices() as f64).round() as u64;
+    let devices = |stage: usize| plan.mesh_of(stage as u64).n_devices() as f64;
+    let of_stage = |name: &str, at: usize| stages[at].bytes_per_tier[name].0 * devices(at);
+    let all = |name: &str| (0..stages.len()).map(|at| of_stage(name, at)).sum::<f64>().round() as u64;
     plan.cluster.tiers.iter().map(|tier| all(&tier.name)).collect()
 }
 
@@ -91,7 +93,12 @@ fn predicted(plan: &Plan) -> Vec<u64> {
 fn assert_sends_what_is_priced(pins: &str, roles: &str) {
     let plan = plan(pins);
     assert!(plan.roles.to_string().starts_with(roles), "{}", plan.roles);
-    let (predicted, counted) = (predicted(&plan), counted(&plan));
+    assert_is_sent_as_priced(&plan);
+}
+
+#[track_caller]
+fn assert_is_sent_as_priced(plan: &Plan) {
+    let (predicted, counted) = (predicted(plan), counted(plan));
     assert_eq!(predicted.iter().sum::<u64>(), counted.iter().sum::<u64>(), "{}", plan.roles);
     // The price spreads every ring evenly; an all-reduce of the one number of the loss has but one part to send.
     let loss = 2 * size_of::<f32>() as u64 * plan.n_devices() * plan.n_micro_batches;
@@ -138,6 +145,19 @@ fn schedules_that_split_backward_wave_or_copy_send_the_bytes_that_are_priced() {
             &format!("dp 4, tp 2, pp 2{vpp}"),
         );
     }
+}
+
+#[test]
+fn stages_of_unequal_width_send_the_bytes_that_are_priced() {
+    let mut found = 0;
+    for feature in features().into_iter().filter(|feature| feature.name.starts_with("stages of unequal")) {
+        let mut plan = feature.dense.unwrap().plan().unwrap();
+        plan.job.precision = Precision::Fp32;
+        assert!(!plan.stage_meshes.is_empty());
+        assert_is_sent_as_priced(&plan);
+        found += 1;
+    }
+    assert_eq!(found, 2);
 }
 
 #[test]
