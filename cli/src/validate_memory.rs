@@ -11,42 +11,46 @@ fn percent(fraction: f64) -> String {
     format!("{:.1} %", 100.0 * fraction)
 }
 
+/// Columns of the table of sources.
+pub(crate) const COLUMNS: [(&str, Side); 9] = [
+    ("peak memory", Side::Left),
+    ("measured", Side::Left),
+    ("rows", Side::Right),
+    ("mean", Side::Right),
+    ("median", Side::Right),
+    ("max", Side::Right),
+    ("bias", Side::Right),
+    ("most below", Side::Right),
+    ("died of memory, as predicted", Side::Right),
+];
+
+/// A source in that table.
+pub(crate) fn row(source: &MemorySource) -> Vec<String> {
+    let errors = &source.errors;
+    let measure = match source.measure {
+        Measure::Allocated => "allocated",
+        Measure::Taken => "taken, reserve included",
+    };
+    vec![
+        source.name.clone(),
+        measure.into(),
+        errors.rows.to_string(),
+        percent(errors.mean),
+        percent(errors.median),
+        percent(errors.max),
+        percent(errors.bias),
+        percent(source.most_below),
+        if source.died > 0 {
+            format!("{} of {}", source.died_as_predicted, source.died)
+        } else {
+            String::new()
+        },
+    ]
+}
+
 /// Sources as a table, and every row where they are asked for.
 pub(crate) fn text(found: &[MemorySource], args: &ValidateArgs) -> String {
-    let columns = [
-        ("peak memory", Side::Left),
-        ("measured", Side::Left),
-        ("rows", Side::Right),
-        ("mean", Side::Right),
-        ("median", Side::Right),
-        ("max", Side::Right),
-        ("bias", Side::Right),
-        ("most below", Side::Right),
-        ("died of memory, as predicted", Side::Right),
-    ];
-    let row = |source: &MemorySource| {
-        let errors = &source.errors;
-        let measure = match source.measure {
-            Measure::Allocated => "allocated",
-            Measure::Taken => "taken, reserve included",
-        };
-        vec![
-            source.name.clone(),
-            measure.into(),
-            errors.rows.to_string(),
-            percent(errors.mean),
-            percent(errors.median),
-            percent(errors.max),
-            percent(errors.bias),
-            percent(source.most_below),
-            if source.died > 0 {
-                format!("{} of {}", source.died_as_predicted, source.died)
-            } else {
-                String::new()
-            },
-        ]
-    };
-    let mut text = table(&columns, &found.iter().map(row).collect::<Vec<_>>());
+    let mut text = table(&COLUMNS, &found.iter().map(row).collect::<Vec<_>>());
     if args.rows {
         let columns = [
             ("row", Side::Left),

@@ -158,7 +158,10 @@ pub struct Constants {
     /// Device context.
     #[serde(deserialize_with = "value")]
     pub context_bytes: Bytes,
-    /// Buffers of one communicator.
+    /// Elements of a bucket of an engine that has them.
+    #[serde(deserialize_with = "value")]
+    pub bucket_elements: f64,
+    /// Buffers of one communicator on links of 300 GB/s.
     #[serde(deserialize_with = "value")]
     pub communicator_bytes: Bytes,
     /// Workspace of the matrix library.

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::Precision;
-use ir::engine::{GradientFormat, LossKernel};
-use ir::units::Bytes;
+use ir::engine::{Copies, GradientFormat, LossKernel};
+use ir::units::{Bytes, BytesPerSecond};
 use serde::{Deserialize, Serialize};
 
 use crate::constants::Constants;
@@ -108,15 +108,53 @@ pub fn gathered_units(units: impl Iterator<Item = GatheredUnit>) -> Bytes {
     first + second + gradient
 }
 
-/// What the device holds beyond the plan's tensors.
+/// What an optimizer copies beside the states, for `n_local` parameters of a device of which it updates `n_updated`.
 ///
-/// Fragmentation of what is allocated and freed in every micro-batch, the context, the matrix library's workspace and
-/// the buffers of each communicator. 20 GiB of activations and 4 communicators: 1 + 0.6 + 0.0625 + 0.4 GiB.
-pub fn reserve_bytes(allocated_and_freed: Bytes, n_communicators: u32, constants: &Constants) -> Bytes {
-    allocated_and_freed * (constants.fragmentation_factor - 1.0)
-        + constants.context_bytes
+/// DeepSpeed (runtime/zero/stage_1_and_2.py, runtime/bf16_optimizer.py, defaults of runtime/zero/config.py): one bucket of
+/// gradients under reduction and one of parameters being gathered, each of up to 5e8 elements; then, of 16-bit gradients, an
+/// fp32 copy of the part that is updated. In bf16 gradients are summed in fp32, and those that backward yields stay beside the
+/// sums until it is done.
+///
+/// 2e9 parameters in bf16, a fourth of them updated: 1e9 + 1e9 + 4e9 bytes; in fp16 1e9 + 1e9 + 2e9.
+pub fn copied_bytes(
+    copies: Copies,
+    (n_local, n_updated): (f64, f64),
+    precision: Precision,
+    constants: &Constants,
+) -> Bytes {
+    let element = element_bytes(precision);
+    let bucket = element * n_local.min(constants.bucket_elements);
+    let gradients = match precision {
+        Precision::Fp32 => Bytes::ZERO,
+        Precision::Fp16 => element_bytes(Precision::Fp32) * n_updated,
+        Precision::Bf16 | Precision::Fp8 => element * n_local,
+    };
+    match copies {
+        Copies::None => Bytes::ZERO,
+        Copies::Buckets => bucket * 2.0 + gradients,
+    }
+}
+
+/// Link at which the buffers of a communicator were measured.
+const MEASURED_LINK: BytesPerSecond = BytesPerSecond(300e9);
+
+/// Buffers of one communicator of devices on a link.
+///
+/// NCCL opens channels until they carry what the link does, each with buffers of its own, so bytes grow with its rate.
+/// A100 at 300 GB/s: 0.57 GiB as measured; V100 at 150 GB/s: 0.29; a card on PCI Express at 31.5 GB/s: 0.06.
+pub fn communicator_bytes(link: BytesPerSecond, constants: &Constants) -> Bytes {
+    constants.communicator_bytes * (link / MEASURED_LINK)
+}
+
+/// What the device holds beyond the plan's tensors, whatever they are: the context, the matrix library's workspace and
+/// the buffers of each communicator.
+///
+/// Four communicators at 300 GB/s: 0.6 + 0.0625 + 4 x 0.574 = 2.96 GiB. What the allocator loses to fragments comes on top
+/// (`fragmentation_factor`).
+pub fn reserve_bytes(n_communicators: u32, link: BytesPerSecond, constants: &Constants) -> Bytes {
+    constants.context_bytes
         + constants.workspace_bytes
-        + constants.communicator_bytes * f64::from(n_communicators)
+        + communicator_bytes(link, constants) * f64::from(n_communicators)
 }
 
 /// Peak bytes of one device by category.
@@ -187,10 +225,23 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_grows_with_what_is_freed_and_with_communicators() {
-        let gibi = 1024.0_f64.powi(3);
-        let reserve = reserve_bytes(Bytes(20.0 * gibi), 4, &Constants::load());
-        assert!((reserve.0 / gibi - 2.0625).abs() < 1e-9, "{reserve:?}");
+    fn the_reserve_grows_with_communicators_and_their_link() {
+        let of = |n, link| reserve_bytes(n, BytesPerSecond(link), &Constants::load()).0 / 1024.0_f64.powi(3);
+        assert!((of(0, 300e9) - 0.6625).abs() < 1e-9);
+        assert!((of(4, 300e9) - 0.6625 - 4.0 * 0.5737).abs() < 1e-3, "{}", of(4, 300e9));
+        assert!((of(4, 150e9) - of(0, 150e9)) * 2.0 - (of(4, 300e9) - of(0, 300e9)) < 1e-9);
+    }
+
+    /// The figures of its comment.
+    #[test]
+    fn deepspeed_copies_two_buckets_and_gradients() {
+        let constants = Constants::load();
+        let of = |copies, precision| copied_bytes(copies, (2e9, 0.5e9), precision, &constants).0;
+        assert_eq!(of(Copies::Buckets, Precision::Bf16), 6e9);
+        assert_eq!(of(Copies::Buckets, Precision::Fp16), 4e9);
+        assert_eq!(of(Copies::None, Precision::Bf16), 0.0);
+        let small = copied_bytes(Copies::Buckets, (1e8, 1e8), Precision::Fp16, &constants);
+        assert_eq!(small, Bytes(2.0 * 2e8 + 4e8));
     }
 
     #[test]

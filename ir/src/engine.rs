@@ -33,6 +33,9 @@ pub struct Engine {
     pub accumulation: Accumulation,
     /// How new parameters reach the ranks that do not hold their state.
     pub parameter_spread: ParameterSpread,
+    /// What the optimizer copies beside its states.
+    #[serde(skip_serializing_if = "Copies::is_none")]
+    pub copies: Copies,
 }
 
 impl Engine {
@@ -49,7 +52,11 @@ impl Engine {
         loss: LossKernel::Unfused,
         accumulation: Accumulation::Separate,
         parameter_spread: ParameterSpread::Gathered,
+        copies: Copies::None,
     };
+
+    /// Megatron-DeepSpeed: the same with DeepSpeed's optimizers.
+    pub const MEGATRON_DEEPSPEED: Self = Self { copies: Copies::Buckets, ..Self::MEGATRON_LM };
 
     /// PyTorch FSDP around plain modules: nothing fused, parameters prefetched.
     pub const FSDP: Self = Self {
@@ -64,6 +71,7 @@ impl Engine {
         loss: LossKernel::Plain,
         accumulation: Accumulation::Separate,
         parameter_spread: ParameterSpread::Gathered,
+        copies: Copies::None,
     };
 
     /// Reads `megatron-lm`, `fsdp,flash=current`, `kernels=eager`: a preset or none, then features that differ from it.
@@ -77,10 +85,11 @@ impl Engine {
                 (Some((name, value)), _) => engine.with(name.trim(), value.trim())?,
                 (None, "default") if at == 0 => Self::default(),
                 (None, "megatron-lm") if at == 0 => Self::MEGATRON_LM,
+                (None, "megatron-deepspeed") if at == 0 => Self::MEGATRON_DEEPSPEED,
                 (None, "fsdp") if at == 0 => Self::FSDP,
                 (None, _) => {
                     return Err(format!(
-                        "expected `default`, `megatron-lm`, `fsdp` first or `feature=value`, found `{piece}`"
+                        "expected `default`, `megatron-lm`, `megatron-deepspeed`, `fsdp` first or `feature=value`, found `{piece}`"
                     ));
                 }
             };
@@ -98,6 +107,25 @@ impl Engine {
     /// True for the engine of a job that names none.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+/// What an optimizer copies beside its states.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Copies {
+    /// Nothing: gradients are reduced and parameters gathered where they lie.
+    #[default]
+    None,
+    /// DeepSpeed: gradients and parameters pass through flat buckets, the update reads an fp32 copy of 16-bit gradients, and
+    /// bf16 gradients stay beside their fp32 sums.
+    Buckets,
+}
+
+impl Copies {
+    /// True where nothing is copied.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
     }
 }
 

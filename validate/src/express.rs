@@ -131,7 +131,8 @@ fn engine(row: &Row) -> Engine {
             accumulation: Accumulation::Fused,
             ..Engine::MEGATRON_LM
         },
-        "megatron-lm" | "megatron-deepspeed" => Engine::MEGATRON_LM,
+        "megatron-lm" => Engine::MEGATRON_LM,
+        "megatron-deepspeed" => Engine::MEGATRON_DEEPSPEED,
         "fsdp" => Engine::FSDP,
         "internevo" => Engine {
             flash: FlashKernel::Second,

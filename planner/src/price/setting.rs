@@ -1,6 +1,6 @@
 //! What every price of a job stands on: the machines, the job, the bytes a device has; and the price of one layer.
 
-use cost_model::memory::StateBytes;
+use cost_model::memory::{StateBytes, reserve_bytes};
 use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
 use cost_model::rates::element_bytes;
 use cost_model::{
@@ -17,13 +17,13 @@ use ir::program::{Program, Update};
 use ir::slices::Slices;
 use ir::split::split_backward;
 use ir::token_order::TokenOrder;
-use ir::units::{Bytes, Seconds};
+use ir::units::{Bytes, BytesPerSecond, Seconds};
 
 use crate::prices::Machine;
 use crate::request::Job;
 
 /// Communicators of a rank that take buffers: data, tensor, pipeline and expert parallel ones.
-const N_COMMUNICATORS: f64 = 4.0;
+const N_COMMUNICATORS: u32 = 4;
 
 /// The machines and the job.
 #[derive(Clone, Debug)]
@@ -161,9 +161,8 @@ impl<'a> Setting<'a> {
     pub fn new(cluster: &'a Cluster, job: Job, constants: &'a Constants) -> Option<Self> {
         let precision = job.precision;
         let (device, memory) = weakest(&cluster.groups, precision, constants)?;
-        let own = constants.context_bytes.0
-            + constants.workspace_bytes.0
-            + N_COMMUNICATORS * constants.communicator_bytes.0;
+        let link = cluster.tiers.first().map_or(BytesPerSecond(0.0), |tier| tier.bandwidth_bytes_per_s);
+        let own = reserve_bytes(N_COMMUNICATORS, link, constants).0;
         let kernels = KernelChoice {
             attention: job.attention,
             token_order: job.token_order,

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! states + in flight * saved + waiting * carried + owed to earlier slices + the largest working set of a layer + stand-ins
-//!   + logits + gathered units + reserve                                                                                -> stage_memory()
+//!   + what the optimizer copies + logits + gathered units + reserve                                                                                -> stage_memory()
 //! ```
 
 use std::collections::BTreeMap;
 
 use cost_model::MemoryBreakdown;
-use cost_model::memory::gathered_units;
+use cost_model::memory::{copied_bytes, gathered_units};
 use ir::units::Bytes;
 
 use crate::price::setting::Setting;
@@ -26,12 +26,16 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
     let mut memory = MemoryBreakdown::default();
     let mut freed = Bytes::ZERO;
     let mut stand_ins: BTreeMap<usize, Bytes> = BTreeMap::new();
+    let (mut n_local, mut n_updated) = (0.0, 0.0);
     for (entry, count) in staged.runs(stage) {
         let own = &entry.memory;
         memory.parameters += own.parameters * count as f64;
         memory.gradients += own.gradients * count as f64;
         memory.optimizer += own.optimizer * count as f64;
         memory.host += own.host * count as f64;
+        n_local += own.gradients / setting.states().gradient * count as f64;
+        // What the host updates is copied there.
+        n_updated += if own.host > Bytes::ZERO { 0.0 } else { entry.updated * count as f64 };
         for (kind, bytes) in &own.saved {
             let all = *bytes * (count as f64 * held.saved);
             *memory.activations.entry(kind.name().to_string()).or_default() += all;
@@ -51,7 +55,9 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
     }
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;
-    memory.buffers = working + stand_ins.into_values().sum();
+    let (precision, constants) = (setting.job.precision, setting.machine.constants);
+    let copied = copied_bytes(setting.job.engine.copies, (n_local, n_updated), precision, constants);
+    memory.buffers = working + stand_ins.into_values().sum() + copied;
     memory.gathered_units =
         gathered_units(staged.runs(stage).map(|(entry, count)| entry.memory.unit(count as f64)));
     freed += working + memory.logits + memory.gathered_units;
