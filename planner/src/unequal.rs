@@ -4,8 +4,12 @@
 //! and its stages have a `k`-th of its devices each: the same axes in the same roles, the outermost of them longer where the
 //! group is larger. That is one of the axes that a stage of the smallest group has, or one of which it has a single device.
 //!
-//! Left out: groups of which one is no multiple of the smallest, numbers of stages that differ from group to group, other
-//! axes than the outermost, models with tied parameters, pinned numbers of replicas and of sequences of each.
+//! What that is good for is fewer stages: of narrow ones there are always as many alike, since every group is a multiple of
+//! the smallest. So stages are whole nodes, or the smallest group.
+//!
+//! Left out: stages of less than a node, groups of which one is no multiple of the smallest, numbers of stages that differ
+//! from group to group, other axes than the outermost, models with tied parameters, pinned numbers of replicas and of
+//! sequences of each.
 
 use ir::mesh::Mesh;
 
@@ -32,7 +36,8 @@ pub(crate) fn candidates(request: &Request, facts: Facts, wanted: &dyn Fn(&u64) 
         return Vec::new();
     }
     let mut list = Vec::new();
-    for k in divisors(least) {
+    let node = facts.node.min(least).max(1);
+    for k in divisors(least).into_iter().filter(|k| (least / k).is_multiple_of(node)) {
         let n_stages = k * counts.len() as u64;
         if !wanted(&n_stages) {
             continue;
