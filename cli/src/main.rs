@@ -4,7 +4,12 @@ use std::io::{BufWriter, IsTerminal, Write};
 use std::panic::{PanicHookInfo, catch_unwind, set_hook};
 use std::process::ExitCode;
 
+use mimalloc::MiMalloc;
 use planner_cli::{Interrupt, ProgressBar, Terminal, exit_code, run};
+
+/// The search makes and drops many small lists on several threads.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Ctrl-C comes from outside: who hears it can only leave a note.
 static INTERRUPT: Interrupt = Interrupt::new();

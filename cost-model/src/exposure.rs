@@ -15,16 +15,19 @@ use std::collections::BTreeMap;
 
 use ir::engine::TensorOverlap;
 use ir::graph::{Layer, OpId};
-use ir::program::{Instruction, ValueId};
+use ir::op::OpKind;
+use ir::program::{Instruction, Side, ValueId};
 use ir::units::Seconds;
+use ir::work::{GemmOutput, Pass, Work};
 
+use crate::collective::CollectiveKind;
 use crate::constants::Constants;
 use crate::overlap::tensor_gather_exposed;
 use crate::tensor_bytes::{Buffers, backward_buffers, forward_buffers};
 
 /// Times of one instruction's matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct OpSeconds {
+pub struct OpSeconds {
     /// Those that yield tensors or gradients of tensors.
     pub products: Seconds,
     /// Those that yield gradients of parameters.
@@ -32,20 +35,79 @@ pub(crate) struct OpSeconds {
 }
 
 impl OpSeconds {
-    fn both(self) -> Seconds {
+    /// All of them.
+    pub fn both(self) -> Seconds {
         self.products + self.weight_products
     }
 
-    fn plus(self, other: Self) -> Self {
+    /// Those of two instructions.
+    pub fn plus(self, other: Self) -> Self {
         Self {
             products: self.products + other.products,
             weight_products: self.weight_products + other.weight_products,
         }
     }
+
+    /// Adds the time of one piece of work, if it is a product.
+    pub fn add(&mut self, work: &Work, time: Seconds) {
+        match work {
+            Work::Gemm { output: GemmOutput::Accumulator, .. } => self.weight_products += time,
+            Work::Gemm { .. } => self.products += time,
+            Work::Attention { .. } | Work::Stream { .. } => {}
+        }
+    }
+}
+
+/// Products on both sides of a conversion.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Beside {
+    /// Those that yield what is converted.
+    pub before: OpSeconds,
+    /// Those that read what comes of it.
+    pub after: OpSeconds,
+}
+
+/// What shows of a collective that converts a value or a gradient.
+pub fn exposed(
+    total: Seconds,
+    (kind, side): (CollectiveKind, Side),
+    Beside { before, after }: Beside,
+    overlap: TensorOverlap,
+    constants: &Constants,
+) -> Seconds {
+    let finishes = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
+    if finishes && side == Side::Gradient {
+        let behind = beside_weight_products(total, before, overlap, constants);
+        // Chunks of a scatter run beside both products.
+        let is_scatter = kind == CollectiveKind::ReduceScatter;
+        let beside = is_scatter.then(|| beside_products(total, before, overlap, constants));
+        return behind.min(beside.unwrap_or(total));
+    }
+    let products = match kind {
+        CollectiveKind::AllGather => after,
+        CollectiveKind::ReduceScatter => before,
+        CollectiveKind::AllReduce
+        | CollectiveKind::AllToAll
+        | CollectiveKind::SendRecv
+        | CollectiveKind::Broadcast => return total,
+    };
+    let gathers_again = side == Side::Primal && products.weight_products > Seconds::ZERO;
+    if gathers_again && kind == CollectiveKind::AllGather {
+        return behind(total, products.products, constants);
+    }
+    beside_products(total, products, overlap, constants)
+}
+
+/// Whether an operator only passes on what others have computed, so that products behind it stand next to what is before.
+pub fn is_view(kind: &OpKind, pass: Pass) -> bool {
+    match pass {
+        Pass::Forward => forward_buffers(kind) != Buffers::Own,
+        Pass::Backward => backward_buffers(kind) != Buffers::Own,
+    }
 }
 
 /// What shows of a gather before products or a scatter after them.
-pub(crate) fn beside_products(
+fn beside_products(
     total: Seconds,
     products: OpSeconds,
     overlap: TensorOverlap,
@@ -61,7 +123,7 @@ pub(crate) fn beside_products(
 
 /// What shows of finishing the gradient of an operand, beside the product that yields the gradient of the weight: the
 /// last of a backward's products, and one that does not need it.
-pub(crate) fn beside_weight_products(
+fn beside_weight_products(
     total: Seconds,
     products: OpSeconds,
     overlap: TensorOverlap,
@@ -73,11 +135,6 @@ pub(crate) fn beside_weight_products(
         }
         TensorOverlap::Absent => total,
     }
-}
-
-/// What shows of gathering an operand again, behind the products that do not need it.
-pub(crate) fn behind_products(total: Seconds, products: OpSeconds, constants: &Constants) -> Seconds {
-    behind(total, products.products, constants)
 }
 
 /// What compute does not cover, and what the rest slows it down by.
@@ -135,10 +192,10 @@ impl<'a> Neighbours<'a> {
     }
 
     fn is_view(&self, instruction: &Instruction) -> bool {
-        let kind = |op: &OpId| &self.layer.ops[op.0].kind;
+        let view = |op: &OpId, pass: Pass| is_view(&self.layer.ops[op.0].kind, pass);
         match instruction {
-            Instruction::Forward { op, .. } => forward_buffers(kind(op)) != Buffers::Own,
-            Instruction::Backward { op, .. } => backward_buffers(kind(op)) != Buffers::Own,
+            Instruction::Forward { op, .. } => view(op, Pass::Forward),
+            Instruction::Backward { op, .. } => view(op, Pass::Backward),
             Instruction::Load { .. }
             | Instruction::Parameter { .. }
             | Instruction::Convert { .. }

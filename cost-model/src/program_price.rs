@@ -20,14 +20,14 @@ use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
 use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
-use ir::program::{Home, Instruction, Program, Side, Storage, Update, ValueId};
+use ir::program::{Home, Instruction, Program, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::split::SplitBackward;
 use ir::units::{Bytes, Seconds};
-use ir::work::{GemmOutput, Pass, Work};
+use ir::work::{Pass, Work};
 
 use crate::collective::CollectiveKind;
-use crate::exposure::{Neighbours, OpSeconds, behind_products, beside_products, beside_weight_products};
+use crate::exposure::{Beside, Neighbours, OpSeconds, exposed};
 use crate::memory::{StateBytes, update_traffic};
 use crate::offload::{HostShare, HostUpdate};
 use crate::overlap::gathered_layer;
@@ -187,19 +187,14 @@ impl Pricing<'_> {
         let mut seconds = OpSeconds::default();
         for work in &works {
             let time = op_seconds(self.context, std::slice::from_ref(work));
-            let for_parameter = matches!(work, Work::Gemm { output: GemmOutput::Accumulator, .. });
             if again {
                 price.compute.recompute += time;
             } else {
                 price.compute.add(work, time);
             }
-            if for_parameter {
-                price.weight_gradient += time;
-                seconds.weight_products += time;
-            } else if matches!(work, Work::Gemm { .. }) {
-                seconds.products += time;
-            }
+            seconds.add(work, time);
         }
+        price.weight_gradient += seconds.weight_products;
         seconds
     }
 
@@ -274,48 +269,17 @@ impl Pricing<'_> {
         let value = self.program.value(input);
         let shape = self.layer.shape(value.tensor, self.sizes);
         let element = self.element(value.tensor);
+        let beside = Beside { before: neighbours.before(input), after: neighbours.after(output) };
+        let overlap = self.context.tensor_overlap;
         for step in steps {
             let Some(one) = price_step(self.context, self.mesh, step, &shape, element) else { continue };
             let total = one.choice.time;
-            let exposed = self.exposed(total, (one.kind, value.side), (input, output), neighbours);
+            let exposed = exposed(total, (one.kind, value.side), beside, overlap, self.context.constants);
             let class = CommunicationClass::of_conversion(value.side, pass);
             let entry = price.communication.entry((class, one.kind)).or_default();
             entry.add(CommunicationPrice { count: 1, total, exposed });
             add_tiers(&mut price.bytes_per_tier, &one.bytes_per_tier);
         }
-    }
-
-    fn exposed(
-        &self,
-        total: Seconds,
-        (kind, side): (CollectiveKind, Side),
-        (input, output): (ValueId, ValueId),
-        neighbours: &Neighbours<'_>,
-    ) -> Seconds {
-        let overlap = self.context.tensor_overlap;
-        let finishes = matches!(kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
-        if finishes && side == Side::Gradient {
-            let products = neighbours.before(input);
-            let behind = beside_weight_products(total, products, overlap, self.context.constants);
-            // Chunks of a scatter run beside both products.
-            let is_scatter = kind == CollectiveKind::ReduceScatter;
-            let beside =
-                is_scatter.then(|| beside_products(total, products, overlap, self.context.constants));
-            return behind.min(beside.unwrap_or(total));
-        }
-        let products = match kind {
-            CollectiveKind::AllGather => neighbours.after(output),
-            CollectiveKind::ReduceScatter => neighbours.before(input),
-            CollectiveKind::AllReduce
-            | CollectiveKind::AllToAll
-            | CollectiveKind::SendRecv
-            | CollectiveKind::Broadcast => return total,
-        };
-        let regathers = side == Side::Primal && products.weight_products > Seconds::ZERO;
-        if regathers && kind == CollectiveKind::AllGather {
-            return behind_products(total, products, self.context.constants);
-        }
-        beside_products(total, products, overlap, self.context.constants)
     }
 
     /// Real bytes of an element of an activation or its gradient, as far as it is filled.

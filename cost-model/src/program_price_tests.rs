@@ -3,6 +3,7 @@ use ir::op_work::KernelChoice;
 use ir::program::AxisSet;
 use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
+use ir::work::GemmOutput;
 
 use super::*;
 use crate::collective;

@@ -184,7 +184,7 @@ impl Scope<'_> {
             ranks.into_iter().for_each(|rank| stages[rank as usize] += share);
         }
         let average = stages.iter().sum::<f64>() / f64::from(p);
-        let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max) };
+        let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max), once: 0.0 };
         candidate.n_micro_batches as f64 * work.filled(candidate.n_stages, least_bubble(candidate, schedule))
     }
 

@@ -1,5 +1,6 @@
 //! How fast a candidate could be: the fastest choice of each layer kind, whatever memory it takes.
 
+use ir::engine::GradientOverlap;
 use ir::lower::LayerChoice;
 use ir::sharding::Sharding;
 use ir::units::Seconds;
@@ -7,8 +8,9 @@ use ir::units::Seconds;
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::too_large;
 use crate::forms::Forms;
-use crate::layer_problem::LayerProblem;
-use crate::shelf::Bench;
+use crate::layer_problem::{LayerProblem, Once};
+use crate::meeting::{Covers, Every};
+use crate::shelf::{Asked, Bench};
 
 /// What is known of a candidate before it is worked out.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +31,8 @@ pub struct Bound {
     pub fastest: Vec<(usize, LayerChoice)>,
     /// Per kind, least seconds that one layer of it keeps its stage busy in a step.
     pub layers: Vec<LayerTimes>,
+    /// What compute covers of the communication that a step has once.
+    pub covers: Covers,
     /// The same on every ground, where stages stand on several.
     pub grounds: Vec<Bound>,
 }
@@ -50,14 +54,16 @@ pub struct Work {
     /// Of the slowest: layers are not cut, so one stage has at least as many of the most frequent kind as rounding up
     /// gives it.
     pub slowest: f64,
+    /// What of the average stage's a step has once: no part of a bubble.
+    pub once: f64,
 }
 
 impl Work {
     /// The slowest of `n_stages`, with a bubble that is so large a share of the average of the others.
     pub(crate) fn filled(self, n_stages: u64, bubble: f64) -> f64 {
         let p = n_stages as f64;
-        let others = (p * self.average - self.slowest).max(0.0) / (p - 1.0).max(1.0);
-        self.slowest + bubble * others
+        let others = (p * self.average - self.slowest) / (p - 1.0).max(1.0) - self.once;
+        self.slowest + bubble * others.max(0.0)
     }
 }
 
@@ -67,6 +73,9 @@ impl Bound {
         self.grounds.get(ground).unwrap_or(self)
     }
 }
+
+/// A second bound is worked out where at least so much of the first could show of the communication of a step.
+const SHOWS: f64 = 0.02;
 
 impl Scope<'_> {
     /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
@@ -82,10 +91,34 @@ impl Scope<'_> {
         }
     }
 
-    /// The same with all stages on one ground.
+    /// The same with all stages on one ground: the larger of two bounds, either of which is too low where compute covers
+    /// the communication of a step, or does not.
     fn bound_on(&self, bench: &Bench<'_>, of: Forms) -> Option<Bound> {
-        let candidate = bench.candidate;
         let given = self.given_fastest();
+        let kinds = 0..self.forms.len();
+        let mut asked: Vec<Asked<'_>> = kinds.map(|kind| self.asked(bench, kind, &given, of)).collect();
+        let (covered, once) = self.bound_of(bench, &asked, (of, Covers::default()))?;
+        let shows = once.uncovered() / bench.candidate.n_stages as f64;
+        let is_beside = self.request.job.engine.gradient_overlap == GradientOverlap::Beside;
+        if !is_beside || shows < SHOWS * covered.time.0 {
+            return Some(covered);
+        }
+        let covers = once.covers();
+        let clock = self.clock(bench.candidate, covers, given.every);
+        asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
+        let (shown, _) = self.bound_of(bench, &asked, (of, covers))?;
+        Some(if shown.time > covered.time { shown } else { covered })
+    }
+
+    /// The bound where compute covers what it does, and what all layers have once per step.
+    fn bound_of(
+        &self,
+        bench: &Bench<'_>,
+        asked: &[Asked<'_>],
+        (of, covers): (Forms, Covers),
+    ) -> Option<(Bound, Once)> {
+        let candidate = bench.candidate;
+        let mut once = Once::default();
         let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
         let mut main: Option<(f64, Sharding, f64)> = None;
         let (mut rounded, mut rounded_plain): (f64, f64) = (0.0, 0.0);
@@ -94,7 +127,7 @@ impl Scope<'_> {
         let mut layers = Vec::with_capacity(self.forms.len());
         for (kind, forms) in self.forms.iter().enumerate() {
             let layer = &forms[0].layer;
-            let asked = self.asked(bench, kind, &given, of);
+            let asked = &asked[kind];
             let (form, problem) = asked.first().filter(|(form, _)| of == Forms::Leading || *form == 0)?;
             let (time, unit, choices) = self.chooser(problem).fastest(&problem.problem)?;
             let count = self.counts[kind] as f64;
@@ -102,6 +135,7 @@ impl Scope<'_> {
             bytes += problem.problem.total(&choices)?.memory * count;
             let passes_stream = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
             let choice = problem.choice(&choices);
+            once = once.plus(problem.once(&choices), count);
             // The kind that takes most of the time decides in which sharding the stream passes everywhere.
             if passes_stream && main.is_none_or(|(most, ..)| time * count > most) {
                 main = Some((time * count, choice.stream, unit));
@@ -115,13 +149,31 @@ impl Scope<'_> {
             (rounded, rounded_plain) = (rounded.max(most * least), rounded_plain.max(most * time));
         }
         let (_, stream, seconds_per_byte) = main?;
-        let work = |total: f64, rounded: f64| Work { average: total / p, slowest: rounded.max(total / p) };
+        let clock = self.clock(candidate, covers, Every::Layer);
+        let own = once.reduce * clock.shown.reduce + once.spread * clock.shown.spread + once.update;
+        let work = |total: f64, rounded: f64| Work {
+            average: total / p,
+            slowest: rounded.max(total / p),
+            once: own / p,
+        };
         let (work, plain) = (work(total - saved, rounded), work(total, rounded_plain));
         let time = self.with_bubble(candidate, work)?;
         let saving = self.with_bubble(candidate, plain)? - time;
         let crowding = bytes / p / bench.setting.capacity;
         let (fastest, grounds) = (choices_made, Vec::new());
-        Some(Bound { time, work, saving, crowding, stream, seconds_per_byte, fastest, layers, grounds })
+        let found = Bound {
+            time,
+            work,
+            saving,
+            crowding,
+            stream,
+            seconds_per_byte,
+            fastest,
+            layers,
+            covers,
+            grounds,
+        };
+        Some((found, once))
     }
 
     /// Per kind and form, the time of its fastest choice on a candidate; nothing where it has none.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
+use ir::engine::GradientOverlap;
 use ir::graph::Model;
 use ir::mesh::Mesh;
 use ir::token_order::TokenOrder;
@@ -12,7 +13,7 @@ use ir::token_order::TokenOrder;
 use crate::chooser::{Chooser, Troubles};
 use crate::forms::{first_of, forms_within, wide};
 use crate::layer_problem::{Given, HomeRule, LayerProblem, RecomputeRule, StorageRule};
-use crate::meeting::Clock;
+use crate::meeting::{Clock, Covers, Every};
 use crate::price::grounds::{Grounds, Meshes};
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
@@ -174,7 +175,8 @@ impl<'a> Scope<'a> {
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
         let constraints = self.pins().constraints.clone();
         let forbid = forbid.clone();
-        Given { stream: None, tied: BTreeMap::new(), recompute, storage, homes, context, forbid, constraints }
+        let (tied, covers, every) = (BTreeMap::new(), Covers::default(), Every::Own);
+        Given { stream: None, tied, recompute, storage, homes, context, forbid, constraints, covers, every }
     }
 
     /// What is given where memory is free: then nothing is gained by computing again.
@@ -186,13 +188,17 @@ impl<'a> Scope<'a> {
             // The least of it is the fastest.
             RecomputeRule::AtLeastAttention => RecomputeRule::AttentionOnly,
         };
-        Given { recompute, ..given }
+        Given { recompute, every: Every::Layer, ..given }
     }
 
-    pub(crate) fn clock(&self, candidate: &Candidate) -> Clock {
+    /// How often things happen, where compute covers what it does.
+    pub fn clock(&self, candidate: &Candidate, covers: Covers, every: Every) -> Clock {
         let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
         let layers = (self.model().n_layers() as f64 / p).max(1.0);
-        Clock { micro_batches: m, in_flight: p.min(m), layers }
+        match self.request.job.engine.gradient_overlap {
+            GradientOverlap::Beside => Clock::beside((m, p.min(m)), layers, (covers, every), self.constants),
+            GradientOverlap::Absent => Clock::after((m, p.min(m)), layers),
+        }
     }
 }
 

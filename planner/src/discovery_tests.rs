@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use cost_model::Constants;
 use ir::cluster::{Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring};
-use ir::engine::{Dropout, GradientFormat};
+use ir::engine::{Dropout, GradientFormat, TensorOverlap};
 use ir::graph::Layer;
 use ir::lower::lower;
 use ir::mesh::Mesh;
@@ -19,7 +19,7 @@ use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use ir::work::AttentionKernel;
 
 use crate::layer_problem::{Given, LayerProblem};
-use crate::meeting::Clock;
+use crate::meeting::{Clock, Covers, Every};
 use crate::menu::fastest;
 use crate::prices::{Machine, Prices};
 use crate::test_models::{Width, dense, experts, mlp_only};
@@ -100,10 +100,12 @@ fn find(layer: Layer, setting: Setting<'_>) -> Found {
             dropout: Dropout::Off,
         },
         gradients: GradientFormat::Full,
+        tensor_overlap: TensorOverlap::Absent,
     };
     let prices = Prices::new(machine, &mesh, &[]);
     let sizes = layer.sizes(setting.micro_batch, setting.sequence);
-    let clock = Clock { micro_batches: setting.n_micro_batches, in_flight: 1.0, layers: 32.0 };
+    let clock =
+        Clock::beside((setting.n_micro_batches, 1.0), 32.0, (Covers::default(), Every::Own), &constants);
     let problem = LayerProblem::new(&layer, &sizes, &prices, clock, &Given::default()).unwrap();
     let (_, _, choices) = fastest(&problem).unwrap();
     let choice = problem.choice(&choices);
@@ -192,7 +194,7 @@ fn a_wide_mlp_whose_batch_cannot_be_cut_is_cut_by_columns_then_rows_with_tokens_
 
 #[test]
 fn few_tokens_are_summed_instead_of_cut() {
-    let found = find(mlp_only(WIDE), Setting { sequence: 512, ..NODE });
+    let found = find(mlp_only(WIDE), Setting { sequence: 128, ..NODE });
     let cuts = ["norm", "gate", "up", "glu", "down", "add"].map(|op| found.cut(op));
     assert_eq!(cuts, ["-", "f", "f", "f", "f", "-"]);
     // Shoeybi et al. 2019 (arXiv 1909.08053), figure 3a: g after the second product, f before the first in backward.

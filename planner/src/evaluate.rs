@@ -130,7 +130,8 @@ impl Scope<'_> {
     fn streams_at(&self, bench: &Bench<'_>, bound: &Bound) -> Vec<Sharding> {
         let mut streams = vec![bound.stream];
         for kind in 0..self.forms.len() {
-            let asked = self.asked(bench, kind, &self.given(), Forms::Leading);
+            let given = Given { covers: bound.covers, ..self.given() };
+            let asked = self.asked(bench, kind, &given, Forms::Leading);
             let Some((_, problem)) = asked.first() else { continue };
             let chooser = self.chooser(problem);
             let unit = bound.on(0).seconds_per_byte;
@@ -154,8 +155,13 @@ impl Scope<'_> {
     ) -> Result<Arranged, Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
-        let stored = |given: Given| Given { storage: storage.unwrap_or(given.storage), ..given };
-        let base = |ground: usize| stored(Given { stream: Some(streams[ground]), ..self.given_fastest() });
+        let on = |ground: usize, given: Given| Given {
+            stream: Some(streams[ground]),
+            storage: storage.unwrap_or(given.storage),
+            covers: bound.on(ground).covers,
+            ..given
+        };
+        let base = |ground: usize| on(ground, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
         let tied = self.tied_uses(&benches[0], &base(0)).ok_or(Dropped::NoStrategy)?;
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
@@ -167,7 +173,7 @@ impl Scope<'_> {
         if self.arrange_all(candidate, &shelves, &mut known) {
             return known.best.map(|(_, best)| best).ok_or(Dropped::Slower);
         }
-        let base = |ground: usize| stored(Given { stream: Some(streams[ground]), ..self.given() });
+        let base = |ground: usize| on(ground, self.given());
         let asked: Vec<Vec<Asked<'_>>> = benches
             .iter()
             .enumerate()

@@ -35,7 +35,10 @@ pub(crate) struct Frontier<'a> {
     candidates: &'a [Candidate],
     groups: Vec<Group>,
     own: Vec<Option<Bound>>,
-    queue: BinaryHeap<Reverse<(u64, Task)>>,
+    /// Meshes to be asked about the next candidate, the most promising first.
+    asked: BinaryHeap<Reverse<(u64, Task)>>,
+    /// Candidates with a bound of their own, the most promising first.
+    ready: BinaryHeap<Reverse<(u64, Task)>>,
     /// Candidates that no strategy fits.
     pub(crate) n_illegal: u64,
 }
@@ -48,7 +51,8 @@ impl<'a> Frontier<'a> {
             candidates,
             groups: Vec::new(),
             own: vec![None; candidates.len()],
-            queue: BinaryHeap::new(),
+            asked: BinaryHeap::new(),
+            ready: BinaryHeap::new(),
             n_illegal: 0,
         }
     }
@@ -82,12 +86,20 @@ impl<'a> Frontier<'a> {
         self.queue_group(group);
     }
 
-    /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted.
-    pub(crate) fn take(&mut self, n: usize, limit: f64) -> (Vec<Task>, u64) {
-        let (mut tasks, mut n_dropped) = (Vec::new(), 0);
-        while tasks.len() < n
-            && let Some(Reverse((_, task))) = self.queue.pop()
-        {
+    /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted. Bounds alone are
+    /// no plan: in every `PLAN_EVERY`th batch one candidate at least is worked out, if there is one.
+    pub(crate) fn take(&mut self, (n, batch): (usize, u64), limit: f64) -> (Vec<Task>, u64) {
+        let (mut tasks, mut n_dropped): (Vec<Task>, u64) = (Vec::new(), 0);
+        while tasks.len() < n {
+            let only_asked = tasks.iter().all(|task| matches!(task, Task::Refine(_)));
+            let must_plan = batch.is_multiple_of(PLAN_EVERY) && tasks.len() + 1 == n && only_asked;
+            let next = match (self.asked.peek(), self.ready.peek()) {
+                (Some(asked), Some(ready)) if !must_plan && asked > ready => self.asked.pop(),
+                (Some(_), None) => self.asked.pop(),
+                (_, Some(_)) => self.ready.pop(),
+                (None, None) => break,
+            };
+            let Some(Reverse((_, task))) = next else { break };
             if self.bound(task) < limit {
                 tasks.push(task);
             } else {
@@ -133,19 +145,22 @@ impl<'a> Frontier<'a> {
         self.own[candidate].as_ref()
     }
 
-    /// Candidates in the queue whose bound is below a limit, and the least of these bounds.
+    /// Candidates left whose bound is below a limit, and the least of these bounds.
     pub(crate) fn open(&self, limit: f64) -> (u64, Option<f64>) {
-        let tasks = || self.queue.iter().map(|Reverse((_, task))| *task);
-        let open = || tasks().filter(|&task| self.bound(task) < limit);
+        let open = || self.tasks().filter(|&task| self.bound(task) < limit);
         (
             open().map(|task| self.n_candidates(task)).sum(),
             open().map(|task| self.bound(task)).min_by(f64::total_cmp),
         )
     }
 
-    /// Candidates in the queue.
+    /// Candidates left.
     pub(crate) fn n_left(&self) -> u64 {
-        self.queue.iter().map(|Reverse((_, task))| self.n_candidates(*task)).sum()
+        self.tasks().map(|task| self.n_candidates(task)).sum()
+    }
+
+    fn tasks(&self) -> impl Iterator<Item = Task> {
+        self.ready.iter().chain(&self.asked).map(|Reverse((_, task))| *task)
     }
 
     fn n_candidates(&self, task: Task) -> u64 {
@@ -156,7 +171,7 @@ impl<'a> Frontier<'a> {
     }
 
     fn found(&mut self, candidate: usize, bound: Bound) {
-        self.queue.push(Reverse((promise(&bound).to_bits(), Task::WorkOut(candidate))));
+        self.ready.push(Reverse((promise(&bound).to_bits(), Task::WorkOut(candidate))));
         self.own[candidate] = Some(bound);
     }
 
@@ -164,7 +179,7 @@ impl<'a> Frontier<'a> {
         let time = self.bound(Task::Refine(group));
         if let (true, Some(next)) = (time.is_finite(), self.next(group)) {
             let crowding = self.crowding(group, self.groups[group].left[next]);
-            self.queue.push(Reverse(((time * slower(crowding)).to_bits(), Task::Refine(group))));
+            self.asked.push(Reverse(((time * slower(crowding)).to_bits(), Task::Refine(group))));
         }
     }
 
@@ -192,6 +207,9 @@ fn promise(bound: &Bound) -> f64 {
 fn slower(crowding: f64) -> f64 {
     1.0 + 0.17 * (crowding - 1.0).max(0.0)
 }
+
+/// See `take`.
+const PLAN_EVERY: u64 = 4;
 
 /// Crowding up to which micro-batches are asked about first.
 const ROOMY: f64 = 3.0;

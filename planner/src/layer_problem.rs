@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use cost_model::exposure::{OpSeconds, is_view};
 use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
 use ir::mesh::MAX_AXES;
@@ -18,7 +19,7 @@ use ir::strategy::{Placements, Strategy, placements};
 use ir::work::Pass;
 
 use crate::constraints::{Constraints, Kept};
-use crate::meeting::{Carries, Clock, Meeting, Port, number};
+use crate::meeting::{Carries, Clock, Cover, Covers, End, Every, Meeting, Pace, Passage, Port, number};
 use crate::prices::{Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
 use crate::request::{ContextKind, Forbid};
@@ -44,6 +45,50 @@ pub struct Given {
     pub forbid: Forbid,
     /// What is said of single tensors and operators.
     pub constraints: Constraints,
+    /// What compute covers of the communication that a step has once.
+    pub covers: Covers,
+    /// What it covers of what is sent every micro-batch.
+    pub every: Every,
+}
+
+/// Seconds of a choice that a step has once, were nothing hidden, and of the compute of a micro-batch, behind which they
+/// may hide.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Once {
+    /// Gradients reduced.
+    pub reduce: f64,
+    /// Parameters spread.
+    pub spread: f64,
+    /// Optimizer.
+    pub update: f64,
+    /// Forward.
+    pub forward: f64,
+    /// Backward.
+    pub backward: f64,
+}
+
+impl Once {
+    /// Of `count` layers more.
+    pub fn plus(self, other: Self, count: f64) -> Self {
+        Self {
+            reduce: self.reduce + other.reduce * count,
+            spread: self.spread + other.spread * count,
+            update: self.update + other.update * count,
+            forward: self.forward + other.forward * count,
+            backward: self.backward + other.backward * count,
+        }
+    }
+
+    /// What shows at least beside the compute.
+    pub fn uncovered(self) -> f64 {
+        (self.reduce - self.backward).max(0.0) + (self.spread - self.forward).max(0.0)
+    }
+
+    /// What covers what.
+    pub fn covers(self) -> Covers {
+        let cover = |sent: f64, computed: f64| if sent > computed { Cover::Part } else { Cover::Whole };
+        Covers { reduce: cover(self.reduce, self.backward), spread: cover(self.spread, self.forward) }
+    }
 }
 
 /// Which memory may hold the optimizer state of a parameter.
@@ -162,6 +207,8 @@ struct Form {
     strategy: Strategy,
     recompute: Recompute,
     places: Placements,
+    /// Which of its operator's paces.
+    pace: usize,
 }
 
 /// One choice of an operator: a form, and where its parameters live.
@@ -169,6 +216,7 @@ struct Form {
 struct Pick {
     form: usize,
     storage: Vec<(TensorId, Storage)>,
+    once: Once,
 }
 
 /// The problem and what its choices mean.
@@ -176,8 +224,11 @@ pub struct LayerProblem<'a> {
     /// The choice problem; its nodes are the operators, then the stream.
     pub problem: Problem,
     layer: &'a Layer,
+    clock: Clock,
     forms: Vec<Vec<Form>>,
     picks: Vec<Vec<Pick>>,
+    /// What the tables of the edges are made from.
+    passages: Vec<Vec<Option<Passage>>>,
     streams: Vec<Sharding>,
 }
 
@@ -188,6 +239,8 @@ struct Builder<'a, 'p> {
     clock: Clock,
     signatures: Vec<Signature>,
     forms: Vec<Vec<Form>>,
+    /// Per operator, what its forms take for products: distinct ones.
+    paces: Vec<Vec<Pace>>,
     picks: Vec<Vec<Pick>>,
     streams: Vec<Sharding>,
     gradients: std::collections::BTreeSet<TensorId>,
@@ -214,6 +267,7 @@ impl<'a> LayerProblem<'a> {
             clock,
             signatures,
             forms: Vec::new(),
+            paces: Vec::new(),
             picks: Vec::new(),
             streams,
             gradients: gradient_tensors(layer),
@@ -224,9 +278,27 @@ impl<'a> LayerProblem<'a> {
             nodes.push(builder.node(op, &space, given)?);
         }
         nodes.push(Node { choices: vec![Cost::default(); builder.streams.len()] });
-        let edges = builder.edges();
+        let (edges, passages) = builder.edges().into_iter().unzip();
         let Builder { forms, picks, streams, .. } = builder;
-        Some(Self { problem: Problem { nodes, edges }, layer, forms, picks, streams })
+        Some(Self { problem: Problem { nodes, edges }, layer, clock, forms, picks, passages, streams })
+    }
+
+    /// Prices it as another clock counts that differs in what compute covers.
+    pub fn set_clock(&mut self, clock: Clock) {
+        let (forward, backward) = (clock.forward - self.clock.forward, clock.backward - self.clock.backward);
+        let reduce = clock.shown.reduce - self.clock.shown.reduce;
+        let spread = clock.shown.spread - self.clock.shown.spread;
+        for (node, picks) in self.problem.nodes.iter_mut().zip(&self.picks) {
+            for (cost, Pick { once, .. }) in node.choices.iter_mut().zip(picks) {
+                cost.time += once.forward * forward + once.backward * backward;
+                cost.time += once.reduce * reduce + once.spread * spread;
+            }
+        }
+        for (edge, passages) in self.problem.edges.iter_mut().zip(&self.passages) {
+            let costs = passages.iter().map(|passage| passage.map(|passage| passage.cost(&clock)));
+            edge.table = costs.collect();
+        }
+        self.clock = clock;
     }
 
     /// The choice that a solution means.
@@ -252,6 +324,12 @@ impl<'a> LayerProblem<'a> {
 }
 
 impl LayerProblem<'_> {
+    /// What a solution has once per step, and what that may hide behind.
+    pub fn once(&self, choices: &[usize]) -> Once {
+        let picked = self.picks.iter().zip(choices).map(|(list, &c)| list[c].once);
+        picked.fold(Once::default(), |sum, one| sum.plus(one, 1.0))
+    }
+
     /// Sharding in which a choice uses a parameter; `None` for a tensor that no operator reads.
     pub fn used(&self, choice: &LayerChoice, tensor: TensorId) -> Option<Sharding> {
         let op = self.layer.reader(tensor)?;
@@ -268,7 +346,7 @@ impl Builder<'_, '_> {
         let gets = gets(one, &self.gradients);
         let strategies = space.strategies(one, sig, (self.prices.mesh(), self.prices.views()), self.sizes);
         let mut choices = Vec::new();
-        let (mut forms, mut picks) = (Vec::new(), Vec::new());
+        let (mut forms, mut paces, mut picks) = (Vec::new(), Vec::new(), Vec::new());
         for strategy in strategies {
             let places = placements(sig, strategy);
             if !given.constraints.allow(self.layer, one, &places, self.prices.mesh()) {
@@ -276,19 +354,23 @@ impl Builder<'_, '_> {
             }
             let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
             let backward = self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets));
+            let pace = place(&mut paces, Pace { forward: forward.products, backward: backward.products });
+            let (forward, backward) = (forward.total, backward.total);
             let storages = self.storages(op, &places, (forward, backward), given);
             for recompute in self.recompute_options(one, given) {
                 let again =
                     if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
-                let time = (forward + backward + again) * self.clock.micro_batches;
-                for (storage, cost) in &storages {
+                let time = forward * self.clock.forward + (backward + again) * self.clock.backward;
+                for (storage, cost, once) in &storages {
                     choices.push(cost.plus(Cost { time, memory: 0.0 }));
-                    picks.push(Pick { form: forms.len(), storage: storage.clone() });
+                    let once = Once { forward, backward: backward + again, ..*once };
+                    picks.push(Pick { form: forms.len(), storage: storage.clone(), once });
                 }
-                forms.push(Form { strategy, recompute, places: places.clone() });
+                forms.push(Form { strategy, recompute, places: places.clone(), pace });
             }
         }
         self.forms.push(forms);
+        self.paces.push(paces);
         self.picks.push(picks);
         (!choices.is_empty()).then_some(Node { choices })
     }
@@ -310,8 +392,8 @@ impl Builder<'_, '_> {
         places: &Placements,
         own: (f64, f64),
         given: &Given,
-    ) -> Vec<(Vec<(TensorId, Storage)>, Cost)> {
-        let mut list = vec![(Vec::new(), Cost::default())];
+    ) -> Vec<(Vec<(TensorId, Storage)>, Cost, Once)> {
+        let mut list = vec![(Vec::new(), Cost::default(), Once::default())];
         for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
             if !self.layer.is_parameter(tensor) {
                 continue;
@@ -320,10 +402,11 @@ impl Builder<'_, '_> {
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             let mut storages = if self.layer.is_trained(tensor) {
                 let gradient = places.operand_gradients[i];
-                let in_one = |&home| self.prices.storages((elements, home), used, gradient, own);
+                let in_one =
+                    |&home| self.prices.storages((elements, home), used, gradient, (own, self.clock.shown));
                 given.homes.homes().iter().flat_map(in_one).collect()
             } else {
-                self.prices.frozen_storages(elements, used, own)
+                self.prices.frozen_storages(elements, used, (own, self.clock.shown))
             };
             let whole = self.prices.shardable(ir::lower::whole_axes(self.prices.mesh(), used));
             let said = given.constraints.storage(self.layer, tensor).map(StorageRule::of_stage);
@@ -340,13 +423,19 @@ impl Builder<'_, '_> {
             }
             list = list
                 .iter()
-                .flat_map(|(before, sum): &(Vec<(TensorId, Storage)>, Cost)| {
+                .flat_map(|(before, sum, known)| {
                     storages.iter().map(move |(storage, price)| {
                         let mut all = before.clone();
                         all.push((tensor, *storage));
                         let time = price.per_micro_batch * self.clock.micro_batches + price.per_step;
                         let memory = price.state + price.gathered / self.clock.layers;
-                        (all, sum.plus(Cost { time, memory }))
+                        let once = Once {
+                            reduce: known.reduce + price.reduce,
+                            spread: known.spread + price.spread,
+                            update: known.update + price.update,
+                            ..*known
+                        };
+                        (all, sum.plus(Cost { time, memory }), once)
                     })
                 })
                 .collect();
@@ -354,52 +443,55 @@ impl Builder<'_, '_> {
         list
     }
 
-    fn edges(&self) -> Vec<Edge> {
+    fn edges(&self) -> Vec<(Edge, Vec<Option<Passage>>)> {
         let stream = self.layer.ops.len();
         let mut edges = Vec::new();
         for op in self.layer.op_ids() {
             for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
                 if is_activation(self.layer, tensor) {
-                    let readers: Vec<Port> = self.reader_ports(op, i, tensor);
+                    let readers = self.reader_end(op, i, tensor);
                     let edge = match self.layer.producer(tensor) {
                         Some(from) => {
-                            self.edge((from.0, self.producer_ports(from, tensor)), (op.0, readers), tensor)
+                            self.edge((from.0, self.producer_end(from, tensor)), (op.0, readers), tensor)
                         }
-                        None => self.edge((stream, self.stream_ports()), (op.0, readers), tensor),
+                        None => self.edge((stream, self.stream_end()), (op.0, readers), tensor),
                     };
                     edges.push(edge);
                 }
             }
         }
         if let Some(from) = self.layer.producer(self.layer.out) {
-            let ports = self.producer_ports(from, self.layer.out);
+            let end = self.producer_end(from, self.layer.out);
             let has_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
             let target = if has_loss {
-                let whole = Port { value: Sharding::REPLICATED, gradient: Sharding::REPLICATED, flag: false };
-                vec![whole; self.streams.len()]
+                let whole = Sharding::REPLICATED;
+                let port = Port { value: whole, gradient: whole, flag: false, pace: 0 };
+                End { ports: vec![port; self.streams.len()], paces: vec![Pace::default()] }
             } else {
-                self.stream_ports()
+                self.stream_end()
             };
-            edges.push(self.edge((from.0, ports), (stream, target), self.layer.out));
+            edges.push(self.edge((from.0, end), (stream, target), self.layer.out));
         }
         edges
     }
 
-    fn stream_ports(&self) -> Vec<Port> {
-        self.streams.iter().map(|&s| Port { value: s, gradient: s.dual(), flag: false }).collect()
+    fn stream_end(&self) -> End {
+        let port = |&s: &Sharding| Port { value: s, gradient: s.dual(), flag: false, pace: 0 };
+        End { ports: self.streams.iter().map(port).collect(), paces: vec![Pace::default()] }
     }
 
-    fn producer_ports(&self, op: OpId, tensor: TensorId) -> Vec<Port> {
+    fn producer_end(&self, op: OpId, tensor: TensorId) -> End {
         let result = self.layer.ops[op.0].results.iter().position(|&t| t == tensor).unwrap_or(0);
         let port = |form: &Form| Port {
             value: form.places.results[result],
             gradient: self.gradient(tensor, form.places.result_gradients[result]),
             flag: form.recompute == Recompute::Again,
+            pace: form.pace,
         };
-        self.forms[op.0].iter().map(port).collect()
+        self.end(op, self.forms[op.0].iter().map(port).collect(), Self::before)
     }
 
-    fn reader_ports(&self, op: OpId, operand: usize, tensor: TensorId) -> Vec<Port> {
+    fn reader_end(&self, op: OpId, operand: usize, tensor: TensorId) -> End {
         let one = &self.layer.ops[op.0];
         let saves =
             runs_backward(one, &self.gradients) && backward_reads(one, &self.gradients).contains(&operand);
@@ -407,8 +499,54 @@ impl Builder<'_, '_> {
             value: form.places.operands[operand],
             gradient: self.gradient(tensor, form.places.operand_gradients[operand]),
             flag: saves || form.recompute == Recompute::Again,
+            pace: form.pace,
         };
-        self.forms[op.0].iter().map(port).collect()
+        self.end(op, self.forms[op.0].iter().map(port).collect(), Self::after)
+    }
+
+    /// One end of an edge; an operator without products has those beyond it, as long as they can be.
+    fn end(&self, op: OpId, mut ports: Vec<Port>, beyond: fn(&Self, OpId, Pass) -> OpSeconds) -> End {
+        let has_products = |pace: &Pace| (pace.forward.both() + pace.backward.both()).0 > 0.0;
+        if self.paces[op.0].iter().any(has_products) {
+            return End { ports, paces: self.paces[op.0].clone() };
+        }
+        ports.iter_mut().for_each(|port| port.pace = 0);
+        let all = |pass| beyond(self, op, pass);
+        End { ports, paces: vec![Pace { forward: all(Pass::Forward), backward: all(Pass::Backward) }] }
+    }
+
+    /// Products of an operator or, through views, of those that yield what it reads: the longest of their forms.
+    fn before(&self, op: OpId, pass: Pass) -> OpSeconds {
+        let producers = self.layer.ops[op.0].operands.iter().filter_map(|&t| self.layer.producer(t));
+        self.through(op, pass, producers.collect(), Self::before)
+    }
+
+    /// The same of those that read what it yields.
+    fn after(&self, op: OpId, pass: Pass) -> OpSeconds {
+        let readers = self.layer.ops[op.0].results.iter().filter_map(|&t| self.layer.reader(t));
+        self.through(op, pass, readers.collect(), Self::after)
+    }
+
+    fn through(
+        &self,
+        op: OpId,
+        pass: Pass,
+        beyond: Vec<OpId>,
+        go_on: fn(&Self, OpId, Pass) -> OpSeconds,
+    ) -> OpSeconds {
+        let own = |pace: &Pace| match pass {
+            Pass::Forward => pace.forward,
+            Pass::Backward => pace.backward,
+        };
+        let longer = |a: OpSeconds, b: OpSeconds| OpSeconds {
+            products: a.products.max(b.products),
+            weight_products: a.weight_products.max(b.weight_products),
+        };
+        let own = self.paces[op.0].iter().map(own).fold(OpSeconds::default(), longer);
+        if own.both().0 > 0.0 || !is_view(&self.layer.ops[op.0].kind, pass) {
+            return own;
+        }
+        beyond.into_iter().fold(own, |sum, op| sum.plus(go_on(self, op, pass)))
     }
 
     /// Placement of a gradient, or whole where there is none.
@@ -416,16 +554,18 @@ impl Builder<'_, '_> {
         if self.gradients.contains(&tensor) { sharding } else { Sharding::REPLICATED }
     }
 
-    fn edge(&self, from: (usize, Vec<Port>), to: (usize, Vec<Port>), tensor: TensorId) -> Edge {
-        let (from_node, from_ports) = from;
-        let (to_node, to_ports) = to;
-        let (from_form, left) = number(&from_ports);
-        let (to_form, right) = number(&to_ports);
+    fn edge(
+        &self,
+        (from_node, from): (usize, End),
+        (to_node, to): (usize, End),
+        tensor: TensorId,
+    ) -> (Edge, Vec<Option<Passage>>) {
+        let (from_form, left) = number(&from.ports);
+        let (to_form, right) = number(&to.ports);
         let meeting = Meeting {
             layer: self.layer,
             tensor,
             sizes: self.sizes,
-            clock: self.clock,
             carries: if self.gradients.contains(&tensor) { Carries::Both } else { Carries::Values },
         };
         let spread = |node: usize, of_form: Vec<u32>| match self.picks.get(node) {
@@ -434,9 +574,19 @@ impl Builder<'_, '_> {
             None => of_form,
         };
         let (from_port, to_port) = (spread(from_node, from_form), spread(to_node, to_form));
-        let table = meeting.table(self.prices, &left, &right);
-        Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table }
+        let passages = meeting.table(self.prices, (&left, &from.paces), (&right, &to.paces));
+        let table = passages.iter().map(|passage| passage.map(|one| one.cost(&self.clock))).collect();
+        let edge = Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table };
+        (edge, passages)
     }
+}
+
+/// The place of a pace among distinct ones.
+fn place(paces: &mut Vec<Pace>, pace: Pace) -> usize {
+    paces.iter().position(|known| *known == pace).unwrap_or_else(|| {
+        paces.push(pace);
+        paces.len() - 1
+    })
 }
 
 /// What a choice says of an operator: a fork computes nothing, whoever reads it in backward.

@@ -6,22 +6,105 @@
 
 use std::collections::BTreeMap;
 
+use cost_model::Constants;
+use cost_model::exposure::{Beside, OpSeconds};
 use ir::graph::{Layer, Sizes, TensorId};
 use ir::op::OpKind;
+use ir::program::Side;
 use ir::sharding::Sharding;
 
-use crate::prices::Prices;
+use crate::prices::{Conversion, Prices};
 use crate::problem::Cost;
 
 /// How often things happen, as the objective sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clock {
-    /// Seconds of a micro-batch count this often: micro-batches and bubble.
+    /// Micro-batches.
     pub micro_batches: f64,
+    /// Seconds of forward count this often.
+    pub forward: f64,
+    /// Seconds of backward count this often.
+    pub backward: f64,
+    /// So much shows of what a step has once.
+    pub shown: Shown,
     /// Kept activations count this often: micro-batches in flight.
     pub in_flight: f64,
     /// Layers of a stage, which share the room for the parameters of the two that are gathered at once.
     pub layers: f64,
+}
+
+/// What shows of what parameters and gradients send.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shown {
+    /// Fraction of the gradients reduced once per step.
+    pub reduce: f64,
+    /// Fraction of the parameters spread once per step.
+    pub spread: f64,
+    /// What is sent every micro-batch.
+    pub every: Every,
+}
+
+/// Behind what parameters are gathered and gradients reduced that move every micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Every {
+    /// Behind the compute of their own operator: what layers take their choices by where memory is tight.
+    #[default]
+    Own,
+    /// Behind whatever the layer computes, as if there were always enough of it: what a bound may count on.
+    Layer,
+    /// Behind nothing.
+    Alone,
+}
+
+/// Whether the compute of a stage covers what it sends beside it once per step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cover {
+    /// The slow-down and the bucket at the end show.
+    #[default]
+    Whole,
+    /// The compute ends first: all of the communication shows, and nothing of the compute but the slow-down and what
+    /// is beside the bucket at the end.
+    Part,
+}
+
+/// The same of the gradients behind the last backward, and of the parameters before the first forward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Covers {
+    /// Gradients.
+    pub reduce: Cover,
+    /// Parameters.
+    pub spread: Cover,
+}
+
+impl Clock {
+    /// Of a step of `micro_batches`, `in_flight` at a time, on stages of so many layers, in an engine that sends beside
+    /// computation.
+    ///
+    /// What shows of communication `c` in `n` buckets beside compute `w` is `max(c / n, c - w (n - 1) / n)` and a slow-down
+    /// (`cost_model::overlap::exposed_behind`): at least either of the two, whatever layers take their share of. Each is a
+    /// sum over layers; a bound may take the larger one.
+    pub fn beside(
+        (micro_batches, in_flight): (f64, f64),
+        layers: f64,
+        (covers, every): (Covers, Every),
+        constants: &Constants,
+    ) -> Self {
+        let (bucket, slow) = (1.0 / layers, constants.overlap_slowdown_fraction);
+        let hidden = (1.0 - bucket) * (1.0 - slow);
+        let of = |cover: Cover| match cover {
+            Cover::Whole => (1.0 - hidden, micro_batches),
+            Cover::Part => (1.0, micro_batches - hidden),
+        };
+        let ((reduce, backward), (spread, forward)) = (of(covers.reduce), of(covers.spread));
+        Self { micro_batches, forward, backward, shown: Shown { reduce, spread, every }, in_flight, layers }
+    }
+
+    /// The same in an engine that sends when it has computed.
+    pub fn after((micro_batches, in_flight): (f64, f64), layers: f64) -> Self {
+        let (forward, backward) = (micro_batches, micro_batches);
+        let shown = Shown { reduce: 1.0, spread: 1.0, every: Every::Alone };
+        Self { micro_batches, forward, backward, shown, in_flight, layers }
+    }
 }
 
 /// What an edge sees of a choice.
@@ -31,6 +114,39 @@ pub(crate) struct Port {
     pub(crate) gradient: Sharding,
     /// Producer: computed again, or a fork nobody may read in backward. Reader: backward needs the value.
     pub(crate) flag: bool,
+    /// Which of the paces of its operator, behind whose products conversions hide.
+    pub(crate) pace: usize,
+}
+
+/// Matrix products of an operator, or of those beyond it where it only passes on what they compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Pace {
+    pub(crate) forward: OpSeconds,
+    pub(crate) backward: OpSeconds,
+}
+
+/// What a pair of ports costs: seconds of a micro-batch's passes, bytes that it keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Passage {
+    pub(crate) forward: f64,
+    pub(crate) backward: f64,
+    pub(crate) saved: f64,
+}
+
+impl Passage {
+    /// Its price as a clock counts.
+    pub(crate) fn cost(self, clock: &Clock) -> Cost {
+        Cost {
+            time: self.forward * clock.forward + self.backward * clock.backward,
+            memory: self.saved * clock.in_flight,
+        }
+    }
+}
+
+/// The ports of one end of an edge, one per form, and the paces that they number.
+pub(crate) struct End {
+    pub(crate) ports: Vec<Port>,
+    pub(crate) paces: Vec<Pace>,
 }
 
 /// Whether a gradient comes back over an edge.
@@ -47,13 +163,17 @@ pub(crate) struct Meeting<'a> {
     pub(crate) layer: &'a Layer,
     pub(crate) tensor: TensorId,
     pub(crate) sizes: &'a Sizes,
-    pub(crate) clock: Clock,
     pub(crate) carries: Carries,
 }
 
 impl Meeting<'_> {
     /// Price of every pair of a producer's and a reader's port, row by row; `None` where they cannot meet.
-    pub(crate) fn table(&self, prices: &Prices<'_>, left: &[Port], right: &[Port]) -> Vec<Option<Cost>> {
+    pub(crate) fn table(
+        &self,
+        prices: &Prices<'_>,
+        (left, left_paces): (&[Port], &[Pace]),
+        (right, right_paces): (&[Port], &[Pace]),
+    ) -> Vec<Option<Passage>> {
         let shape = self.layer.shape(self.tensor, self.sizes);
         let dims = &self.layer.tensors[self.tensor.0].dims;
         let filled = dims.iter().map(|dim| self.sizes.filled[dim.0]).fold(1.0, f64::min);
@@ -71,34 +191,44 @@ impl Meeting<'_> {
         let is_fork = producer.is_some_and(|op| self.layer.ops[op.0].kind == OpKind::Fork);
         let pair = |i: usize, j: usize| {
             let there = there.at(i, j)?;
-            let back = back.as_ref().map_or(Some(0.0), |back| back.at(j, i))?;
-            let mut time = there + back;
-            let mut saved = 0.0;
+            let back = back.as_ref().map_or(Some(Conversion::default()), |back| back.at(j, i))?;
+            let (from, to) = (left_paces[left[i].pace], right_paces[right[j].pace]);
+            let forward = Beside { before: from.forward, after: to.forward };
+            // A gradient is yielded by its reader's backward and read by its producer's.
+            let backward = Beside { before: to.backward, after: from.backward };
+            let mut pair = Passage {
+                forward: prices.shows(there, Side::Primal, forward),
+                backward: prices.shows(back, Side::Gradient, backward),
+                saved: 0.0,
+            };
+            // In backward, a value is read by its reader's backward, whatever yields it.
+            let again =
+                |before: OpSeconds| prices.shows(there, Side::Primal, Beside { before, after: to.backward });
             if right[j].flag {
                 match (is_fork, left[i].flag) {
                     // A fork's results are its operand; it must have been marked as needed.
                     (true, false) => return None,
-                    (_, true) => time += there,
+                    (_, true) => pair.backward += again(from.forward),
                     (false, false) => {
-                        saved = before[i].min(after[j]);
+                        pair.saved = before[i].min(after[j]);
                         if before[i] < after[j] {
-                            time += there;
+                            pair.backward += again(OpSeconds::default());
                         }
                     }
                 }
             }
-            Some(Cost { time: time * self.clock.micro_batches, memory: saved * self.clock.in_flight })
+            Some(pair)
         };
         (0..left.len()).flat_map(|i| (0..right.len()).map(move |j| (i, j))).map(|(i, j)| pair(i, j)).collect()
     }
 }
 
-/// Seconds per pair of distinct shardings, and which of them a port has.
+/// Conversions per pair of distinct shardings, and which of them a port has.
 struct Matrix {
     rows: Vec<usize>,
     columns: Vec<usize>,
     n_columns: usize,
-    values: Vec<Option<f64>>,
+    values: Vec<Option<Conversion>>,
 }
 
 impl Matrix {
@@ -106,7 +236,7 @@ impl Matrix {
         from: &[Port],
         to: &[Port],
         side: impl Fn(&Port) -> Sharding,
-        price: impl Fn(&[Sharding], &[Sharding]) -> Vec<Option<f64>>,
+        price: impl Fn(&[Sharding], &[Sharding]) -> Vec<Option<Conversion>>,
     ) -> Self {
         let (rows, from) = number(&from.iter().map(&side).collect::<Vec<_>>());
         let (columns, to) = number(&to.iter().map(&side).collect::<Vec<_>>());
@@ -115,7 +245,7 @@ impl Matrix {
         Self { rows: place(rows), columns: place(columns), n_columns: to.len(), values }
     }
 
-    fn at(&self, row: usize, column: usize) -> Option<f64> {
+    fn at(&self, row: usize, column: usize) -> Option<Conversion> {
         self.values[self.rows[row] * self.n_columns + self.columns[column]]
     }
 }

@@ -43,8 +43,9 @@ impl Scope<'_> {
             counts: &self.counts,
             of_stage: &grounds.of_stage,
         };
-        let work = pieces(&|layer| layer.least).work();
-        let plain = pieces(&|layer| layer.plain).work();
+        let once = of_ground.iter().map(|bound| bound.work.once).fold(0.0, f64::max);
+        let work = Work { once, ..pieces(&|layer| layer.least).work() };
+        let plain = Work { once, ..pieces(&|layer| layer.plain).work() };
         let time = self.with_bubble(candidate, work)?;
         let saving = (self.with_bubble(candidate, plain)? - time).max(Seconds::ZERO);
         // The ground with most stages decides in which sharding the stream passes everywhere; ties to the first.
@@ -62,7 +63,7 @@ impl Pieces<'_> {
         let average = all / self.of_stage.len() as f64;
         let by_speed = (0..self.times.len()).map(|ground| self.by_speed(ground));
         let by_count = (0..self.counts.len()).map(|kind| self.by_count(kind));
-        Work { average, slowest: by_speed.chain(by_count).fold(average, f64::max) }
+        Work { average, slowest: by_speed.chain(by_count).fold(average, f64::max), once: 0.0 }
     }
 
     /// Seconds of the slowest stage were layers cut as the speeds are, in seconds of one ground.

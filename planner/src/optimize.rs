@@ -348,7 +348,7 @@ fn work_out(
             tally.stopped = true;
             break;
         }
-        let (tasks, n_dropped) = frontier.take(BATCH, limit(&ranking));
+        let (tasks, n_dropped) = frontier.take((BATCH, tally.work), limit(&ranking));
         tally.n_bounded += n_dropped;
         if tasks.is_empty() {
             break;
@@ -406,6 +406,11 @@ enum Done {
     Refined(usize, usize, Option<Bound>),
     /// A candidate worked out.
     WorkedOut(Box<Result<Worked, Dropped>>),
+}
+
+/// The faster of two; of equal ones the first.
+fn faster(known: Arranged, next: Arranged) -> Arranged {
+    if next.step_time() < known.step_time() { next } else { known }
 }
 
 /// Keeps the fastest first; equals in the order in which they came.
@@ -472,15 +477,20 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
         let batch: Vec<Worked> = open.drain(..open.len().min(BATCH).min(most as usize)).collect();
         tally.n_forms_chosen += batch.len() as u64;
         tally.work += u64::from(!batch.is_empty());
-        let found: Vec<Result<Arranged, Dropped>> = batch
+        let found: Vec<Option<Arranged>> = batch
             .par_iter()
             .map(|one| {
-                let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage: one.storage };
-                scope.evaluate_below(&one.arranged.candidate, &one.bound, asked)
+                let with = |storage| {
+                    let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage };
+                    scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
+                };
+                // What pays with one form need not with another.
+                let stored = one.storage.and_then(|storage| with(Some(storage)));
+                with(None).into_iter().chain(stored).reduce(faster)
             })
             .collect();
         for (mut one, found) in batch.into_iter().zip(found) {
-            if let Ok(arranged) = found
+            if let Some(arranged) = found
                 && arranged.step_time() < one.arranged.step_time()
             {
                 one.arranged = arranged;

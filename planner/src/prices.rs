@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use cost_model::exposure::{Beside, OpSeconds, exposed};
 use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
 use cost_model::offload::{HostShare, HostUpdate};
 use cost_model::program_memory::doubles_as_master;
@@ -12,12 +13,12 @@ use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Step, StepKind, steps};
-use ir::engine::GradientFormat;
+use ir::engine::{GradientFormat, TensorOverlap};
 use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op_work::{KernelChoice, backward_work, local_lengths, op_work};
-use ir::program::{AxisSet, Home, Storage};
+use ir::program::{AxisSet, Home, Side, Storage};
 use ir::sharding::Sharding;
 use ir::signature::Signature;
 use ir::strategy::Strategy;
@@ -25,6 +26,7 @@ use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
 use crate::forbid::Barred;
+use crate::meeting::{Every, Shown};
 use crate::space::{AxisRule, AxisView, Reach};
 
 /// The machines and the engine, as prices see them.
@@ -44,6 +46,38 @@ pub struct Machine<'a> {
     pub kernels: KernelChoice,
     /// Format in which gradients are accumulated and reduced.
     pub gradients: GradientFormat,
+    /// Whether the engine cuts tensor parallel products to overlap them.
+    pub tensor_overlap: TensorOverlap,
+}
+
+/// Seconds of an operator's pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OpTime {
+    /// All of it.
+    pub total: f64,
+    /// Matrix products among it.
+    pub products: OpSeconds,
+}
+
+/// Seconds of a conversion, shown in full, by what they could hide behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Conversion {
+    gather: f64,
+    scatter: f64,
+    reduce: f64,
+    other: f64,
+}
+
+impl Conversion {
+    fn add(&mut self, kind: StepKind, time: f64) {
+        match kind {
+            StepKind::AllGather { .. } => self.gather += time,
+            StepKind::ReduceScatter { .. } => self.scatter += time,
+            StepKind::AllReduce => self.reduce += time,
+            StepKind::AllReduceMax | StepKind::AllToAll { .. } => self.other += time,
+            StepKind::Slice { .. } | StepKind::Zero => {}
+        }
+    }
 }
 
 /// Seconds per micro-batch and per step, bytes of state: what one storage of one parameter costs.
@@ -53,6 +87,12 @@ pub struct StoragePrice {
     pub per_micro_batch: f64,
     /// Once per step.
     pub per_step: f64,
+    /// Gradients reduced once per step, were nothing hidden.
+    pub reduce: f64,
+    /// Parameters spread once per step, were nothing hidden.
+    pub spread: f64,
+    /// The optimizer.
+    pub update: f64,
     /// Parameter, gradient and optimizer state on the device.
     pub state: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
@@ -71,7 +111,7 @@ struct Known {
     shape: Vec<u64>,
     filled: f64,
     /// Per pair of numbers: not asked yet, or the seconds where there is a way.
-    times: Vec<Vec<Option<Option<f64>>>>,
+    times: Vec<Vec<Option<Option<Conversion>>>>,
 }
 
 impl Conversions {
@@ -118,6 +158,8 @@ pub struct Prices<'a> {
     views: Vec<AxisView>,
     conversions: RefCell<Conversions>,
     groups: RefCell<BTreeMap<AxisSet, Group>>,
+    /// Collectives already priced, by what they are, their axes and the bits of their bytes.
+    collectives: RefCell<BTreeMap<(CollectiveKind, AxisSet, u64), f64>>,
     storages: RefCell<BTreeMap<StorageKey, Vec<StorageTimes>>>,
 }
 
@@ -138,6 +180,7 @@ impl<'a> Prices<'a> {
             views,
             conversions: RefCell::default(),
             groups: RefCell::default(),
+            collectives: RefCell::default(),
             storages: RefCell::default(),
         }
     }
@@ -166,12 +209,11 @@ impl<'a> Prices<'a> {
     }
 
     /// Seconds of an operator's pass.
-    pub fn op(&self, layer: &Layer, op: &Op, sig: &Signature, at: (Strategy, &Sizes, Pass)) -> f64 {
+    pub fn op(&self, layer: &Layer, op: &Op, sig: &Signature, at: (Strategy, &Sizes, Pass)) -> OpTime {
         let (strategy, sizes, pass) = at;
         let local = local_lengths(sig, strategy, self.mesh, sizes);
         let work = op_work((layer, op, sig), &local, sizes, pass, &self.machine.kernels);
-        let seconds = work.iter().map(|work| self.work(work)).sum();
-        seconds + self.ring(sig, strategy, (&local, pass), seconds)
+        self.op_time((sig, strategy), (&local, pass), &work)
     }
 
     /// Seconds of an operator's backward, as far as its operands get gradients.
@@ -181,11 +223,20 @@ impl<'a> Prices<'a> {
         op: &Op,
         sig: &Signature,
         (strategy, sizes, gets): (Strategy, &Sizes, &[bool]),
-    ) -> f64 {
+    ) -> OpTime {
         let local = local_lengths(sig, strategy, self.mesh, sizes);
         let work = backward_work((layer, op, sig), &local, sizes, &self.machine.kernels, gets);
-        let seconds = work.iter().map(|work| self.work(work)).sum();
-        seconds + self.ring(sig, strategy, (&local, Pass::Backward), seconds)
+        self.op_time((sig, strategy), (&local, Pass::Backward), &work)
+    }
+
+    fn op_time(&self, (sig, strategy): (&Signature, Strategy), at: (&[f64], Pass), work: &[Work]) -> OpTime {
+        let mut time = OpTime::default();
+        for one in work {
+            let seconds = self.work(one);
+            time.total += seconds;
+            time.products.add(one, Seconds(seconds));
+        }
+        OpTime { total: time.total + self.ring(sig, strategy, at, time.total), ..time }
     }
 
     /// What a ring adds to attention over all keys.
@@ -218,10 +269,12 @@ impl<'a> Prices<'a> {
         (shape, filled): (&[u64], f64),
         from: &[Sharding],
         to: &[Sharding],
-    ) -> Vec<Option<f64>> {
+    ) -> Vec<Option<Conversion>> {
         let bytes = self.machine.kernels.element_bytes * filled;
         let time = |from: Sharding, to: Sharding| {
-            steps(from, to).map(|list| list.iter().map(|step| self.step(step, shape, bytes)).sum())
+            let mut sum = Conversion::default();
+            steps(from, to)?.iter().for_each(|step| sum.add(step.kind, self.step(step, shape, bytes)));
+            Some(sum)
         };
         let mut all = self.conversions.borrow_mut();
         let (rows, columns) = (all.numbers(from), all.numbers(to));
@@ -239,6 +292,23 @@ impl<'a> Prices<'a> {
         list
     }
 
+    /// Seconds that show of a conversion, of a value or of a gradient, between products.
+    pub fn shows(&self, conversion: Conversion, side: Side, beside: Beside) -> f64 {
+        let Machine { tensor_overlap, constants, .. } = &self.machine;
+        let Conversion { gather, scatter, reduce, other } = conversion;
+        if gather + scatter + reduce == 0.0 {
+            return other;
+        }
+        let of = |total: f64, kind: CollectiveKind| match total > 0.0 {
+            true => exposed(Seconds(total), (kind, side), beside, *tensor_overlap, constants).0,
+            false => 0.0,
+        };
+        of(gather, CollectiveKind::AllGather)
+            + of(scatter, CollectiveKind::ReduceScatter)
+            + of(reduce, CollectiveKind::AllReduce)
+            + other
+    }
+
     /// Seconds of one step of a conversion.
     pub fn step(&self, step: &Step, shape: &[u64], element_bytes: f64) -> f64 {
         let before = step.before.local_elements(self.mesh, shape) as f64 * element_bytes;
@@ -250,9 +320,13 @@ impl<'a> Prices<'a> {
             StepKind::AllToAll { .. } => (CollectiveKind::AllToAll, before),
             StepKind::Slice { .. } | StepKind::Zero => return 0.0,
         };
-        let mut groups = self.groups.borrow_mut();
-        let group = groups.entry(AxisSet::of(&step.axes)).or_insert_with(|| self.group(&step.axes));
-        price(kind, Bytes(full), group, self.machine.cluster, self.machine.constants).0
+        let axes = AxisSet::of(&step.axes);
+        let time = || {
+            let mut groups = self.groups.borrow_mut();
+            let group = groups.entry(axes).or_insert_with(|| self.group(&step.axes));
+            price(kind, Bytes(full), group, self.machine.cluster, self.machine.constants).0
+        };
+        *self.collectives.borrow_mut().entry((kind, axes, full.to_bits())).or_insert_with(time)
     }
 
     fn group(&self, axes: &[AxisId]) -> Group {
@@ -264,13 +338,14 @@ impl<'a> Prices<'a> {
     /// Storages of a parameter that an operator uses in a sharding, with the optimizer state in one of the memories, each
     /// with its price; the plain one first.
     ///
-    /// `forward` and `backward` are the operator's own seconds, behind which gathers and reductions can hide.
+    /// `forward` and `backward` are the operator's own seconds, behind which gathers and reductions of a micro-batch can
+    /// hide; of those of the step a fraction is `shown`.
     pub fn storages(
         &self,
         (elements, home): (u64, Home),
         used: Sharding,
         gradient: Sharding,
-        (forward, backward): (f64, f64),
+        ((forward, backward), shown): ((f64, f64), Shown),
     ) -> Vec<(Storage, StoragePrice)> {
         let whole = whole_axes(self.mesh, used);
         let unfinished = AxisSet::of(&gradient.partial_axes());
@@ -278,7 +353,7 @@ impl<'a> Prices<'a> {
         let times = known
             .entry((elements, home, [whole, unfinished]))
             .or_insert_with(|| self.all_storage_times((elements, home), whole, unfinished));
-        times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward)))).collect()
+        times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward), shown))).collect()
     }
 
     /// Storages of a frozen parameter, each with its price; the plain one first. It is gathered before the operator, and
@@ -287,18 +362,21 @@ impl<'a> Prices<'a> {
         &self,
         elements: u64,
         used: Sharding,
-        (forward, backward): (f64, f64),
+        ((forward, backward), shown): ((f64, f64), Shown),
     ) -> Vec<(Storage, StoragePrice)> {
         let element = StateBytes::adamw(self.machine.precision, GradientFormat::Full).parameter;
         let price = |cut: AxisSet| {
             let steps = flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY)?;
             let gather = steps.iter().map(|step| self.step(step, &[elements], element.0)).sum();
-            let again = if backward > 0.0 { self.hidden(gather, backward) } else { 0.0 };
-            let per_micro_batch = self.hidden(gather, forward) + again;
+            let again = if backward > 0.0 { self.shows_beside(gather, backward, shown.every) } else { 0.0 };
+            let per_micro_batch = self.shows_beside(gather, forward, shown.every) + again;
             let whole = elements as f64 * element.0;
             let state = whole / self.parts(cut);
             let gathered = gathered(cut, (Bytes(whole), Bytes::ZERO));
-            Some((Storage::frozen(cut), StoragePrice { per_micro_batch, per_step: 0.0, state, gathered }))
+            Some((
+                Storage::frozen(cut),
+                StoragePrice { per_micro_batch, state, gathered, ..StoragePrice::default() },
+            ))
         };
         let cuts = self.cuts(elements, whole_axes(self.mesh, used));
         std::iter::once(AxisSet::EMPTY).chain(cuts).filter_map(price).collect()
@@ -392,22 +470,33 @@ impl<'a> Prices<'a> {
         })
     }
 
-    /// Gathers and reductions of every micro-batch run beside the operator (FSDP prefetch); those of the step run
-    /// behind the last backward and before the first forward of the operator.
-    fn storage_price(&self, times: &StorageTimes, (forward, backward): (f64, f64)) -> StoragePrice {
-        let hidden = |communication: f64, compute: f64| self.hidden(communication, compute);
+    /// Gathers and reductions of every micro-batch run beside the operator (FSDP prefetch).
+    fn storage_price(
+        &self,
+        times: &StorageTimes,
+        (forward, backward): (f64, f64),
+        shown: Shown,
+    ) -> StoragePrice {
+        let shows = |sent: f64, computed: f64| self.shows_beside(sent, computed, shown.every);
         StoragePrice {
-            per_micro_batch: hidden(times.gather, forward) + hidden(times.gather + times.every, backward),
-            per_step: hidden(times.reduce, backward) + hidden(times.spread, forward) + times.update,
+            per_micro_batch: shows(times.gather, forward) + shows(times.gather + times.every, backward),
+            per_step: times.reduce * shown.reduce + times.spread * shown.spread + times.update,
+            reduce: times.reduce,
+            spread: times.spread,
+            update: times.update,
             state: times.state,
             gathered: times.gathered,
         }
     }
 
-    /// What shows of communication beside an operator's own compute.
-    fn hidden(&self, communication: f64, compute: f64) -> f64 {
+    /// What shows of what is sent every micro-batch, beside an operator's own compute or its layer's.
+    fn shows_beside(&self, sent: f64, computed: f64, every: Every) -> f64 {
         let slowdown = self.machine.constants.gathered_overlap_slowdown_fraction;
-        (communication - compute).max(0.0) + slowdown * communication.min(compute)
+        match every {
+            Every::Own => (sent - computed).max(0.0) + slowdown * sent.min(computed),
+            Every::Layer => slowdown * sent,
+            Every::Alone => sent,
+        }
     }
 }
 

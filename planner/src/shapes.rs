@@ -15,6 +15,9 @@ use crate::space::{AxisRule, Between};
 /// Fewest tokens of a sequence that a device may be left with: below, kernels run far from their peak.
 const MIN_TOKENS_PER_SPLIT: u64 = 256;
 
+/// Sequences from which on an axis of their own is tried around nodes, unless somebody asks for one.
+const LONG_SEQUENCE: u64 = 4096;
+
 /// Longest second axis that is tried for experts alone: published runs stop at 64.
 const MAX_EXPERT_AXIS: u64 = 64;
 
@@ -138,7 +141,9 @@ fn free(n: u64, facts: Facts) -> Vec<Shape> {
         let mut outers = vec![vec![outer]];
         for second in divisors(outer).into_iter().filter(|&c| c > 1 && c < outer) {
             let for_experts = facts.experts > 1 && second <= facts.experts.min(MAX_EXPERT_AXIS);
-            if for_experts || facts.sequence / second >= MIN_TOKENS_PER_SPLIT * 8 {
+            let for_tokens =
+                facts.sequence >= LONG_SEQUENCE && facts.sequence / second >= MIN_TOKENS_PER_SPLIT * 4;
+            if for_experts || for_tokens {
                 outers.push(vec![outer / second, second]);
             }
         }

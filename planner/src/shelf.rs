@@ -82,7 +82,7 @@ impl<'a> Scope<'a> {
         given: &Given,
         forms: Forms,
     ) -> Asked<'s> {
-        let clock = self.clock(bench.candidate);
+        let clock = self.clock(bench.candidate, given.covers, given.every);
         let of = |form: usize| {
             let layer = &self.forms[kind][form].layer;
             let sizes = &bench.sizes[kind][form];

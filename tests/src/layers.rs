@@ -2,7 +2,7 @@
 
 use cost_model::Constants;
 use ir::cluster::{Cluster, Precision};
-use ir::engine::{Dropout, GradientFormat};
+use ir::engine::{Dropout, GradientFormat, TensorOverlap};
 use ir::op_work::KernelChoice;
 use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
@@ -23,5 +23,6 @@ pub fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants, token_order: 
             dropout: Dropout::Off,
         },
         gradients: GradientFormat::Full,
+        tensor_overlap: TensorOverlap::Absent,
     }
 }

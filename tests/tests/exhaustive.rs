@@ -4,6 +4,7 @@
 
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
+use ir::engine::{Engine, TensorOverlap};
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::layer_problem::StorageRule;
@@ -56,7 +57,7 @@ struct Brute {
 
 /// Works out every candidate and holds each to its bound.
 fn brute(request: &Request) -> Brute {
-    let constants = Constants::load();
+    let constants = Constants::load().under(request.job.engine);
     let scope = Scope::new(request, &constants).unwrap();
     let mut all = Brute { best: f64::INFINITY, stored: f64::INFINITY, n_worked_out: 0 };
     for candidate in candidates(request) {
@@ -122,6 +123,26 @@ fn a_model_on_two_nodes() {
 #[test]
 fn a_model_with_experts() {
     assert_search_is_exhaustive(&question("qwen3-30b-a3b", "dgx-h200", 8, 64));
+}
+
+#[test]
+fn gradients_that_hide_behind_other_layers() {
+    // One micro-batch on slow links: what a step reduces once is as long as its backward, but not of every layer.
+    let asked = question("llama-2-7b", "dgx1-v100", 16, 16);
+    assert_search_is_exhaustive(&Request { job: Job { sequence: 1024, ..asked.job }, ..asked });
+}
+
+#[test]
+fn products_in_chunks_beside_their_gathers() {
+    let asked = question("gpt2", "dgx-a100-40", 8, 16);
+    let engine = Engine { tensor_overlap: TensorOverlap::Chunked, ..asked.job.engine };
+    assert_search_is_exhaustive(&Request { job: Job { engine, ..asked.job }, ..asked });
+}
+
+#[test]
+fn gradients_reduced_when_all_is_computed() {
+    let asked = question("gpt2", "dgx-a100-40", 4, 64);
+    assert_search_is_exhaustive(&Request { job: Job { engine: Engine::MEGATRON_LM, ..asked.job }, ..asked });
 }
 
 /// The request on some of the groups of its cluster, in an order.

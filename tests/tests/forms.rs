@@ -9,7 +9,7 @@ use ir::plan::check::open;
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::layer_problem::{Given, LayerProblem, RecomputeRule};
-use planner::meeting::Clock;
+use planner::meeting::Every;
 use planner::menu::fastest;
 use planner::prices::Prices;
 use planner::request::{Job, Pins, Progress, Request, SequenceParallel, Solver};
@@ -93,7 +93,7 @@ fn the_bound_of_a_candidate_is_the_least_of_all_forms() {
     for candidate in &candidates(&request) {
         let Some(bound) = scope.bound(candidate, Forms::All) else { continue };
         let prices = Prices::new(scope.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
-        let clock = Clock { micro_batches: candidate.n_micro_batches as f64, in_flight: 1.0, layers: 32.0 };
+        let clock = scope.clock(candidate, bound.covers, Every::Layer);
         let given = Given { recompute: RecomputeRule::Never, ..Given::default() };
         let time = |form: &Variant| {
             let sizes = form.layer.sizes(candidate.micro_batch, request.job.sequence);

@@ -129,7 +129,7 @@ fn least(layer: &Layer, axes: &[(u64, AxisRule)]) -> Option<f64> {
     let machine = machine(&cluster, &constants, TokenOrder::Natural);
     let rules: Vec<AxisRule> = axes.iter().map(|axis| axis.1).collect();
     let prices = Prices::new(machine, &mesh, &rules);
-    let clock = Clock { micro_batches: 8.0, in_flight: 1.0, layers: 32.0 };
+    let clock = Clock::after((8.0, 1.0), 32.0);
     let given = Given { storage: StorageRule::Optimizer, ..Given::default() };
     let problem = LayerProblem::new(layer, &layer.sizes(8, 4096), &prices, clock, &given)?.problem;
     let found = solve::solve(&problem, PLENTY)?;

@@ -45,7 +45,7 @@ fn each_problem(model: &str, sizes: &[u64], given: &Given, check: impl Fn(&str, 
     let mesh = Mesh::of_sizes(sizes).unwrap();
     let machine = machine(&cluster, &constants, TokenOrder::ZigZag);
     let prices = Prices::new(machine, &mesh, &[]);
-    let clock = Clock { micro_batches: 8.0, in_flight: 2.0, layers: 16.0 };
+    let clock = Clock::after((8.0, 2.0), 16.0);
     for layer in &model.layers {
         let name = format!("{} of {} on {sizes:?}", layer.name, model.name);
         let lengths = layer.sizes(4, 2048);

@@ -178,6 +178,7 @@ impl<'a> Setting<'a> {
                 precision,
                 kernels,
                 gradients: job.engine.gradients,
+                tensor_overlap: job.engine.tensor_overlap,
             },
             ground: 0,
             job,
