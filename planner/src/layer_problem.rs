@@ -219,6 +219,9 @@ struct Pick {
     once: Once,
 }
 
+/// Storages of an operator's parameters, their price, and what of it a step has once.
+type Stored = (Vec<(TensorId, Storage)>, Cost, Once);
+
 /// The problem and what its choices mean.
 pub struct LayerProblem<'a> {
     /// The choice problem; its nodes are the operators, then the stream.
@@ -386,13 +389,7 @@ impl Builder<'_, '_> {
     }
 
     /// Storages of all parameters of an operator, combined.
-    fn storages(
-        &self,
-        op: OpId,
-        places: &Placements,
-        own: (f64, f64),
-        given: &Given,
-    ) -> Vec<(Vec<(TensorId, Storage)>, Cost, Once)> {
+    fn storages(&self, op: OpId, places: &Placements, own: (f64, f64), given: &Given) -> Vec<Stored> {
         let mut list = vec![(Vec::new(), Cost::default(), Once::default())];
         for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
             if !self.layer.is_parameter(tensor) {

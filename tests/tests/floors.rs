@@ -31,6 +31,7 @@ const FLOORS: [(&str, &[&str]); 7] = [
             "comfy-table",
             "ctrlc",
             "indicatif",
+            "mimalloc",
             "rayon",
             "schemars",
             "serde",

@@ -88,12 +88,8 @@ fn forbidding_all_but_one_is_no_slower_than_choosing_it() {
     ];
     for (question, forbidden, pinned) in cases {
         let (left, chosen) = (plan(question, &["--forbid", forbidden]), plan(question, &["--pin", pinned]));
-        assert!(
-            time(&left) <= time(&chosen) * 1.000_001,
-            "{forbidden}: {} and {}",
-            time(&left),
-            time(&chosen)
-        );
+        // Menus hold other choices off the same hull: a tenth of a per cent.
+        assert!(time(&left) <= time(&chosen) * 1.001, "{forbidden}: {} and {}", time(&left), time(&chosen));
         let (name, value) = pinned.split(',').next().unwrap().split_once('=').unwrap();
         assert_eq!(role(&left, name), value, "{forbidden}: {}", left["roles"]);
     }
