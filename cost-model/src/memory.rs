@@ -122,16 +122,24 @@ pub fn copied_bytes(
     precision: Precision,
     constants: &Constants,
 ) -> Bytes {
-    let element = element_bytes(precision);
-    let bucket = element * n_local.min(constants.bucket_elements);
-    let gradients = match precision {
-        Precision::Fp32 => Bytes::ZERO,
-        Precision::Fp16 => element_bytes(Precision::Fp32) * n_updated,
-        Precision::Bf16 | Precision::Fp8 => element * n_local,
-    };
+    copied_buckets(copies, n_local, precision, constants)
+        + copied_gradients(copies, (n_local, n_updated), precision)
+}
+
+/// Of it, the two buckets.
+pub fn copied_buckets(copies: Copies, n_local: f64, precision: Precision, constants: &Constants) -> Bytes {
     match copies {
         Copies::None => Bytes::ZERO,
-        Copies::Buckets => bucket * 2.0 + gradients,
+        Copies::Buckets => element_bytes(precision) * n_local.min(constants.bucket_elements) * 2.0,
+    }
+}
+
+/// Of it, the gradients: as many bytes for every parameter, so that those of layers add up.
+pub fn copied_gradients(copies: Copies, (n_local, n_updated): (f64, f64), precision: Precision) -> Bytes {
+    match (copies, precision) {
+        (Copies::None, _) | (Copies::Buckets, Precision::Fp32) => Bytes::ZERO,
+        (Copies::Buckets, Precision::Fp16) => element_bytes(Precision::Fp32) * n_updated,
+        (Copies::Buckets, Precision::Bf16 | Precision::Fp8) => element_bytes(precision) * n_local,
     }
 }
 

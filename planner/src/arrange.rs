@@ -154,8 +154,9 @@ impl Scope<'_> {
     ) -> Option<Vec<Chunk>> {
         let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
+        let buckets = self.setting.copied_buckets().0;
         let place = |(chunk, &flight): (usize, &f64)| {
-            let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk);
+            let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk) - buckets;
             let levels = &levels[ground(chunk)];
             match share {
                 Share::Equal => levels.place(flight, capacity / f64::from(schedule.n_virtual_stages())),

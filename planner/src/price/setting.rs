@@ -1,6 +1,6 @@
 //! What every price of a job stands on: the machines, the job, the bytes a device has; and the price of one layer.
 
-use cost_model::memory::{StateBytes, reserve_bytes};
+use cost_model::memory::{StateBytes, copied_buckets, copied_gradients, reserve_bytes};
 use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
 use cost_model::rates::element_bytes;
 use cost_model::{
@@ -223,6 +223,22 @@ impl<'a> Setting<'a> {
     /// Bytes of a device that no plan may use.
     pub fn reserve(&self) -> f64 {
         self.memory - self.capacity
+    }
+
+    /// Parameters of a layer on a device, and those of them that the device updates: what a host updates is copied there.
+    pub(crate) fn owned(&self, entry: &Entry) -> (f64, f64) {
+        let n_local = entry.memory.gradients / self.states().gradient;
+        (n_local, if entry.memory.host > Bytes::ZERO { 0.0 } else { entry.updated })
+    }
+
+    /// Gradients of a layer that the optimizer copies.
+    pub(crate) fn copied_gradients(&self, entry: &Entry) -> Bytes {
+        copied_gradients(self.job.engine.copies, self.owned(entry), self.job.precision)
+    }
+
+    /// Buckets that the optimizer copies through, at most.
+    pub(crate) fn copied_buckets(&self) -> Bytes {
+        copied_buckets(self.job.engine.copies, f64::INFINITY, self.job.precision, self.machine.constants)
     }
 
     /// Bytes of one parameter's states.

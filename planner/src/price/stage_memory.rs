@@ -33,9 +33,9 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
         memory.gradients += own.gradients * count as f64;
         memory.optimizer += own.optimizer * count as f64;
         memory.host += own.host * count as f64;
-        n_local += own.gradients / setting.states().gradient * count as f64;
-        // What the host updates is copied there.
-        n_updated += if own.host > Bytes::ZERO { 0.0 } else { entry.updated * count as f64 };
+        let (local, updated) = setting.owned(entry);
+        n_local += local * count as f64;
+        n_updated += updated * count as f64;
         for (kind, bytes) in &own.saved {
             let all = *bytes * (count as f64 * held.saved);
             *memory.activations.entry(kind.name().to_string()).or_default() += all;
