@@ -126,8 +126,7 @@ impl<'a> SmallRun<'a> {
             self.opened.entries.iter().map(|entry| (entry.layer, entry.choice.clone())).collect();
         Execution {
             model: &self.opened.model,
-            mesh: &self.plan.mesh,
-            stage_meshes: &self.plan.stage_meshes,
+            meshes: self.plan.meshes(),
             n_stages: self.n_stages,
             placement: self.plan.schedule.placement(),
             chunks: self.plan.chunks.iter().map(chunk).collect(),

@@ -6,8 +6,7 @@
 use ndarray::{ArrayD, IxDyn};
 
 use ir::conversion::{Step, StepKind};
-use ir::mesh::{AxisId, Mesh};
-use ir::plan::{first_of_stage, seat_of};
+use ir::mesh::{AxisId, Mesh, Meshes};
 use ir::sharding::Sharding;
 
 use crate::block::Block;
@@ -28,21 +27,20 @@ pub(crate) struct Seat<'a> {
     pub(crate) device: u64,
     /// Coordinates within its mesh.
     pub(crate) coordinates: Vec<u64>,
-    /// Meshes of all stages: one for all, or one for each.
-    meshes: (&'a Mesh, &'a [Mesh]),
+    meshes: Meshes<'a>,
 }
 
 impl<'a> Seat<'a> {
     /// The seat of a rank of the run.
-    pub(crate) fn new(meshes: (&'a Mesh, &'a [Mesh]), rank: usize) -> Self {
-        let (stage, device) = seat_of(meshes, rank as u64);
-        let mesh = meshes.1.get(stage as usize).unwrap_or(meshes.0);
+    pub(crate) fn new(meshes: Meshes<'a>, rank: usize) -> Self {
+        let (stage, device) = meshes.seat(rank as u64);
+        let mesh = meshes.of(stage);
         Self { mesh, stage: stage as u32, device, coordinates: mesh.coordinates(device), meshes }
     }
 
     /// The first rank of a stage.
     pub(crate) fn first(&self, stage: u32) -> u64 {
-        first_of_stage(self.meshes, u64::from(stage))
+        self.meshes.first(u64::from(stage))
     }
 
     /// What this rank holds of a tensor.
@@ -253,14 +251,14 @@ mod tests {
     fn check(mesh: &Mesh, from: Sharding, to: Sharding, shape: &[u64]) -> Result<(), ExecutorError> {
         let list = steps(from, to).unwrap();
         let out = run_ranks::<f64, _, _>(mesh.n_devices() as usize, &|_, _| 0, |comm| {
-            let seat = Seat::new((mesh, &[]), comm.rank());
+            let seat = Seat::new(Meshes::all(mesh), comm.rank());
             let subject = Subject { tag: Tag::new("t", 0), shape };
             let found = convert(comm, &seat, &list, &subject, local(&seat, from, shape))?;
             Ok(found)
         })?;
         // What is left unfinished is judged after finishing it here.
         for device in 0..mesh.n_devices() {
-            let seat = Seat::new((mesh, &[]), device as usize);
+            let seat = Seat::new(Meshes::all(mesh), device as usize);
             let partial = to.partial_axes();
             let group = mesh.group(device, &partial);
             let total = group.iter().fold(None::<ArrayD<f64>>, |total, &member| {

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 
 use ir::graph::{Layer, Model, TensorId};
 use ir::lower::{LayerChoice, Recompute};
-use ir::mesh::Mesh;
-use ir::plan::first_of_stage;
+use ir::mesh::{Mesh, Meshes};
 use ir::program::Storage;
 use ir::schedule::{Action, Placement, Section, TableShape};
 use ir::sharding::Sharding;
@@ -27,10 +26,8 @@ pub use crate::kernels::optimizer::AdamW;
 pub struct Execution<'a> {
     /// The model.
     pub model: &'a Model,
-    /// The mesh that every stage has for its own.
-    pub mesh: &'a Mesh,
-    /// The mesh of each, where they have other lengths along the same axes; `mesh` is then that of the first.
-    pub stage_meshes: &'a [Mesh],
+    /// The meshes of the stages; where they are not alike, of other lengths along the same axes.
+    pub meshes: Meshes<'a>,
     /// Pipeline ranks. The run's ranks are the devices of the first, in order, then those of the next.
     pub n_stages: u32,
     /// Which pipeline rank holds which chunk.
@@ -137,25 +134,25 @@ pub(crate) struct Instance {
 impl<'a> Execution<'a> {
     /// Ranks of the run.
     pub fn n_ranks(&self) -> u64 {
-        first_of_stage((self.mesh, self.stage_meshes), u64::from(self.n_stages))
+        self.meshes.first(u64::from(self.n_stages))
     }
 
     /// Mesh of a stage.
     pub(crate) fn mesh_of(&self, stage: u32) -> &'a Mesh {
-        self.stage_meshes.get(stage as usize).unwrap_or(self.mesh)
+        self.meshes.of(u64::from(stage))
     }
 
     /// Mesh of the stages with a chunk.
     pub(crate) fn mesh_of_chunk(&self, chunk: usize) -> &'a Mesh {
         let stages = self.placement.ranks(self.n_stages, chunk as u32);
-        stages.first().map_or(self.mesh, |&stage| self.mesh_of(stage))
+        stages.first().map_or(self.meshes.alike, |&stage| self.mesh_of(stage))
     }
 
     /// Mesh on which a choice is run.
     pub(crate) fn mesh_of_choice(&self, choice: usize) -> &'a Mesh {
         let has = |chunk: &Chunk| chunk.layers.contains(&choice);
-        let chunk = if self.stage_meshes.is_empty() { None } else { self.chunks.iter().position(has) };
-        chunk.map_or(self.mesh, |chunk| self.mesh_of_chunk(chunk))
+        let chunk = if self.meshes.each.is_empty() { None } else { self.chunks.iter().position(has) };
+        chunk.map_or(self.meshes.alike, |chunk| self.mesh_of_chunk(chunk))
     }
 
     /// The counts that fix the table's actions.
@@ -214,8 +211,7 @@ impl Reference {
     /// The run itself.
     pub fn execution<'a>(&'a self, of: &Execution<'a>) -> Execution<'a> {
         Execution {
-            mesh: &self.mesh,
-            stage_meshes: &[],
+            meshes: Meshes::all(&self.mesh),
             n_stages: 1,
             placement: Placement::Looped { virtual_stages: 1 },
             chunks: vec![self.chunk.clone()],

@@ -139,7 +139,7 @@ struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     fn of_rank(run: &'a Prepared<'a>, rank: usize, element_bytes: u64) -> Self {
-        let seat = Seat::new((run.execution.mesh, run.execution.stage_meshes), rank);
+        let seat = Seat::new(run.execution.meshes, rank);
         let stage = seat.stage;
         let (device, host) = (Lives::default(), Lives::default());
         let mut walk = Self { run, seat, element_bytes, moment: 0, device, host };

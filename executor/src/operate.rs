@@ -215,7 +215,7 @@ impl<'a, E: Real> Rank<'a, E> {
     }
 
     fn is_alone(&self) -> bool {
-        self.run.execution.mesh.n_devices() == 1 && self.run.execution.n_stages == 1
+        self.run.execution.n_ranks() == 1
     }
 
     /// A rank that has all tokens of a micro-batch in their order notes what it chose.

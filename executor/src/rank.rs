@@ -96,7 +96,7 @@ impl<'a, E: Real> Rank<'a, E> {
         rank: usize,
         plan: Option<&'a RankPlan>,
     ) -> Result<Self, ExecutorError> {
-        let seat = Seat::new((run.execution.mesh, run.execution.stage_meshes), rank);
+        let seat = Seat::new(run.execution.meshes, rank);
         let initial = |key: ParameterKey| {
             run.initial.get(&key).ok_or_else(|| unfit("a tensor is held that is no parameter".into()))
         };

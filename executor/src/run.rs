@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use ir::graph::{Model, TensorId};
 use ir::lower::lower;
-use ir::plan::first_of_stage;
 use ir::program::{AxisSet, HeldParameter, Program};
 use ndarray::ArrayD;
 
@@ -226,9 +225,7 @@ fn rerouted(records: &[Record]) -> BTreeMap<LayerIdx, u64> {
 }
 
 fn seats<'a>(execution: &Execution<'a>) -> Vec<Seat<'a>> {
-    (0..execution.n_ranks() as usize)
-        .map(|rank| Seat::new((execution.mesh, execution.stage_meshes), rank))
-        .collect()
+    (0..execution.n_ranks() as usize).map(|rank| Seat::new(execution.meshes, rank)).collect()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -250,8 +247,7 @@ impl Joined<'_> {
         let mut totals = vec![0.0; execution.steps as usize];
         let last = self.prepared.instances.len().saturating_sub(1);
         for stage in self.prepared.stages_of(last) {
-            let meshes = (execution.mesh, execution.stage_meshes);
-            let first = first_of_stage(meshes, u64::from(stage)) as usize;
+            let first = execution.meshes.first(u64::from(stage)) as usize;
             let n = execution.mesh_of(stage).n_devices() as usize;
             let losses = &self.records[first].losses;
             for (rank, record) in self.records.iter().enumerate().skip(first + 1).take(n - 1) {

@@ -37,7 +37,7 @@ pub fn taken(
     let run = Prepared::new(execution, programs, &routes)?;
     let mut all: BTreeMap<(u64, u64), Elements> = BTreeMap::new();
     for rank in 0..execution.n_ranks() as usize {
-        let seat = Seat::new((execution.mesh, execution.stage_meshes), rank);
+        let seat = Seat::new(execution.meshes, rank);
         for layer_idx in run.layers_on(seat.stage) {
             for held in run.program(layer_idx).held() {
                 let key = (layer_idx, held.tensor);

@@ -2,6 +2,8 @@
 //!
 //! Rank numbering is row-major: the last axis has stride one.
 
+use std::ops::Range;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +29,56 @@ pub struct MeshAxis {
 pub struct Mesh {
     /// Axes, outermost first; at most [`MAX_AXES`].
     pub axes: Vec<MeshAxis>,
+}
+
+/// The meshes of the stages of a pipeline, of which each is the ranks behind those of the stages before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Meshes<'m> {
+    /// That of all, or of the first.
+    pub alike: &'m Mesh,
+    /// That of each; nothing where all have the first.
+    pub each: &'m [Mesh],
+}
+
+impl<'m> Meshes<'m> {
+    /// Stages that all have one mesh.
+    pub fn all(alike: &'m Mesh) -> Self {
+        Self { alike, each: &[] }
+    }
+
+    /// Mesh of a stage.
+    pub fn of(self, stage: u64) -> &'m Mesh {
+        self.each.get(stage as usize).unwrap_or(self.alike)
+    }
+
+    /// The first rank of a stage, which is also the number of ranks before it.
+    ///
+    /// Of meshes of 4, 4 and 2 devices, the third begins with rank 8.
+    pub fn first(self, stage: u64) -> u64 {
+        match self.each {
+            [] => stage * self.alike.n_devices(),
+            each => each.iter().take(stage as usize).map(Mesh::n_devices).sum(),
+        }
+    }
+
+    /// The ranks of a stage.
+    pub fn ranks(self, stage: u64) -> Range<u64> {
+        self.first(stage)..self.first(stage + 1)
+    }
+
+    /// The stage that has a rank, and the rank's position there.
+    pub fn seat(self, rank: u64) -> (u64, u64) {
+        let mut first = 0;
+        for (stage, mesh) in (0..).zip(self.each) {
+            let next = first + mesh.n_devices();
+            if rank < next {
+                return (stage, rank - first);
+            }
+            first = next;
+        }
+        let n = self.alike.n_devices().max(1);
+        (self.each.len() as u64 + (rank - first) / n, (rank - first) % n)
+    }
 }
 
 impl Mesh {

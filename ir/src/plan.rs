@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, Precision};
 use crate::engine::Engine;
-use crate::mesh::Mesh;
+use crate::mesh::{Mesh, Meshes};
 use crate::names::Roles;
 use crate::native::{LayerDocument, ModelDocument};
 use crate::schedule::{self, Action, Schedule, TableShape};
@@ -180,55 +180,36 @@ impl PlanError {
     }
 }
 
-/// Devices of the stages before one, of meshes that are all alike or one for each.
-///
-/// Of meshes of 4, 4 and 2 devices, the third begins with rank 8.
-pub fn first_of_stage((alike, each): (&Mesh, &[Mesh]), stage: u64) -> u64 {
-    match each {
-        [] => stage * alike.n_devices(),
-        each => each.iter().take(stage as usize).map(Mesh::n_devices).sum(),
-    }
-}
-
-/// The stage that has a rank, and the rank's position there.
-pub fn seat_of((alike, each): (&Mesh, &[Mesh]), rank: u64) -> (u64, u64) {
-    let mut first = 0;
-    for (stage, mesh) in (0..).zip(each) {
-        let next = first + mesh.n_devices();
-        if rank < next {
-            return (stage, rank - first);
-        }
-        first = next;
-    }
-    let n = alike.n_devices().max(1);
-    (each.len() as u64 + (rank - first) / n, (rank - first) % n)
-}
-
 impl Plan {
+    /// The meshes of the stages.
+    pub fn meshes(&self) -> Meshes<'_> {
+        Meshes { alike: &self.mesh, each: &self.stage_meshes }
+    }
+
     /// Rank of the cluster at a position on the mesh of a stage.
     ///
     /// On a mesh of 8, position 3 of stage 2 is rank 19.
     pub fn cluster_rank(&self, stage: u64, mesh_rank: u64) -> u64 {
         match self.rank_map {
-            RankMap::StageMajor => first_of_stage((&self.mesh, &self.stage_meshes), stage) + mesh_rank,
+            RankMap::StageMajor => self.meshes().first(stage) + mesh_rank,
         }
     }
 
     /// The stage that has a rank, and the rank's position on its mesh.
     pub fn seat(&self, rank: u64) -> (u64, u64) {
         match self.rank_map {
-            RankMap::StageMajor => seat_of((&self.mesh, &self.stage_meshes), rank),
+            RankMap::StageMajor => self.meshes().seat(rank),
         }
     }
 
     /// Devices that work.
     pub fn n_devices(&self) -> u64 {
-        first_of_stage((&self.mesh, &self.stage_meshes), self.n_stages)
+        self.meshes().first(self.n_stages)
     }
 
     /// The devices of a stage.
     pub fn mesh_of(&self, stage: u64) -> &Mesh {
-        self.stage_meshes.get(stage as usize).unwrap_or(&self.mesh)
+        self.meshes().of(stage)
     }
 
     /// The devices of the stages that hold a chunk.

@@ -107,6 +107,11 @@ fn staged<'a>(
     }
 }
 
+/// The fastest; of equal ones the first.
+pub(crate) fn fastest(all: impl Iterator<Item = Arranged>) -> Option<Arranged> {
+    all.min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0))
+}
+
 impl Scope<'_> {
     /// An arrangement in the literature's words.
     pub(crate) fn roles(&self, arranged: &Arranged) -> Roles {
@@ -119,13 +124,9 @@ impl Scope<'_> {
         for &(entry, count) in arranged.chunks.iter().flatten() {
             counts[entry] += count;
         }
-        let (candidate, meshes) = (&arranged.candidate, arranged.candidate.meshes());
         // Where stages have other meshes, the words are those of the first.
-        let grounds = (!candidate.meshes.is_empty()).then(|| self.grounds(candidate));
-        let mesh_on = |ground: usize| {
-            grounds.as_ref().map_or(meshes.alike, |grounds| meshes.of(grounds.stage_on(ground)))
-        };
-        let mesh = ground.map_or(meshes.alike, mesh_on);
+        let mesh_on = |ground| self.mesh_on(&arranged.candidate, ground);
+        let mesh = ground.map_or(&arranged.candidate.shape.mesh, mesh_on);
         let is_there = |entry: &Entry| {
             ground.is_none_or(|ground| entry.ground == ground) && mesh_on(entry.ground) == mesh
         };
@@ -223,7 +224,7 @@ impl Scope<'_> {
         let found = all.filter_map(|(slices, entries)| {
             self.finish(candidate, schedule, (entries, chunks.clone()), (slices, limit)).ok()
         });
-        found.min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0)).ok_or(Failed::Unfit)
+        fastest(found).ok_or(Failed::Unfit)
     }
 
     /// Simulates the schedule and adds what a step has once.

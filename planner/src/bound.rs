@@ -1,15 +1,15 @@
 //! How fast a candidate could be: the fastest choice of each layer kind, whatever memory it takes.
 
-use ir::engine::GradientOverlap;
 use ir::lower::LayerChoice;
 use ir::sharding::Sharding;
 use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::too_large;
+use crate::clock::Once;
+use crate::clock::{Clock, Covers};
 use crate::forms::Forms;
-use crate::layer_problem::{LayerProblem, Once};
-use crate::meeting::{Covers, Every};
+use crate::layer_problem::LayerProblem;
 use crate::shelf::{Asked, Bench};
 
 /// What is known of a candidate before it is worked out.
@@ -97,16 +97,17 @@ impl Scope<'_> {
         let given = self.given_fastest();
         let kinds = 0..self.forms.len();
         let mut asked: Vec<Asked<'_>> = kinds.map(|kind| self.asked(bench, kind, &given, of)).collect();
-        let (covered, once) = self.bound_of(bench, &asked, (of, Covers::default()))?;
+        let clock = |covers| self.clock(bench.candidate, covers, given.every);
+        let (whole, all) = (Covers::default(), clock(Covers::default()));
+        let (covered, once) = self.bound_of(bench, &asked, (of, whole, all))?;
         let shows = once.uncovered() / bench.candidate.n_stages as f64;
-        let is_beside = self.request.job.engine.gradient_overlap == GradientOverlap::Beside;
-        if !is_beside || shows < SHOWS * covered.time.0 {
+        let covers = once.covers();
+        let clock = clock(covers);
+        if clock == all || shows < SHOWS * covered.time.0 {
             return Some(covered);
         }
-        let covers = once.covers();
-        let clock = self.clock(bench.candidate, covers, given.every);
         asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
-        let (shown, _) = self.bound_of(bench, &asked, (of, covers))?;
+        let (shown, _) = self.bound_of(bench, &asked, (of, covers, clock))?;
         Some(if shown.time > covered.time { shown } else { covered })
     }
 
@@ -115,7 +116,7 @@ impl Scope<'_> {
         &self,
         bench: &Bench<'_>,
         asked: &[Asked<'_>],
-        (of, covers): (Forms, Covers),
+        (of, covers, clock): (Forms, Covers, Clock),
     ) -> Option<(Bound, Once)> {
         let candidate = bench.candidate;
         let mut once = Once::default();
@@ -149,8 +150,7 @@ impl Scope<'_> {
             (rounded, rounded_plain) = (rounded.max(most * least), rounded_plain.max(most * time));
         }
         let (_, stream, seconds_per_byte) = main?;
-        let clock = self.clock(candidate, covers, Every::Layer);
-        let own = once.reduce * clock.shown.reduce + once.spread * clock.shown.spread + once.update;
+        let own = once.shown(clock.shown);
         let work = |total: f64, rounded: f64| Work {
             average: total / p,
             slowest: rounded.max(total / p),

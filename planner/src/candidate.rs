@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 use cost_model::Constants;
 use ir::engine::GradientOverlap;
 use ir::graph::Model;
-use ir::mesh::Mesh;
+use ir::mesh::{Mesh, Meshes};
 use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
+use crate::clock::{Clock, Covers, Every};
 use crate::forms::{first_of, forms_within, wide};
-use crate::layer_problem::{Given, HomeRule, LayerProblem, RecomputeRule, StorageRule};
-use crate::meeting::{Clock, Covers, Every};
-use crate::price::grounds::{Grounds, Meshes};
+use crate::given::{Given, HomeRule, RecomputeRule, StorageRule};
+use crate::layer_problem::LayerProblem;
+use crate::price::grounds::Grounds;
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
 use crate::request::{ContextKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind};
@@ -135,6 +136,15 @@ impl<'a> Scope<'a> {
         Grounds::new(&self.setting, candidate.n_stages, candidate.meshes())
     }
 
+    /// The mesh of the stages of a candidate that are on one ground.
+    pub(crate) fn mesh_on<'c>(&self, candidate: &'c Candidate, ground: usize) -> &'c Mesh {
+        let meshes = candidate.meshes();
+        match meshes.each {
+            [] => meshes.alike,
+            _ => self.grounds(candidate).mesh(meshes, ground),
+        }
+    }
+
     /// The choice problem of a layer in the hands of the solver that is asked for.
     pub(crate) fn chooser<'s>(&'s self, problem: &'s LayerProblem<'_>) -> Chooser<'s> {
         Chooser::new(self.request.solver, &problem.problem, &self.troubles)
@@ -213,6 +223,13 @@ fn recompute_left(forbidden: &[RecomputeKind]) -> RecomputeRule {
         (true, false, false) => RecomputeRule::AtLeastAttention,
         (true, false, true) => RecomputeRule::AttentionOnly,
     }
+}
+
+/// Micro-batches worth trying in a pipeline of stages of a mesh, and how many of each a step has.
+pub(crate) fn batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<(u64, u64)> {
+    let all = micro_batches(request, shape).into_iter().map(|b| (b, request.job.global_batch / b));
+    // With fewer micro-batches than half the stages most of them idle most of the time.
+    all.filter(|(_, count)| count * 2 >= n_stages || request.pins.pp.is_some()).collect()
 }
 
 /// Micro-batches worth trying for a stage of a mesh.

@@ -18,8 +18,9 @@ use ir::token_order::TokenOrder;
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use ir::work::AttentionKernel;
 
-use crate::layer_problem::{Given, LayerProblem};
-use crate::meeting::{Clock, Covers, Every};
+use crate::clock::{Clock, Covers, Every};
+use crate::given::Given;
+use crate::layer_problem::LayerProblem;
 use crate::menu::fastest;
 use crate::prices::{Machine, Prices};
 use crate::test_models::{Width, dense, experts, mlp_only};

@@ -7,7 +7,6 @@ use ir::cluster::{Cluster, DeviceGroup};
 use ir::collective::Rule;
 use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, lower};
-use ir::mesh::Mesh;
 use ir::plan::check::open;
 use ir::plan::entry::Entry as EntryDocument;
 use ir::plan::prediction::{Breakdown, RunnerUp, SearchReport};
@@ -84,7 +83,8 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             .iter()
             .zip(&chosen.kinds)
             .map(|(entry, &kind)| {
-                let (layer, mesh) = (&chosen.model.layers[kind], mesh_of(scope, best, entry));
+                let (layer, mesh) =
+                    (&chosen.model.layers[kind], scope.mesh_on(&best.candidate, entry.ground));
                 let rules = algorithms(scope, best, (layer, entry));
                 EntryDocument::of(layer, mesh, &entry.choice).with_rules(layer, mesh, &rules)
             })
@@ -104,18 +104,9 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
     }
 }
 
-/// The mesh of the stages with an entry.
-fn mesh_of<'b>(scope: &Scope<'_>, best: &'b Arranged, entry: &Entry) -> &'b Mesh {
-    let meshes = best.candidate.meshes();
-    match meshes.each {
-        [] => meshes.alike,
-        _ => meshes.of(scope.grounds(&best.candidate).stage_on(entry.ground)),
-    }
-}
-
 /// The algorithms of an entry's collectives, for as many tokens as one takes at a time: of slices, the longest.
 fn algorithms(scope: &Scope<'_>, best: &Arranged, (layer, entry): (&Layer, &Entry)) -> Vec<Rule> {
-    let (mesh, micro_batch) = (mesh_of(scope, best, entry), best.candidate.micro_batch);
+    let (mesh, micro_batch) = (scope.mesh_on(&best.candidate, entry.ground), best.candidate.micro_batch);
     let setting = &scope.grounds(&best.candidate).settings[entry.ground];
     // An entry has been lowered before, so none of this can fail; without rules the plainest algorithms run.
     let lowered = |layer: &Layer, choice: &LayerChoice, sizes: &Sizes| {
@@ -259,7 +250,7 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
 /// What to know of a stage that lies on devices of several kinds.
 fn crowd(scope: &Scope<'_>, best: &Arranged, stage: u64) -> Option<String> {
     let meshes = best.candidate.meshes();
-    let groups = scope.machine.cluster.groups_under(meshes.first(stage)..meshes.first(stage + 1));
+    let groups = scope.machine.cluster.groups_under(meshes.ranks(stage));
     let slowest = scope.grounds(&best.candidate).at(stage as usize).machine.device;
     let others: BTreeSet<&str> =
         groups.iter().map(|group| group.device.name.as_str()).filter(|name| *name != slowest.name).collect();

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 
-use crate::arrange::{Arranged, Failed, Share};
+use crate::arrange::{Arranged, Failed, Share, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::Chooser;
 use crate::forms::Forms;
-use crate::layer_problem::{Given, StorageRule};
+use crate::given::{Given, StorageRule};
 use crate::menu::MEMORY_PRICES;
 use crate::optimize::BOUND_SLACK;
 use crate::partition::Chunk;
@@ -118,7 +118,7 @@ impl Scope<'_> {
     fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking) -> Option<Arranged> {
         let streams = self.streams_at(&benches[0], bound).into_iter();
         let of = |stream| self.evaluate_on(benches, (bound, &on_benches(stream, benches)), asked).ok();
-        streams.filter_map(of).min_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0))
+        fastest(streams.filter_map(of))
     }
 
     /// Whether another way to run the same layers might fit.

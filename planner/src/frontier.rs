@@ -208,7 +208,7 @@ fn slower(crowding: f64) -> f64 {
     1.0 + 0.17 * (crowding - 1.0).max(0.0)
 }
 
-/// See `take`.
+/// Every so many batches of tasks, one at least works a candidate out.
 const PLAN_EVERY: u64 = 4;
 
 /// Crowding up to which micro-batches are asked about first.

@@ -5,201 +5,25 @@
 //! again) and of its reader (sharding wanted, gradient left, whether backward needs the value), and prices the
 //! conversions both ways and the bytes that are kept. The rules are those of `ir::lower`, priced.
 
-use std::collections::BTreeMap;
-
 use cost_model::exposure::{OpSeconds, is_view};
 use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
 use ir::mesh::MAX_AXES;
 use ir::op::OpKind;
-use ir::program::{AxisSet, Home, Storage};
+use ir::program::Storage;
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
 use ir::work::Pass;
 
-use crate::constraints::{Constraints, Kept};
-use crate::meeting::{Carries, Clock, Cover, Covers, End, Every, Meeting, Pace, Passage, Port, number};
+use crate::clock::{Clock, Once};
+use crate::constraints::Kept;
+use crate::given::{Given, RecomputeRule, StorageRule};
+use crate::meeting::{Carries, End, Meeting, Pace, Passage, Port, number};
 use crate::prices::{Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
-use crate::request::{ContextKind, Forbid};
 use crate::space::{Space, is_activation};
 use crate::stream;
-
-/// What the caller already knows of the choice.
-#[derive(Clone, Debug, Default)]
-pub struct Given {
-    /// Sharding of the stream, where it is decided.
-    pub stream: Option<Sharding>,
-    /// Use and storage of parameters that are tied to others.
-    pub tied: BTreeMap<TensorId, (Sharding, Storage)>,
-    /// Whether results may be computed again, must be, or may not.
-    pub recompute: RecomputeRule,
-    /// Where states may be cut.
-    pub storage: StorageRule,
-    /// Which memory may hold optimizer states.
-    pub homes: HomeRule,
-    /// How attention may see keys that other devices hold.
-    pub context: Option<ContextKind>,
-    /// What of storages, recomputation and attention may not be.
-    pub forbid: Forbid,
-    /// What is said of single tensors and operators.
-    pub constraints: Constraints,
-    /// What compute covers of the communication that a step has once.
-    pub covers: Covers,
-    /// What it covers of what is sent every micro-batch.
-    pub every: Every,
-}
-
-/// Seconds of a choice that a step has once, were nothing hidden, and of the compute of a micro-batch, behind which they
-/// may hide.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Once {
-    /// Gradients reduced.
-    pub reduce: f64,
-    /// Parameters spread.
-    pub spread: f64,
-    /// Optimizer.
-    pub update: f64,
-    /// Forward.
-    pub forward: f64,
-    /// Backward.
-    pub backward: f64,
-}
-
-impl Once {
-    /// Of `count` layers more.
-    pub fn plus(self, other: Self, count: f64) -> Self {
-        Self {
-            reduce: self.reduce + other.reduce * count,
-            spread: self.spread + other.spread * count,
-            update: self.update + other.update * count,
-            forward: self.forward + other.forward * count,
-            backward: self.backward + other.backward * count,
-        }
-    }
-
-    /// What shows at least beside the compute.
-    pub fn uncovered(self) -> f64 {
-        (self.reduce - self.backward).max(0.0) + (self.spread - self.forward).max(0.0)
-    }
-
-    /// What covers what.
-    pub fn covers(self) -> Covers {
-        let cover = |sent: f64, computed: f64| if sent > computed { Cover::Part } else { Cover::Whole };
-        Covers { reduce: cover(self.reduce, self.backward), spread: cover(self.spread, self.forward) }
-    }
-}
-
-/// Which memory may hold the optimizer state of a parameter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HomeRule {
-    /// The device's.
-    #[default]
-    Device,
-    /// Either, as it pays.
-    Free,
-    /// The host's.
-    Host,
-}
-
-impl HomeRule {
-    /// What is left, the device first.
-    pub(crate) fn homes(self) -> &'static [Home] {
-        match self {
-            Self::Device => &[Home::Device],
-            Self::Free => &[Home::Device, Home::Host],
-            Self::Host => &[Home::Host],
-        }
-    }
-}
-
-/// Which storages a parameter may have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StorageRule {
-    /// As it pays.
-    #[default]
-    Free,
-    /// All states whole.
-    Whole,
-    /// Only the optimizer state cut.
-    Optimizer,
-    /// Optimizer state and gradient cut.
-    Gradient,
-    /// All cut.
-    Parameter,
-}
-
-impl StorageRule {
-    /// The rule that a ZeRO stage names.
-    pub(crate) fn of_stage(stage: u8) -> Self {
-        match stage {
-            0 => Self::Whole,
-            1 => Self::Optimizer,
-            2 => Self::Gradient,
-            _ => Self::Parameter,
-        }
-    }
-
-    /// Whether the cuts of a storage obey, for a parameter that could be cut over `whole` axes.
-    fn admits(self, storage: Storage, whole: AxisSet) -> bool {
-        let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
-        let wanted = |parameter, gradient, optimizer| {
-            let cuts = Storage::on_device(cut(parameter), cut(gradient), cut(optimizer));
-            storage == Storage { home: storage.home, ..cuts }
-        };
-        match self {
-            Self::Free => true,
-            Self::Whole => wanted(false, false, false),
-            Self::Optimizer => wanted(false, false, true),
-            Self::Gradient => wanted(false, true, true),
-            Self::Parameter => wanted(true, true, true),
-        }
-    }
-
-    /// The same of a parameter that is frozen: it has no gradient and no optimizer state to cut.
-    fn admits_frozen(self, storage: Storage, whole: AxisSet) -> bool {
-        match self {
-            Self::Free => true,
-            Self::Whole | Self::Optimizer | Self::Gradient => storage == Storage::default(),
-            Self::Parameter => storage == Storage::frozen(whole),
-        }
-    }
-}
-
-/// Which operators may be computed again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RecomputeRule {
-    /// As it pays.
-    #[default]
-    Free,
-    /// Nothing is.
-    Never,
-    /// Only the attention core.
-    AttentionOnly,
-    /// Everything is.
-    Always,
-    /// As it pays, but for products.
-    ButProducts,
-    /// As it pays, but the attention core is.
-    AtLeastAttention,
-}
-
-impl RecomputeRule {
-    /// The rule on one layer: engines compute the layers between embedding and head again, never these themselves.
-    fn on(self, layer: &Layer) -> Self {
-        let is_end = layer.stream_in.is_none() || layer.tensors[layer.out.0].dims.is_empty();
-        match self {
-            Self::Always if is_end => Self::Free,
-            Self::Free
-            | Self::Never
-            | Self::AttentionOnly
-            | Self::ButProducts
-            | Self::AtLeastAttention
-            | Self::Always => self,
-        }
-    }
-}
 
 /// How an operator runs: all that its neighbours see of a choice.
 #[derive(Clone, Debug)]
@@ -385,7 +209,7 @@ impl Builder<'_, '_> {
             Some(Kept::Again) => RecomputeRule::Always,
             None => given.recompute.on(self.layer),
         };
-        recompute_options(&op.kind, rule)
+        rule.options(&op.kind)
     }
 
     /// Storages of all parameters of an operator, combined.
@@ -399,11 +223,12 @@ impl Builder<'_, '_> {
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             let mut storages = if self.layer.is_trained(tensor) {
                 let gradient = places.operand_gradients[i];
-                let in_one =
-                    |&home| self.prices.storages((elements, home), used, gradient, (own, self.clock.shown));
+                let in_one = |&home| {
+                    self.prices.storages((elements, home), used, gradient, (own, self.clock.shown.every))
+                };
                 given.homes.homes().iter().flat_map(in_one).collect()
             } else {
-                self.prices.frozen_storages(elements, used, (own, self.clock.shown))
+                self.prices.frozen_storages(elements, used, (own, self.clock.shown.every))
             };
             let whole = self.prices.shardable(ir::lower::whole_axes(self.prices.mesh(), used));
             let said = given.constraints.storage(self.layer, tensor).map(StorageRule::of_stage);
@@ -424,15 +249,10 @@ impl Builder<'_, '_> {
                     storages.iter().map(move |(storage, price)| {
                         let mut all = before.clone();
                         all.push((tensor, *storage));
-                        let time = price.per_micro_batch * self.clock.micro_batches + price.per_step;
+                        let every = price.per_micro_batch * self.clock.micro_batches;
+                        let time = every + price.once.shown(self.clock.shown);
                         let memory = price.state + price.gathered / self.clock.layers;
-                        let once = Once {
-                            reduce: known.reduce + price.reduce,
-                            spread: known.spread + price.spread,
-                            update: known.update + price.update,
-                            ..*known
-                        };
-                        (all, sum.plus(Cost { time, memory }), once)
+                        (all, sum.plus(Cost { time, memory }), known.plus(price.once, 1.0))
                     })
                 })
                 .collect();
@@ -589,24 +409,6 @@ fn place(paces: &mut Vec<Pace>, pace: Pace) -> usize {
 /// What a choice says of an operator: a fork computes nothing, whoever reads it in backward.
 fn told(kind: &OpKind, recompute: Recompute) -> Recompute {
     if *kind == OpKind::Fork { Recompute::Keep } else { recompute }
-}
-
-/// Recompute options of a kind under a rule. For a fork the two mean: nobody, or somebody, reads it in backward.
-fn recompute_options(kind: &OpKind, rule: RecomputeRule) -> Vec<Recompute> {
-    let both = vec![Recompute::Keep, Recompute::Again];
-    if *kind == OpKind::Fork {
-        return both;
-    }
-    match rule {
-        RecomputeRule::Free => both,
-        RecomputeRule::Never => vec![Recompute::Keep],
-        RecomputeRule::Always => vec![Recompute::Again],
-        RecomputeRule::AttentionOnly if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
-        RecomputeRule::AttentionOnly => vec![Recompute::Keep],
-        RecomputeRule::ButProducts if matches!(kind, OpKind::Linear) => vec![Recompute::Keep],
-        RecomputeRule::AtLeastAttention if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
-        RecomputeRule::ButProducts | RecomputeRule::AtLeastAttention => both,
-    }
 }
 
 const _: () = assert!(MAX_AXES <= 8, "axis sets are one byte");

@@ -16,6 +16,8 @@ pub mod solve;
 pub mod ilp;
 pub mod space;
 pub mod prices;
+pub mod clock;
+pub mod given;
 pub mod meeting;
 mod stream;
 pub mod layer_problem;

@@ -20,14 +20,14 @@ use ir::slices::sliced_model;
 use ir::units::{Bytes, Seconds};
 use rayon::prelude::*;
 
-use crate::arrange::Arranged;
+use crate::arrange::{Arranged, fastest};
 use crate::bound::Bound;
-use crate::candidate::{Candidate, Dropped, Scope, micro_batches};
+use crate::candidate::{Candidate, Dropped, Scope, batches};
 use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Task};
-use crate::layer_problem::StorageRule;
+use crate::given::StorageRule;
 use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees, shapes};
@@ -237,12 +237,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let mut list = Vec::new();
     for n_stages in divisors(n_devices).into_iter().filter(wanted) {
         for shape in shapes(n_devices / n_stages, facts, &request.pins) {
-            for micro_batch in micro_batches(request, &shape) {
-                let n_micro_batches = request.job.global_batch / micro_batch;
-                // With fewer micro-batches than half the stages most of them idle most of the time.
-                if n_micro_batches * 2 < n_stages && request.pins.pp.is_none() {
-                    continue;
-                }
+            for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
                 let (shape, meshes) = (shape.clone(), Vec::new());
                 list.push(Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches });
             }
@@ -408,11 +403,6 @@ enum Done {
     WorkedOut(Box<Result<Worked, Dropped>>),
 }
 
-/// The faster of two; of equal ones the first.
-fn faster(known: Arranged, next: Arranged) -> Arranged {
-    if next.step_time() < known.step_time() { next } else { known }
-}
-
 /// Keeps the fastest first; equals in the order in which they came.
 fn insert(ranking: &mut Vec<Worked>, one: Worked) {
     let time = one.arranged.step_time();
@@ -486,7 +476,7 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
                 };
                 // What pays with one form need not with another.
                 let stored = one.storage.and_then(|storage| with(Some(storage)));
-                with(None).into_iter().chain(stored).reduce(faster)
+                fastest(with(None).into_iter().chain(stored))
             })
             .collect();
         for (mut one, found) in batch.into_iter().zip(found) {

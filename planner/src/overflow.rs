@@ -60,6 +60,7 @@ impl Scope<'_> {
         let stage = chunk % candidate.n_stages as usize;
         Dropped::Memory { stage, term, needed, capacity: capacity(chunk) }
     }
+
     /// The node whose host lacks memory for what its devices cannot hold, if there is one.
     fn host_overflow(
         &self,

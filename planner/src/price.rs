@@ -26,7 +26,7 @@ pub mod sent;
 pub mod hosts;
 pub mod prediction;
 
-use grounds::{Grounds, Meshes};
+use grounds::Grounds;
 use setting::{Backward, Entry, Setting};
 use staged::{Layers, Staged};
 use step::{step, timed};
@@ -112,7 +112,7 @@ fn stepped<T>(
     let is_part = |action: &Action| action.section == Section::BackwardWeight;
     let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
     let setting = Setting { backward, ..setting(plan, &constants)? };
-    let grounds = Grounds::new(&setting, plan.n_stages, meshes(plan));
+    let grounds = Grounds::new(&setting, plan.n_stages, plan.meshes());
     let (entries, chunks) = parts(plan, opened, &grounds);
     let whole = Slices::whole(plan.job.sequence);
     let slices = opened.sliced.as_ref().map_or(&whole, |sliced| &sliced.slices);
@@ -132,10 +132,6 @@ fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, 
     };
     let none = || PlanError { place: "cluster.groups".into(), what: "the cluster has no devices".into() };
     Setting::new(&plan.cluster, job, constants).ok_or_else(none)
-}
-
-fn meshes(plan: &Plan) -> Meshes<'_> {
-    Meshes { alike: &plan.mesh, each: &plan.stage_meshes }
 }
 
 /// Runs of (entry, count), per chunk.
@@ -174,7 +170,7 @@ fn staged<'a>(
 ) -> Staged<'a> {
     Staged {
         model: &opened.model,
-        meshes: meshes(plan),
+        meshes: plan.meshes(),
         n_stages: plan.n_stages,
         micro_batch: plan.micro_batch,
         n_micro_batches: plan.n_micro_batches,

@@ -25,8 +25,8 @@ use ir::strategy::Strategy;
 use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
+use crate::clock::{Every, Once};
 use crate::forbid::Barred;
-use crate::meeting::{Every, Shown};
 use crate::space::{AxisRule, AxisView, Reach};
 
 /// The machines and the engine, as prices see them.
@@ -80,19 +80,13 @@ impl Conversion {
     }
 }
 
-/// Seconds per micro-batch and per step, bytes of state: what one storage of one parameter costs.
+/// What one storage of one parameter costs: seconds per micro-batch and per step, bytes of state.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StoragePrice {
     /// Added to forward and backward of every micro-batch.
     pub per_micro_batch: f64,
-    /// Once per step.
-    pub per_step: f64,
-    /// Gradients reduced once per step, were nothing hidden.
-    pub reduce: f64,
-    /// Parameters spread once per step, were nothing hidden.
-    pub spread: f64,
-    /// The optimizer.
-    pub update: f64,
+    /// Once per step, were nothing hidden.
+    pub once: Once,
     /// Parameter, gradient and optimizer state on the device.
     pub state: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
@@ -345,7 +339,7 @@ impl<'a> Prices<'a> {
         (elements, home): (u64, Home),
         used: Sharding,
         gradient: Sharding,
-        ((forward, backward), shown): ((f64, f64), Shown),
+        ((forward, backward), every): ((f64, f64), Every),
     ) -> Vec<(Storage, StoragePrice)> {
         let whole = whole_axes(self.mesh, used);
         let unfinished = AxisSet::of(&gradient.partial_axes());
@@ -353,7 +347,7 @@ impl<'a> Prices<'a> {
         let times = known
             .entry((elements, home, [whole, unfinished]))
             .or_insert_with(|| self.all_storage_times((elements, home), whole, unfinished));
-        times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward), shown))).collect()
+        times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward), every))).collect()
     }
 
     /// Storages of a frozen parameter, each with its price; the plain one first. It is gathered before the operator, and
@@ -362,14 +356,14 @@ impl<'a> Prices<'a> {
         &self,
         elements: u64,
         used: Sharding,
-        ((forward, backward), shown): ((f64, f64), Shown),
+        ((forward, backward), every): ((f64, f64), Every),
     ) -> Vec<(Storage, StoragePrice)> {
         let element = StateBytes::adamw(self.machine.precision, GradientFormat::Full).parameter;
         let price = |cut: AxisSet| {
             let steps = flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY)?;
             let gather = steps.iter().map(|step| self.step(step, &[elements], element.0)).sum();
-            let again = if backward > 0.0 { self.shows_beside(gather, backward, shown.every) } else { 0.0 };
-            let per_micro_batch = self.shows_beside(gather, forward, shown.every) + again;
+            let again = if backward > 0.0 { self.shows_beside(gather, backward, every) } else { 0.0 };
+            let per_micro_batch = self.shows_beside(gather, forward, every) + again;
             let whole = elements as f64 * element.0;
             let state = whole / self.parts(cut);
             let gathered = gathered(cut, (Bytes(whole), Bytes::ZERO));
@@ -475,15 +469,17 @@ impl<'a> Prices<'a> {
         &self,
         times: &StorageTimes,
         (forward, backward): (f64, f64),
-        shown: Shown,
+        every: Every,
     ) -> StoragePrice {
-        let shows = |sent: f64, computed: f64| self.shows_beside(sent, computed, shown.every);
+        let shows = |sent: f64, computed: f64| self.shows_beside(sent, computed, every);
         StoragePrice {
             per_micro_batch: shows(times.gather, forward) + shows(times.gather + times.every, backward),
-            per_step: times.reduce * shown.reduce + times.spread * shown.spread + times.update,
-            reduce: times.reduce,
-            spread: times.spread,
-            update: times.update,
+            once: Once {
+                reduce: times.reduce,
+                spread: times.spread,
+                update: times.update,
+                ..Once::default()
+            },
             state: times.state,
             gathered: times.gathered,
         }

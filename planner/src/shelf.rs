@@ -13,7 +13,8 @@ use ir::sharding::Sharding;
 
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
-use crate::layer_problem::{Given, LayerProblem, StorageRule};
+use crate::given::{Given, StorageRule};
+use crate::layer_problem::LayerProblem;
 use crate::partition::{LayerCost, Levels};
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
@@ -56,7 +57,7 @@ impl<'a> Scope<'a> {
 
     /// A candidate as it is priced on every ground of its stages.
     pub(crate) fn benches<'s>(&'s self, candidate: &'s Candidate, grounds: &Grounds<'s>) -> Vec<Bench<'s>> {
-        let mesh = |ground: usize| candidate.meshes().of(grounds.stage_on(ground));
+        let mesh = |ground: usize| grounds.mesh(candidate.meshes(), ground);
         let on = |(ground, setting)| self.bench_on(candidate, (setting, mesh(ground)));
         grounds.settings.iter().enumerate().map(on).collect()
     }

@@ -13,7 +13,7 @@
 
 use ir::mesh::Mesh;
 
-use crate::candidate::{Candidate, micro_batches};
+use crate::candidate::{Candidate, batches};
 use crate::request::Request;
 use crate::shapes::{Facts, Shape, divisors, shapes};
 use crate::space::AxisRule;
@@ -60,17 +60,11 @@ fn stretched(request: &Request, shape: &Shape, (times, k): (&[u64], u64)) -> Vec
     let stages = each.iter().flat_map(|mesh| std::iter::repeat_n(mesh, k as usize));
     let meshes: Vec<Mesh> = stages.cloned().collect();
     let n_stages = meshes.len() as u64;
-    let mut list = Vec::new();
-    for micro_batch in micro_batches(request, shape) {
-        let n_micro_batches = request.job.global_batch / micro_batch;
-        // With fewer micro-batches than half the stages most of them idle most of the time.
-        if n_micro_batches * 2 < n_stages && request.pins.pp.is_none() {
-            continue;
-        }
+    let of = |(micro_batch, n_micro_batches)| {
         let shape = Shape { mesh: meshes[0].clone(), ..shape.clone() };
-        list.push(Candidate { shape, meshes: meshes.clone(), n_stages, micro_batch, n_micro_batches });
-    }
-    list
+        Candidate { shape, meshes: meshes.clone(), n_stages, micro_batch, n_micro_batches }
+    };
+    batches(request, shape, n_stages).into_iter().map(of).collect()
 }
 
 /// Whether the outermost axis of a shape is one whose length nobody has named.

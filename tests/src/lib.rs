@@ -10,6 +10,8 @@ pub mod layers;
 use std::fmt;
 use std::path::Path;
 
+use serde_json::Value;
+
 use planner_cli::{Interrupt, ProgressBar, Terminal, run};
 
 /// Holds a page of `docs/` to what it should say; with `UPDATE_DOCS` set, writes it first.
@@ -57,6 +59,45 @@ pub fn planner(words: &[&str]) -> Transcript {
         out: String::from_utf8_lossy(&out).into_owned(),
         err: String::from_utf8_lossy(&err).into_owned(),
     }
+}
+
+/// The same of a command that is to succeed.
+///
+/// # Panics
+/// Where it does not.
+#[track_caller]
+pub fn done(words: &[&str]) -> Transcript {
+    let said = planner(words);
+    assert_eq!(said.code, 0, "{said}");
+    said
+}
+
+/// What a command answers with `--json`.
+///
+/// # Panics
+/// Where it fails, or answers something else.
+#[expect(clippy::expect_used, reason = "a test of what is said")]
+#[track_caller]
+pub fn json(words: &[&str]) -> Value {
+    serde_json::from_str(&done(&[words, &["--json"]].concat()).out).expect("one JSON value")
+}
+
+/// A number in an answer.
+///
+/// # Panics
+/// Where it is none.
+#[expect(clippy::expect_used, reason = "a test of what is said")]
+#[track_caller]
+pub fn number(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+/// Path of a file that a test writes, in a folder of the build.
+#[macro_export]
+macro_rules! scratch {
+    ($name:expr) => {
+        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join($name).to_string_lossy().into_owned()
+    };
 }
 
 impl fmt::Display for Transcript {

@@ -110,8 +110,7 @@ fn execution<'a>(plan: &'a Plan, opened: &'a OpenPlan) -> Execution<'a> {
     let chunk = |runs: &Vec<ir::plan::EntryRun>| Chunk { layers: runs.iter().flat_map(layers).collect() };
     Execution {
         model: &opened.model,
-        mesh: &plan.mesh,
-        stage_meshes: &plan.stage_meshes,
+        meshes: plan.meshes(),
         n_stages: plan.n_stages as u32,
         placement: plan.schedule.placement(),
         chunks: plan.chunks.iter().map(chunk).collect(),

@@ -2,28 +2,19 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
-use std::path::PathBuf;
-
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::plan::check::open;
 use planner::chosen::asked;
 use planner::request::{Job, Pins, Request, Solver};
 use serde_json::Value;
-use tests::planner as run;
+use tests::{done, json, planner as run, scratch};
 
 const QUESTION: &[&str] = &["optimize", "llama-3-8b", "dgx-h100", "--global-batch", "64"];
 
 fn plan(name: &str, more: &[&str]) -> String {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).to_string_lossy().into_owned();
-    let said = run(&[QUESTION, more, &["-o", &path]].concat());
-    assert_eq!(said.code, 0, "{said}");
+    let path = scratch!(name);
+    done(&[QUESTION, more, &["-o", &path]].concat());
     path
-}
-
-fn json(words: &[&str]) -> Value {
-    let said = run(&[words, &["--json"]].concat());
-    assert_eq!(said.code, 0, "{said}");
-    serde_json::from_str(&said.out).unwrap()
 }
 
 fn sum(amounts: &Value) -> f64 {

@@ -11,7 +11,7 @@ use executor::job::{AdamW, Execution, Reference, TokenLayout};
 use executor::run::{Outcome, Tensors, run};
 use frontends::{read_model, shipped_model};
 use ir::graph::{Layer, Model, TensorId};
-use ir::mesh::Mesh;
+use ir::mesh::{Mesh, Meshes};
 use ir::schedule::Placement;
 use ndarray::{ArrayD, Axis, IxDyn};
 use planner::rewrite::{Variant, variants};
@@ -32,10 +32,10 @@ fn small(name: &str, numbers: &Value) -> Model {
 
 /// Two steps on one device.
 fn outcome(model: &Model, given: Tensors) -> Outcome {
+    let mesh = Mesh { axes: Vec::new() };
     let base = Execution {
         model,
-        mesh: &Mesh { axes: Vec::new() },
-        stage_meshes: &[],
+        meshes: Meshes::all(&mesh),
         n_stages: 1,
         placement: Placement::Looped { virtual_stages: 1 },
         chunks: Vec::new(),

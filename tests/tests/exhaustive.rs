@@ -7,7 +7,7 @@ use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shippe
 use ir::engine::{Engine, TensorOverlap};
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
-use planner::layer_problem::StorageRule;
+use planner::given::StorageRule;
 use planner::request::{Job, Pins, Progress, Request, Solver};
 use planner::shapes::{Facts, divisors, shapes};
 

@@ -3,20 +3,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
 use serde_json::Value;
-use tests::{Transcript, planner};
+use tests::{json, planner};
 
 const LLAMA: &[&str] = &["llama-3-8b", "dgx-h100", "--global-batch", "64"];
 const LLAMA_70B: &[&str] = &["llama-3-70b", "dgx-h100", "--nodes", "4", "--global-batch", "64"];
 const MIXTRAL: &[&str] = &["mixtral-8x7b", "dgx-h100", "--nodes", "2", "--global-batch", "64"];
 
-fn asked(question: &[&str], more: &[&str]) -> Transcript {
-    planner(&[&["optimize"], question, &["--json"], more].concat())
-}
-
 fn plan(question: &[&str], more: &[&str]) -> Value {
-    let said = asked(question, more);
-    assert_eq!(said.code, 0, "{said}");
-    serde_json::from_str(&said.out).unwrap()
+    json(&[&["optimize"], question, more].concat())
 }
 
 fn time(plan: &Value) -> f64 {

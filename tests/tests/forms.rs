@@ -7,9 +7,10 @@ use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shippe
 use ir::plan::Plan;
 use ir::plan::check::open;
 use planner::candidate::{Candidate, Scope, micro_batches};
+use planner::clock::Every;
 use planner::forms::Forms;
-use planner::layer_problem::{Given, LayerProblem, RecomputeRule};
-use planner::meeting::Every;
+use planner::given::{Given, RecomputeRule};
+use planner::layer_problem::LayerProblem;
 use planner::menu::fastest;
 use planner::prices::Prices;
 use planner::request::{Job, Pins, Progress, Request, SequenceParallel, Solver};

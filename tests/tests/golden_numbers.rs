@@ -10,7 +10,7 @@ use executor::job::{AdamW, Execution, Reference, TokenLayout};
 use executor::run::{Outcome, Tensors, run};
 use frontends::read_model;
 use ir::graph::Model;
-use ir::mesh::Mesh;
+use ir::mesh::{Mesh, Meshes};
 use ir::op::OpKind;
 use ndarray::{ArrayD, IxDyn};
 use serde_json::Value;
@@ -78,10 +78,10 @@ fn golden(name: &str) -> Value {
 fn outcome(model: &Model, golden: &Value) -> Outcome {
     let count = |key: &str| golden[key].as_u64().unwrap();
     let setting = |key: &str| golden["adamw"][key].as_f64().unwrap();
+    let mesh = Mesh { axes: Vec::new() };
     let question = Execution {
         model,
-        mesh: &Mesh { axes: Vec::new() },
-        stage_meshes: &[],
+        meshes: Meshes::all(&mesh),
         n_stages: 1,
         placement: ir::schedule::Placement::Looped { virtual_stages: 1 },
         chunks: Vec::new(),

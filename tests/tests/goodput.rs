@@ -1,30 +1,16 @@
 //! What failures leave of a plan: by formula and failure by failure; and plans that are cheap instead of fast.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "a test of files")]
 
 use std::fs;
-use std::path::PathBuf;
 
 use serde_json::Value;
-use tests::planner;
-
-fn scratch(name: &str) -> String {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).to_string_lossy().into_owned()
-}
-
-fn json(words: &[&str]) -> Value {
-    let said = planner(&[words, &["--json"]].concat());
-    assert_eq!(said.code, 0, "{said}");
-    serde_json::from_str(&said.out).unwrap()
-}
+use tests::{done, json, planner, scratch};
 
 /// A plan of two devices in a file of its own.
 fn plan(name: &str) -> String {
-    let file = scratch(name);
-    let said =
-        planner(&["optimize", "gpt2", "dgx-h100", "--devices", "2", "--global-batch", "16", "-o", &file]);
-    assert_eq!(said.code, 0, "{said}");
+    let file = scratch!(name);
+    done(&["optimize", "gpt2", "dgx-h100", "--devices", "2", "--global-batch", "16", "-o", &file]);
     file
 }
 
@@ -44,7 +30,7 @@ fn walking_through_many_failures_finds_the_goodput_of_the_formula() {
 
 #[test]
 fn every_second_of_a_trace_is_accounted_for() {
-    let (plan, trace) = (plan("goodput-trace.json"), scratch("preemptions.csv"));
+    let (plan, trace) = (plan("goodput-trace.json"), scratch!("preemptions.csv"));
     fs::write(&trace, "at_s,gone_s\n1000,500\n50000,\n").unwrap();
     let words =
         ["goodput", &plan, "--trace", &trace, "--interval", "300", "--stall", "10", "--restart", "60"];
@@ -63,7 +49,7 @@ fn every_second_of_a_trace_is_accounted_for() {
 
 #[test]
 fn the_cheapest_number_of_devices_costs_no_more_than_any_that_was_tried() {
-    let file = scratch("priced-cluster.json");
+    let file = scratch!("priced-cluster.json");
     let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/clusters/dgx-h100.json");
     let mut priced: Value = serde_json::from_str(&fs::read_to_string(shipped).unwrap()).unwrap();
     priced["groups"][0]["price_per_device_hour"] = 2.5.into();

@@ -3,34 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 
 use serde_json::Value;
-use tests::{Transcript, planner};
-
-fn scratch(name: &str) -> String {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).to_string_lossy().into_owned()
-}
-
-fn asked(words: &[&str], more: &[&str]) -> Transcript {
-    let said = planner(&[words, more].concat());
-    assert_eq!(said.code, 0, "{said}");
-    said
-}
-
-fn json(words: &[&str]) -> Value {
-    serde_json::from_str(&asked(words, &["--json"]).out).unwrap()
-}
-
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap()
-}
+use tests::{done, json, number, planner, scratch};
 
 /// A plan on a part of two nodes of A100 (0 and 1) and two of V100 (2 and 3).
 fn plan(name: &str, more: &[&str]) -> String {
-    let path = scratch(name);
+    let path = scratch!(name);
     let question = ["optimize", "gpt2-xl", "mixed-a100-v100", "--global-batch", "64", "-o", &path];
-    asked(&question, more);
+    done(&[&question[..], more].concat());
     path
 }
 
@@ -54,9 +35,9 @@ fn a_plan_on_some_nodes_says_which() {
     let ranks = nodes(&file);
     assert_eq!(ranks.len(), 16);
     assert_eq!(ranks.into_iter().collect::<BTreeSet<_>>(), all(&[(1, "a100"), (3, "v100")]));
-    let text = asked(&["optimize", "gpt2-xl", "mixed-a100-v100", "--on-nodes", "1"], &[]).out;
+    let text = done(&["optimize", "gpt2-xl", "mixed-a100-v100", "--on-nodes", "1"]).out;
     assert!(text.contains("1 with a100-sxm-40"), "{text}");
-    asked(&["verify", &file], &[]);
+    done(&["verify", &file]);
 }
 
 #[test]
@@ -88,7 +69,7 @@ fn parts_that_are_none_are_refused_with_what_there_is() {
 
 #[test]
 fn lost_devices_of_a_mixed_cluster_are_those_of_its_last_group() {
-    let (file, next) = (plan("parts-lost.json", &["--on-nodes", "0,2-3"]), scratch("parts-lost-next.json"));
+    let (file, next) = (plan("parts-lost.json", &["--on-nodes", "0,2-3"]), scratch!("parts-lost-next.json"));
     let before = nodes(&file);
     let answer = json(&["replan", &file, "--lost", "8", "-o", &next]);
     let after = nodes(&next);
@@ -104,7 +85,7 @@ fn lost_nodes_are_the_ones_that_are_named() {
     let pins = ["--pin", "pp=1,dp=16,zero=1,recompute=full"];
     let question = ["--groups", "a100", "--nodes", "2"];
     let (file, next) =
-        (plan("parts-named.json", &[&question[..], &pins].concat()), scratch("parts-named-next.json"));
+        (plan("parts-named.json", &[&question[..], &pins].concat()), scratch!("parts-named-next.json"));
     let pins = ["--pin", "dp=8,zero=1,recompute=full"];
     let lost =
         |node: &str| json(&[&["replan", &file, "--lost-nodes", node, "-o", &next][..], &pins].concat());
@@ -119,7 +100,7 @@ fn lost_nodes_are_the_ones_that_are_named() {
     // The first node or the last: it is the same loss.
     assert_eq!(lost("1")["from_checkpoint_bytes"], answer["from_checkpoint_bytes"]);
     // From where it went, it grows again: its node keeps its number, the new one has another.
-    let grown = scratch("parts-named-grown.json");
+    let grown = scratch!("parts-named-grown.json");
     let answer = json(&["replan", &next, "--gained", "8", "-o", &grown]);
     assert_eq!(answer["from_checkpoint_bytes"], 0);
     assert_eq!(nodes(&grown).into_iter().collect::<BTreeSet<_>>(), all(&[(0, "a100"), (1, "a100")]));

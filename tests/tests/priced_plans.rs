@@ -53,8 +53,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
     let (n_stages, n_micro_batches) = (plan.n_stages as u32, plan.n_micro_batches as u32);
     let execution = Execution {
         model: &opened.model,
-        mesh: &plan.mesh,
-        stage_meshes: &plan.stage_meshes,
+        meshes: plan.meshes(),
         n_stages,
         placement: plan.schedule.placement(),
         chunks: plan.chunks.iter().map(chunk).collect(),

@@ -1,41 +1,18 @@
 //! Plans for what is left: the batch stays, what moves is counted, and what only a lost rank had is told.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
-
-use std::path::PathBuf;
-
-use serde_json::Value;
-use tests::{Transcript, planner};
-
-fn scratch(name: &str) -> String {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).to_string_lossy().into_owned()
-}
+use tests::{done, json, number, planner, scratch};
 
 /// A plan on two nodes, each optimizer state on one rank of sixteen, parameters on all.
 fn plan(name: &str) -> String {
-    let path = scratch(name);
+    let path = scratch!(name);
     let question = ["optimize", "llama-3-8b", "dgx-h100", "--nodes", "2", "--global-batch", "64"];
-    asked(&question, &["--pin", "dp=16,zero=1,recompute=full", "-o", &path]);
+    done(&[&question[..], &["--pin", "dp=16,zero=1,recompute=full", "-o", &path]].concat());
     path
-}
-
-fn asked(words: &[&str], more: &[&str]) -> Transcript {
-    let said = planner(&[words, more].concat());
-    assert_eq!(said.code, 0, "{said}");
-    said
-}
-
-fn json(words: &[&str]) -> Value {
-    serde_json::from_str(&asked(words, &["--json"]).out).unwrap()
-}
-
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap()
 }
 
 #[test]
 fn lost_devices_take_their_node_and_their_states_with_them() {
-    let (file, next) = (plan("replan-lost.json"), scratch("replan-lost-next.json"));
+    let (file, next) = (plan("replan-lost.json"), scratch!("replan-lost-next.json"));
     let pins = ["--pin", "dp=8,zero=2,recompute=full"];
     let answer = json(&[&["replan", &file, "--lost", "8", "-o", &next][..], &pins].concat());
     assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&8.into(), &0.into()));
@@ -61,7 +38,7 @@ fn lost_devices_take_their_node_and_their_states_with_them() {
 
 #[test]
 fn gained_devices_are_used_and_nothing_is_lost() {
-    let (file, next) = (plan("replan-gained.json"), scratch("replan-gained-next.json"));
+    let (file, next) = (plan("replan-gained.json"), scratch!("replan-gained-next.json"));
     let answer = json(&["replan", &file, "--gained", "16", "--pin", "recompute=full", "-o", &next]);
     assert_eq!((&answer["to"]["n_devices"], &answer["from_checkpoint_bytes"]), (&32.into(), &0.into()));
     assert!(number(&answer["to"]["step_time_s"]) < number(&answer["from"]["step_time_s"]));
@@ -90,7 +67,7 @@ fn a_batch_that_does_not_divide_leaves_devices_spare_and_says_why() {
     let tried = answer["tried"].as_array().unwrap();
     assert!(tried[0]["no_plan"].as_str().unwrap().contains("must divide the global batch"), "{answer}");
     assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&16.into(), &8.into()));
-    let text = asked(&words, &[]).out;
+    let text = done(&words).out;
     assert!(text.contains("64 sequences a step, as before") && text.contains("8 devices"), "{text}");
 }
 
@@ -112,7 +89,7 @@ fn a_change_that_is_none_is_refused() {
 
 #[test]
 fn plans_for_lost_nodes_are_made_before_they_are_lost() {
-    let (file, next) = (plan("replan-failures.json"), scratch("replan-failures-next.json"));
+    let (file, next) = (plan("replan-failures.json"), scratch!("replan-failures-next.json"));
     let pins = ["--pin", "dp=8,zero=2,recompute=full"];
     let found = json(&[&["replan", &file, "--failures", "1", "-o", &next][..], &pins].concat());
     let lost = json(&[&["replan", &file, "--lost", "8"][..], &pins].concat());

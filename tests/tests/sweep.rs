@@ -1,13 +1,12 @@
 //! Sweeps go on where they were stopped, and say what single questions say; fronts are what nothing beats.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "a test of files")]
 
 use std::fs;
 use std::path::PathBuf;
 
 use serde_json::Value;
-use tests::{Transcript, planner};
+use tests::{done, json, planner};
 
 const SWEEP: &[&str] = &[
     "sweep",
@@ -27,19 +26,9 @@ fn scratch(name: &str) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn asked(words: &[&str], more: &[&str]) -> Transcript {
-    let said = planner(&[words, more].concat());
-    assert_eq!(said.code, 0, "{said}");
-    said
-}
-
-fn json(said: &Transcript) -> Value {
-    serde_json::from_str(&said.out).unwrap()
-}
-
 #[test]
 fn a_point_of_a_sweep_is_the_question_asked_alone() {
-    let rows = json(&asked(SWEEP, &["--json"]));
+    let rows = json(SWEEP);
     let rows = rows.as_array().unwrap();
     let points: Vec<(f64, f64)> = rows
         .iter()
@@ -59,7 +48,7 @@ fn a_point_of_a_sweep_is_the_question_asked_alone() {
             "--seq-len",
             &sequence,
         ];
-        let plan = json(&asked(&alone, &["--json"]));
+        let plan = json(&alone);
         assert_eq!(row["plan"]["step_time_s"], plan["predicted"]["step_time_s"]);
         assert_eq!(row["plan"]["peak_memory_bytes"], plan["predicted"]["peak_memory_bytes"]);
     }
@@ -68,19 +57,19 @@ fn a_point_of_a_sweep_is_the_question_asked_alone() {
 #[test]
 fn a_sweep_that_was_stopped_in_the_middle_of_a_line_goes_on() {
     let file = scratch("stopped.jsonl");
-    let whole = asked(SWEEP, &["-o", &file]);
+    let whole = done(&[SWEEP, &["-o", &file]].concat());
     let text = fs::read_to_string(&file).unwrap();
     assert_eq!(text.lines().count(), 4);
     // Stopped while the third line was written.
     let third = text.match_indices('\n').nth(1).unwrap().0 + 20;
     fs::write(&file, &text[..third]).unwrap();
-    let again = asked(SWEEP, &["-o", &file]);
+    let again = done(&[SWEEP, &["-o", &file]].concat());
     assert!(again.err.contains("2 of 4 points are in the file already"), "{again}");
     assert_eq!((again.out, fs::read_to_string(&file).unwrap()), (whole.out, text.clone()));
     // What is there is not asked again, and another question has lines of its own.
-    assert!(asked(SWEEP, &["-o", &file]).err.contains("4 of 4 points"));
+    assert!(done(&[SWEEP, &["-o", &file]].concat()).err.contains("4 of 4 points"));
     assert_eq!(fs::read_to_string(&file).unwrap(), text);
-    let other = asked(SWEEP, &["-o", &file, "--pin", "zero=1"]);
+    let other = done(&[SWEEP, &["-o", &file, "--pin", "zero=1"]].concat());
     assert!(!other.err.contains("already"), "{other}");
     assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 8);
 }
@@ -101,7 +90,7 @@ fn faster_links_and_larger_devices_never_make_a_plan_slower() {
             "--over",
             what,
         ];
-        let rows = json(&asked(&words, &["--json"]));
+        let rows = json(&words);
         let time = |row: &Value| row["plan"]["step_time_s"].as_f64().unwrap_or(f64::INFINITY);
         rows.as_array().unwrap().iter().map(time).collect::<Vec<f64>>()
     };
@@ -124,7 +113,7 @@ fn nothing_on_a_front_is_beaten_and_no_time_is_lost() {
         "--try-memory",
         "40,80",
     ];
-    let answer = json(&asked(&words, &["--json"]));
+    let answer = json(&words);
     let front = answer["front"].as_array().unwrap();
     let outcome = |row: &Value| {
         ["step_time_s", "peak_memory_bytes", "n_devices"].map(|name| row["plan"][name].as_f64().unwrap())
@@ -135,12 +124,10 @@ fn nothing_on_a_front_is_beaten_and_no_time_is_lost() {
             assert!(outcome(a).iter().zip(outcome(b)).any(|(a, b)| *a < b), "{a} and {b}");
         }
     }
-    let best = json(&asked(&["optimize", "llama-3-8b", "dgx-h100", "--global-batch", "64"], &["--json"]));
+    let best = json(&["optimize", "llama-3-8b", "dgx-h100", "--global-batch", "64"]);
     assert_eq!(front[0]["plan"]["step_time_s"], best["predicted"]["step_time_s"]);
     assert!(
-        asked(&words, &[])
-            .out
-            .contains("of 4 points worked out have no better in step time, peak memory, devices")
+        done(&words).out.contains("of 4 points worked out have no better in step time, peak memory, devices")
     );
 }
 

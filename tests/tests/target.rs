@@ -3,19 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
 use serde_json::Value;
-use tests::planner;
+use tests::{json, planner};
 
-fn plan(words: &[&str]) -> Value {
-    let found = planner(&[&["optimize"], words, &["--json"]].concat());
-    assert_eq!(found.code, 0, "{found}");
-    serde_json::from_str(&found.out).unwrap()
-}
-
-const JOB: [&str; 4] = ["llama-3-8b", "dgx-h100", "--nodes", "2"];
+const JOB: [&str; 5] = ["optimize", "llama-3-8b", "dgx-h100", "--nodes", "2"];
 
 /// What all three are held to, and the step time.
 fn obeys(target: &str, zeros: &[u64], more: &[&str]) -> f64 {
-    let plan = plan(&[&JOB[..], &["--target", target], more].concat());
+    let plan = json(&[&JOB[..], &["--target", target], more].concat());
     let roles = &plan["roles"];
     let zero = roles["zero"]["stage"].as_u64().unwrap();
     // What nothing could be cut over is stage 0 in name.
@@ -29,7 +23,7 @@ fn obeys(target: &str, zeros: &[u64], more: &[&str]) -> f64 {
 
 #[test]
 fn plans_stay_inside_what_the_engine_can_run() {
-    let free = plan(&JOB)["predicted"]["step_time_s"].as_f64().unwrap();
+    let free = json(&JOB)["predicted"]["step_time_s"].as_f64().unwrap();
     for (target, zeros) in
         [("megatron", &[0, 1][..]), ("torchtitan", &[0, 2, 3]), ("deepspeed", &[0, 1, 2, 3])]
     {
@@ -40,7 +34,7 @@ fn plans_stay_inside_what_the_engine_can_run() {
 
 #[test]
 fn deepspeed_has_one_chunk_per_stage_and_small_stages_of_zero_in_a_pipeline() {
-    let plan = plan(&[&JOB[..], &["--target", "deepspeed", "--pin", "pp=2"]].concat());
+    let plan = json(&[&JOB[..], &["--target", "deepspeed", "--pin", "pp=2"]].concat());
     assert!(plan["roles"]["zero"]["stage"].as_u64().unwrap() <= 1);
     assert_eq!(plan["roles"]["vpp"], 1);
     assert_eq!(plan["roles"]["sequence_parallel"], false);
@@ -49,7 +43,7 @@ fn deepspeed_has_one_chunk_per_stage_and_small_stages_of_zero_in_a_pipeline() {
 #[test]
 fn a_pin_that_an_engine_lacks_is_refused_with_what_it_has() {
     let said = |words: &[&str]| {
-        let found = planner(&[&["optimize"], &JOB[..], words].concat());
+        let found = planner(&[&JOB[..], words].concat());
         assert_eq!(found.code, 2, "{found}");
         found.err
     };

@@ -3,28 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans are files")]
 
-use std::path::PathBuf;
-
 use ir::mesh::Mesh;
 use ir::plan::Plan;
 use serde_json::{Value, json};
-use tests::{Transcript, planner};
-
-fn scratch(name: &str) -> String {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).to_string_lossy().into_owned()
-}
-
-fn asked(words: &[&str]) -> Transcript {
-    let said = planner(words);
-    assert_eq!(said.code, 0, "{said}");
-    said
-}
+use tests::{done, json, planner, scratch};
 
 /// A plan in two stages on two nodes of A100 and one of V100.
 fn plan(name: &str) -> (String, Plan) {
-    let path = scratch(name);
+    let path = scratch!(name);
     let question = ["optimize", "llama-2-7b", "mixed-a100-v100", "--on-nodes", "0-2", "--global-batch", "96"];
-    asked(&[&question[..], &["--pin", "pp=2,vpp=1", "-o", &path]].concat());
+    done(&[&question[..], &["--pin", "pp=2,vpp=1", "-o", &path]].concat());
     let plan: Plan = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     (path, plan)
 }
@@ -35,14 +23,14 @@ fn a_stage_on_the_larger_group_is_wider() {
     let mut devices: Vec<u64> = plan.stage_meshes.iter().map(Mesh::n_devices).collect();
     devices.sort_unstable();
     assert_eq!(devices, [8, 16]);
-    let verified = asked(&["verify", &file]);
+    let verified = done(&["verify", &file]);
     assert!(verified.out.contains("pipeline, send-receive (direct)"), "{verified}");
-    asked(&["prove", &file]);
+    done(&["prove", &file]);
     // Priced from the file alone it is what the search said.
-    let estimate: Value = serde_json::from_str(&asked(&["estimate", "--plan", &file, "--json"]).out).unwrap();
+    let estimate: Value = json(&["estimate", "--plan", &file]);
     let time = plan.predicted.as_ref().unwrap().step_time_s.0;
     assert_eq!(estimate["step_time_s"].as_f64().unwrap(), time);
-    let ranks: Value = serde_json::from_str(&asked(&["ranks", &file, "--json"]).out).unwrap();
+    let ranks: Value = json(&["ranks", &file]);
     let ranks = ranks.as_array().unwrap();
     assert_eq!(ranks.len(), 24);
     for rank in ranks {
@@ -51,9 +39,9 @@ fn a_stage_on_the_larger_group_is_wider() {
         assert_eq!(first["device"], rank["device"]);
     }
     // What is shown can be read again, and training can go over to a plan for what is left.
-    asked(&["show", &file]);
-    asked(&["replan", &file, "--lost-nodes", "2"]);
-    asked(&["run", &file, "--steps", "3"]);
+    done(&["show", &file]);
+    done(&["replan", &file, "--lost-nodes", "2"]);
+    done(&["run", &file, "--steps", "3"]);
 }
 
 #[test]

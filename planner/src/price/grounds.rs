@@ -4,8 +4,7 @@
 //! and links and has its memory; one that lies on several waits for the slowest, has the memory of the smallest and the
 //! links of the cluster, as what goes from stage to stage has.
 
-use ir::mesh::Mesh;
-use ir::plan::first_of_stage;
+use ir::mesh::{Mesh, Meshes};
 use ir::schedule::Placement;
 
 use crate::price::setting::Setting;
@@ -17,27 +16,6 @@ pub struct Grounds<'a> {
     pub settings: Vec<Setting<'a>>,
     /// Per stage, which of them.
     pub of_stage: Vec<usize>,
-}
-
-/// The meshes of the stages of a pipeline: one for all, or one for each.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Meshes<'m> {
-    /// That of all, or of the first.
-    pub alike: &'m Mesh,
-    /// That of each; nothing where all have the first.
-    pub each: &'m [Mesh],
-}
-
-impl<'m> Meshes<'m> {
-    /// Mesh of a stage.
-    pub fn of(&self, stage: u64) -> &'m Mesh {
-        self.each.get(stage as usize).unwrap_or(self.alike)
-    }
-
-    /// The first rank of a stage.
-    pub fn first(&self, stage: u64) -> u64 {
-        first_of_stage((self.alike, self.each), stage)
-    }
 }
 
 impl<'a> Grounds<'a> {
@@ -53,7 +31,7 @@ impl<'a> Grounds<'a> {
         }
         let links = |home: Option<usize>| home.map(|home| &cluster.groups[home].links);
         for stage in 0..n_stages {
-            let own = setting.among(cluster.groups_under(meshes.first(stage)..meshes.first(stage + 1)));
+            let own = setting.among(cluster.groups_under(meshes.ranks(stage)));
             let same = |(ground, other): (usize, &Setting<'_>)| {
                 let mesh = grounds.of_stage.iter().position(|of| *of == ground);
                 mesh.is_some_and(|other| meshes.of(other as u64) == meshes.of(stage))
@@ -73,6 +51,11 @@ impl<'a> Grounds<'a> {
     /// A stage on a ground.
     pub fn stage_on(&self, ground: usize) -> u64 {
         self.of_stage.iter().position(|of| *of == ground).unwrap_or(0) as u64
+    }
+
+    /// The mesh of the stages on a ground.
+    pub fn mesh<'m>(&self, meshes: Meshes<'m>, ground: usize) -> &'m Mesh {
+        meshes.of(self.stage_on(ground))
     }
 
     /// Prices on the ground of a stage.

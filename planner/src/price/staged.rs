@@ -15,13 +15,12 @@ use ir::cluster::{Cluster, Tier};
 use ir::conversion::steps;
 use ir::engine::StageTransfers;
 use ir::graph::{Model, ParameterRef, TensorId};
-use ir::mesh::{AxisId, Mesh};
+use ir::mesh::{AxisId, Mesh, Meshes};
 use ir::schedule::{Action, Schedule};
 use ir::sharding::{Placement, Sharding};
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
-use crate::price::grounds::Meshes;
 use crate::price::setting::{Entry, Setting, SliceFigures};
 
 /// Priced choices, and per chunk runs of (entry, count).

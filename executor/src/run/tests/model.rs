@@ -7,7 +7,7 @@ use ir::graph::{
     Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie,
 };
 use ir::lower::{LayerChoice, Recompute};
-use ir::mesh::Mesh;
+use ir::mesh::{Mesh, Meshes};
 use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 use ir::program::Storage;
 use ir::schedule::{Schedule, table};
@@ -349,8 +349,7 @@ pub(super) fn execution<'a>(
     let cut = |chunk: usize| chunk * kinds.len() / n_chunks;
     Execution {
         model,
-        mesh,
-        stage_meshes: &[],
+        meshes: Meshes::all(mesh),
         n_stages,
         placement: schedule.placement(),
         chunks: (0..n_chunks).map(|c| Chunk { layers: kinds[cut(c)..cut(c + 1)].to_vec() }).collect(),

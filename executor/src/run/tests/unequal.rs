@@ -1,6 +1,6 @@
 //! Stages on meshes of other lengths: the stream is handed over, forward and back, and the numbers stay those of one device.
 
-use ir::mesh::Mesh;
+use ir::mesh::{Mesh, Meshes};
 use ir::schedule::Schedule;
 use ir::sharding::Placement;
 
@@ -24,7 +24,8 @@ fn on(
     let choices =
         vec![(0, first[0].clone()), (1, first[1].clone()), (1, second[1].clone()), (2, second[2].clone())];
     let chunks = vec![Chunk { layers: vec![0, 1] }, Chunk { layers: vec![2, 3] }];
-    let execution = Execution { stage_meshes: &meshes, choices, chunks, ..base };
+    let execution =
+        Execution { meshes: Meshes { alike: &meshes[0], each: &meshes }, choices, chunks, ..base };
     check(&execution);
     let sent = run::<f64>(&execution, &|_, _| 0).unwrap().traffic();
     let of_stream: u64 =

@@ -1,0 +1,166 @@
+//! What is settled before the choices inside a layer are made: the stream, ties, and rules on storage and recomputation.
+
+use std::collections::BTreeMap;
+
+use ir::graph::{Layer, TensorId};
+use ir::lower::Recompute;
+use ir::op::OpKind;
+use ir::program::{AxisSet, Home, Storage};
+use ir::sharding::Sharding;
+
+use crate::clock::{Covers, Every};
+use crate::constraints::Constraints;
+use crate::request::{ContextKind, Forbid};
+
+/// What the caller already knows of the choice.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// Sharding of the stream, where it is decided.
+    pub stream: Option<Sharding>,
+    /// Use and storage of parameters that are tied to others.
+    pub tied: BTreeMap<TensorId, (Sharding, Storage)>,
+    /// Whether results may be computed again, must be, or may not.
+    pub recompute: RecomputeRule,
+    /// Where states may be cut.
+    pub storage: StorageRule,
+    /// Which memory may hold optimizer states.
+    pub homes: HomeRule,
+    /// How attention may see keys that other devices hold.
+    pub context: Option<ContextKind>,
+    /// What of storages, recomputation and attention may not be.
+    pub forbid: Forbid,
+    /// What is said of single tensors and operators.
+    pub constraints: Constraints,
+    /// What compute covers of the communication that a step has once.
+    pub covers: Covers,
+    /// What it covers of what is sent every micro-batch.
+    pub every: Every,
+}
+
+/// Which memory may hold the optimizer state of a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HomeRule {
+    /// The device's.
+    #[default]
+    Device,
+    /// Either, as it pays.
+    Free,
+    /// The host's.
+    Host,
+}
+
+impl HomeRule {
+    /// What is left, the device first.
+    pub(crate) fn homes(self) -> &'static [Home] {
+        match self {
+            Self::Device => &[Home::Device],
+            Self::Free => &[Home::Device, Home::Host],
+            Self::Host => &[Home::Host],
+        }
+    }
+}
+
+/// Which storages a parameter may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StorageRule {
+    /// As it pays.
+    #[default]
+    Free,
+    /// All states whole.
+    Whole,
+    /// Only the optimizer state cut.
+    Optimizer,
+    /// Optimizer state and gradient cut.
+    Gradient,
+    /// All cut.
+    Parameter,
+}
+
+impl StorageRule {
+    /// The rule that a ZeRO stage names.
+    pub(crate) fn of_stage(stage: u8) -> Self {
+        match stage {
+            0 => Self::Whole,
+            1 => Self::Optimizer,
+            2 => Self::Gradient,
+            _ => Self::Parameter,
+        }
+    }
+
+    /// Whether the cuts of a storage obey, for a parameter that could be cut over `whole` axes.
+    pub(crate) fn admits(self, storage: Storage, whole: AxisSet) -> bool {
+        let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
+        let wanted = |parameter, gradient, optimizer| {
+            let cuts = Storage::on_device(cut(parameter), cut(gradient), cut(optimizer));
+            storage == Storage { home: storage.home, ..cuts }
+        };
+        match self {
+            Self::Free => true,
+            Self::Whole => wanted(false, false, false),
+            Self::Optimizer => wanted(false, false, true),
+            Self::Gradient => wanted(false, true, true),
+            Self::Parameter => wanted(true, true, true),
+        }
+    }
+
+    /// The same of a parameter that is frozen: it has no gradient and no optimizer state to cut.
+    pub(crate) fn admits_frozen(self, storage: Storage, whole: AxisSet) -> bool {
+        match self {
+            Self::Free => true,
+            Self::Whole | Self::Optimizer | Self::Gradient => storage == Storage::default(),
+            Self::Parameter => storage == Storage::frozen(whole),
+        }
+    }
+}
+
+/// Which operators may be computed again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecomputeRule {
+    /// As it pays.
+    #[default]
+    Free,
+    /// Nothing is.
+    Never,
+    /// Only the attention core.
+    AttentionOnly,
+    /// Everything is.
+    Always,
+    /// As it pays, but for products.
+    ButProducts,
+    /// As it pays, but the attention core is.
+    AtLeastAttention,
+}
+
+impl RecomputeRule {
+    /// The rule on one layer: engines compute the layers between embedding and head again, never these themselves.
+    pub(crate) fn on(self, layer: &Layer) -> Self {
+        let is_end = layer.stream_in.is_none() || layer.tensors[layer.out.0].dims.is_empty();
+        match self {
+            Self::Always if is_end => Self::Free,
+            Self::Free
+            | Self::Never
+            | Self::AttentionOnly
+            | Self::ButProducts
+            | Self::AtLeastAttention
+            | Self::Always => self,
+        }
+    }
+
+    /// What it leaves of an operator of a kind. For a fork the two mean: nobody, or somebody, reads it in backward.
+    pub(crate) fn options(self, kind: &OpKind) -> Vec<Recompute> {
+        let both = vec![Recompute::Keep, Recompute::Again];
+        if *kind == OpKind::Fork {
+            return both;
+        }
+        match self {
+            Self::Free => both,
+            Self::Never => vec![Recompute::Keep],
+            Self::Always => vec![Recompute::Again],
+            Self::AttentionOnly if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
+            Self::AttentionOnly => vec![Recompute::Keep],
+            Self::ButProducts if matches!(kind, OpKind::Linear) => vec![Recompute::Keep],
+            Self::AtLeastAttention if matches!(kind, OpKind::Attention { .. }) => vec![Recompute::Again],
+            Self::ButProducts | Self::AtLeastAttention => both,
+        }
+    }
+}
