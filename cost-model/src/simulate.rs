@@ -15,6 +15,10 @@ use ir::schedule::{
 use ir::units::Seconds;
 use thiserror::Error;
 
+mod turns;
+
+pub use turns::{EXACT, Turns, schedule_totals};
+
 /// Whether a transfer between chunks holds up the rank that sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfers {
@@ -86,11 +90,13 @@ pub enum SimulateError {
 }
 
 impl PipelineTimes {
-    fn shape(&self, table: &[Vec<Action>]) -> Result<TableShape, SimulateError> {
-        let n_stages = table.len();
-        let n_chunks = self.placement.n_chunks(n_stages as u32) as usize;
-        let (n_slices, n_places) = (self.n_slices, n_chunks * self.n_slices as usize);
+    /// Whether there are times for every chunk and slice of a shape; how many there are.
+    fn check_lengths(&self, shape: TableShape) -> Result<usize, SimulateError> {
+        let TableShape { n_stages, placement, n_slices, .. } = shape;
+        let (n_stages, n_chunks) = (n_stages as usize, shape.n_chunks() as usize);
+        let n_places = n_chunks * n_slices as usize;
         let fits = n_places > 0
+            && (self.placement, self.n_slices) == (placement, n_slices)
             && self.forward.len() == n_places
             && self.backward.len() == n_places
             && self.boundary.len() == n_places - n_slices as usize;
@@ -99,6 +105,15 @@ impl PipelineTimes {
                 (self.forward.len(), self.backward.len(), self.boundary.len());
             return Err(SimulateError::Lengths { n_stages, n_chunks, n_slices, forward, backward, boundary });
         }
+        Ok(n_places)
+    }
+
+    fn shape(&self, table: &[Vec<Action>]) -> Result<TableShape, SimulateError> {
+        let n_micro_batches = table.iter().flatten().map(|action| action.micro_batch + 1).max().unwrap_or(0);
+        let n_stages = table.len() as u32;
+        let shape =
+            TableShape { n_stages, placement: self.placement, n_micro_batches, n_slices: self.n_slices };
+        let n_places = self.check_lengths(shape)?;
         let parts = |parts: &BackwardParts| parts.input.len() == n_places && parts.weight.len() == n_places;
         let is_part = |action: &Action| match action.section {
             Section::Forward | Section::Backward => false,
@@ -107,8 +122,7 @@ impl PipelineTimes {
         if !self.parts.as_ref().is_some_and(parts) && table.iter().flatten().any(is_part) {
             return Err(SimulateError::NoParts);
         }
-        let n_micro_batches = table.iter().flatten().map(|action| action.micro_batch + 1).max().unwrap_or(0);
-        Ok(TableShape { n_stages: n_stages as u32, placement: self.placement, n_micro_batches, n_slices })
+        Ok(shape)
     }
 
     /// Place of a slice of a chunk in the lists.

@@ -14,7 +14,7 @@ use crate::forbid::broken;
 use crate::partition::{Chunk, Levels, Place, as_given, partition};
 use crate::price::hosts;
 use crate::price::setting::Entry;
-use crate::price::stage_memory::stage_memory;
+use crate::price::stage_memory::stage_peak;
 use crate::price::staged::{Layers, Staged};
 use crate::price::step::{Step, least, step};
 use crate::schedules::{in_flight, least_bubble};
@@ -241,7 +241,7 @@ impl Scope<'_> {
             return Err(Failed::Slower);
         }
         let step = step(&self.setting, &staged).map_err(|_| Failed::Unfit)?;
-        let peak = |stage: usize| stage_memory(&self.setting, &staged, stage, step.held[stage]).total().0;
+        let peak = |stage: usize| stage_peak(&self.setting, &staged, stage, step.held[stage]).0;
         let grounds = self.grounds(candidate);
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
         let fits = fits && hosts::fullest(&self.setting, &staged).is_none_or(|host| host.fits());

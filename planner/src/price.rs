@@ -10,7 +10,7 @@ use cost_model::{Constants, SimulateError};
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::prediction::{Interval, Prediction};
 use ir::plan::{Plan, PlanError};
-use ir::schedule::{Action, Section};
+use ir::schedule::{Action, Schedule, Section};
 use ir::slices::Slices;
 use ir::units::Seconds;
 
@@ -25,6 +25,7 @@ pub mod stage_memory;
 pub mod sent;
 pub mod hosts;
 pub mod prediction;
+pub mod book;
 
 use grounds::Grounds;
 use setting::{Backward, Entry, Setting};
@@ -52,7 +53,7 @@ pub fn price_open(plan: &Plan, opened: &OpenPlan) -> Result<Prediction, PlanErro
 /// # Errors
 /// What cannot be priced, and where it stands.
 pub fn price_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Prediction, PlanError> {
-    let found = stepped(plan, opened, constants, |setting, staged, _| {
+    let found = stepped(plan, opened, constants, |setting, staged| {
         let step = step(setting, staged)?;
         let of_ground = |ground: &Setting<'_>| {
             let Machine { cluster, device, precision, .. } = &ground.machine;
@@ -94,7 +95,7 @@ fn in_world(
 /// # Errors
 /// What cannot be priced, and where it stands.
 pub fn time_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Seconds, PlanError> {
-    stepped(plan, opened, constants, |setting, staged, table| Ok(timed(setting, staged, table)?.0))
+    stepped(plan, opened, constants, |setting, staged| Ok(timed(setting, staged)?.0))
 }
 
 /// What is said of a step in a world with given constants.
@@ -102,26 +103,41 @@ fn stepped<T>(
     plan: &Plan,
     opened: &OpenPlan,
     constants: &Constants,
-    say: impl FnOnce(&Setting<'_>, &Staged<'_>, &[Vec<Action>]) -> Result<T, SimulateError>,
+    say: impl FnOnce(&Setting<'_>, &Staged<'_>) -> Result<T, SimulateError>,
 ) -> Result<T, PlanError> {
-    let constants = constants.clone().on(&plan.cluster, plan.job.engine).map_err(|error| PlanError {
-        place: "cluster.calibration.constants".into(),
-        what: error.to_string(),
-    })?;
-    let table = plan.actions()?;
+    let constants = world(plan, constants)?;
+    let table = matches!(plan.schedule, Schedule::Custom(_)).then(|| plan.actions()).transpose()?;
     let is_part = |action: &Action| action.section == Section::BackwardWeight;
-    let backward = if table.iter().flatten().any(is_part) { Backward::Parts } else { Backward::Whole };
+    let has_parts = |table: &Vec<Vec<Action>>| table.iter().flatten().any(is_part);
+    let splits = plan.schedule.splits_backward() || table.as_ref().is_some_and(has_parts);
+    let backward = if splits { Backward::Parts } else { Backward::Whole };
     let setting = Setting { backward, ..setting(plan, &constants)? };
     let grounds = Grounds::new(&setting, plan.n_stages, plan.meshes());
     let (entries, chunks) = parts(plan, opened, &grounds);
     let whole = Slices::whole(plan.job.sequence);
     let slices = opened.sliced.as_ref().map_or(&whole, |sliced| &sliced.slices);
-    let staged = Staged { table: Some(&table), slices, ..staged(plan, opened, (&entries, &chunks), &whole) };
+    let staged =
+        Staged { table: table.as_deref(), slices, ..staged(plan, opened, (&entries, &chunks), &whole) };
     let wrong = |error: SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
-    say(&setting, &staged, &table).map_err(wrong)
+    say(&setting, &staged).map_err(wrong)
 }
 
-fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, PlanError> {
+/// Constants as they hold on the plan's machines with its engine.
+///
+/// # Errors
+/// What is wrong with the calibration that the plan's cluster brings.
+pub fn world(plan: &Plan, constants: &Constants) -> Result<Constants, PlanError> {
+    constants
+        .clone()
+        .on(&plan.cluster, plan.job.engine)
+        .map_err(|error| PlanError { place: "cluster.calibration.constants".into(), what: error.to_string() })
+}
+
+/// What the prices of a plan stand on, in its own [`world`], with backward run as one.
+///
+/// # Errors
+/// Where its cluster has no devices.
+pub fn setting<'a>(plan: &'a Plan, constants: &'a Constants) -> Result<Setting<'a>, PlanError> {
     let job = Job {
         sequence: plan.job.sequence,
         global_batch: plan.job.global_batch,

@@ -123,7 +123,7 @@ impl<'a> Scope<'a> {
     pub(crate) fn levels(&self, shelf: &Shelf) -> Levels {
         let slack = self.constants.fragmentation_factor;
         let cost = |entry: &Entry| LayerCost {
-            time: (entry.price.forward.seconds() + entry.backward_seconds()).0,
+            time: (entry.forward_seconds() + entry.backward_seconds()).0,
             state: (entry.memory.states() + self.setting.copied_gradients(entry)).0,
             host: entry.memory.host.0,
             saved: entry.memory.saved_total().0 * slack,

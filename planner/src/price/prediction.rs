@@ -205,7 +205,7 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
         let time = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
         StagePrediction {
             layers: staged.runs(stage).map(|(_, count)| count).sum(),
-            forward_s: time(&|entry| entry.price.forward.seconds()),
+            forward_s: time(&Entry::forward_seconds),
             backward_s: time(&Entry::backward_seconds),
             peak_memory_bytes: memory.total(),
             capacity_bytes: Bytes(grounds.at(stage).memory),

@@ -52,15 +52,6 @@ pub enum Backward {
     Parts,
 }
 
-/// A part of backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// As far as the stage before waits for it.
-    Input,
-    /// The rest.
-    Weight,
-}
-
 /// Figures of a backward in two parts.
 #[derive(Clone, Debug)]
 pub struct SplitFigures {
@@ -89,6 +80,8 @@ pub struct Entry {
     pub shared: Vec<(TensorId, f64)>,
     /// Elements of all parameters that one device updates.
     pub updated: f64,
+    /// What a step asks for again and again, of the whole micro-batch.
+    pub whole: SliceFigures,
     /// The same by slice, where sequences are cut: prices and bytes above are then sums over slices.
     pub slices: Vec<SliceFigures>,
 }
@@ -125,34 +118,40 @@ impl Entry {
             .map_or(vec![&self.price.backward], |split| vec![&split.price.input, &split.price.weight])
     }
 
-    /// Backward of one micro-batch, whole or both parts.
-    pub fn backward_seconds(&self) -> Seconds {
-        self.backward().into_iter().map(SectionPrice::seconds).sum()
+    /// Forward of one micro-batch.
+    pub fn forward_seconds(&self) -> Seconds {
+        self.whole.forward
     }
 
-    /// One part of backward; nothing where it is not split.
-    pub fn part_seconds(&self, part: Part) -> Seconds {
-        self.split.as_ref().map_or(Seconds::ZERO, |split| match part {
-            Part::Input => split.price.input.seconds(),
-            Part::Weight => split.price.weight.seconds(),
-        })
+    /// Backward of one micro-batch, whole or both parts.
+    pub fn backward_seconds(&self) -> Seconds {
+        self.whole.backward
     }
 
     /// Bytes carried between the parts of backward, per micro-batch.
     pub fn carried(&self) -> Bytes {
-        self.split.as_ref().map_or(Bytes::ZERO, |split| split.carried)
+        self.whole.carried
     }
 
     /// Figures of a slice; of the whole micro-batch where sequences are not cut.
     pub fn slice(&self, slice: usize) -> SliceFigures {
-        self.slices.get(slice).copied().unwrap_or_else(|| SliceFigures {
+        self.slices.get(slice).copied().unwrap_or(self.whole)
+    }
+}
+
+impl Figures {
+    /// Sums of what an action computes and keeps.
+    fn summed(&self) -> SliceFigures {
+        let parts = self.split.as_ref().map(|split| [&split.price.input, &split.price.weight]);
+        let parts = parts.map(|parts| parts.map(SectionPrice::seconds));
+        SliceFigures {
             forward: self.price.forward.seconds(),
-            backward: self.backward_seconds(),
-            parts: [self.part_seconds(Part::Input), self.part_seconds(Part::Weight)],
+            backward: parts.map_or_else(|| self.price.backward.seconds(), |parts| parts.into_iter().sum()),
+            parts: parts.unwrap_or_default(),
             saved: self.memory.saved_total(),
-            carried: self.carried(),
+            carried: self.split.as_ref().map_or(Bytes::ZERO, |split| split.carried),
             owed: Bytes::ZERO,
-        })
+        }
     }
 }
 
@@ -255,7 +254,9 @@ impl<'a> Setting<'a> {
         program: &Program,
     ) -> Entry {
         let layer = &model.layers[kind];
-        let Figures { price, memory, split } = self.figures(layer, (mesh, sizes), program);
+        let figures = self.figures(layer, (mesh, sizes), program);
+        let whole = figures.summed();
+        let Figures { price, memory, split } = figures;
         let updated = |update: &Update| updated_elements(layer, (mesh, sizes), update);
         Entry {
             split,
@@ -266,6 +267,7 @@ impl<'a> Setting<'a> {
             price,
             memory,
             shared: shared(model, kind, (mesh, sizes), program),
+            whole,
             slices: Vec::new(),
         }
     }
@@ -288,17 +290,10 @@ impl<'a> Setting<'a> {
         let of_slice = |(slice, (figures, sizes)): (u32, (&Figures, &Sizes))| {
             let range = slices.range(slice);
             let owed = owed_bytes((&natural.bytes(), layer, mesh, sizes), program, &range);
-            let alone = Entry {
-                price: figures.price.clone(),
-                memory: figures.memory.clone(),
-                split: figures.split.clone(),
-                slices: Vec::new(),
-                ..whole.clone()
-            };
-            SliceFigures { owed, ..alone.slice(0) }
+            SliceFigures { owed, ..figures.summed() }
         };
         let split = all.iter().map(|one| one.split.clone()).collect::<Option<Vec<_>>>();
-        Entry {
+        let together = Figures {
             price: ProgramPrice {
                 forward: SectionPrice::sum(all.iter().map(|one| &one.price.forward)),
                 backward: SectionPrice::sum(all.iter().map(|one| &one.price.backward)),
@@ -312,9 +307,11 @@ impl<'a> Setting<'a> {
                 },
                 carried: parts.iter().map(|one| one.carried).sum(),
             }),
-            slices: (0..).zip(all.iter().zip(&sizes)).map(of_slice).collect(),
-            ..whole.clone()
-        }
+        };
+        let summed = together.summed();
+        let Figures { price, memory, split } = together;
+        let slices = (0..).zip(all.iter().zip(&sizes)).map(of_slice).collect();
+        Entry { price, memory, split, whole: summed, slices, ..whole.clone() }
     }
 
     fn bytes(&self) -> MemoryContext<'_> {

@@ -23,8 +23,38 @@ const OWED: &str = "gradients owed to earlier slices";
 
 /// Peak memory of a stage by category; `held` counts its micro-batches in whole stages.
 pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, held: Held) -> MemoryBreakdown {
+    let (mut memory, _) = but_activations(setting, staged, stage, held);
+    for (entry, count) in staged.runs(stage) {
+        for (kind, bytes) in &entry.memory.saved {
+            let all = *bytes * (count as f64 * held.saved);
+            *memory.activations.entry(kind.name().to_string()).or_default() += all;
+        }
+        let carried = entry.carried() * (count as f64 * held.carried);
+        if carried > Bytes::ZERO {
+            *memory.activations.entry(CARRIED.to_string()).or_default() += carried;
+        }
+    }
+    if held.owed > Bytes::ZERO {
+        memory.activations.insert(OWED.to_string(), held.owed);
+    }
+    memory
+}
+
+/// All of it together, for whoever asks again and again.
+pub fn stage_peak(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, held: Held) -> Bytes {
+    let (memory, activations) = but_activations(setting, staged, stage, held);
+    memory.total() + activations
+}
+
+/// All categories but what is kept for backward, and that in one sum.
+fn but_activations(
+    setting: &Setting<'_>,
+    staged: &Staged<'_>,
+    stage: usize,
+    held: Held,
+) -> (MemoryBreakdown, Bytes) {
     let mut memory = MemoryBreakdown::default();
-    let mut freed = Bytes::ZERO;
+    let mut kept = held.owed;
     let mut stand_ins: BTreeMap<usize, Bytes> = BTreeMap::new();
     let (mut n_local, mut n_updated) = (0.0, 0.0);
     for (entry, count) in staged.runs(stage) {
@@ -36,22 +66,10 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
         let (local, updated) = setting.owned(entry);
         n_local += local * count as f64;
         n_updated += updated * count as f64;
-        for (kind, bytes) in &own.saved {
-            let all = *bytes * (count as f64 * held.saved);
-            *memory.activations.entry(kind.name().to_string()).or_default() += all;
-            freed += all;
-        }
-        let carried = entry.carried() * (count as f64 * held.carried);
-        if carried > Bytes::ZERO {
-            *memory.activations.entry(CARRIED.to_string()).or_default() += carried;
-            freed += carried;
-        }
+        kept += entry.whole.saved * (count as f64 * held.saved);
+        kept += entry.carried() * (count as f64 * held.carried);
         let most = stand_ins.entry(entry.kind).or_default();
         *most = most.max(own.stand_ins);
-    }
-    if held.owed > Bytes::ZERO {
-        memory.activations.insert(OWED.to_string(), held.owed);
-        freed += held.owed;
     }
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;
@@ -60,10 +78,10 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
     memory.buffers = working + stand_ins.into_values().sum() + copied;
     memory.gathered_units =
         gathered_units(staged.runs(stage).map(|(entry, count)| entry.memory.unit(count as f64)));
-    freed += working + memory.logits + memory.gathered_units;
+    let freed = kept + working + memory.logits + memory.gathered_units;
     let slack = setting.machine.constants.fragmentation_factor - 1.0;
     memory.reserve = freed * slack + Bytes(setting.reserve());
-    memory
+    (memory, kept)
 }
 
 /// The working set and the logits of the layer that needs most beyond what the stage keeps for backward.

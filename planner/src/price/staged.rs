@@ -16,7 +16,7 @@ use ir::conversion::steps;
 use ir::engine::StageTransfers;
 use ir::graph::{Model, ParameterRef, TensorId};
 use ir::mesh::{AxisId, Mesh, Meshes};
-use ir::schedule::{Action, Schedule};
+use ir::schedule::{Action, Schedule, Seat};
 use ir::sharding::{Placement, Sharding};
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
@@ -41,7 +41,7 @@ pub struct Staged<'a> {
     pub n_micro_batches: u64,
     /// Their order.
     pub schedule: Schedule,
-    /// What every stage runs, where it is known already or no schedule says it.
+    /// What every stage runs, where no schedule says it.
     pub table: Option<&'a [Vec<Action>]>,
     /// Where sequences are cut into slices.
     pub slices: &'a Slices,
@@ -83,8 +83,10 @@ impl Staged<'_> {
 
     /// The chunks of a stage, each as runs of (entry, count).
     pub fn chunks_of(&self, stage: usize) -> impl Iterator<Item = &Vec<(usize, u64)>> {
-        let own = self.schedule.placement().chunks_of(self.n_stages as u32, stage as u32);
-        own.into_iter().filter_map(|chunk| self.chunks.get(chunk as usize))
+        let (placement, rank, n_stages) = (self.schedule.placement(), stage as u32, self.n_stages as u32);
+        let own = (0..placement.n_virtual_stages())
+            .map(move |virtual_stage| placement.chunk(n_stages, Seat { rank, virtual_stage }));
+        own.filter_map(|chunk| self.chunks.get(chunk as usize))
     }
 
     /// A sum over the layers of a stage.
@@ -130,22 +132,25 @@ impl Staged<'_> {
         let mut links: BTreeMap<(u64, u64, Sharding), Transfer> = BTreeMap::new();
         let mut between = |chunk: usize| {
             let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
-            let sent = self.sent(chunk);
-            let transfer = || {
-                let shape = self.stream(chunk, tokens);
-                if self.meshes.of(pair.0) != self.meshes.of(pair.1) {
-                    return self.handover(setting, pair, (chunk, &shape));
-                }
-                let elements = sent.local_elements(self.meshes.of(pair.0), &shape);
-                let bytes = setting.activation(elements as f64);
-                match setting.job.engine.stage_transfers {
-                    StageTransfers::Beside => self.transfer(setting, pair, bytes),
-                    StageTransfers::Waited => self.scattered(setting, pair, (sent, bytes)),
-                }
-            };
-            links.entry((pair.0, pair.1, sent)).or_insert_with(transfer).clone()
+            let transfer = || self.border(setting, copy, (chunk, tokens));
+            links.entry((pair.0, pair.1, self.sent(chunk))).or_insert_with(transfer).clone()
         };
         (0..n_borders).map(&mut between).collect()
+    }
+
+    /// The same from one chunk to the next.
+    pub fn border(&self, setting: &Setting<'_>, copy: u32, (chunk, tokens): (usize, u64)) -> Transfer {
+        let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
+        let (sent, shape) = (self.sent(chunk), self.stream(chunk, tokens));
+        if self.meshes.of(pair.0) != self.meshes.of(pair.1) {
+            return self.handover(setting, pair, (chunk, &shape));
+        }
+        let elements = sent.local_elements(self.meshes.of(pair.0), &shape);
+        let bytes = setting.activation(elements as f64);
+        match setting.job.engine.stage_transfers {
+            StageTransfers::Beside => self.transfer(setting, pair, bytes),
+            StageTransfers::Waited => self.scattered(setting, pair, (sent, bytes)),
+        }
     }
 
     /// A transfer of what several devices of a stage hold alike: each sends its part, and the parts are gathered where

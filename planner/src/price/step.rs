@@ -4,12 +4,15 @@
 //! step = (pipeline + gradients reduced + optimizer + parameters gathered) * jitter + host
 //! ```
 //! What happens once is that of the stage where it takes longest, and of the parameters that stages share. The pipeline
-//! is the simulation of the schedule's table.
+//! is the simulation of the schedule, by recurrence where its ranks take turns, else of its table.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
-use cost_model::{BackwardParts, PipelineTimes, SimulateError, Transfers, lower_bound, totals};
+use cost_model::{
+    BackwardParts, PipelineTimes, SimulateError, Totals, Transfers, Turns, lower_bound, totals,
+};
 use ir::engine::{GradientOverlap, StageTransfers};
 use ir::mesh::Mesh;
 use ir::schedule::{Action, InFlight, ScheduleError, table};
@@ -72,30 +75,96 @@ pub struct StepParts {
 /// # Errors
 /// Where the schedule has no table for so many stages and micro-batches.
 pub fn step(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<Step, SimulateError> {
-    let n = |count: u64| u32::try_from(count).map_err(|_| ScheduleError::TooLarge { n_actions: count });
-    let written;
-    let actions: &[Vec<Action>] = match staged.table {
-        Some(rows) => rows,
-        None => {
-            written = table(staged.schedule, n(staged.n_stages)?, n(staged.n_micro_batches)?)?;
-            &written
+    step_between(setting, staged, &Streams::of(setting, staged))
+}
+
+/// The same, between chunks of which it is known already what goes from one to the next.
+pub(crate) fn step_between(
+    setting: &Setting<'_>,
+    staged: &Staged<'_>,
+    streams: &Streams,
+) -> Result<Step, SimulateError> {
+    let order = Order::of(staged)?;
+    let (time, parts) = around(setting, staged, pipeline(setting, staged, (&order, streams))?);
+    let held = match &order {
+        Order::Turns(turns) if !staged.slices.is_cut() => {
+            let v = f64::from(staged.schedule.n_virtual_stages());
+            let most = |stage: u64| f64::from(turns.most_in_flight(stage as u32)) / v;
+            let held = |stage: u64| Held { saved: most(stage), ..Held::default() };
+            (0..staged.n_stages).map(held).collect()
+        }
+        Order::Turns(_) | Order::Rows(_) => {
+            let rows = order.rows(staged)?;
+            rows.iter().enumerate().map(|(stage, row)| held(staged, stage, row)).collect()
         }
     };
-    let (time, parts) = timed(setting, staged, actions)?;
-    let held = actions.iter().enumerate().map(|(stage, row)| held(staged, stage, row)).collect();
     Ok(Step { time, parts, held })
 }
 
-/// The time alone of a step whose actions are written down.
+/// The time of a step alone.
 ///
 /// # Errors
-/// Where the table cannot run.
-pub fn timed(
-    setting: &Setting<'_>,
-    staged: &Staged<'_>,
-    actions: &[Vec<Action>],
-) -> Result<(Seconds, StepParts), SimulateError> {
-    Ok(around(setting, staged, pipeline(setting, staged, actions)?))
+/// Where the schedule has no table for so many stages and micro-batches, or the table cannot run.
+pub fn timed(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<(Seconds, StepParts), SimulateError> {
+    let (order, streams) = (Order::of(staged)?, Streams::of(setting, staged));
+    Ok(around(setting, staged, pipeline(setting, staged, (&order, &streams))?))
+}
+
+/// In which order stages run what they run: as a rule where there is one, since tables are long.
+enum Order<'t> {
+    Turns(Turns),
+    Rows(Cow<'t, [Vec<Action>]>),
+}
+
+impl<'t> Order<'t> {
+    fn of(staged: &Staged<'t>) -> Result<Self, SimulateError> {
+        if let Some(rows) = staged.table {
+            return Ok(Self::Rows(Cow::Borrowed(rows)));
+        }
+        let (p, m) = counts(staged)?;
+        Ok(match Turns::new(staged.schedule, p, m) {
+            Some(turns) => Self::Turns(turns),
+            None => Self::Rows(Cow::Owned(table(staged.schedule, p, m)?)),
+        })
+    }
+
+    fn rows(&self, staged: &Staged<'_>) -> Result<Cow<'_, [Vec<Action>]>, SimulateError> {
+        match self {
+            Self::Rows(rows) => Ok(Cow::Borrowed(rows)),
+            Self::Turns(_) => {
+                let (p, m) = counts(staged)?;
+                Ok(Cow::Owned(table(staged.schedule, p, m)?))
+            }
+        }
+    }
+
+    fn totals(&self, times: &PipelineTimes) -> Result<Totals, SimulateError> {
+        match self {
+            Self::Turns(turns) => turns.totals(times),
+            Self::Rows(rows) => totals(rows, times),
+        }
+    }
+}
+
+/// Stages and micro-batches, as tables count them.
+fn counts(staged: &Staged<'_>) -> Result<(u32, u32), ScheduleError> {
+    let n = |count: u64| u32::try_from(count).map_err(|_| ScheduleError::TooLarge { n_actions: count });
+    Ok((n(staged.n_stages)?, n(staged.n_micro_batches)?))
+}
+
+/// What goes from chunk to chunk of a step, and what is done with it there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Streams {
+    /// Every chunk's, for every slice of it.
+    pub(crate) takeovers: Vec<Takeover>,
+    /// Times between neighbours, for every slice.
+    pub(crate) boundaries: Vec<Seconds>,
+}
+
+impl Streams {
+    pub(crate) fn of(setting: &Setting<'_>, staged: &Staged<'_>) -> Self {
+        Self { takeovers: takeovers(setting, staged), boundaries: boundaries(setting, staged) }
+    }
 }
 
 /// A time that a step does not undercut: its schedule cannot end sooner, in whatever order its actions run.
@@ -103,7 +172,7 @@ pub fn timed(
 /// Only for schedules whose first stage begins and ends the step, and does not split backward: 1F1B and its like.
 pub fn least(setting: &Setting<'_>, staged: &Staged<'_>) -> Seconds {
     let n = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-    let times = pipeline_times(setting, staged, &takeovers(setting, staged));
+    let times = pipeline_times(setting, staged, &Streams::of(setting, staged));
     let pipeline = lower_bound(n(staged.n_stages), n(staged.n_micro_batches), &times);
     around(setting, staged, StepParts { pipeline, ..StepParts::default() }).0
 }
@@ -121,10 +190,6 @@ fn around(setting: &Setting<'_>, staged: &Staged<'_>, mut parts: StepParts) -> (
     let n_nodes = widest.unwrap_or(staged.meshes.alike.n_devices()).div_ceil(node);
     parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
     (work + parts.jitter + parts.host, parts)
-}
-
-fn forward(entry: &Entry) -> Seconds {
-    entry.price.forward.seconds()
 }
 
 /// What a stage holds at its peak: when all bytes together are most, its chunks being much alike.
@@ -207,10 +272,9 @@ fn held_sliced(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
 fn pipeline(
     setting: &Setting<'_>,
     staged: &Staged<'_>,
-    actions: &[Vec<Action>],
+    (order, streams): (&Order<'_>, &Streams),
 ) -> Result<StepParts, SimulateError> {
-    let takeovers = takeovers(setting, staged);
-    let timeline = totals(actions, &pipeline_times(setting, staged, &takeovers))?;
+    let timeline = order.totals(&pipeline_times(setting, staged, streams))?;
     let busy = |stage: usize| timeline.ranks[stage].busy_s;
     let slowest_stage = (1..timeline.ranks.len())
         .fold(0, |slowest, stage| if busy(stage) > busy(slowest) { stage } else { slowest });
@@ -219,7 +283,7 @@ fn pipeline(
         pipeline: timeline.period_s,
         bubble: (timeline.period_s - busiest.busy_s - busiest.sending_s).max(Seconds::ZERO),
         sends: busiest.sending_s,
-        takeover: of_stage(staged, &takeovers, slowest_stage),
+        takeover: of_stage(staged, &streams.takeovers, slowest_stage),
         slowest_stage,
         ..StepParts::default()
     })
@@ -245,7 +309,8 @@ pub(crate) fn takeovers(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Takeo
 }
 
 /// Times of its parts, of the streams that arrive in another sharding too.
-fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, takeovers: &[Takeover]) -> PipelineTimes {
+fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, streams: &Streams) -> PipelineTimes {
+    let takeovers = &streams.takeovers;
     let with = |mut times: Vec<Seconds>, of: &dyn Fn(&Takeover) -> Seconds| {
         times.iter_mut().zip(takeovers).for_each(|(time, takeover)| *time += of(takeover));
         times
@@ -260,7 +325,7 @@ fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, takeovers: &[Takeo
         forward: with(staged.per_slice(|one| one.forward), &|takeover| takeover.forward),
         backward: with(staged.per_slice(|one| one.backward), &|takeover| takeover.backward),
         parts,
-        boundary: boundaries(setting, staged),
+        boundary: streams.boundaries.clone(),
         transfers: match setting.job.engine.stage_transfers {
             StageTransfers::Beside if staged.schedule.n_virtual_stages() > 1 => Transfers::Overlapped,
             StageTransfers::Beside | StageTransfers::Waited => Transfers::Exposed,
@@ -298,7 +363,9 @@ fn once_per_step(setting: &Setting<'_>, staged: &Staged<'_>, parts: &mut StepPar
         };
         let spread = once(&|entry| entry.price.update.parameter_gather);
         let gather = match overlap {
-            GradientOverlap::Beside => parameter_gather_exposed(spread, once(&forward), buckets, constants),
+            GradientOverlap::Beside => {
+                parameter_gather_exposed(spread, once(&Entry::forward_seconds), buckets, constants)
+            }
             GradientOverlap::Absent => spread,
         };
         let optimizer = once(&|entry| entry.price.update.optimizer);
