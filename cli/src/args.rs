@@ -294,6 +294,9 @@ pub(crate) struct PinArgs {
     /// Which tokens of a cut sequence a device holds [default: zigzag]
     #[arg(long, value_enum)]
     pub(crate) token_order: Option<TokenOrderArg>,
+    /// Whether devices of one stage run as many micro-batches each, where their kinds differ [default: what is fastest]
+    #[arg(long, value_enum)]
+    pub(crate) shares: Option<SharesArg>,
     /// Decoder layers of every stage (of every chunk with --vpp), first first, comma-separated
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(0..=65_536))]
     pub(crate) layers_per_stage: Option<Vec<u64>>,
@@ -719,6 +722,14 @@ pub(crate) enum TokenOrderArg {
     ZigZag,
     /// Every n-th token
     Striped,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SharesArg {
+    /// All as many
+    Equal,
+    /// As many as they are fast
+    Unequal,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

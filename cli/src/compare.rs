@@ -216,7 +216,7 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
         ("ZeRO", format!("{}{hybrid}", roles.zero.stage)),
         ("offload", crate::clusters::word(&roles.offload)),
         ("recompute", crate::clusters::word(&roles.recompute)),
-        ("micro-batch", format!("{} x {}", roles.micro_batch, roles.accumulation)),
+        ("micro-batch", format!("{} x {}", roles.micro_batch, report::accumulation(roles))),
         ("schedule", plan.schedule.to_string()),
         ("mesh", if axes.is_empty() { "1".into() } else { axes.join(" x ") }),
     ];

@@ -2,11 +2,11 @@
 
 use executor::compare::Precision;
 use executor::element::Edges;
-use executor::job::{AdamW, Chunk, Execution, TokenLayout, Training};
+use executor::job::{AdamW, Chunk, Execution, Share, TokenLayout, Training};
 use ir::graph::Layer;
 use ir::lower::LayerChoice;
 use ir::plan::check::OpenPlan;
-use ir::plan::{EntryRun, Plan};
+use ir::plan::{EntryRun, Plan, PlanError};
 use ir::program::Program;
 use ir::schedule::Action;
 use ir::shrink::{ShrinkError, ShrinkLimits, Shrunk, shrink};
@@ -60,7 +60,7 @@ fn as_it_is(file: &str, plan: &Plan, opened: &OpenPlan, max_ranks: u64) -> Resul
     }
     let tokens = plan.job.sequence.saturating_mul(plan.micro_batch);
     let elements = opened.model.n_parameters().saturating_mul(plan.n_devices()).saturating_add(tokens);
-    if elements > MAX_ELEMENTS || plan.n_micro_batches > MAX_MICRO_BATCHES {
+    if elements > MAX_ELEMENTS || plan.most_micro_batches() > MAX_MICRO_BATCHES {
         let n_parameters = opened.model.n_parameters();
         return too_large(format!(
             "{n_parameters} parameters and {tokens} tokens on {} ranks",
@@ -85,6 +85,8 @@ pub(crate) struct SmallRun<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) opened: &'a OpenPlan,
     pub(crate) table: Vec<Vec<Action>>,
+    /// What each coordinate of the outermost axis runs, where they run unequal shares.
+    pub(crate) shares: Vec<Share>,
     /// What every layer of an entry runs, by entry.
     pub(crate) programs: Vec<Program>,
     stands_for: &'a [u64],
@@ -99,10 +101,16 @@ impl<'a> SmallRun<'a> {
         let too_many = |_| Failure::bug("the shrunk plan has too many stages or micro-batches");
         let n_stages = u32::try_from(plan.n_stages).map_err(too_many)?;
         let n_micro_batches = u32::try_from(plan.n_micro_batches).map_err(too_many)?;
-        let table =
-            plan.actions().map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
+        let wrong = |error: PlanError| Failure::bug(format!("{}: {}", error.place, error.what));
+        let table = plan.actions().map_err(wrong)?;
+        let share = |&share: &u64| {
+            let n_micro_batches = u32::try_from(share).map_err(too_many)?;
+            Ok(Share { n_micro_batches, table: plan.actions_of(share).map_err(wrong)? })
+        };
+        let shares = plan.shares.iter().map(share).collect::<Result<_, Failure>>()?;
         let programs = (0..opened.entries.len()).map(|entry| opened.run(entry).1.clone()).collect();
-        Ok(Self { plan, opened, table, programs, stands_for: &small.stands_for, n_stages, n_micro_batches })
+        let stands_for = &small.stands_for;
+        Ok(Self { plan, opened, table, shares, programs, stands_for, n_stages, n_micro_batches })
     }
 
     /// Position of the cluster's link tier between two ranks of the run: that between the ranks they stand for.
@@ -133,6 +141,7 @@ impl<'a> SmallRun<'a> {
             choices,
             micro_batch: self.plan.micro_batch,
             n_micro_batches: self.n_micro_batches,
+            shares: self.shares.clone(),
             sequence: self.plan.job.sequence,
             tokens: TokenLayout { order: self.plan.job.token_order, parts: self.opened.roles(self.plan).cp },
             slices: Slices::whole(self.plan.job.sequence),

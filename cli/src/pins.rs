@@ -5,10 +5,12 @@ use ir::graph::{Extent, Model};
 use ir::token_order::TokenOrder;
 use planner::constraints::Constraints;
 use planner::request::{
-    ContextKind, Forbid, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel,
+    ContextKind, Forbid, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel, SharesKind,
 };
 
-use crate::args::{ContextArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SwitchArg, TokenOrderArg};
+use crate::args::{
+    ContextArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SwitchArg, TokenOrderArg,
+};
 use crate::failure::Failure;
 
 /// Reads the values of all `--pin`, by the same rules as the options of `estimate`.
@@ -40,7 +42,7 @@ pub(crate) fn parse(option: &str, words: Vec<String>) -> Result<Pins, Failure> {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
         let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, zero-group, offload, sequence-parallel, cp-kind, token-order, \
-                    layers-per-stage; `planner estimate --help` says what each takes";
+                    shares, layers-per-stage; `planner estimate --help` says what each takes";
         Failure::argument_with_hint(format!("{option}: {what}"), hint)
     })?;
     Ok(of(&line.pins))
@@ -121,6 +123,10 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             TokenOrderArg::ZigZag => TokenOrder::ZigZag,
             TokenOrderArg::Striped => TokenOrder::Striped,
         }),
+        shares: args.shares.map(|shares| match shares {
+            SharesArg::Equal => SharesKind::Equal,
+            SharesArg::Unequal => SharesKind::Unequal,
+        }),
         layers_per_stage: args.layers_per_stage.clone(),
         forbid: Forbid::default(),
         constraints: Constraints::default(),
@@ -169,6 +175,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),
         cp_kind: pins.cp_kind,
         token_order: pins.token_order,
+        shares: pins.shares.or(Some(SharesKind::Equal)),
         layers_per_stage: pins.layers_per_stage.clone(),
         forbid: pins.forbid.clone(),
         constraints: pins.constraints.clone(),

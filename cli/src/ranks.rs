@@ -24,6 +24,9 @@ struct Rank {
     stage: u64,
     /// Place on every axis of the stage's mesh, outermost first.
     coordinates: Vec<u64>,
+    /// Micro-batches of a step, where ranks run unequal shares.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    micro_batches: Option<u64>,
 }
 
 /// Lists the ranks of a plan.
@@ -47,17 +50,20 @@ fn ranks(plan: &Plan) -> Vec<Rank> {
         let (rank, device) = (ranks.len() as u64, plan.cluster.groups[group].device.name.clone());
         let (stage, at) = plan.seat(rank);
         let coordinates = plan.mesh_of(stage).coordinates(at);
-        ranks.push(Rank { rank, node, slot, group, device, stage, coordinates });
+        let micro_batches = (!plan.shares.is_empty()).then(|| plan.micro_batches_of(stage, at));
+        ranks.push(Rank { rank, node, slot, group, device, stage, coordinates, micro_batches });
     }
     ranks
 }
 
 fn csv(plan: &Plan, ranks: &[Rank]) -> String {
     let axes: String = plan.mesh.axes.iter().map(|axis| format!(",{}", axis.name)).collect();
-    let mut text = format!("rank,node,slot,group,device,stage{axes}\n");
-    for Rank { rank, node, slot, group, device, stage, coordinates } in ranks {
+    let shares = if plan.shares.is_empty() { "" } else { ",micro_batches" };
+    let mut text = format!("rank,node,slot,group,device,stage{axes}{shares}\n");
+    for Rank { rank, node, slot, group, device, stage, coordinates, micro_batches } in ranks {
         let coordinates: String = coordinates.iter().map(|at| format!(",{at}")).collect();
-        text.push_str(&format!("{rank},{node},{slot},{group},{device},{stage}{coordinates}\n"));
+        let share = micro_batches.map_or(String::new(), |n| format!(",{n}"));
+        text.push_str(&format!("{rank},{node},{slot},{group},{device},{stage}{coordinates}{share}\n"));
     }
     text
 }

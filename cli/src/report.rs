@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ir::cluster::{Calibration, DeviceGroup};
 use ir::names::{Offload, Roles};
 use ir::plan::Plan;
-use ir::plan::prediction::{Breakdown, Prediction, StagePrediction};
+use ir::plan::prediction::{Breakdown, Prediction, SharePrediction, StagePrediction};
 use ir::units::{Bytes, Seconds};
 
 use crate::clusters::{device_names, word};
@@ -144,17 +144,61 @@ pub(crate) fn arrangement(plan: &Plan) -> String {
             alike[0].axes.iter().map(|axis| format!("{} {}", axis.name, axis.size)).collect();
         on.push_str(&format!(", then of {}", axes.join(" x ")));
     }
-    let micro_batches = figures::counted(plan.n_micro_batches, "micro-batch").replace("batchs", "batches");
+    let micro_batches = match plan.shares.is_empty() {
+        true => figures::counted(plan.n_micro_batches, "micro-batch").replace("batchs", "batches"),
+        false => format!("{} micro-batches", accumulation(&plan.roles)),
+    };
+    let together = match plan.shares.len() as u64 {
+        0 => plan.micro_batch,
+        n => plan.micro_batch / n,
+    };
     let proofs = plan.entries.iter().map(|entry| (entry.layer.as_str(), entry.proof.as_ref()));
-    list(&[
+    let mut rows = vec![
         ("roles", degrees(&plan.roles) + &recomputed_layers(plan)),
         ("mesh", format!("{}, each of {on}", figures::counted(plan.n_stages, "stage"))),
-        (
-            "schedule",
-            format!("{}, {micro_batches} of {} sequences{}", plan.schedule, plan.micro_batch, slices(plan)),
-        ),
+        ("schedule", format!("{}, {micro_batches} of {together} sequences{}", plan.schedule, slices(plan))),
         ("proof", proof_words(proofs)),
-    ])
+    ];
+    rows.splice(3..3, shares(plan).map(|text| ("shares", text)));
+    list(&rows)
+}
+
+/// `x0 0..2 on a100-sxm-40: 11 micro-batches each, 1.21 s; x0 2..4 on v100-sxm2-32: 5 each, 1.20 s`, where devices of a stage
+/// run unequal shares.
+fn shares(plan: &Plan) -> Option<String> {
+    let axis = plan.mesh.axes.first()?;
+    let sequences = plan.micro_batch / axis.size.max(1);
+    let one = |share: &SharePrediction| {
+        let at = numbers(&share.coordinates);
+        let n = figures::counted(share.n_micro_batches, "micro-batch").replace("batchs", "batches");
+        format!(
+            "{} {at} on {}: {n} of {sequences} each, {}",
+            axis.name,
+            share.devices.join(" and "),
+            figures::seconds(share.pipeline_s)
+        )
+    };
+    let predicted = plan.predicted.as_ref().filter(|predicted| !predicted.shares.is_empty())?;
+    Some(predicted.shares.iter().map(one).collect::<Vec<_>>().join("; "))
+}
+
+/// Rising numbers as ranges: `0-3, 6`.
+fn numbers(list: &[u64]) -> String {
+    let runs = list.chunk_by(|a, b| a + 1 == *b);
+    let text = |run: &[u64]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        [one] => one.to_string(),
+        [] => String::new(),
+    };
+    runs.map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// How many micro-batches a replica runs: as many as all, or between the least and the most.
+pub(crate) fn accumulation(roles: &Roles) -> String {
+    match roles.shares {
+        None => roles.accumulation.to_string(),
+        Some([least, most]) => format!("{least} to {most}"),
+    }
 }
 
 /// `, each in slices of 1536, 1280 and 1280 tokens`, where sequences are cut.

@@ -38,15 +38,17 @@ pub struct Execution<'a> {
     pub choices: Vec<(usize, LayerChoice)>,
     /// Sequences of one micro-batch, over the whole mesh.
     pub micro_batch: u64,
-    /// Micro-batches of a step.
+    /// Micro-batches of a step; of the average coordinate of the outermost axis, where these run unequal shares.
     pub n_micro_batches: u32,
+    /// What each coordinate of the outermost axis of the mesh runs, where they run unequal shares; else nothing.
+    pub shares: Vec<Share>,
     /// Tokens of a sequence.
     pub sequence: u64,
     /// How a sequence's tokens are laid out before they are cut.
     pub tokens: TokenLayout,
     /// Where a sequence is cut into slices that run one by one. The model's layers and choices are then the sliced ones.
     pub slices: Slices,
-    /// What every pipeline rank runs, in order.
+    /// What every pipeline rank runs, in order; where shares are unequal, with most micro-batches.
     pub table: Vec<Vec<Action>>,
     /// Of parameters and tokens.
     pub seed: u64,
@@ -60,6 +62,15 @@ pub struct Execution<'a> {
     pub edges: Edges,
     /// What a run of more than a few steps asks for.
     pub training: Training<'a>,
+}
+
+/// What one coordinate of the outermost axis of the mesh runs of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Micro-batches.
+    pub n_micro_batches: u32,
+    /// Its devices' actions, by pipeline rank.
+    pub table: Vec<Vec<Action>>,
 }
 
 /// What a run of more than a few steps asks for.
@@ -157,8 +168,41 @@ impl<'a> Execution<'a> {
 
     /// The counts that fix the table's actions.
     pub fn shape(&self) -> TableShape {
-        let (n_stages, n_micro_batches) = (self.n_stages, self.n_micro_batches);
-        TableShape { n_stages, placement: self.placement, n_micro_batches, n_slices: self.slices.n() }
+        let most = self.shares.iter().map(|share| share.n_micro_batches).max();
+        self.shape_of(most.unwrap_or(self.n_micro_batches))
+    }
+
+    /// The same of devices that run so many micro-batches.
+    pub(crate) fn shape_of(&self, n_micro_batches: u32) -> TableShape {
+        let (n_stages, placement) = (self.n_stages, self.placement);
+        TableShape { n_stages, placement, n_micro_batches, n_slices: self.slices.n() }
+    }
+
+    /// What a device of a stage runs, in order.
+    pub(crate) fn row(&self, stage: u32, device: u64) -> &[Action] {
+        let share = self.coordinate(device).and_then(|at| self.shares.get(at as usize));
+        &share.map_or(&self.table, |share| &share.table)[stage as usize]
+    }
+
+    /// Coordinate of a device along the outermost axis, where shares are unequal.
+    pub(crate) fn coordinate(&self, device: u64) -> Option<u64> {
+        let outermost = self.meshes.alike.axis_ids().next().filter(|_| !self.shares.is_empty())?;
+        Some(device / self.meshes.alike.stride(outermost))
+    }
+
+    /// The micro-batch of the whole mesh, and the device on it, of whose sequences a device has its next micro-batch, the
+    /// `at`-th of a step. Coordinates of the outermost axis take their sequences one after the other:
+    ///
+    /// `block = sum of the shares before + at; micro-batch = block / coordinates, coordinate = block mod coordinates`
+    pub(crate) fn source(&self, device: u64, at: u64) -> (u64, u64) {
+        let (Some(own), Some(outermost)) = (self.coordinate(device), self.meshes.alike.axis_ids().next())
+        else {
+            return (at, device);
+        };
+        let before = self.shares.iter().take(own as usize);
+        let block = before.map(|share| u64::from(share.n_micro_batches)).sum::<u64>() + at;
+        let (stride, size) = (self.meshes.alike.stride(outermost), self.meshes.alike.size(outermost));
+        (block / size, block % size * stride + device % stride)
     }
 
     /// All layers in the model's order.
@@ -213,6 +257,7 @@ impl Reference {
         Execution {
             meshes: Meshes::all(&self.mesh),
             n_stages: 1,
+            shares: Vec::new(),
             placement: Placement::Looped { virtual_stages: 1 },
             chunks: vec![self.chunk.clone()],
             choices: self.choices.clone(),

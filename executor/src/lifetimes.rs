@@ -146,7 +146,7 @@ impl<'a> Walk<'a> {
         for (key, held) in walk.parameters(stage) {
             walk.states(key, &held);
         }
-        for action in &run.execution.table[stage as usize] {
+        for action in run.execution.row(stage, walk.seat.device) {
             let (shape, action) = (run.execution.shape(), *action);
             let (chunk, unit) = (shape.chunk(action), shape.unit(action));
             // What the action before made is not of the moment in which this one takes something away.

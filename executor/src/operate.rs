@@ -166,11 +166,12 @@ impl<'a, E: Real> Rank<'a, E> {
     pub(crate) fn context(&self, at: At<'a>, op: OpId) -> Context<'a> {
         let run = self.run;
         let instance = run.instances[at.layer_idx];
+        let (_, device) = run.source(at.place.seq, self.seat.device);
         Context {
             kind: &run.layer(at.layer_idx).ops[op.0].kind,
             signature: &run.signatures[instance.kind][op.0],
-            blocks: &run.rows[self.run.slice_of(at.place.seq) as usize][self.seat.device as usize]
-                [instance.choice][op.0],
+            blocks: &run.rows[self.run.slice_of(at.place.seq) as usize][device as usize][instance.choice]
+                [op.0],
         }
     }
 
@@ -198,7 +199,7 @@ impl<'a, E: Real> Rank<'a, E> {
     /// A router by what it gives: slices have operators that the whole layer lacks, but the same tensors.
     fn route_key(&self, at: At<'a>, op: OpId) -> RouteKey {
         let weights = self.run.layer(at.layer_idx).ops[op.0].results[0];
-        (at.layer_idx, weights, self.run.micro_batch_of(at.place.seq))
+        (at.layer_idx, weights, self.run.source(at.place.seq, self.seat.device).0)
     }
 
     /// A rank that has all tokens counts those that experts have no slot for.

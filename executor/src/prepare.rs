@@ -210,9 +210,14 @@ impl<'a> Prepared<'a> {
         (seq % u64::from(self.execution.slices.n())) as u32
     }
 
-    /// Micro-batches before that of a unit, both counted from the first step.
-    pub(crate) fn micro_batch_of(&self, seq: u64) -> u64 {
-        seq / u64::from(self.execution.slices.n())
+    /// Of whose sequences a device has a unit counted from the first step: the micro-batch of the whole mesh, counted so
+    /// too, and the device on it.
+    pub(crate) fn source(&self, seq: u64, device: u64) -> (u64, u64) {
+        let execution = self.execution;
+        let most = u64::from(execution.shape().n_micro_batches);
+        let own = seq / u64::from(execution.slices.n());
+        let (micro_batch, device) = execution.source(device, own % most);
+        (own / most * u64::from(execution.n_micro_batches) + micro_batch, device)
     }
 
     /// A unit counted from the first step, in its step.
@@ -559,5 +564,25 @@ fn check_counts(execution: &Execution<'_>, programs: &[Program]) -> Result<(), E
         return Err(unfit("slices need tokens in their natural order".into()));
     }
     check_table(&execution.table, execution.shape())?;
+    check_shares(execution)
+}
+
+/// Unequal shares are together those of equal ones, and every device of a stage can run its own.
+fn check_shares(execution: &Execution<'_>) -> Result<(), ExecutorError> {
+    if execution.shares.is_empty() {
+        return Ok(());
+    }
+    let size = execution.meshes.alike.axes.first().map_or(1, |axis| axis.size);
+    let all: u64 = execution.shares.iter().map(|share| u64::from(share.n_micro_batches)).sum();
+    let is_whole = execution.meshes.each.is_empty() && !execution.slices.is_cut();
+    if execution.shares.len() as u64 != size
+        || all != size * u64::from(execution.n_micro_batches)
+        || !is_whole
+    {
+        return Err(unfit("the shares of the micro-batches do not fit the mesh".into()));
+    }
+    for share in &execution.shares {
+        check_table(&share.table, execution.shape_of(share.n_micro_batches))?;
+    }
     Ok(())
 }

@@ -126,7 +126,7 @@ impl<'a, E: Real> Rank<'a, E> {
     /// Runs every step.
     pub(crate) fn run(mut self, comm: &mut RankComm<'_, E>) -> Result<Record, ExecutorError> {
         comm.round_to(self.edges());
-        let row = &self.run.execution.table[self.seat.stage as usize];
+        let row = self.run.execution.row(self.seat.stage, self.seat.device);
         for step in 0..self.run.execution.steps {
             self.record.losses.extend(self.has_loss().then_some(0.0));
             for &action in row {
@@ -434,11 +434,8 @@ impl<'a, E: Real> Rank<'a, E> {
         if !value.sharding.partial_axes().is_empty() {
             return Err(self.bad_value(at, output, "is data and cannot be an unfinished sum".into()));
         }
-        let slot = Slot {
-            tensor: value.tensor,
-            seq: self.run.micro_batch_of(at.place.seq),
-            tokens: self.run.tokens_of(at.place.seq),
-        };
+        let (micro_batch, device) = self.run.source(at.place.seq, device);
+        let slot = Slot { tensor: value.tensor, seq: micro_batch, tokens: self.run.tokens_of(at.place.seq) };
         let shape = self.run.shape_in(at, value.tensor);
         let all = self.seat.block(Sharding::REPLICATED, &shape);
         let own = Block::of(value.sharding, self.seat.mesh, &self.seat.mesh.coordinates(device), &shape);

@@ -241,7 +241,8 @@ struct Joined<'a> {
 }
 
 impl Joined<'_> {
-    /// The sum over the pipeline ranks that have the last layer; every rank of one of them has its part.
+    /// The sum over the pipeline ranks that have the last layer, and over coordinates that run unequal shares: of each all
+    /// ranks have the same.
     fn losses(&self) -> Result<Vec<f64>, ExecutorError> {
         let execution = self.prepared.execution;
         let mut totals = vec![0.0; execution.steps as usize];
@@ -249,24 +250,29 @@ impl Joined<'_> {
         for stage in self.prepared.stages_of(last) {
             let first = execution.meshes.first(u64::from(stage)) as usize;
             let n = execution.mesh_of(stage).n_devices() as usize;
-            let losses = &self.records[first].losses;
-            for (rank, record) in self.records.iter().enumerate().skip(first + 1).take(n - 1) {
-                let pairs = record.losses.iter().zip(losses).enumerate();
-                if let Some((step, (&other, &own))) = pairs.into_iter().find(|(_, (other, own))| other != own)
-                {
-                    let what = format!("the loss of step {step}");
-                    return Err(ExecutorError::Disagreement {
-                        what,
-                        element: 0,
-                        ranks: (first, rank),
-                        values: (own, other),
-                    });
-                }
+            let n_alike = n / execution.shares.len().max(1);
+            for ranks in (first..first + n).collect::<Vec<_>>().chunks(n_alike.max(1)) {
+                let losses = self.alike(ranks)?;
+                totals.iter_mut().zip(losses).for_each(|(total, loss)| *total += loss);
             }
-            totals.iter_mut().zip(losses).for_each(|(total, loss)| *total += loss);
         }
         let mean = |(step, total): (usize, &f64)| total / self.prepared.n_counted(step as u64) as f64;
         Ok(totals.iter().enumerate().map(mean).collect())
+    }
+
+    /// The losses of ranks that must have the same.
+    fn alike(&self, ranks: &[usize]) -> Result<&[f64], ExecutorError> {
+        let Some((&first, others)) = ranks.split_first() else { return Ok(&[]) };
+        let losses = &self.records[first].losses;
+        for &rank in others {
+            let pairs = self.records[rank].losses.iter().zip(losses).enumerate();
+            if let Some((step, (&other, &own))) = pairs.into_iter().find(|(_, (other, own))| other != own) {
+                let what = format!("the loss of step {step}");
+                let (ranks, values) = ((first, rank), (own, other));
+                return Err(ExecutorError::Disagreement { what, element: 0, ranks, values });
+            }
+        }
+        Ok(losses)
     }
 
     fn tensors(

@@ -58,8 +58,11 @@ pub struct Roles {
     pub recompute: RecomputeRole,
     /// Sequences of one micro-batch on one data-parallel replica.
     pub micro_batch: u64,
-    /// Micro-batches of a step.
+    /// Micro-batches of a step; of the average replica, where they run unequal shares.
     pub accumulation: u64,
+    /// Least and most micro-batches of a replica, where they run unequal shares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<[u64; 2]>,
     /// Devices over which the vocabulary of the loss is cut.
     pub vocabulary_parallel: u64,
     /// Devices that compute the same in the dense layers.
@@ -210,8 +213,18 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         recompute: recompute(&arrangement.layers),
         micro_batch: arrangement.micro_batch.div_ceil(dp),
         accumulation: arrangement.n_micro_batches,
+        shares: None,
         vocabulary_parallel: product(&|axis| cuts_vocabulary(&arrangement.layers, axis)),
         same: degree(DenseRole::Same),
+    }
+}
+
+impl Roles {
+    /// The same where replicas run such shares of the micro-batches; none where all run as many.
+    #[must_use]
+    pub fn with_shares(self, shares: &[u64]) -> Self {
+        let ends = shares.iter().min().zip(shares.iter().max());
+        Self { shares: ends.map(|(&least, &most)| [least, most]), ..self }
     }
 }
 
@@ -257,7 +270,11 @@ impl fmt::Display for Roles {
             RecomputeRole::Selective => "selective",
             RecomputeRole::Full => "full",
         };
-        write!(f, ", recompute {recompute}, micro-batch {} x {}", self.micro_batch, self.accumulation)
+        write!(f, ", recompute {recompute}, micro-batch {} x ", self.micro_batch)?;
+        match self.shares {
+            None => write!(f, "{}", self.accumulation),
+            Some([least, most]) => write!(f, "{least} to {most}"),
+        }
     }
 }
 

@@ -21,6 +21,7 @@ pub mod entry;
 mod cluster_check;
 mod rules;
 pub mod sliced;
+pub mod shares;
 pub mod check;
 #[cfg(test)]
 pub(crate) mod samples;
@@ -67,8 +68,11 @@ pub struct Plan {
     pub slices: Vec<u64>,
     /// Sequences of one micro-batch, over the whole mesh of a stage.
     pub micro_batch: u64,
-    /// Micro-batches of a step.
+    /// Micro-batches of a step; of the average coordinate of the outermost axis, where these run unequal shares.
     pub n_micro_batches: u64,
+    /// Micro-batches of a step that each coordinate of the outermost axis of the mesh runs, where they run unequal shares.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<u64>,
     /// The choices that the chunks refer to by position.
     pub entries: Vec<Entry>,
     /// Layers in model order, cut into chunks; the schedule's placement says which ranks hold them.
@@ -248,13 +252,22 @@ impl Plan {
         (self.slices.len() as u64).max(1)
     }
 
-    /// What every pipeline rank runs, in order: the schedule's table, or the one that the plan brings.
+    /// What every pipeline rank runs, in order: the schedule's table, or the one that the plan brings. Where devices run
+    /// unequal shares, that of those with most micro-batches.
     ///
     /// # Errors
     /// A schedule without a table for these counts, or a table that is wrong.
     pub fn actions(&self) -> Result<Vec<Vec<Action>>, PlanError> {
+        self.actions_of(self.most_micro_batches())
+    }
+
+    /// The same of devices that run so many micro-batches.
+    ///
+    /// # Errors
+    /// A schedule without a table for these counts, or a table that is wrong.
+    pub fn actions_of(&self, n_micro_batches: u64) -> Result<Vec<Vec<Action>>, PlanError> {
         let (Ok(n_stages), Ok(n_micro_batches)) =
-            (u32::try_from(self.n_stages), u32::try_from(self.n_micro_batches))
+            (u32::try_from(self.n_stages), u32::try_from(n_micro_batches))
         else {
             return Err(PlanError::new("schedule", "too many stages or micro-batches for a schedule"));
         };
@@ -282,13 +295,25 @@ impl Plan {
         Ok(table)
     }
 
+    /// Micro-batches of the devices that run most.
+    pub fn most_micro_batches(&self) -> u64 {
+        self.shares.iter().copied().max().unwrap_or(self.n_micro_batches)
+    }
+
+    /// Micro-batches that a device of a stage runs.
+    pub fn micro_batches_of(&self, stage: u64, device: u64) -> u64 {
+        let mesh = self.mesh_of(stage);
+        let at = mesh.axis_ids().next().map_or(0, |outermost| device / mesh.stride(outermost));
+        self.shares.get(at as usize).copied().unwrap_or(self.n_micro_batches)
+    }
+
     /// The counts that fix the table's actions.
     pub fn table_shape(&self) -> TableShape {
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         TableShape {
             n_stages: narrow(self.n_stages),
             placement: self.schedule.placement(),
-            n_micro_batches: narrow(self.n_micro_batches),
+            n_micro_batches: narrow(self.most_micro_batches()),
             n_slices: narrow(self.n_slices()),
         }
     }

@@ -264,6 +264,17 @@ impl Instruction {
         }
     }
 
+    /// Axes along which it moves anything; a ring apart, which is its operator's.
+    pub fn axes(&self) -> Vec<AxisId> {
+        let steps = match self {
+            Self::Parameter { gather: steps, .. }
+            | Self::Convert { steps, .. }
+            | Self::Accumulate { reduce: steps, .. } => steps.as_slice(),
+            Self::Load { .. } | Self::Forward { .. } | Self::Backward { .. } | Self::Free { .. } => &[],
+        };
+        steps.iter().flat_map(|step| step.axes.iter().copied()).collect()
+    }
+
     /// Values that it makes.
     pub fn written(&self) -> Vec<ValueId> {
         match self {

@@ -98,6 +98,7 @@ pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError>
         n_stages: structure.n_stages,
         schedule: structure.schedule,
         n_micro_batches: structure.n_micro_batches,
+        shares: Vec::new(),
         micro_batch: sizes.micro_batch,
         slices: sizes.slices.clone(),
         job: Job {
@@ -114,6 +115,7 @@ pub fn shrink(plan: &Plan, limits: &ShrinkLimits) -> Result<Shrunk, ShrinkError>
         forms: Vec::new(),
         ..plan.clone()
     };
+    small.shares = small_shares(plan, &small);
     check_plan(&small).map_err(ShrinkError::Broken)?;
     let reopened = open(&small).map_err(ShrinkError::Broken)?;
     small.roles = reopened.roles(&small);
@@ -161,6 +163,22 @@ fn small_mesh(plan: &Plan, mesh: &Mesh) -> Mesh {
     Mesh { axes: mesh.axes.iter().enumerate().map(small).collect() }
 }
 
+/// Unequal shares of the small axis: which coordinate runs more stays so, by as little as the schedule has tables for.
+fn small_shares(plan: &Plan, small: &Plan) -> Vec<u64> {
+    let n = small.n_micro_batches;
+    let size = small.mesh.axes.first().map_or(1, |axis| axis.size);
+    let (first, second) = plan.shares.split_at(plan.shares.len() / 2);
+    if plan.shares.is_empty() || size < AXIS_DEVICES {
+        return Vec::new();
+    }
+    let has_tables = |more: &u64| [n - more, n + more].iter().all(|&share| small.actions_of(share).is_ok());
+    let more = (1..n).find(has_tables).unwrap_or(0);
+    match first.iter().sum::<u64>() < second.iter().sum() {
+        true => vec![n - more, n + more],
+        false => vec![n + more, n - more],
+    }
+}
+
 fn changes(plan: &Plan, small: &Plan, structure: &Structure, models: (&OpenPlan, &OpenPlan)) -> Vec<String> {
     let layers = |plan: &Plan| plan.chunks.iter().flatten().map(|run| run.count).sum::<u64>();
     let mut pairs: Vec<(String, u64, u64)> = Vec::new();
@@ -190,6 +208,10 @@ fn changes(plan: &Plan, small: &Plan, structure: &Structure, models: (&OpenPlan,
         .filter(|(_, old, new)| old != new)
         .map(|(name, old, new)| format!("{name}: {old} -> {new}"))
         .collect();
+    let text = |shares: &[u64]| shares.iter().map(u64::to_string).collect::<Vec<_>>().join(" ");
+    if !plan.shares.is_empty() {
+        lines.push(format!("shares: {} -> {}", text(&plan.shares), text(&small.shares)));
+    }
     lines.extend(attributes::changes(&models.0.model, &models.1.model));
     lines
 }

@@ -104,6 +104,7 @@ fn staged<'a>(
         slices,
         entries,
         chunks,
+        replicas: &[],
     }
 }
 

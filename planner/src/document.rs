@@ -36,7 +36,7 @@ const N_RUNNERS_UP: usize = 5;
 /// Where what was found cannot be opened again: a fault of the search. `None` where nothing was found.
 pub fn plan(found: &Found<'_>, constants: &Constants) -> Option<Result<Plan, PlanError>> {
     let best = found.ranking.first()?;
-    let mut plan = unpriced(found, best);
+    let mut plan = unpriced(found, best, &[]);
     let priced = open(&plan).and_then(|opened| price_with(&plan, &opened, constants));
     Some(priced.and_then(|predicted| {
         if predicted.step_time_s != best.step_time() {
@@ -49,7 +49,8 @@ pub fn plan(found: &Found<'_>, constants: &Constants) -> Option<Result<Plan, Pla
     }))
 }
 
-fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
+/// The plan of an arrangement whose coordinates of the outermost axis run so many micro-batches each, or all the same.
+pub(crate) fn unpriced(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Plan {
     let scope = &found.scope;
     let request = scope.request;
     let chosen = chosen(scope, best);
@@ -68,7 +69,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
             token_order: if cuts_queries(scope, best) { order } else { TokenOrder::Natural },
             engine: request.job.engine,
         },
-        roles: named,
+        roles: named.with_shares(shares),
         mesh: best.candidate.shape.mesh.clone(),
         stage_meshes: best.candidate.meshes.clone(),
         rank_map: RankMap::StageMajor,
@@ -78,6 +79,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         slices: if best.slices.is_cut() { best.slices.lengths() } else { Vec::new() },
         micro_batch: best.candidate.micro_batch,
         n_micro_batches: best.candidate.n_micro_batches,
+        shares: shares.to_vec(),
         entries: best
             .entries
             .iter()
@@ -97,7 +99,7 @@ fn unpriced(found: &Found<'_>, best: &Arranged) -> Plan {
         predicted: None,
         search: Some(report(&found.tally, best)),
         runners_up: runners_up(scope, &found.ranking),
-        warnings: warnings(found, best),
+        warnings: warnings(found, best, shares),
         forms: chosen.forms,
         cluster: request.cluster.clone(),
         model: ir::native::write(&chosen.model),
@@ -272,12 +274,7 @@ fn rearranged(asked: &Cluster, used: &Cluster) -> Vec<String> {
         groups.iter().map(name).collect::<Vec<_>>().join(", ")
     };
     let (asked, used) = (asked.unnumbered(), used.unnumbered());
-    let mut kept = used.groups.clone();
-    let mut left = asked.groups.clone();
-    left.retain(|group| {
-        let at = kept.iter().position(|other| other == group);
-        at.map(|at| kept.remove(at)).is_none()
-    });
+    let left = left(&asked.groups, &used.groups);
     let mut list = Vec::new();
     if !left.is_empty() {
         list.push(format!(
@@ -285,7 +282,8 @@ fn rearranged(asked: &Cluster, used: &Cluster) -> Vec<String> {
             names(&left)
         ));
     }
-    if asked.groups.iter().filter(|group| !left.contains(group)).ne(&used.groups) {
+    let mut asked = asked.groups.iter();
+    if !used.groups.iter().all(|group| asked.any(|other| other == group)) {
         list.push(format!(
             "ranks are counted with the groups of the cluster in this order, that of the stages: {}",
             names(&used.groups)
@@ -294,11 +292,31 @@ fn rearranged(asked: &Cluster, used: &Cluster) -> Vec<String> {
     list
 }
 
-fn warnings(found: &Found<'_>, best: &Arranged) -> Vec<String> {
+/// Groups that are not used, or so many of their devices; a group may be used in parts.
+fn left(asked: &[DeviceGroup], used: &[DeviceGroup]) -> Vec<DeviceGroup> {
+    let mut used = used.to_vec();
+    let mut list = Vec::new();
+    for group in asked {
+        let mut missing = group.count;
+        for part in
+            used.iter_mut().filter(|part| DeviceGroup { count: group.count, ..(**part).clone() } == *group)
+        {
+            let taken = missing.min(part.count);
+            missing -= taken;
+            part.count -= taken;
+        }
+        if missing > 0 {
+            list.push(DeviceGroup { count: missing, ..group.clone() });
+        }
+    }
+    list
+}
+
+fn warnings(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Vec<String> {
     let (scope, request) = (&found.scope, found.scope.request);
     let mut list = rearranged(found.asked, &request.cluster);
-    for stage in 0..best.candidate.n_stages {
-        list.extend(crowd(scope, best, stage));
+    if shares.is_empty() {
+        (0..best.candidate.n_stages).for_each(|stage| list.extend(crowd(scope, best, stage)));
     }
     if request.job.sequence > request.model.default_sequence {
         list.push(format!(

@@ -77,7 +77,7 @@ pub(crate) fn search_all<'a>(
 
 /// Seconds that no plan on these machines undercuts: the model's products forward and backward, at the rate that all
 /// devices together sustain.
-fn least_time(request: &Request, constants: &Constants) -> Seconds {
+pub(crate) fn least_time(request: &Request, constants: &Constants) -> Seconds {
     let (model, job) = (&request.model, &request.job);
     let of_layer = |layer: &Layer| -> f64 {
         let (sizes, gradients) = (layer.sizes(job.global_batch, job.sequence), gradient_tensors(layer));

@@ -37,6 +37,7 @@ pub mod cut_sequences;
 mod arrange;
 pub mod overflow;
 pub mod evaluate;
+mod shares;
 mod unequal;
 pub mod optimize;
 mod layouts;
@@ -44,13 +45,14 @@ mod offload;
 pub mod relax;
 pub mod chosen;
 pub mod document;
+mod share_plans;
 pub mod pareto;
 pub mod target;
 
 use arrange::Arranged;
 use cost_model::{CalibrationError, Constants};
 use ir::plan::{Plan, PlanError};
-use request::{NoPlan, OnProgress, Relaxation, Request, Stop};
+use request::{NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
@@ -136,14 +138,45 @@ fn found_or_offloaded(
     }
 }
 
-/// The plan on the fastest of several selections and orders of the groups of a cluster.
+/// The fastest plan on a cluster whose groups may be used in several selections and orders.
 fn found_on(
     layouts: &[Request],
     constants: &Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let request = &layouts[0];
-    match layouts::search_all(layouts, constants, watch) {
+    let unequal = |equal| share_plans::faster(request, constants, watch, equal);
+    if request.pins.shares == Some(SharesKind::Unequal) {
+        let none = || NoPlan::Impossible { what: NO_SHARES.into() };
+        return unequal(None).ok_or_else(none).and_then(|plan| as_pinned(request, plan));
+    }
+    let equal = found_equal(layouts, constants, watch);
+    let is_stopped = |plan: &Plan| plan.search.as_ref().is_some_and(|report| report.stopped_after.is_some());
+    if matches!(equal, Err(NoPlan::Broken { .. })) || equal.as_ref().is_ok_and(is_stopped) {
+        return equal;
+    }
+    unequal(equal.as_ref().ok()).map_or(equal, |plan| as_pinned(request, plan))
+}
+
+/// What to say where unequal shares are asked for and there is no such plan.
+const NO_SHARES: &str = "shares=unequal: no mesh has an outermost axis of replicas across groups of different devices, with \
+    at most the optimizer state cut along it, whose fastest shares are unequal";
+
+/// The plan on the fastest of several selections and orders, all of whose devices run as many micro-batches.
+fn found_equal(
+    layouts: &[Request],
+    constants: &Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Plan, NoPlan> {
+    let layouts: Vec<Request> = layouts
+        .iter()
+        .map(|layout| Request {
+            pins: Pins { shares: Some(SharesKind::Equal), ..layout.pins.clone() },
+            ..layout.clone()
+        })
+        .collect();
+    let request = &layouts[0];
+    match layouts::search_all(&layouts, constants, watch) {
         Ok(found) => match document::plan(&found, constants) {
             Some(Ok(plan)) => as_pinned(request, plan),
             Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),

@@ -31,6 +31,7 @@ use crate::given::StorageRule;
 use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees, shapes};
+use crate::shares;
 use crate::unequal;
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
@@ -236,7 +237,8 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     };
     let mut list = Vec::new();
     for n_stages in divisors(n_devices).into_iter().filter(wanted) {
-        for shape in shapes(n_devices / n_stages, facts, &request.pins) {
+        let all = shapes(n_devices / n_stages, facts, &request.pins).into_iter();
+        for shape in all.filter_map(|shape| shares::shape(request, shape, n_stages)) {
             for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
                 let (shape, meshes) = (shape.clone(), Vec::new());
                 list.push(Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches });

@@ -22,6 +22,7 @@ pub mod grounds;
 pub mod staged;
 pub mod step;
 pub mod stage_memory;
+pub mod replicas;
 pub mod sent;
 pub mod hosts;
 pub mod prediction;
@@ -99,7 +100,7 @@ pub fn time_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Resul
 }
 
 /// What is said of a step in a world with given constants.
-fn stepped<T>(
+pub(crate) fn stepped<T>(
     plan: &Plan,
     opened: &OpenPlan,
     constants: &Constants,
@@ -116,8 +117,9 @@ fn stepped<T>(
     let (entries, chunks) = parts(plan, opened, &grounds);
     let whole = Slices::whole(plan.job.sequence);
     let slices = opened.sliced.as_ref().map_or(&whole, |sliced| &sliced.slices);
-    let staged =
-        Staged { table: table.as_deref(), slices, ..staged(plan, opened, (&entries, &chunks), &whole) };
+    let replicas = replicas::replicas(plan, opened, &setting);
+    let base = staged(plan, opened, (&entries, &chunks), &whole);
+    let staged = Staged { table: table.as_deref(), slices, replicas: &replicas, ..base };
     let wrong = |error: SimulateError| PlanError { place: "schedule".into(), what: error.to_string() };
     say(&setting, &staged).map_err(wrong)
 }
@@ -195,5 +197,6 @@ fn staged<'a>(
         slices,
         entries,
         chunks,
+        replicas: &[],
     }
 }

@@ -373,6 +373,7 @@ impl<'a> Prices<'a> {
             ))
         };
         let cuts = self.cuts(elements, whole_axes(self.mesh, used));
+        let cuts = cuts.into_iter().filter(|cut| self.is_crossed_at_any_time(*cut));
         std::iter::once(AxisSet::EMPTY).chain(cuts).filter_map(price).collect()
     }
 
@@ -380,6 +381,11 @@ impl<'a> Prices<'a> {
     pub fn shardable(&self, whole: AxisSet) -> AxisSet {
         let may = |axis: &AxisId| self.views[axis.0].rule != AxisRule::Replicas;
         AxisSet::of(&whole.axes().into_iter().filter(may).collect::<Vec<AxisId>>())
+    }
+
+    /// Whether all axes of a cut may be crossed within a micro-batch, and not only once per step.
+    pub(crate) fn is_crossed_at_any_time(&self, cut: AxisSet) -> bool {
+        cut.axes().iter().all(|axis| self.views[axis.0].rule != AxisRule::Shares)
     }
 
     /// Ways to cut a parameter between uses over axes that hold it whole: all of them, those of a node, one.
@@ -411,8 +417,10 @@ impl<'a> Prices<'a> {
         for cut in self.cuts(elements, whole) {
             let none = AxisSet::EMPTY;
             storages.push(Storage::on_device(none, none, cut));
-            storages.push(Storage::on_device(none, cut, cut));
-            storages.push(Storage::on_device(cut, cut, cut));
+            if self.is_crossed_at_any_time(cut) {
+                storages.push(Storage::on_device(none, cut, cut));
+                storages.push(Storage::on_device(cut, cut, cut));
+            }
         }
         let there = storages.into_iter().map(|storage| Storage { home, ..storage });
         there.filter_map(|storage| self.storage_times(elements, storage, unfinished)).collect()

@@ -217,6 +217,8 @@ pub struct Pins {
     pub cp_kind: Option<ContextKind>,
     /// Which tokens of a cut sequence a device holds; zig-zag without a word.
     pub token_order: Option<TokenOrder>,
+    /// Whether devices of a stage may run unequal shares of the micro-batches; without a word where that is faster.
+    pub shares: Option<SharesKind>,
     /// Decoder layers of every chunk, first chunk first.
     pub layers_per_stage: Option<Vec<u64>>,
     /// What may not be.
@@ -280,6 +282,15 @@ pub enum ContextKind {
     Ring,
     /// Sequence and heads are exchanged.
     Ulysses,
+}
+
+/// How many micro-batches the coordinates of the outermost axis run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SharesKind {
+    /// As many each.
+    Equal,
+    /// As many as their devices are fast.
+    Unequal,
 }
 
 /// A switch, by name.

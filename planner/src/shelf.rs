@@ -156,7 +156,9 @@ impl<'a> Scope<'a> {
                 StorageRule::Free if base.forbid.zero.is_empty() => {
                     let cut = whole_axes(bench.prices.mesh(), used);
                     let home = base.homes.homes().last().copied().unwrap_or_default();
-                    Storage { home, ..Storage::on_device(AxisSet::EMPTY, cut, cut) }
+                    let gradient =
+                        if bench.prices.is_crossed_at_any_time(cut) { cut } else { AxisSet::EMPTY };
+                    Storage { home, ..Storage::on_device(AxisSet::EMPTY, gradient, cut) }
                 }
                 StorageRule::Free
                 | StorageRule::Whole

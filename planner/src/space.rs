@@ -39,6 +39,8 @@ pub enum AxisRule {
     Sequences,
     /// Splits sequences, between groups that each hold all states.
     Replicas,
+    /// Splits sequences, of which its coordinates run unequal numbers: nothing crosses it but once per step.
+    Shares,
     /// Splits sequences, and experts where tokens are routed.
     Experts,
     /// Splits the tokens of a sequence.
@@ -316,7 +318,9 @@ fn allowed(view: AxisView, tokens: TokensAre, has: &dyn Fn(Class) -> bool) -> (V
         AxisRule::Experts if routed => (vec![Sequences, Experts], false),
         AxisRule::TokensAndExperts if routed => (vec![Tokens, Experts], false),
         AxisRule::InsideAndExperts(_) if routed => (vec![Tokens, Experts], false),
-        AxisRule::Sequences | AxisRule::Replicas | AxisRule::Experts => (vec![Sequences], false),
+        AxisRule::Sequences | AxisRule::Replicas | AxisRule::Shares | AxisRule::Experts => {
+            (vec![Sequences], false)
+        }
         AxisRule::Tokens | AxisRule::TokensAndExperts => (vec![Tokens], false),
         AxisRule::Inside(inner) | AxisRule::InsideAndExperts(inner) => between(inner),
     }

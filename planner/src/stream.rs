@@ -20,9 +20,10 @@ pub(crate) fn shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Ve
             | AxisView { rule: AxisRule::Around, .. } => {
                 vec![sequences, tokens]
             }
-            AxisView { rule: AxisRule::Sequences | AxisRule::Replicas | AxisRule::Experts, .. } => {
-                vec![sequences]
-            }
+            AxisView {
+                rule: AxisRule::Sequences | AxisRule::Replicas | AxisRule::Shares | AxisRule::Experts,
+                ..
+            } => vec![sequences],
             AxisView { rule: AxisRule::Tokens | AxisRule::TokensAndExperts, .. } => vec![tokens],
             AxisView { rule: AxisRule::Inside(b) | AxisRule::InsideAndExperts(b), .. } => match b {
                 Between::Tokens => vec![tokens],

@@ -24,7 +24,7 @@ use crate::forbid::contradiction;
 use crate::found;
 use crate::request::{
     ContextKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
-    SequenceParallel, Stop,
+    SequenceParallel, SharesKind, Stop,
 };
 
 /// An engine whose space is known.
@@ -169,6 +169,8 @@ impl Target {
     fn common(self, pins: &Pins) -> Pins {
         let mut common = pins.clone();
         common.sequence_parallel = Some(self.between_products());
+        // None of them lets replicas run different numbers of micro-batches.
+        common.shares = Some(SharesKind::Equal);
         // Without a word the search tries 1F1B and its interleaved form.
         common.forbid.vpp.above_one |= !self.schedules().iter().any(|one| one.1 == ScheduleKind::Interleaved);
         let kinds = [ContextKind::Gather, ContextKind::Ring, ContextKind::Ulysses];
@@ -195,6 +197,9 @@ impl Target {
             return Err(format!(
                 "{name} cannot run offload=optimizer: its hosts hold parameters too, or nothing"
             ));
+        }
+        if pins.shares == Some(SharesKind::Unequal) {
+            return Err(format!("{name} cannot run shares=unequal: all replicas run as many micro-batches"));
         }
         lacks(name, "the schedule", pins.schedule, self.schedules())?;
         lacks(name, "the recomputation", pins.recompute, self.recomputations())?;

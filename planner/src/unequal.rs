@@ -75,6 +75,7 @@ fn may_be_longer(shape: &Shape) -> bool {
             AxisRule::Tokens
             | AxisRule::Experts
             | AxisRule::TokensAndExperts
+            | AxisRule::Shares
             | AxisRule::Inside(_)
             | AxisRule::InsideAndExperts(_),
         )

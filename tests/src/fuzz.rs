@@ -169,6 +169,7 @@ impl Case {
             slices,
             micro_batch: self.micro_batch,
             n_micro_batches: u64::from(n_micro_batches),
+            shares: Vec::new(),
             chunks,
             predicted: None,
             search: None,

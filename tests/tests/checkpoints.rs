@@ -117,6 +117,7 @@ fn execution<'a>(plan: &'a Plan, opened: &'a OpenPlan) -> Execution<'a> {
         choices: opened.entries.iter().map(|entry| (entry.layer, entry.choice.clone())).collect(),
         micro_batch: plan.micro_batch,
         n_micro_batches: plan.n_micro_batches as u32,
+        shares: Vec::new(),
         sequence: plan.job.sequence,
         tokens: TokenLayout { order: plan.job.token_order, parts: opened.roles(plan).cp },
         table: plan.actions().unwrap(),

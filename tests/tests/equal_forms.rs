@@ -42,6 +42,7 @@ fn outcome(model: &Model, given: Tensors) -> Outcome {
         choices: Vec::new(),
         micro_batch: 2,
         n_micro_batches: 2,
+        shares: Vec::new(),
         sequence: 8,
         tokens: TokenLayout::NATURAL,
         slices: ir::slices::Slices::whole(8),

@@ -88,6 +88,7 @@ fn outcome(model: &Model, golden: &Value) -> Outcome {
         choices: Vec::new(),
         micro_batch: count("micro_batch"),
         n_micro_batches: count("n_micro_batches") as u32,
+        shares: Vec::new(),
         sequence: count("sequence"),
         tokens: TokenLayout::NATURAL,
         slices: ir::slices::Slices::whole(count("sequence")),

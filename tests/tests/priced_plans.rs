@@ -60,6 +60,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
         choices: opened.entries.iter().map(|entry| (entry.layer, entry.choice.clone())).collect(),
         micro_batch: plan.micro_batch,
         n_micro_batches,
+        shares: Vec::new(),
         sequence: plan.job.sequence,
         given: executor::run::Tensors::new(),
         tokens: TokenLayout::NATURAL,

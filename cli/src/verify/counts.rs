@@ -184,13 +184,31 @@ impl Prediction<'_> {
         self.small.plan.table_shape().n_slices
     }
 
-    /// How often a stage runs a section of a slice of a chunk in all steps.
-    fn runs(&self, (stage, chunk): (u64, usize), section: Section, slice: u32) -> u64 {
+    /// What a device of a stage runs; of devices with unequal shares, by their coordinate along the outermost axis.
+    fn row(&self, stage: u64, share: usize) -> &[Action] {
+        let own = self.small.shares.get(share);
+        &own.map_or(&self.small.table, |share| &share.table)[stage as usize]
+    }
+
+    /// Tiers of the cluster, and one place for ranks that no link joins.
+    fn n_tiers(&self) -> usize {
+        self.small.plan.cluster.tiers.len() + 1
+    }
+
+    /// Coordinate of a device that tells which share it runs; zero where all run the same.
+    fn share_of(&self, device: u64) -> usize {
+        let (plan, n) = (self.small.plan, self.small.shares.len() as u64);
+        let each = plan.mesh.n_devices().checked_div(n);
+        each.map_or(0, |each| (device / each.max(1)) as usize)
+    }
+
+    /// How often a stage runs a section of a slice of a chunk in all steps, with a share.
+    fn runs(&self, (stage, chunk, share): (u64, usize, usize), section: Section, slice: u32) -> u64 {
         let shape = self.small.plan.table_shape();
         let is_one = |action: &&Action| {
             action.section == section && action.slice == slice && shape.chunk(**action) as usize == chunk
         };
-        self.small.table[stage as usize].iter().filter(is_one).count() as u64 * u64::from(STEPS)
+        self.row(stage, share).iter().filter(is_one).count() as u64 * u64::from(STEPS)
     }
 
     /// What layers send for themselves.
@@ -211,27 +229,33 @@ impl Prediction<'_> {
     /// What it sends for one slice of every sequence; with the first, what it sends once per step.
     fn slice_on(&self, sent: &mut Bytes, (stage, chunk): (u64, usize), slice: u32) {
         let plan = self.small.plan;
+        // Within a micro-batch nothing passes between devices with unequal shares: the count is kept apart by share.
+        let n_tiers = self.n_tiers();
         let tier_of = |a: u64, b: u64| self.tier((stage, a), (stage, b));
-        let links = Links { element_bytes: self.element_bytes, tier_of: &tier_of };
-        let runs = |section: Section| self.runs((stage, chunk), section, slice);
+        let apart = |a: u64, b: u64| tier_of(a, b) + n_tiers * self.share_of(a);
+        let links = |tier_of| Links { element_bytes: self.element_bytes, tier_of };
+        let runs = |section: Section| move |share: usize| self.runs((stage, chunk, share), section, slice);
         for (layer, program, entry) in self.small.chunk(chunk) {
             let sizes = self.small.opened.run_sizes(plan, entry, slice);
             let mesh = plan.mesh_of(stage);
-            let bytes = program_bytes(layer, mesh, &sizes, program, &links);
+            let of_micro_batch = Program { updates: Vec::new(), ..program.clone() };
+            let bytes = program_bytes(layer, mesh, &sizes, &of_micro_batch, &links(&apart));
             let split = split_backward(layer, program);
-            let [input, weight] = split_bytes((layer, mesh, &sizes), program, &split, &links);
-            let mut put = |section: &BytesByCollective, times: u64| {
+            let [input, weight] = split_bytes((layer, mesh, &sizes), program, &split, &links(&apart));
+            let mut put = |section: &BytesByCollective, times: &dyn Fn(usize) -> u64| {
                 for (one, bytes) in section {
-                    let name = sent_name(self.small, one.class.name(), (one.kind, one.algorithm), one.tier);
-                    add(sent, name, bytes * times);
+                    let (tier, share) = (one.tier % n_tiers, one.tier / n_tiers);
+                    let name = sent_name(self.small, one.class.name(), (one.kind, one.algorithm), tier);
+                    add(sent, name, bytes * times(share));
                 }
             };
-            put(&bytes.forward, runs(Section::Forward));
-            put(&bytes.backward, runs(Section::Backward));
-            put(&input, runs(Section::BackwardInput));
-            put(&weight, runs(Section::BackwardWeight));
+            put(&bytes.forward, &runs(Section::Forward));
+            put(&bytes.backward, &runs(Section::Backward));
+            put(&input, &runs(Section::BackwardInput));
+            put(&weight, &runs(Section::BackwardWeight));
             if slice == 0 {
-                put(&bytes.update, u64::from(STEPS));
+                let once = program_bytes(layer, mesh, &sizes, program, &links(&tier_of)).update;
+                put(&once, &|_| u64::from(STEPS));
             }
         }
     }
@@ -257,7 +281,7 @@ impl Prediction<'_> {
         &self,
         sent: &mut Bytes,
         (left, right): (&Program, &Program),
-        (before, after, times): (u64, u64, u64),
+        (before, after, copy): (u64, u64, u32),
         shape: &dyn Fn(TensorId) -> Vec<u64>,
     ) {
         let (first, mesh) = (self.small.plan.mesh_of(before), self.small.plan.mesh_of(after));
@@ -272,7 +296,11 @@ impl Prediction<'_> {
                 for ((from, to), bytes) in bytes {
                     let tier = self.tier((stages.0, from), (stages.1, to));
                     let how = (CollectiveKind::SendRecv, Algorithm::Direct);
-                    add(sent, sent_name(self.small, Class::Pipeline.name(), how, tier), bytes * times);
+                    add(
+                        sent,
+                        sent_name(self.small, Class::Pipeline.name(), how, tier),
+                        bytes * self.passes(copy, 0),
+                    );
                 }
             }
             return;
@@ -280,40 +308,52 @@ impl Prediction<'_> {
         if before != after {
             for sharding in [given, wanted] {
                 let bytes = stream_bytes(mesh, &shape, sharding, self.element_bytes);
-                self.send(sent, Class::Pipeline, (before, after), (&bytes, times));
+                let passes = |device: u64| self.passes(copy, self.share_of(device));
+                self.send(sent, Class::Pipeline, (before, after), (&bytes, &passes));
             }
         }
-        let tier_of = |a: u64, b: u64| self.tier((after, a), (after, b));
+        let n_tiers = self.n_tiers();
+        let tier_of = |a: u64, b: u64| self.tier((after, a), (after, b)) + n_tiers * self.share_of(a);
         let links = Links { element_bytes: self.element_bytes, tier_of: &tier_of };
         for step in [steps(given, read.sharding), steps(leaves, wanted)].into_iter().flatten().flatten() {
             let Some(kind) = step.kind.collective() else { continue };
             for (tier, bytes) in step_bytes(&step, mesh, &shape, &links) {
+                let (tier, share) = (tier % n_tiers, tier / n_tiers);
                 let name = sent_name(self.small, Class::Pipeline.name(), (kind, step.algorithm), tier);
-                add(sent, name, bytes * times);
+                add(sent, name, bytes * self.passes(copy, share));
             }
         }
     }
 
     /// Every device of a stage sends so many bytes to its peer in another, or gets them from there.
-    fn send(&self, sent: &mut Bytes, class: Class, (from, to): (u64, u64), (bytes, times): (&[u64], u64)) {
+    fn send(
+        &self,
+        sent: &mut Bytes,
+        class: Class,
+        (from, to): (u64, u64),
+        (bytes, times): (&[u64], &dyn Fn(u64) -> u64),
+    ) {
         for (device, bytes) in bytes.iter().enumerate() {
             let tier = self.tier((from, device as u64), (to, device as u64));
             let how = (CollectiveKind::SendRecv, Algorithm::Direct);
-            add(sent, sent_name(self.small, class.name(), how, tier), bytes * times);
+            add(sent, sent_name(self.small, class.name(), how, tier), bytes * times(device as u64));
         }
     }
 
-    /// From which stage to which the stream passes before a chunk, and how often in all steps.
-    fn hops(&self, chunk: usize) -> Vec<(u64, u64, u64)> {
+    /// From which stage to which the stream of a copy passes before a chunk.
+    fn hops(&self, chunk: usize) -> Vec<(u64, u64, u32)> {
         let shape = self.small.plan.table_shape();
         let rank =
             |chunk: usize, m: u32| u64::from(shape.placement.seat(shape.n_stages, chunk as u32, m).rank);
-        let copies = shape.placement.n_copies();
-        let of_copy = |copy: u32| {
-            let n = (0..shape.n_micro_batches).filter(|m| m % copies == copy).count() as u64;
-            (rank(chunk - 1, copy), rank(chunk, copy), n * u64::from(STEPS))
-        };
-        (0..copies).map(of_copy).collect()
+        (0..shape.placement.n_copies()).map(|copy| (rank(chunk - 1, copy), rank(chunk, copy), copy)).collect()
+    }
+
+    /// How often a stream of a copy passes in all steps, with a share.
+    fn passes(&self, copy: u32, share: usize) -> u64 {
+        let shape = self.small.plan.table_shape();
+        let own = self.small.shares.get(share).map_or(shape.n_micro_batches, |share| share.n_micro_batches);
+        let n = (0..own).filter(|m| m % shape.placement.n_copies() == copy).count() as u64;
+        n * u64::from(STEPS)
     }
 
     /// Layers on two stages: the gradients of the second copy to the first, the new values back.
@@ -326,8 +366,8 @@ impl Prediction<'_> {
                 for update in &program.updates {
                     let bytes = self.cut_bytes(mesh, update, &layer.shape(update.tensor, &sizes));
                     for &twin in &stages[1..] {
-                        self.send(sent, Class::Tie, (twin, stages[0]), (&bytes, u64::from(STEPS)));
-                        self.send(sent, Class::Tie, (stages[0], twin), (&bytes, u64::from(STEPS)));
+                        self.send(sent, Class::Tie, (twin, stages[0]), (&bytes, &every_step));
+                        self.send(sent, Class::Tie, (stages[0], twin), (&bytes, &every_step));
                     }
                 }
             }
@@ -363,8 +403,8 @@ impl Prediction<'_> {
             };
             if owner != copy {
                 let bytes = self.update_cut(tie.owner);
-                self.send(sent, Class::Tie, (copy, owner), (&bytes, u64::from(STEPS)));
-                self.send(sent, Class::Tie, (owner, copy), (&bytes, u64::from(STEPS)));
+                self.send(sent, Class::Tie, (copy, owner), (&bytes, &every_step));
+                self.send(sent, Class::Tie, (owner, copy), (&bytes, &every_step));
             }
         }
     }
@@ -414,8 +454,9 @@ impl Prediction<'_> {
             let most = known.entry(name).or_insert(0);
             *most = bytes.max(*most);
         };
-        for (stage, row) in self.small.table.iter().enumerate() {
+        for stage in 0..self.small.table.len() {
             for device in 0..plan.mesh_of(stage as u64).n_devices() as usize {
+                let row = self.row(stage as u64, self.share_of(device as u64));
                 let rank = plan.cluster_rank(stage as u64, device as u64) as usize;
                 let (mut now, mut most) = (0_u64, 0_u64);
                 for action in row {
@@ -466,6 +507,11 @@ impl Prediction<'_> {
         }
         chunks
     }
+}
+
+/// What is sent once per step.
+fn every_step(_: u64) -> u64 {
+    u64::from(STEPS)
 }
 
 /// What a layer keeps for one micro-batch, by device of its stage.

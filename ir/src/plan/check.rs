@@ -9,6 +9,7 @@
 //!   a chunk in a sharding that converts into the one that is wanted;
 //! - the schedule has a table;
 //! - where sequences are cut into slices, every layer can be run by slices;
+//! - where devices run unequal shares of the micro-batches, nothing of a micro-batch passes between them;
 //! - parameters that are one are used and stored in one way.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,8 @@ use crate::names::{Arrangement, PlacedLayer, Roles, roles};
 use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
 use crate::plan::cluster_check::check_cluster;
-use crate::plan::entry::RESERVED;
+use crate::plan::entry::{RESERVED, write_sharding};
+use crate::plan::shares;
 use crate::plan::sliced::{self, Sliced};
 use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
 use crate::positions::too_short;
@@ -90,6 +92,7 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
     check_mesh(plan)?;
     check_batch(plan)?;
     sliced::check_lengths(plan)?;
+    shares::check_counts(plan)?;
     check_schedule(plan)?;
     check_stage_meshes(plan)?;
     check_limits(&plan.model)?;
@@ -98,6 +101,7 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
     let originals = open_forms(plan, &model)?;
     let mut open = OpenPlan { model, entries, originals, sliced: None };
     check_chunks(plan, &open)?;
+    shares::check_entries(plan, &open)?;
     open.sliced = sliced::open_slices(plan, &open.model, &open.entries, open.roles(plan).cp)?;
     check_token_order(plan, &open)?;
     check_ties(plan, &open)?;
@@ -137,7 +141,7 @@ impl OpenPlan {
 
     /// The plan in the literature's words.
     pub fn roles(&self, plan: &Plan) -> Roles {
-        roles(&self.arrangement(plan))
+        roles(&self.arrangement(plan)).with_shares(&plan.shares)
     }
 
     /// The plan as names are read off it: where stages have other meshes, those with that of the first.
@@ -484,10 +488,12 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
             format!("layer `{}` is missing at the end", open.model.layers[run.layer].name),
         );
     }
-    if arriving != Sharding::REPLICATED {
+    let whole = shares::loss(plan);
+    if arriving != whole {
+        let wanted = write_sharding(whole, &plan.mesh, &[]);
         return fail(
             "chunks",
-            "the loss must be whole on every device: the last entry's `out` must be `replicated`",
+            format!("the loss must be whole on every device: the last entry's `out` must be `{wanted}`"),
         );
     }
     unused.first().map_or(Ok(()), |entry| fail(format!("entries[{entry}]"), "no chunk has this entry"))

@@ -50,6 +50,23 @@ pub struct Prediction {
     /// What failures leave of the speed, where the cluster says how often devices fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upkeep: Option<Upkeep>,
+    /// Coordinates of the outermost axis that run unequal shares of the micro-batches.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<SharePrediction>,
+}
+
+/// Coordinates of the outermost axis on the same devices with the same share.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SharePrediction {
+    /// The coordinates.
+    pub coordinates: Vec<u64>,
+    /// Their devices, in the order of the stages.
+    pub devices: Vec<String>,
+    /// Micro-batches of a step that each runs.
+    pub n_micro_batches: u64,
+    /// Time of these.
+    pub pipeline_s: Seconds,
 }
 
 /// Checkpoints and failures of a long training.

@@ -155,6 +155,7 @@ impl Sample {
             slices: self.slices.clone(),
             micro_batch,
             n_micro_batches: self.n_micro_batches,
+            shares: Vec::new(),
             entries,
             chunks: self.chunks(&model),
             predicted: None,

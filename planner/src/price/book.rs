@@ -211,6 +211,7 @@ impl<'a> Book<'a> {
             slices: &slices,
             entries: &entries,
             chunks: &chunks,
+            replicas: &[],
         };
         let found = self.figures(&staged);
         self.entries = entries;

@@ -4,6 +4,8 @@
 //! and links and has its memory; one that lies on several waits for the slowest, has the memory of the smallest and the
 //! links of the cluster, as what goes from stage to stage has.
 
+use std::ops::Range;
+
 use ir::mesh::{Mesh, Meshes};
 use ir::schedule::Placement;
 
@@ -21,6 +23,15 @@ pub struct Grounds<'a> {
 impl<'a> Grounds<'a> {
     /// The grounds of stages on such meshes: of stages on one, the meshes are alike.
     pub fn new(setting: &Setting<'a>, n_stages: u64, meshes: Meshes<'_>) -> Self {
+        Self::over(setting, n_stages, (meshes, &|stage| meshes.ranks(stage)))
+    }
+
+    /// The same of a part of every stage's devices, by their ranks.
+    pub fn over(
+        setting: &Setting<'a>,
+        n_stages: u64,
+        (meshes, ranks): (Meshes<'_>, &dyn Fn(u64) -> Range<u64>),
+    ) -> Self {
         let cluster = setting.machine.cluster;
         let mut grounds = Self { settings: Vec::new(), of_stage: Vec::new() };
         let one_mesh = meshes.each.is_empty();
@@ -31,7 +42,7 @@ impl<'a> Grounds<'a> {
         }
         let links = |home: Option<usize>| home.map(|home| &cluster.groups[home].links);
         for stage in 0..n_stages {
-            let own = setting.among(cluster.groups_under(meshes.ranks(stage)));
+            let own = setting.among(cluster.groups_under(ranks(stage)));
             let same = |(ground, other): (usize, &Setting<'_>)| {
                 let mesh = grounds.of_stage.iter().position(|of| *of == ground);
                 mesh.is_some_and(|other| meshes.of(other as u64) == meshes.of(stage))

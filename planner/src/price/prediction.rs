@@ -11,10 +11,12 @@ use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::op::OpKind;
 use ir::op_work::model_flops;
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction, Upkeep};
+use ir::plan::shares;
 use ir::signature::signature;
 use ir::units::{Bytes, Seconds};
 
 use crate::price::grounds::Grounds;
+use crate::price::replicas::{self, Replica};
 use crate::price::sent::bytes_sent;
 use crate::price::setting::{Entry, Setting};
 use crate::price::stage_memory::stage_memory;
@@ -53,6 +55,7 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
         cost_per_step,
         cost_per_trillion_tokens: cost_per_step.map(|cost| cost / tokens * 1e12 / goodput),
         upkeep,
+        shares: replicas::reported(staged, &step.pipelines),
     }
 }
 
@@ -69,11 +72,34 @@ fn mean_peak(setting: &Setting<'_>) -> f64 {
 
 /// Energy of a step, where all devices have a power limit: by stage, on the device that it is priced on.
 fn energy_of(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Option<f64> {
+    if !staged.replicas.is_empty() {
+        return staged
+            .replicas
+            .iter()
+            .map(|replica| energy_of_replica(setting, staged, (step, replica)))
+            .sum();
+    }
     let grounds = Grounds::new(setting, staged.n_stages, staged.meshes);
     let of_stage = |stage: usize| {
         let n_devices = staged.meshes.of(stage as u64).n_devices();
         let watts = grounds.at(stage).machine.device.watts? * n_devices as f64;
         let busy = busy(staged, stage) + step.parts.optimizer;
+        Some(energy::joules(watts, step.time, busy, setting.machine.constants))
+    };
+    (0..staged.n_stages as usize).map(of_stage).sum()
+}
+
+/// The same of the devices of one replica.
+fn energy_of_replica(
+    setting: &Setting<'_>,
+    staged: &Staged<'_>,
+    (step, replica): (&Step, &Replica),
+) -> Option<f64> {
+    let own = staged.of(replica);
+    let of_stage = |stage: usize| {
+        let each = staged.meshes.of(stage as u64).stride(shares::AXIS);
+        let watts = replica.stages[stage].watts? * (each * replica.coordinates.len() as u64) as f64;
+        let busy = busy(&own, stage) + step.parts.optimizer;
         Some(energy::joules(watts, step.time, busy, setting.machine.constants))
     };
     (0..staged.n_stages as usize).map(of_stage).sum()
@@ -160,6 +186,7 @@ pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
         other_s: parts.jitter,
         ..Breakdown::default()
     };
+    let staged = &staged.at(parts.slowest_replica);
     for (entry, count) in staged.runs(parts.slowest_stage) {
         let times = count as f64 * staged.micro_batches_of_a_copy();
         let (forward, backward) = (&entry.price.forward, entry.backward());
@@ -196,19 +223,23 @@ fn communication_name(class: CommunicationClass, kind: CollectiveKind) -> String
 }
 
 fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StagePrediction> {
-    let sent = bytes_sent(setting, staged);
+    let most = staged.replicas.iter().map(|replica| replica.n_micro_batches).max();
+    let busiest = Staged { n_micro_batches: most.unwrap_or(staged.n_micro_batches), ..*staged };
+    let sent = bytes_sent(setting, &busiest);
+    let slowest = &staged.at(step.parts.slowest_replica);
     let tiers = &setting.machine.cluster.tiers;
     let grounds = Grounds::new(setting, staged.n_stages, staged.meshes);
     let differ = differ(staged);
     let one = |stage: usize| {
-        let memory = stage_memory(setting, staged, stage, step.held[stage]);
-        let time = |of: &dyn Fn(&Entry) -> Seconds| staged.sum(stage, of);
+        let of_all = || (stage_memory(setting, staged, stage, step.held[stage]), grounds.at(stage).memory);
+        let (memory, capacity) = replicas::fullest(setting, staged, stage).unwrap_or_else(of_all);
+        let time = |of: &dyn Fn(&Entry) -> Seconds| slowest.sum(stage, of);
         StagePrediction {
             layers: staged.runs(stage).map(|(_, count)| count).sum(),
             forward_s: time(&Entry::forward_seconds),
             backward_s: time(&Entry::backward_seconds),
             peak_memory_bytes: memory.total(),
-            capacity_bytes: Bytes(grounds.at(stage).memory),
+            capacity_bytes: Bytes(capacity),
             host_memory_bytes: memory.host,
             memory: categories(memory),
             bytes_per_tier: tiers.iter().map(|tier| tier.name.clone()).zip(sent[stage].clone()).collect(),

@@ -21,6 +21,7 @@ use ir::sharding::{Placement, Sharding};
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
+use crate::price::replicas::Replica;
 use crate::price::setting::{Entry, Setting, SliceFigures};
 
 /// Priced choices, and per chunk runs of (entry, count).
@@ -49,6 +50,9 @@ pub struct Staged<'a> {
     pub entries: &'a [Entry],
     /// Per chunk, runs of (entry, count).
     pub chunks: &'a [Vec<(usize, u64)>],
+    /// Coordinates of the outermost axis with their own devices and shares, where shares are unequal. All else is then on
+    /// the slowest devices, with the share of the average.
+    pub replicas: &'a [Replica],
 }
 
 /// A transfer between two stages, for the device that takes longest.
@@ -73,6 +77,26 @@ pub struct Takeover {
     pub backward: Seconds,
     /// Bytes that a device sends for both per tier of the cluster; empty where it sends nothing.
     pub bytes_per_tier: Vec<Bytes>,
+}
+
+impl<'a> Staged<'a> {
+    /// What one replica runs.
+    #[must_use]
+    pub fn of(&self, replica: &'a Replica) -> Self {
+        Self {
+            n_micro_batches: replica.n_micro_batches,
+            entries: &replica.entries,
+            chunks: &replica.chunks,
+            replicas: &[],
+            ..*self
+        }
+    }
+
+    /// What the replica at a place runs; all where there are none.
+    #[must_use]
+    pub fn at(&self, place: usize) -> Self {
+        self.replicas.get(place).map_or(*self, |replica| self.of(replica))
+    }
 }
 
 impl Staged<'_> {

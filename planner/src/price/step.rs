@@ -30,6 +30,8 @@ pub struct Step {
     pub parts: StepParts,
     /// What every stage holds at its peak.
     pub held: Vec<Held>,
+    /// The pipeline of every replica, where they run unequal shares.
+    pub pipelines: Vec<Seconds>,
 }
 
 /// Micro-batches that a stage holds, in whole stages.
@@ -56,6 +58,8 @@ pub struct StepParts {
     pub takeover: Seconds,
     /// Stage that sets the pace.
     pub slowest_stage: usize,
+    /// Replica that does, where they run unequal shares.
+    pub slowest_replica: usize,
     /// Gradient reduction that shows.
     pub gradient_sync: Seconds,
     /// Parameter gather that shows.
@@ -85,8 +89,25 @@ pub(crate) fn step_between(
     streams: &Streams,
 ) -> Result<Step, SimulateError> {
     let order = Order::of(staged)?;
-    let (time, parts) = around(setting, staged, pipeline(setting, staged, (&order, streams))?);
-    let held = match &order {
+    let pipelines = pipelines(setting, staged, (&order, streams))?;
+    let (time, parts) = around(setting, staged, slowest(&pipelines));
+    let pipelines = match staged.replicas {
+        [] => Vec::new(),
+        _ => pipelines.iter().map(|parts| parts.pipeline).collect(),
+    };
+    Ok(Step { time, parts, held: all_held(staged, &order)?, pipelines })
+}
+
+/// What every stage holds at its peak.
+///
+/// # Errors
+/// Where the schedule has no table for so many stages and micro-batches.
+pub(crate) fn peaks(staged: &Staged<'_>) -> Result<Vec<Held>, SimulateError> {
+    all_held(staged, &Order::of(staged)?)
+}
+
+fn all_held(staged: &Staged<'_>, order: &Order<'_>) -> Result<Vec<Held>, SimulateError> {
+    Ok(match order {
         Order::Turns(turns) if !staged.slices.is_cut() => {
             let v = f64::from(staged.schedule.n_virtual_stages());
             let most = |stage: u64| f64::from(turns.most_in_flight(stage as u32)) / v;
@@ -97,8 +118,40 @@ pub(crate) fn step_between(
             let rows = order.rows(staged)?;
             rows.iter().enumerate().map(|(stage, row)| held(staged, stage, row)).collect()
         }
+    })
+}
+
+/// The pipeline that takes longest, which all others wait for once per step; ties to the first.
+fn slowest(pipelines: &[StepParts]) -> StepParts {
+    let longer = |slowest: usize, at: usize| {
+        if pipelines[at].pipeline > pipelines[slowest].pipeline { at } else { slowest }
     };
-    Ok(Step { time, parts, held })
+    let slowest_replica = (1..pipelines.len()).fold(0, longer);
+    StepParts { slowest_replica, ..pipelines[slowest_replica] }
+}
+
+/// The pipeline of every replica; the one of all where they run equal shares.
+fn pipelines(
+    setting: &Setting<'_>,
+    staged: &Staged<'_>,
+    (order, streams): (&Order<'_>, &Streams),
+) -> Result<Vec<StepParts>, SimulateError> {
+    match staged.replicas {
+        [] => Ok(vec![pipeline(setting, staged, (order, streams))?]),
+        replicas => replicas.iter().map(|one| alone(setting, &staged.of(one), streams)).collect(),
+    }
+}
+
+/// The pipeline of one replica.
+///
+/// # Errors
+/// Where the schedule has no table for so many stages and micro-batches.
+pub(crate) fn alone(
+    setting: &Setting<'_>,
+    replica: &Staged<'_>,
+    streams: &Streams,
+) -> Result<StepParts, SimulateError> {
+    pipeline(setting, replica, (&Order::of(replica)?, streams))
 }
 
 /// The time of a step alone.
@@ -107,7 +160,7 @@ pub(crate) fn step_between(
 /// Where the schedule has no table for so many stages and micro-batches, or the table cannot run.
 pub fn timed(setting: &Setting<'_>, staged: &Staged<'_>) -> Result<(Seconds, StepParts), SimulateError> {
     let (order, streams) = (Order::of(staged)?, Streams::of(setting, staged));
-    Ok(around(setting, staged, pipeline(setting, staged, (&order, &streams))?))
+    Ok(around(setting, staged, slowest(&pipelines(setting, staged, (&order, &streams))?)))
 }
 
 /// In which order stages run what they run: as a rule where there is one, since tables are long.

@@ -356,6 +356,7 @@ pub(super) fn execution<'a>(
         choices: choices.into_iter().enumerate().collect(),
         micro_batch: MICRO_BATCH,
         n_micro_batches,
+        shares: Vec::new(),
         sequence: SEQUENCE,
         tokens: TokenLayout::NATURAL,
         slices: Slices::whole(SEQUENCE),
