@@ -2,6 +2,7 @@
 //!
 //! The tests themselves live in `tests/`, the files that they read in `good/` and `bad/`.
 
+pub mod agreement;
 pub mod baseline;
 pub mod coverage;
 pub mod fuzz;
