@@ -88,7 +88,7 @@ pub(crate) fn halves(whole: &Cluster) -> Vec<u64> {
 }
 
 /// The choices to ask with: what is computed twice is faster at times, and draws more.
-fn variants(objective: ObjectiveArg, pins: &Pins) -> Vec<Pins> {
+pub(crate) fn variants(objective: ObjectiveArg, pins: &Pins) -> Vec<Pins> {
     let without = Pins { recompute: Some(RecomputeKind::None), ..pins.clone() };
     match objective {
         ObjectiveArg::Energy if pins.recompute.is_none() => vec![pins.clone(), without],
@@ -97,7 +97,7 @@ fn variants(objective: ObjectiveArg, pins: &Pins) -> Vec<Pins> {
 }
 
 /// What is to be small, of a step of training that lasts.
-fn figure(objective: ObjectiveArg, predicted: &Prediction) -> Result<f64, Failure> {
+pub(crate) fn figure(objective: ObjectiveArg, predicted: &Prediction) -> Result<f64, Failure> {
     let goodput = predicted.upkeep.map_or(1.0, |upkeep| upkeep.goodput);
     let missing = |what: &str, field: &str| {
         let hint = format!("give `{field}` in the cluster file");

@@ -3,12 +3,13 @@
 use planner::pareto::non_dominated;
 use serde::Serialize;
 
+use crate::args::ObjectiveArg;
 use crate::failure::Failure;
 use crate::figures;
 use crate::output::json;
 use crate::question::Question;
 use crate::question_args::ParetoArgs;
-use crate::sweep::{self, Over, Row};
+use crate::sweep::{self, Figures, Over, Row};
 use crate::terminal::Terminal;
 
 /// Shares of a device's memory that a plan may take, tried in turn: so the search gives up time for memory.
@@ -39,19 +40,23 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     let planned: Vec<&Row> = rows.iter().filter(|row| row.plan.is_some()).collect();
     let has_price =
         planned.iter().all(|row| row.plan.as_ref().is_some_and(|plan| plan.cost_per_step.is_some()));
-    let outcomes: Vec<Vec<f64>> = planned.iter().map(|row| outcome(row)).collect();
+    let objective = args.grid.objective;
+    let outcomes: Vec<Vec<f64>> = planned.iter().map(|row| outcome(row, objective)).collect();
     let mut front: Vec<&Row> = non_dominated(&outcomes).into_iter().map(|at| planned[at]).collect();
-    let time = |row: &Row| row.plan.as_ref().map_or(f64::INFINITY, |plan| plan.step_time_s);
-    front.sort_by(|a, b| time(a).total_cmp(&time(b)));
-    let objectives =
-        ["step time", "peak memory", "devices"].into_iter().chain(has_price.then_some("price of a step"));
+    let least = |row: &Row| row.plan.as_ref().map_or(f64::INFINITY, |plan| asked(plan, objective));
+    front.sort_by(|a, b| least(a).total_cmp(&least(b)));
+    let has_energy = objective == ObjectiveArg::Energy;
+    let objectives = ["step time", "peak memory", "devices"]
+        .into_iter()
+        .chain(has_price.then_some("price of a step"))
+        .chain(has_energy.then_some("energy of a step"));
     let answer = Front {
         objectives: objectives.collect(),
         n_points: rows.len(),
         n_without_plan: rows.len() - planned.len(),
         front,
     };
-    let text = if args.grid.json.json { json(&answer)? } else { answer.text(&over[..1]) };
+    let text = if args.grid.json.json { json(&answer)? } else { answer.text(&over[..1], objective) };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
@@ -63,18 +68,29 @@ fn shares(args: &ParetoArgs) -> Result<Vec<f64>, Failure> {
     Ok(SHARES.iter().map(|share| (share * least / ir::units::GIB * 10.0).round() / 10.0).collect())
 }
 
-/// What is compared: time, memory, devices, and the price where there is one.
-fn outcome(row: &Row) -> Vec<f64> {
+/// The figure by which the front is ordered.
+fn asked(plan: &Figures, objective: ObjectiveArg) -> f64 {
+    let figure = match objective {
+        ObjectiveArg::Time => Some(plan.step_time_s),
+        ObjectiveArg::Cost => plan.cost_per_step,
+        ObjectiveArg::Energy => plan.energy_per_step_joules,
+    };
+    figure.unwrap_or(f64::INFINITY)
+}
+
+/// What is compared: time, memory, devices, the price where there is one, and the energy where it is asked for.
+fn outcome(row: &Row, objective: ObjectiveArg) -> Vec<f64> {
     let Some(plan) = &row.plan else { return Vec::new() };
     let mut outcome = vec![plan.step_time_s, plan.peak_memory_bytes, plan.n_devices as f64];
     outcome.extend(plan.cost_per_step);
+    outcome.extend(plan.energy_per_step_joules.filter(|_| objective == ObjectiveArg::Energy));
     outcome
 }
 
 impl Front<'_> {
-    fn text(&self, over: &[Over]) -> String {
+    fn text(&self, over: &[Over], objective: ObjectiveArg) -> String {
         let rows: Vec<Row> = self.front.iter().map(|row| (*row).clone()).collect();
-        let mut text = sweep::text(over, &rows);
+        let mut text = sweep::text(over, &rows, objective);
         text.push_str(&format!(
             "\n{} of {} worked out have no better in {} at once",
             rows.len(),

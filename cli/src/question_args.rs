@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use ir::numbers::Numbers;
 
-use crate::args::{JobArgs, JsonArgs, ThreadArgs};
+use crate::args::{JobArgs, JsonArgs, ObjectiveArg, ThreadArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -120,6 +120,10 @@ pub(crate) struct GridArgs {
     pub(crate) pin: Vec<String>,
     #[command(flatten)]
     pub(crate) forbid: ForbidArgs,
+    /// What is to be small at every point; price and energy are asked for the cluster, a half of it, a quarter, ..., unless
+    /// its size is among what changes
+    #[arg(long, value_enum, default_value = "time")]
+    pub(crate) objective: ObjectiveArg,
     /// Write every result to this file as it comes, a line of JSON each, and take from it what is there already
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
+use frontends::{Size, rescale};
 use indicatif::ProgressBar as Bar;
 use ir::plan::Plan;
 use ir::units::{BytesPerSecond, GIB, Seconds};
+use planner::request::{NoPlan, Request};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{JobArgs, SizeArgs, ThreadArgs};
+use crate::args::{JobArgs, ObjectiveArg, SizeArgs};
 use crate::failure::Failure;
 use crate::figures;
 use crate::forbid;
@@ -57,6 +59,8 @@ pub(crate) struct Figures {
     pub(crate) peak_memory_bytes: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cost_per_step: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) energy_per_step_joules: Option<f64>,
     pub(crate) gap: f64,
 }
 
@@ -64,7 +68,7 @@ pub(crate) struct Figures {
 pub(crate) fn run(args: &SweepArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let over = args.over.iter().map(|text| read_over(text)).collect::<Result<Vec<Over>, _>>()?;
     let rows = rows(&args.grid, &over, terminal)?;
-    let text = if args.grid.json.json { json(&rows)? } else { text(&over, &rows) };
+    let text = if args.grid.json.json { json(&rows)? } else { text(&over, &rows, args.grid.objective) };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
@@ -113,7 +117,7 @@ pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) 
     let mut asked = Vec::new();
     for point in points(over)? {
         let question = question(grid, &point)?;
-        asked.push((digest(&question), question, point));
+        asked.push((digest(&question, grid.objective), question, point));
     }
     let mut file = ResultFile::open(grid.output.as_deref())?;
     let known = file.rows.clone();
@@ -129,7 +133,7 @@ pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) 
         let row = match there(&digest) {
             Some(row) => row.clone(),
             None => {
-                let row = worked_out(digest, &question, point, &grid.threads)?;
+                let row = worked_out((digest, &question), point, grid)?;
                 file.append(&row)?;
                 row
             }
@@ -211,25 +215,62 @@ fn change_cluster(question: &mut Question, name: &str, number: f64) -> Result<()
 }
 
 /// Everything that decides the answer, in one word.
-fn digest(question: &Question) -> String {
+fn digest(question: &Question, objective: ObjectiveArg) -> String {
     let text = format!("{} {:?}", env!("CARGO_PKG_VERSION"), question.request);
+    let text = match objective {
+        ObjectiveArg::Time => text,
+        ObjectiveArg::Cost | ObjectiveArg::Energy => format!("{text} {objective:?}"),
+    };
     input::digest(&text)
 }
 
+/// The best plan by the objective among those that are asked for at a point; without one, why the first has none.
 fn worked_out(
-    digest: String,
-    question: &Question,
+    (digest, question): (String, &Question),
     point: Point,
-    threads: &ThreadArgs,
+    grid: &GridArgs,
 ) -> Result<Row, Failure> {
-    let constants = Constants::load();
-    let found = pool(threads)?.install(|| planner::optimize_with(&question.request, &constants, &|_| ()));
-    let (plan, no_plan) = match found {
-        Ok(plan) => (Some(Figures::of(&plan)?), None),
-        Err(broken @ planner::request::NoPlan::Broken { .. }) => return Err(broken.into()),
-        Err(other) => (None, Some(other.to_string())),
-    };
+    let (constants, threads) = (Constants::load(), pool(&grid.threads)?);
+    let mut best: Option<(f64, Plan)> = None;
+    let mut no_plan: Option<String> = None;
+    for request in requests(grid.objective, question, &point)? {
+        match threads.install(|| planner::optimize_with(&request, &constants, &|_| ())) {
+            Ok(plan) => {
+                let predicted = plan.predicted.as_ref();
+                let predicted = predicted.ok_or_else(|| Failure::bug("the plan has no prediction"))?;
+                let figure = objective::figure(grid.objective, predicted)?;
+                if best.as_ref().is_none_or(|(least, _)| figure < *least) {
+                    best = Some((figure, plan));
+                }
+            }
+            Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
+            Err(other) => no_plan = no_plan.or(Some(other.to_string())),
+        }
+    }
+    let plan = best.map(|(_, plan)| Figures::of(&plan)).transpose()?;
+    let no_plan = no_plan.filter(|_| plan.is_none());
     Ok(Row { question: digest, point, plan, no_plan })
+}
+
+/// What is asked at a point: one question for time, and as `optimize` does for price and energy, of which a size of the
+/// cluster that is swept over is the only one.
+fn requests(objective: ObjectiveArg, question: &Question, point: &Point) -> Result<Vec<Request>, Failure> {
+    let request = &question.request;
+    let is_sized = point.contains_key("devices") || point.contains_key("nodes");
+    let sizes = match objective {
+        ObjectiveArg::Cost | ObjectiveArg::Energy if !is_sized => objective::halves(&request.cluster),
+        ObjectiveArg::Cost | ObjectiveArg::Energy | ObjectiveArg::Time => vec![request.cluster.n_devices()],
+    };
+    let mut list = Vec::new();
+    for n_devices in sizes {
+        let cluster = match n_devices == request.cluster.n_devices() {
+            true => request.cluster.clone(),
+            false => rescale(&request.cluster, Size::Devices(n_devices))?,
+        };
+        let pins = objective::variants(objective, &request.pins).into_iter();
+        list.extend(pins.map(|pins| Request { cluster: cluster.clone(), pins, ..request.clone() }));
+    }
+    Ok(list)
 }
 
 impl Figures {
@@ -243,13 +284,14 @@ impl Figures {
             tokens_per_s: predicted.tokens_per_s_per_device * plan.n_devices() as f64,
             peak_memory_bytes: predicted.peak_memory_bytes.0,
             cost_per_step: predicted.cost_per_step,
+            energy_per_step_joules: predicted.energy_per_step_joules,
             gap: plan.search.as_ref().map_or(0.0, |search| search.gap),
         })
     }
 }
 
 /// A table: the numbers that change, then what came of them, in the order asked.
-pub(crate) fn text(over: &[Over], rows: &[Row]) -> String {
+pub(crate) fn text(over: &[Over], rows: &[Row], objective: ObjectiveArg) -> String {
     let has_price = rows.iter().filter_map(|row| row.plan.as_ref()).any(|plan| plan.cost_per_step.is_some());
     let mut columns: Vec<(&str, Side)> = over.iter().map(|(name, _)| (name.as_str(), Side::Right)).collect();
     columns.extend([
@@ -259,6 +301,12 @@ pub(crate) fn text(over: &[Over], rows: &[Row]) -> String {
         ("peak memory", Side::Right),
     ]);
     columns.extend(has_price.then_some(("price of a step", Side::Right)));
+    let is_asked = objective == ObjectiveArg::Energy;
+    columns.extend(is_asked.then_some(("energy of a step", Side::Right)));
+    // Which number of devices is best is then part of the answer.
+    let is_sized = over.iter().any(|(name, _)| ["devices", "nodes"].contains(&name.as_str()));
+    let has_size = objective != ObjectiveArg::Time && !is_sized;
+    columns.extend(has_size.then_some(("devices", Side::Right)));
     columns.push(("plan", Side::Left));
     let row = |row: &Row| {
         let mut cells: Vec<String> = over.iter().map(|(name, _)| row.point[name].to_string()).collect();
@@ -273,6 +321,10 @@ pub(crate) fn text(over: &[Over], rows: &[Row]) -> String {
         }
         let price = row.plan.as_ref().and_then(|plan| plan.cost_per_step);
         cells.extend(has_price.then(|| price.map_or("-".into(), figures::three)));
+        let energy = row.plan.as_ref().and_then(|plan| plan.energy_per_step_joules);
+        cells.extend(is_asked.then(|| energy.map_or("-".into(), figures::energy)));
+        let devices = row.plan.as_ref().map_or("-".into(), |plan| plan.n_devices.to_string());
+        cells.extend(has_size.then_some(devices));
         let words = row.plan.as_ref().map(|plan| plan.roles.clone()).or(row.no_plan.clone());
         cells.push(words.unwrap_or_default());
         cells

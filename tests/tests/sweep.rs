@@ -155,3 +155,28 @@ fn what_cannot_be_swept_over_is_named() {
         "{said}"
     );
 }
+
+#[test]
+fn a_sweep_for_energy_asks_at_every_point_as_optimize_does() {
+    let question = ["gpt2", "dgx-h100", "--global-batch", "64", "--devices", "4", "--objective", "energy"];
+    let rows = json(&[&["sweep"], &question[..], &["--over", "seq-len=512,1024"]].concat());
+    for (row, length) in rows.as_array().unwrap().iter().zip(["512", "1024"]) {
+        let plan = json(&[&["optimize"], &question[..], &["--seq-len", length]].concat());
+        let energy = &row["plan"]["energy_per_step_joules"];
+        assert_eq!(*energy, plan["predicted"]["energy_per_step_joules"]);
+        assert!(energy.as_f64().unwrap() > 0.0);
+        let devices = plan["cluster"]["groups"][0]["count"].as_f64();
+        assert_eq!(row["plan"]["n_devices"].as_f64(), devices);
+    }
+}
+
+#[test]
+fn a_front_for_energy_is_in_its_order_and_compares_it() {
+    let question = ["pareto", "gpt2", "dgx-h100", "--global-batch", "64", "--objective", "energy"];
+    let front = json(&[&question[..], &["--try-devices", "2,4", "--try-memory", "80"]].concat());
+    assert_eq!(front["objectives"][3], "energy of a step");
+    let energies = front["front"].as_array().unwrap().iter();
+    let energies: Vec<f64> =
+        energies.map(|row| row["plan"]["energy_per_step_joules"].as_f64().unwrap()).collect();
+    assert!(energies.is_sorted() && energies.len() == 2, "{energies:?}");
+}
