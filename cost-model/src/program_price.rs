@@ -13,6 +13,7 @@
 //! Communication of parameters and their gradients runs in buckets: per layer, all steps of one kind over the same axes
 //! are one collective. Sizes are those of the device with the largest block, expert slots count as filled.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use ir::conversion::Step;
@@ -46,6 +47,8 @@ use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
 use crate::traffic::bytes_sent_per_tier;
 use crate::work_time::{n_kernels, work_time};
 
+mod events;
+
 /// Prices a program.
 pub fn price_program(
     context: &PriceContext<'_>,
@@ -55,15 +58,26 @@ pub fn price_program(
     program: &Program,
 ) -> ProgramPrice {
     let pricing = Pricing { context, layer, mesh, sizes, program };
-    let backward = match context.constants.engine.recomputation {
-        Recomputation::Needed => pricing.section(&program.backward, Pass::Backward),
-        Recomputation::Whole => pricing.section(&pricing.whole_backward(), Pass::Backward),
-    };
     ProgramPrice {
         forward: pricing.section(&program.forward, Pass::Forward),
-        backward,
+        backward: pricing.section(&pricing.backward(), Pass::Backward),
         update: pricing.update(),
     }
+}
+
+/// Times of a layer's forward and backward as events in a row of such layers: a second witness of the same section's
+/// `SectionPrice::seconds`. Launches count where they take longer, as there.
+pub fn price_events(
+    context: &PriceContext<'_>,
+    layer: &Layer,
+    mesh: &Mesh,
+    sizes: &Sizes,
+    program: &Program,
+) -> [Seconds; 2] {
+    let pricing = Pricing { context, layer, mesh, sizes, program };
+    let backward = pricing.backward();
+    [(&*program.forward, Pass::Forward), (&*backward, Pass::Backward)]
+        .map(|(code, pass)| pricing.in_a_row(code, pass).max(pricing.section(code, pass).launch))
 }
 
 /// Prices the two parts of a program's backward.
@@ -96,6 +110,14 @@ pub(crate) struct Pricing<'a> {
 pub(crate) type Buckets = BTreeMap<(CommunicationClass, CollectiveKind, Vec<AxisId>), Bytes>;
 
 impl Pricing<'_> {
+    /// Backward as the engine runs it.
+    fn backward(&self) -> Cow<'_, [Instruction]> {
+        match self.context.constants.engine.recomputation {
+            Recomputation::Needed => Cow::Borrowed(&self.program.backward),
+            Recomputation::Whole => Cow::Owned(self.whole_backward()),
+        }
+    }
+
     /// Backward of an engine that, where it computes products again, runs all of forward again.
     fn whole_backward(&self) -> Vec<Instruction> {
         let backward = &self.program.backward;

@@ -1,0 +1,128 @@
+//! What shows of communication by closed forms, and by events: two witnesses of every shipped model's layers.
+//!
+//! Where an engine launches nothing beside products and parameters are whole, or everything waits, both are the same. Else
+//! the events know the order of kernels, two links that carry at once and how far ahead parameters are fetched; the closed
+//! forms do not. `docs/cost-model.md` says which is nearer to published runs.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+
+use cost_model::{Constants, PriceContext, price_events, price_program};
+use frontends::{read_cluster, read_model, shipped_cluster, shipped_model, shipped_models};
+use ir::engine::{GradientOverlap, TensorOverlap};
+use ir::lower::lower;
+use ir::mesh::Mesh;
+use ir::token_order::TokenOrder;
+use planner::clock::Clock;
+use planner::given::{Given, RecomputeRule, StorageRule};
+use planner::layer_problem::LayerProblem;
+use planner::prices::{Machine, Prices};
+use planner::solve;
+use tests::layers::machine;
+
+/// Meshes: inside a node, across nodes and inside them, across nodes.
+const MESHES: [&[u64]; 3] = [&[8], &[2, 8], &[16, 1]];
+
+/// Relative difference of two times that are equal but for the order of additions.
+const ROUNDING: f64 = 1e-9;
+
+/// An engine's overlap, and where states are.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    tensor: TensorOverlap,
+    gradient: GradientOverlap,
+    storage: StorageRule,
+}
+
+/// Events over closed form of every section of every shipped layer at its fastest choice.
+fn ratios(sizes: &[u64], case: Case) -> Vec<(f64, String)> {
+    let mut cluster = read_cluster("dgx-a100-80", shipped_cluster("dgx-a100-80").unwrap().text).unwrap();
+    let n_devices = sizes.iter().product::<u64>().max(8);
+    (cluster.groups[0].count, cluster.tiers[1].devices) = (n_devices, n_devices);
+    let mut constants = Constants::load();
+    constants.engine.gradient_overlap = case.gradient;
+    let mesh = Mesh::of_sizes(sizes).unwrap();
+    let machine =
+        Machine { tensor_overlap: case.tensor, ..machine(&cluster, &constants, TokenOrder::ZigZag) };
+    let prices = Prices::new(machine.clone(), &mesh, &[]);
+    let given = Given { recompute: RecomputeRule::AttentionOnly, storage: case.storage, ..Given::default() };
+    let context = PriceContext {
+        cluster: &cluster,
+        device: machine.device,
+        precision: machine.precision,
+        gradients: machine.gradients,
+        constants: &constants,
+        kernels: machine.kernels,
+        tensor_overlap: machine.tensor_overlap,
+        rank_offset: 0,
+        home: None,
+    };
+    let mut found = Vec::new();
+    for shipped in shipped_models() {
+        let model = read_model(shipped.name, shipped_model(shipped.name).unwrap().text).unwrap();
+        for layer in &model.layers {
+            let lengths = layer.sizes(4, 2048);
+            let clock = Clock::after((8.0, 2.0), 16.0);
+            let built = LayerProblem::new(layer, &lengths, &prices, clock, &given).unwrap();
+            let (_, choices) = solve::eliminate(&built.problem, 0.0).unwrap();
+            let program = lower(layer, &mesh, &lengths, &built.choice(&choices)).unwrap();
+            let price = price_program(&context, layer, &mesh, &lengths, &program);
+            let events = price_events(&context, layer, &mesh, &lengths, &program);
+            for (section, closed, events) in
+                [("forward", &price.forward, events[0]), ("backward", &price.backward, events[1])]
+            {
+                let name = format!("{section} of {} of {} on {sizes:?}, {case:?}", layer.name, model.name);
+                found.push((events / closed.seconds(), name));
+            }
+        }
+    }
+    assert!(found.len() >= 240, "{}", found.len());
+    found
+}
+
+/// Holds every ratio to a range.
+#[track_caller]
+fn check(sizes: &[u64], case: Case, (least, most): (f64, f64)) {
+    for (ratio, name) in ratios(sizes, case) {
+        assert!((least - ROUNDING..=most + ROUNDING).contains(&ratio), "{ratio}: {name}");
+    }
+}
+
+#[test]
+fn where_everything_waits_both_are_the_same() {
+    let (tensor, gradient) = (TensorOverlap::Absent, GradientOverlap::Absent);
+    for sizes in MESHES {
+        for storage in [StorageRule::Whole, StorageRule::Gradient] {
+            check(sizes, Case { tensor, gradient, storage }, (1.0, 1.0));
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_sent_behind_a_layer_are_the_same_where_one_link_carries_all() {
+    let (tensor, gradient) = (TensorOverlap::Absent, GradientOverlap::Beside);
+    for sizes in [MESHES[0], MESHES[2]] {
+        check(sizes, Case { tensor, gradient, storage: StorageRule::Gradient }, (1.0, 1.0));
+    }
+    // Two links carry at once: less shows.
+    check(MESHES[1], Case { tensor, gradient, storage: StorageRule::Gradient }, (0.9, 1.0));
+}
+
+#[test]
+fn what_runs_beside_products_is_near() {
+    for sizes in MESHES {
+        let beside = |tensor| Case { tensor, gradient: GradientOverlap::Beside, storage: StorageRule::Whole };
+        // Of several products that read one tensor, the first gradients of weights come too early to hide anything.
+        check(sizes, beside(TensorOverlap::Gradients), (1.0, 1.13));
+        check(sizes, beside(TensorOverlap::Chunked), (0.94, 1.06));
+    }
+}
+
+#[test]
+fn parameters_that_are_fetched_ahead_are_near() {
+    for sizes in MESHES {
+        for tensor in [TensorOverlap::Absent, TensorOverlap::Gradients, TensorOverlap::Chunked] {
+            let (gradient, storage) = (GradientOverlap::Beside, StorageRule::Parameter);
+            check(sizes, Case { tensor, gradient, storage }, (0.82, 1.24));
+        }
+    }
+}
