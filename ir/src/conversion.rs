@@ -6,6 +6,7 @@
 
 use crate::collective::{Algorithm, CollectiveKind};
 use crate::mesh::{AxisId, MAX_AXES};
+use crate::program::AxisSet;
 use crate::sharding::{Placement, Sharding};
 
 /// What one step of a conversion does along its axes.
@@ -92,20 +93,53 @@ pub struct Step {
     pub algorithm: Algorithm,
 }
 
+/// A step as long as nobody says how it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// What happens.
+    pub kind: StepKind,
+    /// Axes over whose product it happens.
+    pub axes: AxisSet,
+    /// Sharding before.
+    pub before: Sharding,
+    /// Sharding after.
+    pub after: Sharding,
+}
+
 /// The steps from one sharding of a tensor to another; empty where they are equal.
 ///
 /// Returns `None` where there is no way: only a maximum that would have to become a sum has none.
 pub fn steps(from: Sharding, to: Sharding) -> Option<Vec<Step>> {
+    let mut list = Vec::new();
+    changes(from, to, |Change { kind, axes, before, after }| {
+        list.push(Step { kind, axes: axes.axes(), before, after, algorithm: kind.plainest() });
+    })?;
+    Some(list)
+}
+
+/// The same, one after the other, without a list: searches price millions of them. Where there is no way, some may have
+/// been told before that shows.
+pub fn changes(from: Sharding, to: Sharding, mut tell: impl FnMut(Change)) -> Option<()> {
     let mut current = from;
-    let mut list: Vec<Step> = Vec::new();
+    let mut held: Option<Change> = None;
     // Each round settles an axis or gathers one that stands in the way; two rounds an axis suffice.
     for _ in 0..=4 * MAX_AXES {
         if current == to {
-            return Some(merge(list));
+            held.into_iter().for_each(tell);
+            return Some(());
         }
         let (kind, axis, placement) = next(current, to)?;
-        let after = current.with(axis, placement);
-        list.push(Step { kind, axes: vec![axis], before: current, after, algorithm: kind.plainest() });
+        let (own, after) = (AxisSet::of(&[axis]), current.with(axis, placement));
+        held = Some(match held {
+            // Neighbours of one kind are one collective over the product of their axes.
+            Some(last) if last.kind == kind && mergeable(kind) => {
+                Change { axes: AxisSet(last.axes.0 | own.0), after, ..last }
+            }
+            last => {
+                last.into_iter().for_each(&mut tell);
+                Change { kind, axes: own, before: current, after }
+            }
+        });
         current = after;
     }
     None
@@ -114,14 +148,14 @@ pub fn steps(from: Sharding, to: Sharding) -> Option<Vec<Step>> {
 /// The next single-axis step, cheapest kind first.
 fn next(current: Sharding, to: Sharding) -> Option<(StepKind, AxisId, Placement)> {
     use Placement::{PartialMax, PartialSum, Replicate, Shard};
-    let open: Vec<AxisId> = (0..MAX_AXES).map(AxisId).filter(|&a| current.on(a) != to.on(a)).collect();
+    let open = (0..MAX_AXES).map(AxisId).filter(|&a| current.on(a) != to.on(a));
     let joins = |axis: AxisId, dim: u8| minor_most(current, axis, dim) && !blocked(current, to, axis, dim);
     let leaves = |axis: AxisId, dim: u8| minor_most(current, axis, dim);
     let pick = |test: &dyn Fn(AxisId) -> Option<(StepKind, Placement)>| {
-        open.iter().find_map(|&axis| test(axis).map(|(kind, placement)| (kind, axis, placement)))
+        open.clone().find_map(|axis| test(axis).map(|(kind, placement)| (kind, axis, placement)))
     };
     let backwards = |test: &dyn Fn(AxisId) -> Option<(StepKind, Placement)>| {
-        open.iter().rev().find_map(|&axis| test(axis).map(|(kind, placement)| (kind, axis, placement)))
+        open.clone().rev().find_map(|axis| test(axis).map(|(kind, placement)| (kind, axis, placement)))
     };
     pick(&|a| match (current.on(a), to.on(a)) {
         (PartialSum, Shard(dim)) if joins(a, dim) => Some((StepKind::ReduceScatter { dim }, Shard(dim))),
@@ -187,22 +221,6 @@ fn obstructs(current: Sharding, to: Sharding, axis: AxisId, dim: u8) -> bool {
 /// The axis still has to join or leave the dim.
 fn moves(current: Sharding, to: Sharding, axis: usize, dim: u8) -> bool {
     (current.0[axis] == Placement::Shard(dim)) != (to.0[axis] == Placement::Shard(dim))
-}
-
-/// Joins neighbouring steps of one kind into one collective over the product of their axes.
-fn merge(list: Vec<Step>) -> Vec<Step> {
-    let mut merged: Vec<Step> = Vec::new();
-    for step in list {
-        match merged.last_mut() {
-            Some(last) if last.kind == step.kind && mergeable(step.kind) => {
-                last.axes.extend(step.axes);
-                last.axes.sort_unstable();
-                last.after = step.after;
-            }
-            _ => merged.push(step),
-        }
-    }
-    merged
 }
 
 /// An exchange along two axes is not one exchange over their product in general, so those stay apart.

@@ -12,13 +12,16 @@ use crate::chooser::Chooser;
 use crate::forms::Forms;
 use crate::given::{Given, StorageRule};
 use crate::menu::MEMORY_PRICES;
-use crate::optimize::BOUND_SLACK;
 use crate::partition::Chunk;
 use crate::partition::Levels;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
 const NEARLY: f64 = 1.25;
+
+/// What a cut takes at least is taken at this fraction of itself: its layers count what hides behind their own operators,
+/// which a stage hides in larger pieces.
+const CUT_SLACK: f64 = 0.97;
 
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
@@ -271,9 +274,9 @@ impl Scope<'_> {
         for (least, at, schedule, cuts) in cut {
             if let Some((_, fits)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
                 all_fit &= fits;
-            } else if least * BOUND_SLACK >= known.limit {
+            } else if least * CUT_SLACK >= known.limit {
                 known.beaten = true;
-            } else if least * BOUND_SLACK < known.best_time() {
+            } else if least * CUT_SLACK < known.best_time() {
                 let found = self.arrange_cuts(candidate, (schedule, &cuts), (&levels, shelves), known);
                 let fits = found.as_ref().err() != Some(&Failed::Unfit);
                 known.beaten |= found.as_ref().err() == Some(&Failed::Slower);

@@ -5,6 +5,9 @@
 //! again) and of its reader (sharding wanted, gradient left, whether backward needs the value), and prices the
 //! conversions both ways and the bytes that are kept. The rules are those of `ir::lower`, priced.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use cost_model::exposure::{OpSeconds, is_view};
 use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
@@ -30,21 +33,55 @@ use crate::stream;
 struct Form {
     strategy: Strategy,
     recompute: Recompute,
-    places: Placements,
+    places: Arc<Placements>,
     /// Which of its operator's paces.
     pace: usize,
+    /// Seconds of a micro-batch's passes.
+    passes: Once,
 }
 
 /// One choice of an operator: a form, and where its parameters live.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Pick {
-    form: usize,
+    /// Which of its operator's forms.
+    form: u32,
+    /// Which of its operator's storages.
+    stored: u32,
+}
+
+/// Storages of an operator's parameters.
+#[derive(Clone, Debug, Default)]
+struct Stored {
     storage: Vec<(TensorId, Storage)>,
+    cost: Cost,
+    /// What of it a step has once.
     once: Once,
 }
 
-/// Storages of an operator's parameters, their price, and what of it a step has once.
-type Stored = (Vec<(TensorId, Storage)>, Cost, Once);
+/// What the choices of an operator are made of.
+#[derive(Default)]
+struct Choices {
+    forms: Vec<Form>,
+    /// What its forms take for products: distinct ones.
+    paces: Vec<Pace>,
+    stored: Vec<Stored>,
+    picks: Vec<Pick>,
+}
+
+impl Choices {
+    fn form(&self, pick: Pick) -> &Form {
+        &self.forms[pick.form as usize]
+    }
+
+    fn stored(&self, pick: Pick) -> &Stored {
+        &self.stored[pick.stored as usize]
+    }
+
+    /// What a choice has once per step, and what that may hide behind.
+    fn once(&self, pick: Pick) -> Once {
+        self.stored(pick).once.plus(self.form(pick).passes, 1.0)
+    }
+}
 
 /// The problem and what its choices mean.
 pub struct LayerProblem<'a> {
@@ -52,8 +89,7 @@ pub struct LayerProblem<'a> {
     pub problem: Problem,
     layer: &'a Layer,
     clock: Clock,
-    forms: Vec<Vec<Form>>,
-    picks: Vec<Vec<Pick>>,
+    ops: Vec<Choices>,
     /// What the tables of the edges are made from.
     passages: Vec<Vec<Option<Passage>>>,
     streams: Vec<Sharding>,
@@ -65,12 +101,11 @@ struct Builder<'a, 'p> {
     prices: &'p Prices<'p>,
     clock: Clock,
     signatures: Vec<Signature>,
-    forms: Vec<Vec<Form>>,
-    /// Per operator, what its forms take for products: distinct ones.
-    paces: Vec<Vec<Pace>>,
-    picks: Vec<Vec<Pick>>,
+    ops: Vec<Choices>,
     streams: Vec<Sharding>,
-    gradients: std::collections::BTreeSet<TensorId>,
+    gradients: BTreeSet<TensorId>,
+    /// Operators whose results backward could read, were all computed again: the others never are, whatever is said of them.
+    needed: BTreeSet<OpId>,
 }
 
 impl<'a> LayerProblem<'a> {
@@ -82,6 +117,7 @@ impl<'a> LayerProblem<'a> {
         clock: Clock,
         given: &Given,
     ) -> Option<Self> {
+        let gradients = gradient_tensors(layer);
         let signatures: Vec<Signature> = layer.ops.iter().map(|op| signature(layer, op)).collect();
         let streams = match given.stream {
             Some(one) => vec![one],
@@ -93,11 +129,10 @@ impl<'a> LayerProblem<'a> {
             prices,
             clock,
             signatures,
-            forms: Vec::new(),
-            paces: Vec::new(),
-            picks: Vec::new(),
+            ops: Vec::new(),
             streams,
-            gradients: gradient_tensors(layer),
+            needed: needed_again(layer, &gradients),
+            gradients,
         };
         let mut nodes = Vec::new();
         let space = Space::new(layer, given.context).without(&given.forbid.cp_kind);
@@ -106,8 +141,8 @@ impl<'a> LayerProblem<'a> {
         }
         nodes.push(Node { choices: vec![Cost::default(); builder.streams.len()] });
         let (edges, passages) = builder.edges().into_iter().unzip();
-        let Builder { forms, picks, streams, .. } = builder;
-        Some(Self { problem: Problem { nodes, edges }, layer, clock, forms, picks, passages, streams })
+        let Builder { ops, streams, .. } = builder;
+        Some(Self { problem: Problem { nodes, edges }, layer, clock, ops, passages, streams })
     }
 
     /// Prices it as another clock counts that differs in what compute covers.
@@ -115,8 +150,9 @@ impl<'a> LayerProblem<'a> {
         let (forward, backward) = (clock.forward - self.clock.forward, clock.backward - self.clock.backward);
         let reduce = clock.shown.reduce - self.clock.shown.reduce;
         let spread = clock.shown.spread - self.clock.shown.spread;
-        for (node, picks) in self.problem.nodes.iter_mut().zip(&self.picks) {
-            for (cost, Pick { once, .. }) in node.choices.iter_mut().zip(picks) {
+        for (node, op) in self.problem.nodes.iter_mut().zip(&self.ops) {
+            for (cost, &pick) in node.choices.iter_mut().zip(&op.picks) {
+                let once = op.once(pick);
                 cost.time += once.forward * forward + once.backward * backward;
                 cost.time += once.reduce * reduce + once.spread * spread;
             }
@@ -130,9 +166,8 @@ impl<'a> LayerProblem<'a> {
 
     /// The choice that a solution means.
     pub fn choice(&self, choices: &[usize]) -> LayerChoice {
-        let picked: Vec<&Pick> = self.picks.iter().zip(choices).map(|(list, &c)| &list[c]).collect();
-        let forms: Vec<&Form> = self.forms.iter().zip(&picked).map(|(list, pick)| &list[pick.form]).collect();
-        let stream = self.streams[choices[self.picks.len()]];
+        let forms: Vec<&Form> = self.picked(choices).map(|(op, pick)| op.form(pick)).collect();
+        let stream = self.streams[choices[self.ops.len()]];
         let has_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
         LayerChoice {
             stream: if self.layer.stream_in.is_some() { stream } else { Sharding::REPLICATED },
@@ -145,15 +180,23 @@ impl<'a> LayerProblem<'a> {
                 .zip(&forms)
                 .map(|(op, form)| told(&op.kind, form.recompute))
                 .collect(),
-            storage: picked.iter().flat_map(|one| one.storage.iter().copied()).collect(),
+            storage: self
+                .picked(choices)
+                .flat_map(|(op, pick)| op.stored(pick).storage.iter().copied())
+                .collect(),
         }
     }
 }
 
 impl LayerProblem<'_> {
+    /// What a solution picks of every operator.
+    fn picked<'s>(&'s self, choices: &'s [usize]) -> impl Iterator<Item = (&'s Choices, Pick)> {
+        self.ops.iter().zip(choices).map(|(op, &choice)| (op, op.picks[choice]))
+    }
+
     /// What a solution has once per step, and what that may hide behind.
     pub fn once(&self, choices: &[usize]) -> Once {
-        let picked = self.picks.iter().zip(choices).map(|(list, &c)| list[c].once);
+        let picked = self.picked(choices).map(|(op, pick)| op.once(pick));
         picked.fold(Once::default(), |sum, one| sum.plus(one, 1.0))
     }
 
@@ -173,7 +216,7 @@ impl Builder<'_, '_> {
         let gets = gets(one, &self.gradients);
         let strategies = space.strategies(one, sig, (self.prices.mesh(), self.prices.views()), self.sizes);
         let mut choices = Vec::new();
-        let (mut forms, mut paces, mut picks) = (Vec::new(), Vec::new(), Vec::new());
+        let mut own = Choices::default();
         for strategy in strategies {
             let places = placements(sig, strategy);
             if !given.constraints.allow(self.layer, one, &places, self.prices.mesh()) {
@@ -181,24 +224,25 @@ impl Builder<'_, '_> {
             }
             let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
             let backward = self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets));
-            let pace = place(&mut paces, Pace { forward: forward.products, backward: backward.products });
+            let pace = place(&mut own.paces, Pace { forward: forward.products, backward: backward.products });
             let (forward, backward) = (forward.total, backward.total);
-            let storages = self.storages(op, &places, (forward, backward), given);
+            let first = own.stored.len();
+            own.stored.append(&mut self.storages(op, &places, (forward, backward), given));
+            let places = Arc::new(places);
             for recompute in self.recompute_options(one, given) {
-                let again =
-                    if recompute == Recompute::Again && one.kind != OpKind::Fork { forward } else { 0.0 };
+                let runs_again =
+                    recompute == Recompute::Again && one.kind != OpKind::Fork && self.needed.contains(&op);
+                let again = if runs_again { forward } else { 0.0 };
                 let time = forward * self.clock.forward + (backward + again) * self.clock.backward;
-                for (storage, cost, once) in &storages {
-                    choices.push(cost.plus(Cost { time, memory: 0.0 }));
-                    let once = Once { forward, backward: backward + again, ..*once };
-                    picks.push(Pick { form: forms.len(), storage: storage.clone(), once });
+                for (at, stored) in own.stored.iter().enumerate().skip(first) {
+                    choices.push(stored.cost.plus(Cost { time, memory: 0.0 }));
+                    own.picks.push(Pick { form: own.forms.len() as u32, stored: at as u32 });
                 }
-                forms.push(Form { strategy, recompute, places: places.clone(), pace });
+                let passes = Once { forward, backward: backward + again, ..Once::default() };
+                own.forms.push(Form { strategy, recompute, places: Arc::clone(&places), pace, passes });
             }
         }
-        self.forms.push(forms);
-        self.paces.push(paces);
-        self.picks.push(picks);
+        self.ops.push(own);
         (!choices.is_empty()).then_some(Node { choices })
     }
 
@@ -214,7 +258,7 @@ impl Builder<'_, '_> {
 
     /// Storages of all parameters of an operator, combined.
     fn storages(&self, op: OpId, places: &Placements, own: (f64, f64), given: &Given) -> Vec<Stored> {
-        let mut list = vec![(Vec::new(), Cost::default(), Once::default())];
+        let mut list = vec![Stored::default()];
         for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
             if !self.layer.is_parameter(tensor) {
                 continue;
@@ -245,14 +289,16 @@ impl Builder<'_, '_> {
             }
             list = list
                 .iter()
-                .flat_map(|(before, sum, known)| {
+                .flat_map(|before| {
                     storages.iter().map(move |(storage, price)| {
-                        let mut all = before.clone();
+                        let mut all = Vec::with_capacity(before.storage.len() + 1);
+                        all.extend_from_slice(&before.storage);
                         all.push((tensor, *storage));
                         let every = price.per_micro_batch * self.clock.micro_batches;
                         let time = every + price.once.shown(self.clock.shown);
                         let memory = price.state + price.gathered / self.clock.layers;
-                        (all, sum.plus(Cost { time, memory }), known.plus(price.once, 1.0))
+                        let cost = before.cost.plus(Cost { time, memory });
+                        Stored { storage: all, cost, once: before.once.plus(price.once, 1.0) }
                     })
                 })
                 .collect();
@@ -305,7 +351,7 @@ impl Builder<'_, '_> {
             flag: form.recompute == Recompute::Again,
             pace: form.pace,
         };
-        self.end(op, self.forms[op.0].iter().map(port).collect(), Self::before)
+        self.end(op, self.ops[op.0].forms.iter().map(port).collect(), Self::before)
     }
 
     fn reader_end(&self, op: OpId, operand: usize, tensor: TensorId) -> End {
@@ -315,17 +361,17 @@ impl Builder<'_, '_> {
         let port = |form: &Form| Port {
             value: form.places.operands[operand],
             gradient: self.gradient(tensor, form.places.operand_gradients[operand]),
-            flag: saves || form.recompute == Recompute::Again,
+            flag: saves || form.recompute == Recompute::Again && self.needed.contains(&op),
             pace: form.pace,
         };
-        self.end(op, self.forms[op.0].iter().map(port).collect(), Self::after)
+        self.end(op, self.ops[op.0].forms.iter().map(port).collect(), Self::after)
     }
 
     /// One end of an edge; an operator without products has those beyond it, as long as they can be.
     fn end(&self, op: OpId, mut ports: Vec<Port>, beyond: fn(&Self, OpId, Pass) -> OpSeconds) -> End {
         let has_products = |pace: &Pace| (pace.forward.both() + pace.backward.both()).0 > 0.0;
-        if self.paces[op.0].iter().any(has_products) {
-            return End { ports, paces: self.paces[op.0].clone() };
+        if self.ops[op.0].paces.iter().any(has_products) {
+            return End { ports, paces: self.ops[op.0].paces.clone() };
         }
         ports.iter_mut().for_each(|port| port.pace = 0);
         let all = |pass| beyond(self, op, pass);
@@ -359,7 +405,7 @@ impl Builder<'_, '_> {
             products: a.products.max(b.products),
             weight_products: a.weight_products.max(b.weight_products),
         };
-        let own = self.paces[op.0].iter().map(own).fold(OpSeconds::default(), longer);
+        let own = self.ops[op.0].paces.iter().map(own).fold(OpSeconds::default(), longer);
         if own.both().0 > 0.0 || !is_view(&self.layer.ops[op.0].kind, pass) {
             return own;
         }
@@ -377,16 +423,16 @@ impl Builder<'_, '_> {
         (to_node, to): (usize, End),
         tensor: TensorId,
     ) -> (Edge, Vec<Option<Passage>>) {
-        let (from_form, left) = number(&from.ports);
-        let (to_form, right) = number(&to.ports);
+        let (from_form, left) = number(&from.ports, Port::code);
+        let (to_form, right) = number(&to.ports, Port::code);
         let meeting = Meeting {
             layer: self.layer,
             tensor,
             sizes: self.sizes,
             carries: if self.gradients.contains(&tensor) { Carries::Both } else { Carries::Values },
         };
-        let spread = |node: usize, of_form: Vec<u32>| match self.picks.get(node) {
-            Some(picks) => picks.iter().map(|pick| of_form[pick.form]).collect(),
+        let spread = |node: usize, of_form: Vec<u32>| match self.ops.get(node) {
+            Some(op) => op.picks.iter().map(|pick| of_form[pick.form as usize]).collect(),
             // The stream has one choice per sharding.
             None => of_form,
         };
@@ -396,6 +442,24 @@ impl Builder<'_, '_> {
         let edge = Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table };
         (edge, passages)
     }
+}
+
+/// Operators of whose results backward needs one, where everything is computed again that backward needs.
+fn needed_again(layer: &Layer, gradients: &BTreeSet<TensorId>) -> BTreeSet<OpId> {
+    let mut read: BTreeSet<TensorId> = BTreeSet::new();
+    let mut needed = BTreeSet::new();
+    let ops: Vec<OpId> = layer.op_ids().collect();
+    for &id in ops.iter().rev() {
+        let op = &layer.ops[id.0];
+        let is_needed = op.results.iter().any(|result| read.contains(result));
+        if is_needed {
+            needed.insert(id);
+        }
+        let saved = if runs_backward(op, gradients) { backward_reads(op, gradients) } else { Vec::new() };
+        let reads = |(at, _): &(usize, &TensorId)| is_needed || saved.contains(at);
+        read.extend(op.operands.iter().enumerate().filter(reads).map(|(_, tensor)| *tensor));
+    }
+    needed
 }
 
 /// The place of a pace among distinct ones.

@@ -15,6 +15,7 @@ pub mod problem;
 pub mod solve;
 pub mod ilp;
 pub mod space;
+mod ways;
 pub mod prices;
 pub mod clock;
 pub mod given;

@@ -27,6 +27,13 @@ pub(crate) struct Port {
     pub(crate) pace: usize,
 }
 
+impl Port {
+    /// Equal where the ports are.
+    pub(crate) fn code(self) -> (u32, u32, bool, usize) {
+        (self.value.code(), self.gradient.code(), self.flag, self.pace)
+    }
+}
+
 /// Matrix products of an operator, or of those beyond it where it only passes on what they compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Pace {
@@ -147,8 +154,8 @@ impl Matrix {
         side: impl Fn(&Port) -> Sharding,
         price: impl Fn(&[Sharding], &[Sharding]) -> Vec<Option<Conversion>>,
     ) -> Self {
-        let (rows, from) = number(&from.iter().map(&side).collect::<Vec<_>>());
-        let (columns, to) = number(&to.iter().map(&side).collect::<Vec<_>>());
+        let (rows, from) = number(&from.iter().map(&side).collect::<Vec<_>>(), Sharding::code);
+        let (columns, to) = number(&to.iter().map(&side).collect::<Vec<_>>(), Sharding::code);
         let place = |list: Vec<u32>| list.into_iter().map(|at| at as usize).collect();
         let values = price(&from, &to);
         Self { rows: place(rows), columns: place(columns), n_columns: to.len(), values }
@@ -159,12 +166,12 @@ impl Matrix {
     }
 }
 
-/// Numbers equal things alike: the number of each, and the distinct ones in the order in which they come.
-pub(crate) fn number<T: Copy + Ord>(list: &[T]) -> (Vec<u32>, Vec<T>) {
-    let mut numbers: BTreeMap<T, u32> = BTreeMap::new();
+/// Numbers things of one key alike: the number of each, and the first of every key in the order in which they come.
+pub(crate) fn number<T: Copy, K: Ord>(list: &[T], key: impl Fn(T) -> K) -> (Vec<u32>, Vec<T>) {
+    let mut numbers: BTreeMap<K, u32> = BTreeMap::new();
     let mut distinct = Vec::new();
     let number = |one: &T| {
-        *numbers.entry(*one).or_insert_with(|| {
+        *numbers.entry(key(*one)).or_insert_with(|| {
             distinct.push(*one);
             distinct.len() as u32 - 1
         })

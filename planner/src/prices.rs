@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use cost_model::exposure::{Beside, OpSeconds, exposed};
 use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
@@ -12,7 +13,7 @@ use cost_model::program_memory::doubles_as_master;
 use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
-use ir::conversion::{Step, StepKind, steps};
+use ir::conversion::{Change, Step, StepKind};
 use ir::engine::{GradientFormat, TensorOverlap};
 use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
@@ -28,6 +29,7 @@ use ir::work::{Pass, Work};
 use crate::clock::{Every, Once};
 use crate::forbid::Barred;
 use crate::space::{AxisRule, AxisView, Reach};
+use crate::ways::ways;
 
 /// The machines and the engine, as prices see them.
 #[derive(Clone, Debug)]
@@ -96,7 +98,8 @@ pub struct StoragePrice {
 /// Conversions already priced. Shardings are numbered as they come, so that a look-up is an index.
 #[derive(Default)]
 struct Conversions {
-    numbers: BTreeMap<Sharding, usize>,
+    /// By their codes.
+    numbers: BTreeMap<u32, usize>,
     shapes: Vec<Known>,
 }
 
@@ -104,15 +107,17 @@ struct Conversions {
 struct Known {
     shape: Vec<u64>,
     filled: f64,
-    /// Per pair of numbers: not asked yet, or the seconds where there is a way.
-    times: Vec<Vec<Option<Option<Conversion>>>>,
+    /// Per pair of numbers: not asked yet, or where its seconds are.
+    places: Vec<Vec<Option<NonZeroU32>>>,
+    /// Seconds, where there is a way; the first is nobody's.
+    times: Vec<Option<Conversion>>,
 }
 
 impl Conversions {
     fn numbers(&mut self, shardings: &[Sharding]) -> Vec<usize> {
         let number = |sharding: &Sharding| {
             let next = self.numbers.len();
-            *self.numbers.entry(*sharding).or_insert(next)
+            *self.numbers.entry(sharding.code()).or_insert(next)
         };
         shardings.iter().map(number).collect()
     }
@@ -120,7 +125,7 @@ impl Conversions {
     fn of_shape(&mut self, shape: &[u64], filled: f64) -> &mut Known {
         let same = |known: &Known| known.shape == shape && known.filled.total_cmp(&filled).is_eq();
         let at = self.shapes.iter().position(same).unwrap_or_else(|| {
-            self.shapes.push(Known { shape: shape.to_vec(), filled, times: Vec::new() });
+            self.shapes.push(Known { shape: shape.to_vec(), filled, places: Vec::new(), times: vec![None] });
             self.shapes.len() - 1
         });
         &mut self.shapes[at]
@@ -267,20 +272,28 @@ impl<'a> Prices<'a> {
         let bytes = self.machine.kernels.element_bytes * filled;
         let time = |from: Sharding, to: Sharding| {
             let mut sum = Conversion::default();
-            steps(from, to)?.iter().for_each(|step| sum.add(step.kind, self.step(step, shape, bytes)));
+            ways(from, to, |change| sum.add(change.kind, self.change(change, shape, bytes)))?;
             Some(sum)
         };
         let mut all = self.conversions.borrow_mut();
         let (rows, columns) = (all.numbers(from), all.numbers(to));
         let n = all.numbers.len();
         let known = all.of_shape(shape, filled);
-        known.times.resize_with(n, Vec::new);
+        known.places.resize_with(n, Vec::new);
         let mut list = Vec::with_capacity(rows.len() * columns.len());
         for (&before, &row) in from.iter().zip(&rows) {
-            let times = &mut known.times[row];
-            times.resize(n, None);
+            let places = &mut known.places[row];
+            places.resize(n.max(places.len()), None);
             for (&after, &column) in to.iter().zip(&columns) {
-                list.push(*times[column].get_or_insert_with(|| time(before, after)));
+                list.push(match places[column] {
+                    Some(place) => known.times[place.get() as usize],
+                    None => {
+                        places[column] = NonZeroU32::new(known.times.len() as u32);
+                        let found = time(before, after);
+                        known.times.push(found);
+                        found
+                    }
+                });
             }
         }
         list
@@ -305,22 +318,22 @@ impl<'a> Prices<'a> {
 
     /// Seconds of one step of a conversion.
     pub fn step(&self, step: &Step, shape: &[u64], element_bytes: f64) -> f64 {
-        let before = step.before.local_elements(self.mesh, shape) as f64 * element_bytes;
-        let after = step.after.local_elements(self.mesh, shape) as f64 * element_bytes;
-        let (kind, full) = match step.kind {
-            StepKind::AllReduce | StepKind::AllReduceMax => (CollectiveKind::AllReduce, before),
-            StepKind::ReduceScatter { .. } => (CollectiveKind::ReduceScatter, before),
-            StepKind::AllGather { .. } => (CollectiveKind::AllGather, after),
-            StepKind::AllToAll { .. } => (CollectiveKind::AllToAll, before),
-            StepKind::Slice { .. } | StepKind::Zero => return 0.0,
-        };
-        let axes = AxisSet::of(&step.axes);
+        let Step { kind, before, after, .. } = *step;
+        self.change(Change { kind, axes: AxisSet::of(&step.axes), before, after }, shape, element_bytes)
+    }
+
+    fn change(&self, change: Change, shape: &[u64], element_bytes: f64) -> f64 {
+        let Change { kind, axes, before, after } = change;
+        let Some(collective) = kind.collective() else { return 0.0 };
+        // Of a gather, what comes together.
+        let whole = if collective == CollectiveKind::AllGather { after } else { before };
+        let full = whole.local_elements(self.mesh, shape) as f64 * element_bytes;
         let time = || {
             let mut groups = self.groups.borrow_mut();
-            let group = groups.entry(axes).or_insert_with(|| self.group(&step.axes));
-            price(kind, Bytes(full), group, self.machine.cluster, self.machine.constants).0
+            let group = groups.entry(axes).or_insert_with(|| self.group(&axes.axes()));
+            price(collective, Bytes(full), group, self.machine.cluster, self.machine.constants).0
         };
-        *self.collectives.borrow_mut().entry((kind, axes, full.to_bits())).or_insert_with(time)
+        *self.collectives.borrow_mut().entry((collective, axes, full.to_bits())).or_insert_with(time)
     }
 
     fn group(&self, axes: &[AxisId]) -> Group {

@@ -179,7 +179,7 @@ fn classes(open: &[usize], seen: &[&[u32]]) -> Vec<Vec<usize>> {
     for ports in seen {
         let split: Vec<(u32, u32)> =
             class_of.iter().zip(open).map(|(&class, &choice)| (class, ports[choice])).collect();
-        class_of = number(&split).0;
+        class_of = number(&split, |pair| pair).0;
     }
     let mut classes: Vec<Vec<usize>> = Vec::new();
     for (&choice, &class) in open.iter().zip(&class_of) {

@@ -11,9 +11,8 @@ use planner::given::StorageRule;
 use planner::request::{Job, Pins, Progress, Request, Solver};
 use planner::shapes::{Facts, divisors, shapes};
 
-/// Between layers parameters move in larger pieces than inside one and hide a little better; the search takes a bound
-/// at this fraction of itself.
-const BOUND_SLACK: f64 = 0.97;
+/// The search takes a bound at this fraction of itself.
+const BOUND_SLACK: f64 = planner::optimize::BOUND_SLACK;
 
 fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Request {
     let model = read_model(model, shipped_model(model).unwrap().text).unwrap();

@@ -78,15 +78,11 @@ pub(super) fn cheapest(weighed: Weighed) -> Option<(f64, Vec<usize>)> {
 /// The node whose elimination leaves the smallest table; ties to the smaller id.
 pub(super) fn next_node<T>(left: &[usize], tables: &[Table<T>]) -> Option<usize> {
     let size = |node: usize| -> f64 {
-        let mut neighbours: BTreeMap<usize, f64> = BTreeMap::new();
-        for table in tables.iter().filter(|table| table.sees(node)) {
-            for (other, _, ports) in table.scope.iter().filter(|(n, ..)| *n != node) {
-                *neighbours.entry(*other).or_insert(1.0) *= *ports as f64;
-            }
-        }
-        neighbours.values().product()
+        let beside = tables.iter().filter(|table| table.sees(node)).flat_map(|table| &table.scope);
+        beside.filter(|(n, ..)| *n != node).map(|(_, _, ports)| *ports as f64).product()
     };
-    left.iter().copied().min_by(|&a, &b| size(a).total_cmp(&size(b)).then(a.cmp(&b)))
+    let sizes = left.iter().map(|&node| (size(node), node));
+    sizes.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, node)| node)
 }
 
 /// Nodes that some table sees beside a node, in rising order.
