@@ -19,11 +19,11 @@ use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
 use ir::work::Pass;
 
-use crate::clock::{Clock, Once};
+use crate::clock::{Clock, Every, Once};
 use crate::constraints::Kept;
 use crate::given::{Given, RecomputeRule, StorageRule};
 use crate::meeting::{Carries, End, Meeting, Pace, Passage, Port, number};
-use crate::prices::{Prices, local_parameter};
+use crate::prices::{Parcel, Prices, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
 use crate::space::{Space, is_activation};
 use crate::stream;
@@ -104,6 +104,8 @@ struct Builder<'a, 'p> {
     ops: Vec<Choices>,
     streams: Vec<Sharding>,
     gradients: BTreeSet<TensorId>,
+    /// Elements of all parameters of the layer.
+    n_parameters: u64,
     /// Operators whose results backward could read, were all computed again: the others never are, whatever is said of them.
     needed: BTreeSet<OpId>,
 }
@@ -131,6 +133,7 @@ impl<'a> LayerProblem<'a> {
             signatures,
             ops: Vec::new(),
             streams,
+            n_parameters: layer.parameters().map(|t| layer.shape(t, sizes).iter().product::<u64>()).sum(),
             needed: needed_again(layer, &gradients),
             gradients,
         };
@@ -265,14 +268,17 @@ impl Builder<'_, '_> {
             }
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
+            // Programs send the parameters of a layer in as few pieces as they can; a bound must not count one each.
+            let sent = if given.every == Every::Layer { self.n_parameters.max(elements) } else { elements };
+            let parcel = Parcel { elements, sent };
             let mut storages = if self.layer.is_trained(tensor) {
                 let gradient = places.operand_gradients[i];
                 let in_one = |&home| {
-                    self.prices.storages((elements, home), used, gradient, (own, self.clock.shown.every))
+                    self.prices.storages((parcel, home), used, gradient, (own, self.clock.shown.every))
                 };
                 given.homes.homes().iter().flat_map(in_one).collect()
             } else {
-                self.prices.frozen_storages(elements, used, (own, self.clock.shown.every))
+                self.prices.frozen_storages(parcel, used, (own, self.clock.shown.every))
             };
             let whole = self.prices.shardable(ir::lower::whole_axes(self.prices.mesh(), used));
             let said = given.constraints.storage(self.layer, tensor).map(StorageRule::of_stage);

@@ -148,7 +148,16 @@ struct StorageTimes {
 }
 
 /// Local elements, the memory of the optimizer state, axes that hold the parameter whole, and those of its unfinished gradient.
-type StorageKey = (u64, Home, [AxisSet; 2]);
+type StorageKey = (Parcel, Home, [AxisSet; 2]);
+
+/// A parameter on a device, and what it is sent with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Parcel {
+    /// Its elements.
+    pub elements: u64,
+    /// Elements of the piece in which it is sent: its own, or more where a layer sends several parameters as one.
+    pub sent: u64,
+}
 
 /// Prices on one mesh.
 pub struct Prices<'a> {
@@ -336,6 +345,12 @@ impl<'a> Prices<'a> {
         *self.collectives.borrow_mut().entry((collective, axes, full.to_bits())).or_insert_with(time)
     }
 
+    /// Seconds in which a parameter is sent, its part of the piece with which it is.
+    fn sent(&self, Parcel { elements, sent }: Parcel, steps: &[Step], element: Bytes) -> f64 {
+        let whole: f64 = steps.iter().map(|step| self.step(step, &[sent], element.0)).sum();
+        whole * (elements as f64 / sent.max(1) as f64)
+    }
+
     fn group(&self, axes: &[AxisId]) -> Group {
         let one = |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
         let axes: Vec<GroupAxis> = axes.iter().rev().map(one).collect();
@@ -349,7 +364,7 @@ impl<'a> Prices<'a> {
     /// hide; of those of the step a fraction is `shown`.
     pub fn storages(
         &self,
-        (elements, home): (u64, Home),
+        (parcel, home): (Parcel, Home),
         used: Sharding,
         gradient: Sharding,
         ((forward, backward), every): ((f64, f64), Every),
@@ -358,8 +373,8 @@ impl<'a> Prices<'a> {
         let unfinished = AxisSet::of(&gradient.partial_axes());
         let mut known = self.storages.borrow_mut();
         let times = known
-            .entry((elements, home, [whole, unfinished]))
-            .or_insert_with(|| self.all_storage_times((elements, home), whole, unfinished));
+            .entry((parcel, home, [whole, unfinished]))
+            .or_insert_with(|| self.all_storage_times((parcel, home), whole, unfinished));
         times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward), every))).collect()
     }
 
@@ -367,14 +382,14 @@ impl<'a> Prices<'a> {
     /// before its backward if that runs; nothing else is ever sent or updated.
     pub fn frozen_storages(
         &self,
-        elements: u64,
+        parcel: Parcel,
         used: Sharding,
         ((forward, backward), every): ((f64, f64), Every),
     ) -> Vec<(Storage, StoragePrice)> {
         let element = StateBytes::adamw(self.machine.precision, GradientFormat::Full).parameter;
+        let elements = parcel.elements;
         let price = |cut: AxisSet| {
-            let steps = flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY)?;
-            let gather = steps.iter().map(|step| self.step(step, &[elements], element.0)).sum();
+            let gather = self.sent(parcel, &flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY)?, element);
             let again = if backward > 0.0 { self.shows_beside(gather, backward, every) } else { 0.0 };
             let per_micro_batch = self.shows_beside(gather, forward, every) + again;
             let whole = elements as f64 * element.0;
@@ -422,12 +437,12 @@ impl<'a> Prices<'a> {
 
     fn all_storage_times(
         &self,
-        (elements, home): (u64, Home),
+        (parcel, home): (Parcel, Home),
         whole: AxisSet,
         unfinished: AxisSet,
     ) -> Vec<StorageTimes> {
         let mut storages = vec![Storage::default()];
-        for cut in self.cuts(elements, whole) {
+        for cut in self.cuts(parcel.elements, whole) {
             let none = AxisSet::EMPTY;
             storages.push(Storage::on_device(none, none, cut));
             if self.is_crossed_at_any_time(cut) {
@@ -436,7 +451,7 @@ impl<'a> Prices<'a> {
             }
         }
         let there = storages.into_iter().map(|storage| Storage { home, ..storage });
-        there.filter_map(|storage| self.storage_times(elements, storage, unfinished)).collect()
+        there.filter_map(|storage| self.storage_times(parcel, storage, unfinished)).collect()
     }
 
     fn parts(&self, cut: AxisSet) -> f64 {
@@ -448,11 +463,9 @@ impl<'a> Prices<'a> {
     }
 
     /// Seconds of everything that one storage of `elements` local elements asks for, shown in full, and its bytes.
-    fn storage_times(&self, elements: u64, storage: Storage, unfinished: AxisSet) -> Option<StorageTimes> {
+    fn storage_times(&self, parcel: Parcel, storage: Storage, unfinished: AxisSet) -> Option<StorageTimes> {
         let bytes = StateBytes::adamw(self.machine.precision, self.machine.gradients);
-        let flat = |list: &[Step], element: Bytes| -> f64 {
-            list.iter().map(|step| self.step(step, &[elements], element.0)).sum()
-        };
+        let flat = |list: &[Step], element: Bytes| self.sent(parcel, list, element);
         let none = AxisSet::EMPTY;
         let every = if storage.gradient.is_empty() {
             0.0
@@ -460,7 +473,7 @@ impl<'a> Prices<'a> {
             flat(&flat_steps(unfinished, none, storage.gradient)?, bytes.gradient)
         };
         let rest = AxisSet(unfinished.0 & !storage.gradient.0);
-        let local = elements as f64;
+        let local = parcel.elements as f64;
         let updated = local / self.parts(storage.optimizer);
         // A parameter that is cut like its optimizer state is that state's own fp32 copy.
         let copy =
