@@ -8,7 +8,7 @@ use ir::engine::{Engine, TensorOverlap};
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::given::StorageRule;
-use planner::request::{Job, Pins, Progress, Request, Solver};
+use planner::request::{Job, Pins, Progress, Request, SharesKind, Solver};
 use planner::shapes::{Facts, divisors, shapes};
 
 /// The search takes a bound at this fraction of itself.
@@ -155,7 +155,9 @@ fn on_groups(request: &Request, order: &[usize]) -> Request {
 
 #[test]
 fn a_model_on_two_kinds_of_devices() {
-    let asked = question("gpt2", "mixed-a100-v100", 16, 64);
+    let mut asked = question("gpt2", "mixed-a100-v100", 16, 64);
+    // Unequal shares have no bound of their own (`share_plans`).
+    asked.pins.shares = Some(SharesKind::Equal);
     let others = [&[1, 0][..], &[0], &[1]].map(|order| on_groups(&asked, order));
     assert_search_is_exhaustive_over(&[&[asked], &others[..]].concat());
 }
