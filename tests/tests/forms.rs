@@ -95,7 +95,7 @@ fn the_bound_of_a_candidate_is_the_least_of_all_forms() {
         let Some(bound) = scope.bound(candidate, Forms::All) else { continue };
         let prices = Prices::new(scope.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
         let clock = scope.clock(candidate, bound.covers, Every::Layer);
-        let given = Given { recompute: RecomputeRule::Never, ..Given::default() };
+        let given = Given { recompute: RecomputeRule::Never, every: Every::Layer, ..Given::default() };
         let time = |form: &Variant| {
             let sizes = form.layer.sizes(candidate.micro_batch, request.job.sequence);
             let problem = LayerProblem::new(&form.layer, &sizes, &prices, clock, &given)?;
