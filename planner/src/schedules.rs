@@ -3,6 +3,7 @@
 //! Without a word of the user these are 1F1B and, where micro-batches come in groups of the pipeline's length, 1F1B over
 //! virtual stages. All others are tried only by name: most of them hold more, or need an engine that splits backward.
 
+use cost_model::Turns;
 use ir::schedule::{Schedule, peak_in_flight, table};
 use ir::token_order::TokenOrder;
 
@@ -196,43 +197,21 @@ fn all_forwards_first(schedule: Schedule) -> Schedule {
     if schedule == Schedule::OneFOneB { Schedule::GPipe } else { schedule }
 }
 
-/// Upper bounds on the micro-batches in flight per chunk, in whole stages: closed forms where there are any, else the
-/// table itself.
+/// Upper bounds on the micro-batches in flight per chunk, in whole stages: counted off the table where no form says it.
 pub(crate) fn in_flight(candidate: &Candidate, schedule: Schedule) -> Vec<f64> {
-    let (p, m) = (candidate.n_stages as f64, candidate.n_micro_batches as f64);
-    let (v, k) = (f64::from(schedule.n_virtual_stages()), f64::from(schedule.n_slices()));
-    let closed: Option<&dyn Fn(f64) -> f64> = match schedule {
-        Schedule::GPipe | Schedule::BreadthFirst { .. } => Some(&|_| m),
-        Schedule::TeraPipe { .. } => Some(&|_| m),
-        Schedule::Seq1F1B { .. } => Some(&|rank| m.min((p - rank + k - 1.0) / k)),
-        Schedule::OneFOneB => Some(&|rank| m.min(p - rank)),
-        Schedule::Interleaved { .. } => {
-            Some(&|rank| (m * v).min(2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v)
-        }
-        Schedule::Eager
-        | Schedule::Dapple { .. }
-        | Schedule::ZbH1
-        | Schedule::ZbH2
-        | Schedule::ZbV
-        | Schedule::VHalf
-        | Schedule::VMin
-        | Schedule::Hanayo { .. }
-        | Schedule::DualPipeV
-        | Schedule::Chimera
-        | Schedule::Custom(_) => None,
-    };
-    let n_stages = candidate.n_stages as u32;
-    let counted = match closed {
-        Some(_) => Vec::new(),
-        None => {
-            let rows = table(schedule, n_stages, candidate.n_micro_batches as u32);
+    let (n_stages, n_micro_batches) = (candidate.n_stages as u32, candidate.n_micro_batches as u32);
+    let counted = match (Turns::new(schedule, n_stages, n_micro_batches), schedule) {
+        (Some(turns), _) => (0..n_stages).map(|rank| turns.most_in_flight(rank)).collect(),
+        // All of them, as for what has no table.
+        (None, Schedule::BreadthFirst { .. }) => Vec::new(),
+        (None, _) => {
+            let rows = table(schedule, n_stages, n_micro_batches);
             rows.map(|rows| peak_in_flight(&rows)).unwrap_or_default()
         }
     };
-    let of_rank = |rank: u32| match closed {
-        Some(form) => form(f64::from(rank)),
-        None => counted.get(rank as usize).map_or(m, |&chunks| f64::from(chunks) / v),
-    };
+    let parts = f64::from(schedule.n_virtual_stages() * schedule.n_slices());
+    let all = candidate.n_micro_batches as f64;
+    let of_rank = |rank: u32| counted.get(rank as usize).map_or(all, |&chunks| f64::from(chunks) / parts);
     let placement = schedule.placement();
     let of_chunk = |chunk: u32| placement.ranks(n_stages, chunk).into_iter().map(of_rank).fold(0.0, f64::max);
     (0..placement.n_chunks(n_stages)).map(of_chunk).collect()

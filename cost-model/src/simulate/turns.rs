@@ -49,62 +49,23 @@ pub struct Turns {
 impl Turns {
     /// `None` where it does not, or has no table.
     pub fn new(schedule: Schedule, n_stages: u32, n_micro_batches: u32) -> Option<Self> {
-        let has_form = match schedule {
-            Schedule::GPipe | Schedule::OneFOneB | Schedule::Eager => true,
-            Schedule::Dapple { warm_up } => warm_up > 0,
-            Schedule::Interleaved { virtual_stages } => {
-                virtual_stages > 1 && n_stages > 0 && n_micro_batches.is_multiple_of(n_stages)
-            }
-            Schedule::Seq1F1B { slices } | Schedule::TeraPipe { slices } => slices > 1,
-            Schedule::BreadthFirst { .. }
-            | Schedule::ZbH1
-            | Schedule::ZbH2
-            | Schedule::ZbV
-            | Schedule::VHalf
-            | Schedule::VMin
-            | Schedule::Hanayo { .. }
-            | Schedule::DualPipeV
-            | Schedule::Chimera
-            | Schedule::Custom(_) => false,
-        };
         let (placement, n_slices) = (schedule.placement(), schedule.n_slices());
         let counts = [n_stages, n_micro_batches, n_slices, schedule.n_virtual_stages()];
         let n_actions = counts.iter().fold(2_u64, |all, &n| all.saturating_mul(u64::from(n)));
         let is_sound = counts.iter().all(|&n| n > 0) && n_actions <= MAX_ACTIONS;
         let shape = TableShape { n_stages, placement, n_micro_batches, n_slices };
-        (has_form && is_sound).then_some(Self { schedule, shape })
+        (is_sound && warm_up(schedule, shape, 0).is_some()).then_some(Self { schedule, shape })
     }
 
     /// Forwards of a rank before its first backward, less the one that stands right before it. Further than there are
     /// forwards is as far as there are.
     fn warm_up(&self, rank: u32) -> u32 {
-        let behind = self.shape.n_stages - 1 - rank;
-        match self.schedule {
-            Schedule::OneFOneB => behind,
-            Schedule::Eager => 2 * behind,
-            Schedule::Dapple { warm_up } => (2 * behind).min((warm_up - 1).saturating_sub(rank)),
-            Schedule::Interleaved { virtual_stages } => {
-                2 * behind + (virtual_stages - 1) * self.shape.n_stages
-            }
-            Schedule::Seq1F1B { slices } => behind + slices - 1,
-            Schedule::GPipe
-            | Schedule::TeraPipe { .. }
-            | Schedule::BreadthFirst { .. }
-            | Schedule::ZbH1
-            | Schedule::ZbH2
-            | Schedule::ZbV
-            | Schedule::VHalf
-            | Schedule::VMin
-            | Schedule::Hanayo { .. }
-            | Schedule::DualPipeV
-            | Schedule::Chimera
-            | Schedule::Custom(_) => self.n_units(),
-        }
+        warm_up(self.schedule, self.shape, rank).unwrap_or_else(|| self.n_units())
     }
 
     /// Forwards of a rank.
     fn n_units(&self) -> u32 {
-        self.shape.n_units() * self.shape.n_virtual_stages()
+        n_units(self.shape)
     }
 
     /// Most chunks of micro-batches, or of their slices, that a rank has under way.
@@ -156,6 +117,47 @@ impl Turns {
             spent
         };
         (0..self.shape.n_stages).map(of_rank).collect()
+    }
+}
+
+/// Forwards of a rank.
+fn n_units(shape: TableShape) -> u32 {
+    shape.n_units() * shape.n_virtual_stages()
+}
+
+/// How many forwards a rank is ahead of its first backward, the one right before it apart; `None` where ranks do not take
+/// turns.
+fn warm_up(schedule: Schedule, shape: TableShape, rank: u32) -> Option<u32> {
+    let TableShape { n_stages, n_micro_batches, .. } = shape;
+    let behind = n_stages - 1 - rank;
+    match schedule {
+        Schedule::GPipe => Some(n_units(shape)),
+        Schedule::TeraPipe { slices } if slices > 1 => Some(n_units(shape)),
+        Schedule::OneFOneB => Some(behind),
+        Schedule::Eager => Some(2 * behind),
+        Schedule::Dapple { warm_up } if warm_up > 0 => {
+            Some((2 * behind).min((warm_up - 1).saturating_sub(rank)))
+        }
+        Schedule::Interleaved { virtual_stages }
+            if virtual_stages > 1 && n_micro_batches.is_multiple_of(n_stages) =>
+        {
+            Some(2 * behind + (virtual_stages - 1) * n_stages)
+        }
+        Schedule::Seq1F1B { slices } if slices > 1 => Some(behind + slices - 1),
+        Schedule::TeraPipe { .. }
+        | Schedule::Dapple { .. }
+        | Schedule::Interleaved { .. }
+        | Schedule::Seq1F1B { .. }
+        | Schedule::BreadthFirst { .. }
+        | Schedule::ZbH1
+        | Schedule::ZbH2
+        | Schedule::ZbV
+        | Schedule::VHalf
+        | Schedule::VMin
+        | Schedule::Hanayo { .. }
+        | Schedule::DualPipeV
+        | Schedule::Chimera
+        | Schedule::Custom(_) => None,
     }
 }
 
