@@ -6,11 +6,11 @@ use ir::plan::Plan;
 use ir::units::{Bytes, Seconds};
 use serde::Serialize;
 
+use crate::args::CompareArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::output::json;
 use crate::priced;
-use crate::question_args::CompareArgs;
 use crate::report;
 use crate::table::{Side, table};
 use crate::terminal::Terminal;

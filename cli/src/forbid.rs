@@ -3,9 +3,9 @@
 use planner::forbid::contradiction;
 use planner::request::{Degrees, Forbid, OffloadKind, Pins, RecomputeKind, SequenceParallel};
 
+use crate::args::ForbidArgs;
 use crate::failure::Failure;
 use crate::pins;
-use crate::question_args::ForbidArgs;
 
 /// Reads the values of all `--forbid`. A name and a value by the rules of `--pin`; a name by itself is every degree above
 /// one, or all of what has stages. A piece that begins with a digit is one more value of the name before it.

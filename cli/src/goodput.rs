@@ -13,12 +13,12 @@ use ir::plan::prediction::Prediction;
 use ir::units::{Bytes, Seconds};
 use serde::Serialize;
 
+use crate::args::GoodputArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input::read_file;
 use crate::output::json;
 use crate::priced;
-use crate::question_args::GoodputArgs;
 use crate::table::{Side, table};
 use crate::terminal::Terminal;
 

@@ -10,7 +10,6 @@ mod table;
 mod interrupt;
 mod terminal;
 mod args;
-mod question_args;
 mod output;
 mod input;
 mod question;

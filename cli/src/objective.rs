@@ -99,19 +99,29 @@ pub(crate) fn variants(objective: ObjectiveArg, pins: &Pins) -> Vec<Pins> {
 /// What is to be small, of a step of training that lasts.
 pub(crate) fn figure(objective: ObjectiveArg, predicted: &Prediction) -> Result<f64, Failure> {
     let goodput = predicted.upkeep.map_or(1.0, |upkeep| upkeep.goodput);
-    let missing = |what: &str, field: &str| {
+    let price_and_energy = (predicted.cost_per_step, predicted.energy_per_step_joules);
+    let asked = of_step(objective, predicted.step_time_s.0, price_and_energy).ok_or_else(|| {
+        let (what, field) = match objective {
+            ObjectiveArg::Energy => ("draws", "watts"),
+            ObjectiveArg::Cost | ObjectiveArg::Time => ("costs", "price_per_device_hour"),
+        };
         let hint = format!("give `{field}` in the cluster file");
-        Failure::argument_with_hint(format!("--objective: nothing says what {what}"), hint)
-    };
-    Ok(match objective {
-        ObjectiveArg::Time => predicted.step_time_s.0,
-        ObjectiveArg::Cost => {
-            predicted.cost_per_step.ok_or_else(|| missing("a device costs", "price_per_device_hour"))?
-        }
-        ObjectiveArg::Energy => {
-            predicted.energy_per_step_joules.ok_or_else(|| missing("a device draws", "watts"))?
-        }
-    } / goodput)
+        Failure::argument_with_hint(format!("--objective: nothing says what a device {what}"), hint)
+    })?;
+    Ok(asked / goodput)
+}
+
+/// Of the figures of a step, the one that is to be small; nothing where it is not known.
+pub(crate) fn of_step(
+    objective: ObjectiveArg,
+    seconds: f64,
+    (price, joules): (Option<f64>, Option<f64>),
+) -> Option<f64> {
+    match objective {
+        ObjectiveArg::Time => Some(seconds),
+        ObjectiveArg::Cost => price,
+        ObjectiveArg::Energy => joules,
+    }
 }
 
 /// A table of what was tried, in the order asked.

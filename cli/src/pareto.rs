@@ -3,12 +3,12 @@
 use planner::pareto::non_dominated;
 use serde::Serialize;
 
-use crate::args::ObjectiveArg;
+use crate::args::{ObjectiveArg, ParetoArgs};
 use crate::failure::Failure;
 use crate::figures;
+use crate::objective::of_step;
 use crate::output::json;
 use crate::question::Question;
-use crate::question_args::ParetoArgs;
 use crate::sweep::{self, Figures, Over, Row};
 use crate::terminal::Terminal;
 
@@ -70,12 +70,8 @@ fn shares(args: &ParetoArgs) -> Result<Vec<f64>, Failure> {
 
 /// The figure by which the front is ordered.
 fn asked(plan: &Figures, objective: ObjectiveArg) -> f64 {
-    let figure = match objective {
-        ObjectiveArg::Time => Some(plan.step_time_s),
-        ObjectiveArg::Cost => plan.cost_per_step,
-        ObjectiveArg::Energy => plan.energy_per_step_joules,
-    };
-    figure.unwrap_or(f64::INFINITY)
+    let price_and_energy = (plan.cost_per_step, plan.energy_per_step_joules);
+    of_step(objective, plan.step_time_s, price_and_energy).unwrap_or(f64::INFINITY)
 }
 
 /// What is compared: time, memory, devices, the price where there is one, and the energy where it is asked for.

@@ -11,12 +11,12 @@ use ir::plan::entry::Proof;
 use ir::text::read_program;
 use serde::Serialize;
 
+use crate::args::ProveArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
 use crate::output::json;
 use crate::proof::{Attempt, attempt, attempts, splits_backward};
-use crate::question_args::ProveArgs;
 use crate::table::{Side, table};
 use crate::terminal::Terminal;
 

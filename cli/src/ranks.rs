@@ -3,10 +3,10 @@
 use ir::plan::{Plan, RankMap};
 use serde::Serialize;
 
+use crate::args::RanksArgs;
 use crate::failure::Failure;
 use crate::input;
 use crate::output::{json, write_and_say};
-use crate::question_args::RanksArgs;
 use crate::terminal::Terminal;
 
 /// A rank, where it is and what it is.

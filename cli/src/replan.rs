@@ -16,7 +16,7 @@ use planner::request::{NoPlan, Request};
 use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes, is_numbered, larger};
 use serde::Serialize;
 
-use crate::args::SizeArgs;
+use crate::args::{ReplanArgs, SizeArgs};
 use crate::failure::Failure;
 use crate::figures;
 use crate::forbid;
@@ -25,7 +25,6 @@ use crate::output::{json, write_and_say};
 use crate::priced;
 use crate::proof::proven;
 use crate::question;
-use crate::question_args::ReplanArgs;
 use crate::replan_failures;
 use crate::search::pool;
 use crate::table::{Side, list, table};

@@ -18,10 +18,10 @@ use ir::units::{Bytes, Seconds};
 use planner::request::NoPlan;
 use serde::Serialize;
 
+use crate::args::ReplanArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::output::{json, write_and_say};
-use crate::question_args::ReplanArgs;
 use crate::replan::{Answer, Now, replanned};
 use crate::table::{Side, table};
 use crate::terminal::Terminal;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::{Calibration, DeviceGroup};
 use ir::names::{Offload, Roles};
+use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, SharePrediction, StagePrediction};
 use ir::units::{Bytes, Seconds};
@@ -169,7 +170,7 @@ fn shares(plan: &Plan) -> Option<String> {
     let axis = plan.mesh.axes.first()?;
     let sequences = plan.micro_batch / axis.size.max(1);
     let one = |share: &SharePrediction| {
-        let at = numbers(&share.coordinates);
+        let at: Numbers = share.coordinates.iter().copied().collect();
         let n = figures::counted(share.n_micro_batches, "micro-batch").replace("batchs", "batches");
         format!(
             "{} {at} on {}: {n} of {sequences} each, {}",
@@ -180,17 +181,6 @@ fn shares(plan: &Plan) -> Option<String> {
     };
     let predicted = plan.predicted.as_ref().filter(|predicted| !predicted.shares.is_empty())?;
     Some(predicted.shares.iter().map(one).collect::<Vec<_>>().join("; "))
-}
-
-/// Rising numbers as ranges: `0-3, 6`.
-fn numbers(list: &[u64]) -> String {
-    let runs = list.chunk_by(|a, b| a + 1 == *b);
-    let text = |run: &[u64]| match run {
-        [first, .., last] => format!("{first}-{last}"),
-        [one] => one.to_string(),
-        [] => String::new(),
-    };
-    runs.map(text).collect::<Vec<_>>().join(", ")
 }
 
 /// How many micro-batches a replica runs: as many as all, or between the least and the most.

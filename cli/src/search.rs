@@ -8,10 +8,9 @@ use planner::request::{NoPlan, OnProgress, Progress, Request, Stop};
 use planner::target::{Target, optimize_for};
 use serde::Serialize;
 
-use crate::args::ThreadArgs;
+use crate::args::{EffortArgs, ThreadArgs};
 use crate::failure::Failure;
 use crate::figures;
-use crate::question_args::EffortArgs;
 use crate::table::{Side, table};
 use crate::terminal::{ProgressBar, Terminal};
 

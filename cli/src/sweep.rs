@@ -10,7 +10,7 @@ use ir::units::{BytesPerSecond, GIB, Seconds};
 use planner::request::{NoPlan, Request};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{JobArgs, ObjectiveArg, SizeArgs};
+use crate::args::{GridArgs, JobArgs, ObjectiveArg, SizeArgs, SweepArgs};
 use crate::failure::Failure;
 use crate::figures;
 use crate::forbid;
@@ -18,7 +18,6 @@ use crate::input;
 use crate::objective;
 use crate::output::json;
 use crate::question::Question;
-use crate::question_args::{GridArgs, SweepArgs};
 use crate::search::{bar, pool};
 use crate::sweep_file::ResultFile;
 use crate::table::{Side, table};

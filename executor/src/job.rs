@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use ir::graph::{Layer, Model, TensorId};
 use ir::lower::{LayerChoice, Recompute};
 use ir::mesh::{Mesh, Meshes};
+use ir::plan::shares::AXIS;
 use ir::program::Storage;
 use ir::schedule::{Action, Placement, Section, TableShape};
 use ir::sharding::Sharding;
@@ -186,8 +187,7 @@ impl<'a> Execution<'a> {
 
     /// Coordinate of a device along the outermost axis, where shares are unequal.
     pub(crate) fn coordinate(&self, device: u64) -> Option<u64> {
-        let outermost = self.meshes.alike.axis_ids().next().filter(|_| !self.shares.is_empty())?;
-        Some(device / self.meshes.alike.stride(outermost))
+        (!self.shares.is_empty()).then(|| device / self.meshes.alike.stride(AXIS))
     }
 
     /// The micro-batch of the whole mesh, and the device on it, of whose sequences a device has its next micro-batch, the
@@ -195,13 +195,10 @@ impl<'a> Execution<'a> {
     ///
     /// `block = sum of the shares before + at; micro-batch = block / coordinates, coordinate = block mod coordinates`
     pub(crate) fn source(&self, device: u64, at: u64) -> (u64, u64) {
-        let (Some(own), Some(outermost)) = (self.coordinate(device), self.meshes.alike.axis_ids().next())
-        else {
-            return (at, device);
-        };
+        let Some(own) = self.coordinate(device) else { return (at, device) };
         let before = self.shares.iter().take(own as usize);
         let block = before.map(|share| u64::from(share.n_micro_batches)).sum::<u64>() + at;
-        let (stride, size) = (self.meshes.alike.stride(outermost), self.meshes.alike.size(outermost));
+        let (stride, size) = (self.meshes.alike.stride(AXIS), self.meshes.alike.size(AXIS));
         (block / size, block % size * stride + device % stride)
     }
 

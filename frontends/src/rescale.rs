@@ -80,7 +80,7 @@ fn counts_of_nodes(cluster: &Cluster, nodes: u64) -> Result<Vec<u64>, InputError
     for (group, &share) in cluster.groups.iter().zip(&own) {
         let scaled = nodes.checked_mul(share).ok_or_else(too_many)?;
         if scaled % all != 0 {
-            let unit = all / own.iter().fold(0, |a, &b| gcd(a, b));
+            let unit = least_nodes(cluster);
             return Err(fail(cluster, format!("{nodes} nodes cannot keep the proportions of the groups"))
                 .with_hint(format!(
                     "take a multiple of {unit} nodes, or write the counts in a file of your own"
@@ -105,10 +105,23 @@ fn counts_of_devices(cluster: &Cluster, devices: u64) -> Result<Vec<u64>, InputE
             .with_hint("give a number of nodes"));
     }
     if !devices.is_multiple_of(per_node) {
-        return Err(fail(cluster, format!("{devices} devices do not fill nodes of {per_node}"))
-            .with_hint(format!("take a multiple of {per_node}, or a part of one node")));
+        return Err(fail(cluster, format!("{devices} devices do not fill nodes of {per_node}")).with_hint(
+            match cluster.groups.len() {
+                1 => format!("take a multiple of {per_node}, or a part of one node"),
+                _ => {
+                    let least = per_node.saturating_mul(least_nodes(cluster));
+                    format!("take a multiple of {least}, which keeps the proportions of the groups")
+                }
+            },
+        ));
     }
     counts_of_nodes(cluster, devices / per_node)
+}
+
+/// The fewest nodes that keep the proportions of the groups.
+fn least_nodes(cluster: &Cluster) -> u64 {
+    let nodes = cluster.groups.iter().map(DeviceGroup::n_nodes);
+    nodes.clone().sum::<u64>() / nodes.fold(0, gcd).max(1)
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
@@ -166,6 +179,11 @@ mod tests {
             "mixed-a100-v100: 3 nodes cannot keep the proportions of the groups",
         );
         check("mixed-a100-v100", Size::Devices(64), "[32, 32] [8, 64]");
+        let mixed =
+            read_cluster("mixed-a100-v100", shipped_cluster("mixed-a100-v100").unwrap().text).unwrap();
+        let said = rescale(&mixed, Size::Devices(3)).unwrap_err().to_string();
+        assert!(said.contains("take a multiple of 16,"), "{said}");
+        assert!(rescale(&mixed, Size::Devices(16)).is_ok());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use ir::plan::Plan;
 use ir::schedule::Schedule;
 use serde_json::Value;
 
-use crate::fuzz::{Case, Family, MAX_RANKS, ModelSizes, model};
+use crate::fuzz::{Case, Family, MAX_RANKS, ModelSizes, Shares, model};
 use crate::planner;
 
 mod features;
@@ -59,6 +59,7 @@ impl Recipe {
             n_micro_batches: 2,
             micro_batch: over_batch.product(),
             sequence: 8,
+            shares: Shares::Equal,
             decisions: Vec::new(),
         };
         Self {

@@ -13,6 +13,7 @@ use ir::names::{Arrangement, roles};
 use ir::native;
 use ir::plan::check::open;
 use ir::plan::entry::Entry;
+use ir::plan::shares::AXIS;
 use ir::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap};
 use ir::schedule::{Schedule, table};
 use ir::token_order::TokenOrder;
@@ -50,8 +51,19 @@ pub struct Case {
     pub micro_batch: u64,
     /// Tokens of a sequence.
     pub sequence: u64,
+    /// Whether coordinates of the outermost axis may run unequal shares of the micro-batches.
+    pub shares: Shares,
     /// Everything else.
     pub decisions: Vec<u16>,
+}
+
+/// What coordinates of the outermost axis run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shares {
+    /// All as many micro-batches.
+    Equal,
+    /// Each its own number, where the schedule has tables for that; else as many.
+    Unequal,
 }
 
 /// A strategy that draws cases.
@@ -59,24 +71,32 @@ pub fn cases() -> impl Strategy<Value = Case> {
     let axis = prop_oneof![3 => Just(2_u64), 1 => Just(1), 1 => Just(3), 1 => Just(4)];
     let axes = prop::collection::vec(axis, 0..=4);
     let pipeline = (1_u32..=4, 0_usize..16, 1_u32..=3);
-    let batch = (prop_oneof![Just(1_u64), Just(2), Just(4), Just(6), Just(12)], 2_u64..=12);
+    let shares = prop_oneof![3 => Just(Shares::Equal), 1 => Just(Shares::Unequal)];
+    let batch = (prop_oneof![Just(1_u64), Just(2), Just(4), Just(6), Just(12)], 2_u64..=12, shares);
     let decisions = prop::collection::vec(any::<u16>(), 0..400);
     let drawn = (models::families(), models::sizes(), axes, pipeline, batch, decisions);
-    let case = |(family, sizes, axes, pipeline, batch, decisions)| {
-        let (n_stages, schedule, n_micro_batches) = pipeline;
-        let (micro_batch, half) = batch;
-        Case {
-            family,
-            sizes,
-            axes,
-            n_stages,
-            schedule,
-            n_micro_batches,
-            micro_batch,
-            sequence: 2 * half,
-            decisions,
-        }
-    };
+    let case =
+        |(family, sizes, axes, pipeline, batch, decisions): (_, _, Vec<u64>, _, (u64, u64, Shares), _)| {
+            let (n_stages, schedule, n_micro_batches) = pipeline;
+            let (micro_batch, half, shares) = batch;
+            // Unequal shares need sequences for every coordinate, and more than one micro-batch.
+            let (micro_batch, n_micro_batches) = match (shares, axes.first()) {
+                (Shares::Unequal, Some(size)) => (micro_batch.next_multiple_of(*size), n_micro_batches + 1),
+                (Shares::Unequal | Shares::Equal, _) => (micro_batch, n_micro_batches),
+            };
+            Case {
+                family,
+                sizes,
+                axes,
+                n_stages,
+                schedule,
+                n_micro_batches,
+                micro_batch,
+                sequence: 2 * half,
+                shares,
+                decisions,
+            }
+        };
     drawn.prop_map(case)
 }
 
@@ -101,10 +121,15 @@ impl Case {
         order: (Schedule, u32),
         chooser: &mut dyn Chooser,
     ) -> Option<Plan> {
-        let drawn = draw_model(model, &mesh, (self.micro_batch, self.sequence), chooser)?;
+        let shares = if may_be_unequal(order.0, &mesh) { self.shares } else { Shares::Equal };
+        let drawn = draw_model(model, &mesh, (self.micro_batch, self.sequence, shares), chooser)?;
         let chunks = chunks(model, order.0.placement().n_chunks(self.n_stages), chooser)?;
         let slices = self.slices(order.0, chooser);
-        let mut plan = self.document((model, mesh), (order, slices), (drawn, chunks))?;
+        let counts = match shares {
+            Shares::Equal => Vec::new(),
+            Shares::Unequal => self.unequal((&mesh, order), chooser),
+        };
+        let mut plan = self.document((model, mesh), (order, slices, counts), (drawn, chunks))?;
         plan.cluster = cluster(n_nodes)?;
         with_algorithms(with_token_order(plan, chooser), chooser)
     }
@@ -115,6 +140,24 @@ impl Case {
             1 => Vec::new(),
             n => (0..n).map(|slice| self.sequence * (1 + chooser.slice(slice) as u64 % 2)).collect(),
         }
+    }
+
+    /// Shares of the micro-batches: each coordinate but the first gives some of its own to the one before it.
+    fn unequal(
+        &self,
+        (mesh, (schedule, n_micro_batches)): (&Mesh, (Schedule, u32)),
+        chooser: &mut dyn Chooser,
+    ) -> Vec<u64> {
+        // Interleaved schedules take micro-batches in multiples of the stages.
+        let unit = if matches!(schedule, Schedule::Interleaved { .. }) { self.n_stages } else { 1 };
+        let mut shares = vec![u64::from(n_micro_batches); mesh.size(AXIS) as usize];
+        for at in 1..shares.len() {
+            let most = (n_micro_batches - 1) / unit;
+            let given = u64::from(unit) * chooser.given_away(most as usize) as u64;
+            shares[at - 1] += given;
+            shares[at] -= given;
+        }
+        shares
     }
 
     /// The schedule among those that have a table here, with micro-batches that suit it.
@@ -132,7 +175,7 @@ impl Case {
     fn document(
         &self,
         (model, mesh): (&Model, Mesh),
-        ((schedule, n_micro_batches), slices): ((Schedule, u32), Vec<u64>),
+        ((schedule, n_micro_batches), slices, shares): ((Schedule, u32), Vec<u64>, Vec<u64>),
         (drawn, chunks): (Vec<Drawn>, Vec<Vec<EntryRun>>),
     ) -> Option<Plan> {
         let entries =
@@ -169,7 +212,7 @@ impl Case {
             slices,
             micro_batch: self.micro_batch,
             n_micro_batches: u64::from(n_micro_batches),
-            shares: Vec::new(),
+            shares,
             chunks,
             predicted: None,
             search: None,
@@ -182,6 +225,12 @@ impl Case {
         plan.roles = open(&plan).ok()?.roles(&plan);
         Some(plan)
     }
+}
+
+/// Whether coordinates of the outermost axis can run unequal shares at all: several, in whole sequences, of one copy.
+fn may_be_unequal(schedule: Schedule, mesh: &Mesh) -> bool {
+    let is_whole = schedule.n_slices() == 1 && schedule.placement().n_copies() == 1;
+    is_whole && mesh.axes.first().is_some_and(|axis| axis.size > 1)
 }
 
 /// The plan in another order of tokens, where its sequence cuts into such pieces and so it was decided.
@@ -313,6 +362,7 @@ mod tests {
             ("tie", !plan.model.ties.is_empty()),
             ("uneven vocabulary", plan.roles.vocabulary_parallel > 1),
             ("adapters", case.sizes.lora > 0),
+            ("unequal shares", plan.shares.iter().any(|share| *share != plan.n_micro_batches)),
         ];
         list.extend(marks.into_iter().filter(|(_, has)| *has).map(|(name, _)| name.to_owned()));
         list
@@ -362,6 +412,7 @@ mod tests {
             "tie",
             "uneven vocabulary",
             "adapters",
+            "unequal shares",
         ];
         let rare: Vec<&str> =
             expected.into_iter().filter(|name| seen.get(*name).copied().unwrap_or(0) < plans / 50).collect();

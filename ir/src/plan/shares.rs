@@ -13,7 +13,7 @@
 //! with or without a cut optimizer state sends once per step: gradients and new parameters (proportional data shares:
 //! AccPar, Song et al. 2020, HPCA; Whale, Jia et al. 2022, arXiv 2011.09208).
 
-use crate::graph::{DimId, Extent};
+use crate::graph::{DimId, Extent, Layer, Op};
 use crate::mesh::AxisId;
 use crate::plan::check::{OpenEntry, OpenPlan};
 use crate::plan::{Plan, PlanError};
@@ -21,7 +21,7 @@ use crate::program::Storage;
 use crate::schedule::Schedule;
 use crate::sharding::{Placement, Sharding};
 use crate::signature::signature;
-use crate::strategy::AxisUse;
+use crate::strategy::{AxisUse, Strategy};
 
 /// The axis whose coordinates may run unequal shares: the outermost, which lies across groups of devices.
 pub const AXIS: AxisId = AxisId(0);
@@ -34,13 +34,30 @@ pub fn loss(plan: &Plan) -> Sharding {
     }
 }
 
+/// Whether an operator leaves every coordinate its own sequences.
+pub fn keeps_apart(layer: &Layer, op: &Op, strategy: Strategy) -> bool {
+    let loops = signature(layer, op).factors;
+    let sequences = |dim: DimId| layer.dims[dim.0].extent == Extent::MicroBatch;
+    match strategy.on(AXIS) {
+        AxisUse::Factor(own) => sequences(loops[own.0 as usize].dim),
+        // Of what is the same for all sequences, such as a table of positions, every coordinate computes all.
+        AxisUse::Same | AxisUse::Defer => !loops.iter().any(|own| sequences(own.dim)),
+        AxisUse::Ring(_) | AxisUse::Through => false,
+    }
+}
+
+/// Whether a parameter so stored is sent between coordinates once per step, not in a micro-batch.
+pub fn is_sent_once(Storage { parameter, gradient, .. }: Storage) -> bool {
+    !parameter.axes().contains(&AXIS) && !gradient.axes().contains(&AXIS)
+}
+
 /// Whether the shares make up the global batch, and the schedule has a table for each.
 pub(super) fn check_counts(plan: &Plan) -> Result<(), PlanError> {
     let fail = |what: String| Err(PlanError::new("shares", what));
     if plan.shares.is_empty() {
         return Ok(());
     }
-    let size = plan.mesh.axes.first().map_or(1, |axis| axis.size);
+    let size = plan.mesh.axes.first().map_or(0, |axis| axis.size);
     if plan.shares.len() as u64 != size {
         let n = plan.shares.len();
         return fail(format!(
@@ -82,16 +99,8 @@ pub(super) fn check_entries(plan: &Plan, open: &OpenPlan) -> Result<(), PlanErro
 fn check_entry(plan: &Plan, open: &OpenPlan, at: usize) -> Result<(), PlanError> {
     let (layer, OpenEntry { choice, program, .. }) = (open.layer(at), &open.entries[at]);
     let axis = &plan.mesh.axes[AXIS.0].name;
-    for (i, (op, strategy)) in layer.ops.iter().zip(&choice.strategies).enumerate() {
-        let loops = signature(layer, op).factors;
-        let sequences = |dim: DimId| layer.dims[dim.0].extent == Extent::MicroBatch;
-        let is_own = match strategy.on(AXIS) {
-            AxisUse::Factor(own) => sequences(loops[own.0 as usize].dim),
-            // Of what is the same for all sequences, such as a table of positions, every coordinate computes all.
-            AxisUse::Same | AxisUse::Defer => !loops.iter().any(|own| sequences(own.dim)),
-            AxisUse::Ring(_) | AxisUse::Through => false,
-        };
-        if !is_own {
+    for (i, (op, &strategy)) in layer.ops.iter().zip(&choice.strategies).enumerate() {
+        if !keeps_apart(layer, op, strategy) {
             let what = format!(
                 "`{}` must cut the sequences along {axis}, whose coordinates run unequal shares",
                 op.name
@@ -100,8 +109,7 @@ fn check_entry(plan: &Plan, open: &OpenPlan, at: usize) -> Result<(), PlanError>
         }
     }
     for (i, tensor) in layer.parameters().enumerate() {
-        let Storage { parameter, gradient, .. } = choice.storage.get(&tensor).copied().unwrap_or_default();
-        if parameter.axes().contains(&AXIS) || gradient.axes().contains(&AXIS) {
+        if !is_sent_once(choice.storage.get(&tensor).copied().unwrap_or_default()) {
             let what = format!(
                 "only the optimizer state may be cut along {axis}, whose coordinates run unequal shares"
             );

@@ -136,6 +136,10 @@ impl Chooser for Wishes {
         usize::from(slice == 0)
     }
 
+    fn given_away(&mut self, most: usize) -> usize {
+        most
+    }
+
     fn token_order(&mut self, options: &[TokenOrder]) -> usize {
         options.iter().position(|order| *order == self.order).unwrap_or(0)
     }

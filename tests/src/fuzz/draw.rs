@@ -8,11 +8,14 @@ use ir::graph::{Layer, Model, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
+use ir::plan::shares::{AXIS, is_sent_once, keeps_apart};
 use ir::program::{AxisSet, Home, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::strategy::{Placements, Strategy, placements, strategies};
 use ir::token_order::TokenOrder;
+
+use super::Shares;
 
 /// Who decides between legal options; every answer is an index of the options given, or is taken modulo their number.
 pub(crate) trait Chooser {
@@ -28,6 +31,8 @@ pub(crate) trait Chooser {
     fn layers(&mut self, even: usize, most: usize) -> usize;
     /// Whether a slice is longer than the shortest.
     fn slice(&mut self, slice: u32) -> usize;
+    /// How many units of micro-batches a coordinate gives away, of at most so many.
+    fn given_away(&mut self, most: usize) -> usize;
     /// The order of the tokens of a cut sequence.
     fn token_order(&mut self, options: &[TokenOrder]) -> usize;
     /// The algorithm of a collective.
@@ -86,6 +91,10 @@ impl Chooser for Decisions<'_> {
         self.pick(2)
     }
 
+    fn given_away(&mut self, most: usize) -> usize {
+        self.pick(most + 1)
+    }
+
     fn token_order(&mut self, options: &[TokenOrder]) -> usize {
         self.pick(options.len())
     }
@@ -107,10 +116,10 @@ type Tied = BTreeMap<(usize, TensorId), (Sharding, Storage)>;
 pub(crate) fn draw_model(
     model: &Model,
     mesh: &Mesh,
-    (micro_batch, sequence): (u64, u64),
+    (micro_batch, sequence, shares): (u64, u64, Shares),
     chooser: &mut dyn Chooser,
 ) -> Option<Vec<Drawn>> {
-    let stream = draw_stream(model, mesh, (micro_batch, sequence), chooser)?;
+    let stream = draw_stream(model, mesh, (micro_batch, sequence, shares), chooser)?;
     let mut tied = Tied::new();
     let mut drawn = Vec::new();
     for (kind, layer) in model.layers.iter().enumerate() {
@@ -120,7 +129,7 @@ pub(crate) fn draw_model(
             .filter(|((of, _), _)| *of == kind)
             .map(|((_, tensor), &one)| (*tensor, one))
             .collect();
-        let draw = Draw { layer, mesh, sizes: &sizes, stream, tied: &given };
+        let draw = Draw { layer, mesh, sizes: &sizes, stream, shares, tied: &given };
         let choice = draw.choice(chooser)?;
         for tie in model.ties.iter().filter(|tie| tie.owner.layer == kind) {
             let used = draw.used(&choice, tie.owner.tensor)?;
@@ -135,7 +144,7 @@ pub(crate) fn draw_model(
 fn draw_stream(
     model: &Model,
     mesh: &Mesh,
-    (micro_batch, sequence): (u64, u64),
+    (micro_batch, sequence, shares): (u64, u64, Shares),
     chooser: &mut dyn Chooser,
 ) -> Option<Sharding> {
     let layer = model.layers.iter().find(|layer| layer.stream_in.is_some())?;
@@ -148,6 +157,9 @@ fn draw_stream(
         };
         let mut options = vec![Placement::Replicate];
         options.extend((0..shape.len()).filter(fits).map(|dim| Placement::Shard(dim as u8)));
+        if shares == Shares::Unequal && axis == AXIS {
+            options.retain(|option| *option == Placement::Shard(0));
+        }
         sharding = sharding.with(axis, *options.get(chooser.stream(axis, &options))?);
     }
     Some(sharding)
@@ -158,13 +170,18 @@ struct Draw<'a> {
     mesh: &'a Mesh,
     sizes: &'a Sizes,
     stream: Sharding,
+    shares: Shares,
     tied: &'a BTreeMap<TensorId, (Sharding, Storage)>,
 }
 
 impl Draw<'_> {
     fn choice(&self, chooser: &mut dyn Chooser) -> Option<LayerChoice> {
         let is_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
-        let out = if is_loss { Sharding::REPLICATED } else { self.stream };
+        let out = match (is_loss, self.shares) {
+            (false, _) => self.stream,
+            (true, Shares::Equal) => Sharding::REPLICATED,
+            (true, Shares::Unequal) => Sharding::REPLICATED.with(AXIS, Placement::PartialSum),
+        };
         let mut chosen: Vec<(Strategy, Placements)> = Vec::new();
         for op in self.layer.op_ids() {
             let options = self.options(op, &chosen, out);
@@ -205,6 +222,9 @@ impl Draw<'_> {
         let sig = signature(self.layer, one);
         let mut list = strategies(self.layer, one, &sig, self.mesh, self.sizes);
         list.sort_by_key(|strategy| *strategy != Strategy::SAME);
+        if self.shares == Shares::Unequal {
+            list.retain(|&strategy| keeps_apart(self.layer, one, strategy));
+        }
         let placed = list.into_iter().map(|strategy| (strategy, placements(&sig, strategy)));
         placed.filter(|(_, places)| self.fits(one, places, chosen, out)).collect()
     }
@@ -245,10 +265,13 @@ impl Draw<'_> {
         for (op, (_, places)) in self.layer.ops.iter().zip(chosen) {
             for (i, &tensor) in op.operands.iter().enumerate().filter(|(_, t)| self.layer.is_parameter(**t)) {
                 let whole = whole_axes(self.mesh, places.operands[i]);
-                let drawn = match self.layer.is_trained(tensor) {
-                    true => chooser.storage(whole),
-                    false => Storage::frozen(chooser.storage(whole).parameter),
-                };
+                let mut drawn = chooser.storage(whole);
+                if self.shares == Shares::Unequal && !is_sent_once(drawn) {
+                    (drawn.parameter, drawn.gradient) = Default::default();
+                }
+                if !self.layer.is_trained(tensor) {
+                    drawn = Storage::frozen(drawn.parameter);
+                }
                 all.insert(tensor, self.tied.get(&tensor).map_or(drawn, |(_, storage)| *storage));
             }
         }

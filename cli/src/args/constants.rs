@@ -1,0 +1,66 @@
+//! Arguments of the commands that hold predictions to measurements.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::args::{JsonArgs, ThreadArgs};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    planner validate\n  \
+    planner validate --source megatron-sc21 --rows\n\n\
+    Every row of fixtures/published that the planner can express is priced as `planner estimate` would.\n\
+    Constants are the same for all rows.")]
+pub(crate) struct ValidateArgs {
+    /// Only this source
+    #[arg(long, value_name = "NAME")]
+    pub(crate) source: Option<String>,
+    /// List every row
+    #[arg(long)]
+    pub(crate) rows: bool,
+    /// Price single operators and collectives instead of runs
+    #[arg(long, conflicts_with_all = ["rows", "omitted", "fit", "source", "markdown"])]
+    pub(crate) components: bool,
+    /// Print the page of the documentation
+    #[arg(long, conflicts_with_all = ["json", "rows", "omitted"])]
+    pub(crate) markdown: bool,
+    /// List every row that is not priced, with its reason
+    #[arg(long)]
+    pub(crate) omitted: bool,
+    /// Peak memory instead of time
+    #[arg(long, conflicts_with_all = ["fit", "omitted"])]
+    pub(crate) memory: bool,
+    /// The published plans against those that are found for the same jobs, both by prediction
+    #[arg(long, conflicts_with_all = ["fit", "omitted", "memory", "components"])]
+    pub(crate) against_search: bool,
+    /// Constants of a cluster of your own
+    #[arg(long, value_name = "FILE")]
+    pub(crate) calibration: Option<String>,
+    /// Fit the constants to the rows first, and say how far a source is off whose rows were left out
+    #[arg(long)]
+    pub(crate) fit: bool,
+    /// With --fit: also what the error becomes without each constant
+    #[arg(long, requires = "fit")]
+    pub(crate) ablate: bool,
+    /// With --fit: write the fitted constants as a calibration
+    #[arg(long, value_name = "FILE", requires = "fit")]
+    pub(crate) write: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArgs,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  planner calibrate --runs my-runs.csv -o my-cluster.json\n\n\
+    The columns are those of fixtures/published/training.csv; one to three runs are enough.\n\
+    `planner optimize`, `estimate`, `sweep`, `pareto` and `validate` take the file with --calibration; plans keep it.")]
+pub(crate) struct CalibrateArgs {
+    /// Measured runs, comma-separated values under a header
+    #[arg(long, value_name = "CSV")]
+    pub(crate) runs: String,
+    /// Write the calibration to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+}
