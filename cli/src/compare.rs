@@ -204,7 +204,7 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
     let hybrid = roles.zero.hybrid.map_or(String::new(), |devices| format!(" over {devices}"));
     let switch = if roles.sequence_parallel { "on" } else { "off" };
     let all = [
-        ("devices", plan.n_devices().to_string()),
+        ("devices", plan.n_whole_devices().to_string()),
         ("dp", roles.dp.to_string()),
         ("tp", roles.tp.to_string()),
         ("sequence parallel", switch.into()),

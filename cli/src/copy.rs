@@ -113,9 +113,9 @@ impl<'a> SmallRun<'a> {
         Ok(Self { plan, opened, table, shares, programs, stands_for, n_stages, n_micro_batches })
     }
 
-    /// Position of the cluster's link tier between two ranks of the run: that between the ranks they stand for.
+    /// What joins two ranks of the run, a device or a link tier of the cluster: that which joins the ranks they stand for.
     pub(crate) fn tier_between(&self, a: usize, b: usize) -> usize {
-        self.plan.cluster.tier_between(self.stands_for[a], self.stands_for[b])
+        self.plan.cluster.level_between(self.stands_for[a], self.stands_for[b])
     }
 
     /// What is run.

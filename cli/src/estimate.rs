@@ -82,7 +82,7 @@ fn document(plan: &Plan) -> Result<String, Failure> {
         tool_version: &plan.tool_version,
         model: &plan.model.name,
         cluster: &plan.cluster.name,
-        n_devices: plan.cluster.n_devices(),
+        n_devices: plan.cluster.n_whole_devices(),
         job: &plan.job,
         calibration: plan.cluster.calibration.as_ref(),
         roles: &plan.roles,

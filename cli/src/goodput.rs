@@ -110,7 +110,7 @@ fn between_failures(
     (trace, end): (Option<&[Stop]>, Seconds),
 ) -> Result<Seconds, Failure> {
     let found = match (args.failures, trace) {
-        (Some(rate), _) => Some(Seconds(3600.0 * 1e6 / (rate * plan.n_devices() as f64))),
+        (Some(rate), _) => Some(Seconds(3600.0 * 1e6 / (rate * plan.n_whole_devices() as f64))),
         (None, Some(trace)) => Some(end / trace.len() as f64),
         (None, None) => between_failures_of(&plan.cluster),
     };
@@ -174,7 +174,7 @@ impl Answer {
         let tokens = plan.job.sequence as f64 * plan.job.global_batch as f64;
         let goodput = upkeep.goodput(interval);
         Self {
-            n_devices: plan.n_devices(),
+            n_devices: plan.n_whole_devices(),
             step_time_s: predicted.step_time_s,
             checkpoint_bytes: Bytes::ZERO,
             checkpoint_stall_s: upkeep.stall,

@@ -9,7 +9,8 @@ use planner::request::{
 };
 
 use crate::args::{
-    ContextArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SwitchArg, TokenOrderArg,
+    ContextArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SwitchArg, TensorSharesArg,
+    TokenOrderArg,
 };
 use crate::failure::Failure;
 
@@ -127,6 +128,10 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             SharesArg::Equal => SharesKind::Equal,
             SharesArg::Unequal => SharesKind::Unequal,
         }),
+        tensor_shares: args.tensor_shares.map(|shares| match shares {
+            TensorSharesArg::Equal => SharesKind::Equal,
+            TensorSharesArg::Unequal => SharesKind::Unequal,
+        }),
         layers_per_stage: args.layers_per_stage.clone(),
         forbid: Forbid::default(),
         constraints: Constraints::default(),
@@ -137,6 +142,14 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
 pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pins, Failure> {
     let (tp, pp, cp) = (pins.tp.unwrap_or(1), pins.pp.unwrap_or(1), pins.cp.unwrap_or(1));
     let vpp = pins.vpp.unwrap_or(pins.schedule.map_or(1, ScheduleKind::default_virtual_stages));
+    if pins.tensor_shares == Some(SharesKind::Unequal) {
+        let what =
+            "--tensor-shares unequal: how many ranks a device runs, which degrees then count, is searched";
+        return Err(Failure::argument_with_hint(
+            what,
+            "ask `planner optimize` with --pin tensor-shares=unequal",
+        ));
+    }
     let others = u128::from(tp) * u128::from(pp) * u128::from(cp);
     let all = u128::from(n_devices);
     let used = others.saturating_mul(u128::from(pins.dp.unwrap_or(1)));
@@ -176,6 +189,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         cp_kind: pins.cp_kind,
         token_order: pins.token_order,
         shares: pins.shares.or(Some(SharesKind::Equal)),
+        tensor_shares: Some(SharesKind::Equal),
         layers_per_stage: pins.layers_per_stage.clone(),
         forbid: pins.forbid.clone(),
         constraints: pins.constraints.clone(),

@@ -91,7 +91,7 @@ fn hosts_fit(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Result<(
     }
 }
 
-/// The question that the plan answers.
+/// The question that the plan answers, on whole devices.
 pub(crate) fn request(plan: &Plan, opened: &OpenPlan) -> Request {
     let job = Job {
         sequence: plan.job.sequence,
@@ -103,7 +103,7 @@ pub(crate) fn request(plan: &Plan, opened: &OpenPlan) -> Request {
     };
     Request {
         model: asked(opened),
-        cluster: plan.cluster.clone(),
+        cluster: plan.cluster.whole_devices(),
         job,
         pins: Pins::default(),
         solver: Solver::Structured,

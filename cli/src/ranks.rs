@@ -47,7 +47,9 @@ fn ranks(plan: &Plan) -> Vec<Rank> {
     let n_ranks = plan.n_devices() as usize;
     let mut ranks = Vec::with_capacity(n_ranks);
     for ((node, slot), group) in plan.cluster.seats().into_iter().zip(group_of).take(n_ranks) {
-        let (rank, device) = (ranks.len() as u64, plan.cluster.groups[group].device.name.clone());
+        let (rank, own) = (ranks.len() as u64, &plan.cluster.groups[group]);
+        // Ranks that share a device are at its place.
+        let (slot, device) = (slot / own.ranks_per_device(), own.whole().device.name.clone());
         let (stage, at) = plan.seat(rank);
         let coordinates = plan.mesh_of(stage).coordinates(at);
         let micro_batches = (!plan.shares.is_empty()).then(|| plan.micro_batches_of(stage, at));

@@ -114,7 +114,19 @@ pub(crate) fn replanned(
     Ok((answer((plan, opened), &next, now, tried)?, next))
 }
 
+/// Why a plan whose devices run several ranks is not planned anew here.
+pub(crate) fn several_ranks() -> Failure {
+    let hint = "ask `planner optimize` for the devices that are left, and `planner reshard` what must move";
+    Failure::argument_with_hint(
+        "the plan's ranks share devices: which of them a lost device takes is not worked out",
+        hint,
+    )
+}
+
 fn now(args: &ReplanArgs, plan: &Plan) -> Result<Now, Failure> {
+    if plan.cluster.shares_devices() {
+        return Err(several_ranks());
+    }
     let (old, cluster) = (plan.cluster.n_devices(), plan.cluster.clone());
     match (args.lost, args.gained, &args.cluster) {
         (Some(lost), _, _) if lost >= old => {

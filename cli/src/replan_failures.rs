@@ -22,7 +22,7 @@ use crate::args::ReplanArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::output::{json, write_and_say};
-use crate::replan::{Answer, Now, replanned};
+use crate::replan::{Answer, Now, replanned, several_ranks};
 use crate::table::{Side, table};
 use crate::terminal::Terminal;
 
@@ -53,6 +53,9 @@ pub(crate) fn run(
     failures: u64,
     terminal: &mut Terminal<'_>,
 ) -> Result<(), Failure> {
+    if plan.cluster.shares_devices() {
+        return Err(several_ranks());
+    }
     let groups = &plan.cluster.groups;
     let nodes: u64 = groups.iter().map(DeviceGroup::n_nodes).sum();
     let all = plan.cluster.n_devices();

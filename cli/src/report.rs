@@ -80,7 +80,7 @@ fn measured(calibration: &Calibration) -> String {
 }
 
 fn cluster(plan: &Plan) -> String {
-    let cluster = &plan.cluster;
+    let cluster = plan.cluster.whole_devices();
     let links: Vec<String> = cluster
         .tiers
         .iter()
@@ -90,7 +90,7 @@ fn cluster(plan: &Plan) -> String {
         })
         .collect();
     let devices = figures::grouped(cluster.n_devices());
-    format!("{}, {devices} x {}, {}", cluster.name, device_names(cluster), links.join(", "))
+    format!("{}, {devices} x {}, {}", cluster.name, device_names(&cluster), links.join(", "))
 }
 
 /// Which nodes of another cluster the plan's ranks are, where it has a part of one, or its groups in another order.
@@ -161,6 +161,7 @@ pub(crate) fn arrangement(plan: &Plan) -> String {
         ("proof", proof_words(proofs)),
     ];
     rows.splice(3..3, shares(plan).map(|text| ("shares", text)));
+    rows.splice(2..2, ranks_of_devices(plan).map(|text| ("ranks", text)));
     list(&rows)
 }
 
@@ -181,6 +182,19 @@ fn shares(plan: &Plan) -> Option<String> {
     };
     let predicted = plan.predicted.as_ref().filter(|predicted| !predicted.shares.is_empty())?;
     Some(predicted.shares.iter().map(one).collect::<Vec<_>>().join("; "))
+}
+
+/// `0-2 on a h100-pcie, 3 on a a100-pcie-80`, where ranks share devices.
+fn ranks_of_devices(plan: &Plan) -> Option<String> {
+    let cluster = &plan.cluster;
+    let mut first = 0;
+    let one = |group: &DeviceGroup| {
+        let ranks: Numbers = (first..first + group.count).collect();
+        first += group.count;
+        let (whole, each) = (group.whole(), group.ranks_per_device());
+        format!("{ranks} on {} x {}, {each} on each", whole.count, whole.device.name)
+    };
+    cluster.shares_devices().then(|| cluster.groups.iter().map(one).collect::<Vec<_>>().join("; "))
 }
 
 /// How many micro-batches a replica runs: as many as all, or between the least and the most.

@@ -277,10 +277,10 @@ impl Figures {
         let predicted = plan.predicted.as_ref().ok_or_else(|| Failure::bug("the plan has no prediction"))?;
         Ok(Self {
             roles: plan.roles.to_string(),
-            n_devices: plan.n_devices(),
+            n_devices: plan.n_whole_devices(),
             step_time_s: predicted.step_time_s.0,
             mfu: predicted.mfu,
-            tokens_per_s: predicted.tokens_per_s_per_device * plan.n_devices() as f64,
+            tokens_per_s: predicted.tokens_per_s_per_device * plan.n_whole_devices() as f64,
             peak_memory_bytes: predicted.peak_memory_bytes.0,
             cost_per_step: predicted.cost_per_step,
             energy_per_step_joules: predicted.energy_per_step_joules,

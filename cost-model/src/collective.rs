@@ -66,7 +66,7 @@ pub fn choose(
     let levels = levels(group, cluster, constants);
     let route = Route { levels, n: group.n_members() as f64, constants };
     let mut best = Choice { algorithm: candidates[0], time: Seconds(f64::INFINITY) };
-    for &algorithm in candidates {
+    for &algorithm in candidates.iter().filter(|algorithm| suits(**algorithm, group)) {
         if let Some(time) = route.time(kind, algorithm, full)
             && time < best.time
         {
@@ -84,7 +84,7 @@ pub fn price_by(
     cluster: &Cluster,
     constants: &Constants,
 ) -> Option<Seconds> {
-    if !candidates(kind).contains(&algorithm) {
+    if !candidates(kind).contains(&algorithm) || !suits(algorithm, group) {
         return None;
     }
     let levels = levels(group, cluster, constants);
@@ -117,6 +117,12 @@ fn candidates(kind: CollectiveKind) -> &'static [Algorithm] {
         CollectiveKind::SendRecv => &[Direct],
         CollectiveKind::Broadcast => &[Ring, Tree],
     }
+}
+
+/// Whether an algorithm is one for ranks that share devices: what rings and direct sends bring through the link of a device is
+/// known ([`Group`]); other algorithms are planned for members with links of their own.
+fn suits(algorithm: Algorithm, group: &Group) -> bool {
+    !group.shares_devices() || matches!(algorithm, Algorithm::Ring | Algorithm::Direct)
 }
 
 /// The levels a group crosses, with what all algorithms share.

@@ -47,6 +47,7 @@ pub(crate) fn levels(
     constants: &Constants,
 ) -> impl Iterator<Item = Level> + Clone {
     let (inside, home) = (group.members_per_domain(), group.home());
+    let (in_rings, in_exchanges) = (group.in_rings(), group.in_exchanges());
     cluster.tiers.iter().zip(inside).enumerate().filter_map(move |(tier_idx, (tier, &members))| {
         let inner = tier_idx.checked_sub(1);
         let below = inner.map_or(1, |inner| inside[inner]);
@@ -54,7 +55,14 @@ pub(crate) fn levels(
         (members > below).then(|| {
             let parts = tier.devices as f64 / part as f64;
             let link = cluster.link(tier_idx, home);
-            level(&link, (below as f64, members as f64, parts), reach(tier_idx, cluster), constants)
+            let of_device =
+                level(&link, (below as f64, members as f64, parts), reach(tier_idx, cluster), constants);
+            Level {
+                rate: of_device.rate / in_rings,
+                pair_rate: of_device.pair_rate / in_rings,
+                exchange_rate: of_device.exchange_rate / in_exchanges,
+                ..of_device
+            }
         })
     })
 }

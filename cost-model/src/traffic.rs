@@ -29,7 +29,8 @@ pub fn bytes_sent(kind: CollectiveKind, full: Bytes, n_members: u64) -> Bytes {
     }
 }
 
-/// Bytes that a rank sends on each tier of the cluster, averaged over the group; they add up to `bytes_sent`.
+/// Bytes that a rank sends on each tier of the cluster, averaged over the group; they add up to `bytes_sent`. Where ranks
+/// share devices: that a device sends.
 ///
 /// A ring crosses a tier once per part that the tier joins: 16 ranks on 2 nodes send 14/16 of their bytes inside and
 /// 2/16 across. An all-to-all crosses it once per peer there: 7/15 inside and 8/15 across. A send-receive
@@ -40,7 +41,16 @@ pub fn bytes_sent_per_tier(
     group: &Group,
     cluster: &Cluster,
 ) -> Vec<Bytes> {
-    let total = bytes_sent(kind, full, group.n_members());
+    // Of ranks that share a device, the device sends what all of them do.
+    let together = match kind {
+        CollectiveKind::AllToAll => group.in_exchanges(),
+        CollectiveKind::AllReduce
+        | CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter
+        | CollectiveKind::Broadcast
+        | CollectiveKind::SendRecv => group.in_rings(),
+    };
+    let total = bytes_sent(kind, full, group.n_members()) * together;
     let inside = group.members_per_domain();
     let n = group.n_members() as f64;
     (0..cluster.tiers.len().min(inside.len()))

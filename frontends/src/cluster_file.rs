@@ -204,6 +204,7 @@ impl GroupFile {
             failures_per_device_hour: self.failures_per_million_device_hours.map(|rate| rate / MILLION),
             links: self.links.iter().map(LinkFile::to_link).collect(),
             nodes: None,
+            part_of: None,
         }
     }
 }

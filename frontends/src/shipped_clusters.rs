@@ -19,7 +19,7 @@ macro_rules! clusters {
 pub fn shipped_clusters() -> &'static [Shipped] {
     const ALL: &[Shipped] = clusters!(
         "dgx1-v100" "dgx-a100-40" "dgx-a100-80" "dgx-h100" "dgx-h200" "dgx-h800" "gb200-nvl72" "frontier" "tpu-v4"
-        "tpu-v5p" "rtx4090-x8" "mixed-a100-v100" "three-regions"
+        "tpu-v5p" "rtx4090-x8" "mixed-a100-v100" "h100-a100-pcie" "three-regions"
     );
     ALL
 }

@@ -98,6 +98,10 @@ pub struct DeviceGroup {
     /// where nodes are counted through all groups from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Numbers>,
+    /// The group as it is, where several ranks run on each of its devices: `count` is then one of ranks, and `device` the part
+    /// of a device that a rank has. See [`crate::cluster_ranks`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<Box<DeviceGroup>>,
 }
 
 impl DeviceGroup {

@@ -86,7 +86,11 @@ pub fn part(cluster: &Cluster, pieces: &[Piece]) -> Result<Cluster, PartError> {
         let name = |(at, name): (usize, u64)| piece.nodes.contains(at as u64).then_some(name);
         let nodes: Numbers = names[piece.group].iter().enumerate().filter_map(name).collect();
         let count = (nodes.count() * group.devices_per_node).min(group.count);
-        DeviceGroup { count, nodes: Some(nodes), ..group.clone() }
+        let part_of = group.part_of.as_ref().map(|whole| {
+            let count = count / group.ranks_per_device();
+            Box::new(DeviceGroup { count, nodes: Some(nodes.clone()), ..(**whole).clone() })
+        });
+        DeviceGroup { count, nodes: Some(nodes), part_of, ..group.clone() }
     };
     Ok(Cluster { groups: pieces.iter().map(group).collect(), tiers, ..cluster.clone() })
 }

@@ -6,6 +6,7 @@ pub mod numbers;
 pub mod cluster;
 pub mod cluster_limits;
 pub mod cluster_part;
+pub mod cluster_ranks;
 pub mod work;
 pub mod op;
 pub mod graph;

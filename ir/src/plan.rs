@@ -206,9 +206,18 @@ impl Plan {
         }
     }
 
-    /// Devices that work.
+    /// Devices that work; where ranks share devices, ranks.
     pub fn n_devices(&self) -> u64 {
         self.meshes().first(self.n_stages)
+    }
+
+    /// Devices that work, however many ranks they run.
+    pub fn n_whole_devices(&self) -> u64 {
+        let ranks = self.n_devices();
+        match self.cluster.shares_devices() && ranks > 0 {
+            true => self.cluster.device_of(ranks - 1).0 + 1,
+            false => ranks,
+        }
     }
 
     /// The devices of a stage.

@@ -153,6 +153,10 @@ fn stands_for(plan: &Plan, small: &Plan) -> Vec<u64> {
 /// A mesh of a plan with two devices along every axis that has several; where stages have an axis of several lengths, the
 /// longer are twice as long as the shortest.
 fn small_mesh(plan: &Plan, mesh: &Mesh) -> Mesh {
+    // Which ranks share a device shows only where all are there; such clusters are small.
+    if plan.cluster.shares_devices() {
+        return mesh.clone();
+    }
     let small = |(at, axis): (usize, &MeshAxis)| {
         let all = plan.stage_meshes.iter().filter_map(|mesh| mesh.axes.get(at));
         let least = all.map(|axis| axis.size).fold(axis.size, u64::min);

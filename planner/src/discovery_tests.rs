@@ -59,6 +59,7 @@ fn cluster(n_nodes: u64) -> Cluster {
             failures_per_device_hour: None,
             links: Vec::new(),
             nodes: None,
+            part_of: None,
         }],
         tiers: vec![tier("nvlink", 8, 300e9, 2e-6), tier("infiniband", 8 * n_nodes, 25e9, 5e-6)],
         reserve_bytes: Bytes(2e9),

@@ -273,7 +273,7 @@ fn rearranged(asked: &Cluster, used: &Cluster) -> Vec<String> {
         let name = |group: &DeviceGroup| format!("{} x {}", group.count, group.device.name);
         groups.iter().map(name).collect::<Vec<_>>().join(", ")
     };
-    let (asked, used) = (asked.unnumbered(), used.unnumbered());
+    let (asked, used) = (asked.unnumbered(), used.whole_devices().unnumbered());
     let left = left(&asked.groups, &used.groups);
     let mut list = Vec::new();
     if !left.is_empty() {
@@ -290,6 +290,15 @@ fn rearranged(asked: &Cluster, used: &Cluster) -> Vec<String> {
         ));
     }
     list
+}
+
+/// `3 on each h100-pcie, 1 on each a100-pcie-80`.
+fn ranks(cluster: &Cluster) -> String {
+    let of_group =
+        |group: &DeviceGroup| format!("{} on each {}", group.ranks_per_device(), group.whole().device.name);
+    let mut list: Vec<String> = cluster.groups.iter().map(of_group).collect();
+    list.dedup();
+    list.join(", ")
 }
 
 /// Groups that are not used, or so many of their devices; a group may be used in parts.
@@ -315,7 +324,13 @@ fn left(asked: &[DeviceGroup], used: &[DeviceGroup]) -> Vec<DeviceGroup> {
 fn warnings(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Vec<String> {
     let (scope, request) = (&found.scope, found.scope.request);
     let mut list = rearranged(found.asked, &request.cluster);
-    if shares.is_empty() {
+    if request.cluster.shares_devices() {
+        list.push(format!(
+            "several ranks run on a device in turn: {}; each has its part of the device's time and memory, is priced as the \
+             slowest, and memory is told by rank",
+            ranks(&request.cluster)
+        ));
+    } else if shares.is_empty() {
         (0..best.candidate.n_stages).for_each(|stage| list.extend(crowd(scope, best, stage)));
     }
     if request.job.sequence > request.model.default_sequence {

@@ -47,6 +47,7 @@ pub mod relax;
 pub mod chosen;
 pub mod document;
 mod share_plans;
+mod tensor_shares;
 pub mod pareto;
 pub mod target;
 
@@ -151,13 +152,23 @@ fn found_on(
         let none = || NoPlan::Impossible { what: NO_SHARES.into() };
         return unequal(None).ok_or_else(none).and_then(|plan| as_pinned(request, plan));
     }
+    let parted = |other| tensor_shares::faster(request, constants, watch, other);
+    if request.pins.tensor_shares == Some(SharesKind::Unequal) {
+        let none = || NoPlan::Impossible { what: NO_TENSOR_SHARES.into() };
+        return parted(None).ok_or_else(none).and_then(|plan| as_pinned(request, plan));
+    }
     let equal = found_equal(layouts, constants, watch);
     let is_stopped = |plan: &Plan| plan.search.as_ref().is_some_and(|report| report.stopped_after.is_some());
     if matches!(equal, Err(NoPlan::Broken { .. })) || equal.as_ref().is_ok_and(is_stopped) {
         return equal;
     }
-    unequal(equal.as_ref().ok()).map_or(equal, |plan| as_pinned(request, plan))
+    let best = unequal(equal.as_ref().ok()).map_or(equal, |plan| as_pinned(request, plan));
+    parted(best.as_ref().ok()).map_or(best, |plan| as_pinned(request, plan))
 }
+
+/// What to say where unequal tensor shares are asked for and there is no such plan.
+const NO_TENSOR_SHARES: &str = "tensor-shares=unequal: the cluster has not two kinds of devices in domains of links that \
+    would all have as many ranks, at most 32 in all; or no plan with more ranks on its faster devices fits";
 
 /// What to say where unequal shares are asked for and there is no such plan.
 const NO_SHARES: &str = "shares=unequal: no mesh has an outermost axis of replicas across groups of different devices, with \

@@ -219,6 +219,8 @@ pub struct Pins {
     pub token_order: Option<TokenOrder>,
     /// Whether devices of a stage may run unequal shares of the micro-batches; without a word where that is faster.
     pub shares: Option<SharesKind>,
+    /// Whether unlike devices may run unequal numbers of ranks; without a word where that is faster.
+    pub tensor_shares: Option<SharesKind>,
     /// Decoder layers of every chunk, first chunk first.
     pub layers_per_stage: Option<Vec<u64>>,
     /// What may not be.
@@ -284,7 +286,7 @@ pub enum ContextKind {
     Ulysses,
 }
 
-/// How many micro-batches the coordinates of the outermost axis run.
+/// How many micro-batches the coordinates of the outermost axis run, or how many ranks devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharesKind {
     /// As many each.

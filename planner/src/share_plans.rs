@@ -77,7 +77,7 @@ pub(crate) fn faster(
     Some(reported(best, equal, (n_candidates, n_divided, bound)))
 }
 
-fn time_of(plan: Option<&Plan>) -> f64 {
+pub(crate) fn time_of(plan: Option<&Plan>) -> f64 {
     let predicted = plan.and_then(|plan| plan.predicted.as_ref());
     predicted.map_or(f64::INFINITY, |predicted| predicted.step_time_s.0)
 }
@@ -167,13 +167,28 @@ fn with_own_loss(scope: &Scope<'_>, arranged: &Arranged) -> Arranged {
 
 /// The plan with how it was found.
 fn reported(
-    mut plan: Plan,
+    plan: Plan,
     equal: Option<&Plan>,
     (n_candidates, n_divided, bound): (u64, usize, Seconds),
 ) -> Plan {
+    let proof = format!(
+        "{n_divided} arrangements of stages over several groups, the fastest with equal shares, were given shares of \
+         the micro-batches as their devices are fast; the bound is the model's products at the rates of all devices"
+    );
+    let reason = "all devices of a stage run as many micro-batches";
+    instead(plan, equal, (n_candidates, bound), (proof, reason))
+}
+
+/// A plan that was looked for beside others, with how it was found and by how much the best of these is slower, and why.
+pub(crate) fn instead(
+    mut plan: Plan,
+    other: Option<&Plan>,
+    (n_candidates, bound): (u64, Seconds),
+    (proof, reason): (String, &str),
+) -> Plan {
     let time = time_of(Some(&plan));
     if let Some(report) = &mut plan.search {
-        let before = equal.and_then(|equal| equal.search.as_ref());
+        let before = other.and_then(|other| other.search.as_ref());
         report.n_candidates = n_candidates + before.map_or(0, |before| before.n_candidates);
         report.space_size = report.n_candidates as f64;
         report.n_bounded += before.map_or(0, |before| before.n_bounded);
@@ -181,17 +196,14 @@ fn reported(
         report.n_simulated += before.map_or(0, |before| before.n_simulated);
         report.lower_bound_s = bound.min(Seconds(time));
         report.gap = (time / report.lower_bound_s.0 - 1.0).max(0.0);
-        report.proof = format!(
-            "{n_divided} arrangements of stages over several groups, the fastest with equal shares, were given shares of \
-             the micro-batches as their devices are fast; the bound is the model's products at the rates of all devices"
-        );
+        report.proof = proof;
     }
     plan.runners_up.clear();
-    if let (Some(equal), slower) = (equal, (time_of(equal) / time - 1.0) * 100.0) {
+    if let (Some(other), slower) = (other, (time_of(other) / time - 1.0) * 100.0) {
         plan.runners_up.push(RunnerUp {
-            roles: equal.roles.clone(),
-            step_time_s: Seconds(time_of(Some(equal))),
-            reason: format!("{slower:.1} % slower: all devices of a stage run as many micro-batches"),
+            roles: other.roles.clone(),
+            step_time_s: Seconds(time_of(Some(other))),
+            reason: format!("{slower:.1} % slower: {reason}"),
         });
     }
     plan

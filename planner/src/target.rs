@@ -169,8 +169,8 @@ impl Target {
     fn common(self, pins: &Pins) -> Pins {
         let mut common = pins.clone();
         common.sequence_parallel = Some(self.between_products());
-        // None of them lets replicas run different numbers of micro-batches.
-        common.shares = Some(SharesKind::Equal);
+        // None of them lets replicas run different numbers of micro-batches, or devices of ranks.
+        (common.shares, common.tensor_shares) = (Some(SharesKind::Equal), Some(SharesKind::Equal));
         // Without a word the search tries 1F1B and its interleaved form.
         common.forbid.vpp.above_one |= !self.schedules().iter().any(|one| one.1 == ScheduleKind::Interleaved);
         let kinds = [ContextKind::Gather, ContextKind::Ring, ContextKind::Ulysses];
@@ -200,6 +200,9 @@ impl Target {
         }
         if pins.shares == Some(SharesKind::Unequal) {
             return Err(format!("{name} cannot run shares=unequal: all replicas run as many micro-batches"));
+        }
+        if pins.tensor_shares == Some(SharesKind::Unequal) {
+            return Err(format!("{name} cannot run tensor-shares=unequal: every device runs one rank"));
         }
         lacks(name, "the schedule", pins.schedule, self.schedules())?;
         lacks(name, "the recomputation", pins.recompute, self.recomputations())?;

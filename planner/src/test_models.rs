@@ -137,6 +137,7 @@ pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
         failures_per_device_hour: None,
         links: Vec::new(),
         nodes: None,
+        part_of: None,
     };
     let tier = |(at, &devices): (usize, &u64)| Tier {
         name: format!("tier {at}"),

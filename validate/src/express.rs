@@ -180,6 +180,7 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         cp_kind: None,
         token_order: None,
         shares: None,
+        tensor_shares: None,
         forbid: Forbid::default(),
         constraints: Constraints::default(),
         layers_per_stage: layers_per_stage(row, pp * u64::from(vpp)),

@@ -63,6 +63,10 @@ pub(crate) struct PinArgs {
     /// Whether devices of one stage run as many micro-batches each, where their kinds differ [default: what is fastest]
     #[arg(long, value_enum)]
     pub(crate) shares: Option<SharesArg>,
+    /// Whether every device runs one rank, where their kinds differ: with more on faster ones, axes cut tensors as unequally
+    /// [default: what is fastest]
+    #[arg(long, value_enum)]
+    pub(crate) tensor_shares: Option<TensorSharesArg>,
     /// Decoder layers of every stage (of every chunk with --vpp), first first, comma-separated
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(0..=65_536))]
     pub(crate) layers_per_stage: Option<Vec<u64>>,
@@ -166,6 +170,14 @@ pub(crate) enum SharesArg {
     /// All as many
     Equal,
     /// As many as they are fast
+    Unequal,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum TensorSharesArg {
+    /// A rank on every device
+    Equal,
+    /// More ranks on faster devices
     Unequal,
 }
 

@@ -133,7 +133,7 @@ fn sent_name(
     (kind, algorithm): (CollectiveKind, Algorithm),
     tier: usize,
 ) -> String {
-    let tier = small.plan.cluster.tiers.get(tier).map_or("no link", |tier| tier.name.as_str());
+    let tier = small.plan.cluster.levels().get(tier).copied().unwrap_or("no link");
     format!("{class}, {} ({}) over {tier}", kind.name(), algorithm.name())
 }
 
@@ -192,7 +192,7 @@ impl Prediction<'_> {
 
     /// Tiers of the cluster, and one place for ranks that no link joins.
     fn n_tiers(&self) -> usize {
-        self.small.plan.cluster.tiers.len() + 1
+        self.small.plan.cluster.levels().len() + 1
     }
 
     /// Coordinate of a device that tells which share it runs; zero where all run the same.

@@ -36,6 +36,7 @@ pub(crate) fn check_cluster(cluster: &Cluster) -> Result<(), PlanError> {
     if total > MAX_DEVICES {
         return at.fail("groups", format!("{total} devices in all, at most {MAX_DEVICES} are planned for"));
     }
+    check_parts(&at, cluster)?;
     check_nodes(&at, cluster)?;
     check_tiers(&at, &cluster.tiers, total)?;
     for (i, group) in cluster.groups.iter().enumerate() {
@@ -95,6 +96,59 @@ fn check_group(at: &At, group: &DeviceGroup) -> Result<(), PlanError> {
     at.range("host_memory_bytes", group.host_memory_bytes.0, HOST_MEMORY_BYTES)?;
     at.optional("price_per_device_hour", group.price_per_device_hour, PRICE_PER_HOUR)?;
     at.optional("failures_per_device_hour", group.failures_per_device_hour, FAILURES_PER_HOUR)
+}
+
+/// Ranks that share devices: what a rank has is its part of a device.
+fn check_parts(at: &At, cluster: &Cluster) -> Result<(), PlanError> {
+    if !cluster.shares_devices() {
+        return Ok(());
+    }
+    let mut per_device = Vec::new();
+    for (i, group) in cluster.groups.iter().enumerate() {
+        let at = at.inside(&format!("groups[{i}]"));
+        let Some(whole) = group.part_of.as_deref() else {
+            return at.fail("part_of", "expected the group as it is, as in the other groups");
+        };
+        check_group(&at.inside("part_of"), whole)?;
+        if whole.part_of.is_some() {
+            return at.fail("part_of", "its devices are whole: leave out what they are part of");
+        }
+        if !group.count.is_multiple_of(whole.count) {
+            let what = format!("{} ranks do not fill {} devices evenly", group.count, whole.count);
+            return at.fail("part_of", what);
+        }
+        per_device.push(group.ranks_per_device());
+    }
+    let again = cluster.whole_devices().with_ranks(&per_device);
+    let again = again.ok_or_else(|| {
+        let what =
+            format!("{per_device:?} ranks on each device leave domains of a tier unequal, or are too many");
+        PlanError::new("cluster.groups", what)
+    })?;
+    for (i, (found, expected)) in cluster.groups.iter().zip(&again.groups).enumerate() {
+        let is_near = |of: &dyn Fn(&DeviceGroup) -> f64| (of(found) / of(expected) - 1.0).abs() < ROUNDING;
+        let same = found.devices_per_node == expected.devices_per_node
+            && found.device.peak_flops_per_s.len() == expected.device.peak_flops_per_s.len()
+            && found
+                .device
+                .peak_flops_per_s
+                .iter()
+                .zip(&expected.device.peak_flops_per_s)
+                .all(|(a, b)| a.0 == b.0 && (a.1.0 / b.1.0 - 1.0).abs() < ROUNDING)
+            && is_near(&|group| group.device.memory_bytes.0)
+            && is_near(&|group| group.device.memory_bandwidth_bytes_per_s.0)
+            && is_near(&|group| group.device.host_link_bytes_per_s.0);
+        if !same {
+            let n = per_device[i];
+            let what = format!("expected what a rank has where {n} share a device of `part_of`");
+            return at.fail(&format!("groups[{i}].device"), what);
+        }
+    }
+    let differs = cluster.tiers.iter().zip(&again.tiers).position(|(a, b)| a.devices != b.devices);
+    differs.map_or(Ok(()), |tier| {
+        let what = format!("expected {} ranks in a domain", again.tiers[tier].devices);
+        at.fail(&format!("tiers[{tier}].devices"), what)
+    })
 }
 
 /// Nodes that are named: as many as a group has, each in one group.

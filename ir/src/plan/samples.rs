@@ -423,6 +423,7 @@ pub(crate) fn cluster(n_devices: u64) -> Cluster {
         failures_per_device_hour: None,
         links: Vec::new(),
         nodes: None,
+        part_of: None,
     };
     let tier = Tier {
         name: "link".into(),

@@ -27,7 +27,7 @@ use crate::prices::Machine;
 /// All figures of a step.
 pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Prediction {
     let cluster = setting.machine.cluster;
-    let n = cluster.n_devices() as f64;
+    let n = cluster.n_whole_devices() as f64;
     let time = step.time.0;
     let flops = StepFlops::of(setting, staged);
     let peak = mean_peak(setting);
@@ -63,11 +63,12 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
 fn mean_peak(setting: &Setting<'_>) -> f64 {
     let Machine { cluster, device, precision, constants, .. } = &setting.machine;
     let peak = |device: &Device| cost_model::rates::peak(device, *precision, constants).0.0;
-    if cluster.groups.iter().all(|group| group.device == **device) {
+    if !cluster.shares_devices() && cluster.groups.iter().all(|group| group.device == **device) {
         return peak(device);
     }
-    let all: f64 = cluster.groups.iter().map(|group| peak(&group.device) * group.count as f64).sum();
-    all / cluster.n_devices() as f64
+    let whole = cluster.groups.iter().map(DeviceGroup::whole);
+    let all: f64 = whole.map(|group| peak(&group.device) * group.count as f64).sum();
+    all / cluster.n_whole_devices() as f64
 }
 
 /// Energy of a step, where all devices have a power limit: by stage, on the device that it is priced on.
@@ -82,7 +83,14 @@ fn energy_of(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Option<
     let grounds = Grounds::new(setting, staged.n_stages, staged.meshes);
     let of_stage = |stage: usize| {
         let n_devices = staged.meshes.of(stage as u64).n_devices();
-        let watts = grounds.at(stage).machine.device.watts? * n_devices as f64;
+        let cluster = setting.machine.cluster;
+        let watts = match cluster.shares_devices() {
+            false => grounds.at(stage).machine.device.watts? * n_devices as f64,
+            true => {
+                let own = |rank: u64| cluster.group_of(rank).and_then(|group| group.device.watts);
+                staged.meshes.ranks(stage as u64).map(own).sum::<Option<f64>>()?
+            }
+        };
         let busy = busy(staged, stage) + step.parts.optimizer;
         Some(energy::joules(watts, step.time, busy, setting.machine.constants))
     };
