@@ -13,13 +13,14 @@ use std::fmt::Write as _;
 use cost_model::Constants;
 use frontends::lora::{Lora, adapt};
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
+use ir::engine::TensorOverlap;
 use ir::graph::{Layer, Model};
 use ir::mesh::Mesh;
 use ir::token_order::TokenOrder;
 use planner::clock::Clock;
 use planner::given::{Given, StorageRule};
 use planner::layer_problem::LayerProblem;
-use planner::prices::Prices;
+use planner::prices::{Machine, Prices};
 use planner::rewrite::{Variant, variants};
 use planner::solve;
 use planner::space::{AxisRule, Between};
@@ -46,9 +47,13 @@ chooses both at once. This table says what that gains for one layer in a step of
 Each of these is the optimum, with a certificate, over every strategy of every operator that the mesh allows. So where the
 joint optimum gains nothing, that is shown by exhaustion: every other form, however it is cut, is no faster.
 
-*inside* is an axis that cuts products (tensor parallel) with tokens cut between them; *data* one that cuts sequences. Products
-that run in chunks beside their collectives are priced on the lowered program, after this choice, and have no row. Absorbing
-a projection of latent attention into its neighbour is no row either: it would train other parameters.
+A product may also run in chunks beside the collective that brings an operand or takes the result (collective matmul: Wang et
+al. 2023, ASPLOS): a fifth of the collective then shows (`tensor_overlap_residual_fraction`), or what the product cannot hide.
+Rows *in chunks* have every form both ways, with whole products and in chunks. On one device nothing travels, so that chunks gain
+nothing there and the form that is fastest is whole: what these rows gain is what one device cannot show.
+
+*inside* is an axis that cuts products (tensor parallel) with tokens cut between them; *data* one that cuts sequences. Absorbing
+a projection of latent attention into its neighbour is no row: it would train other parameters.
 
 Written by `UPDATE_DOCS=1 cargo test -p tests --test joint_forms`; the same test fails where the table is not current.
 
@@ -67,7 +72,14 @@ struct Case {
     layer: &'static str,
     axes: &'static [(u64, AxisRule)],
     devices: &'static str,
+    products: &'static [TensorOverlap],
 }
+
+/// Products that begin when their operands are there.
+const WHOLE: &[TensorOverlap] = &[TensorOverlap::Absent];
+
+/// The same, or in chunks beside their collectives.
+const IN_CHUNKS: &[TensorOverlap] = &[TensorOverlap::Absent, TensorOverlap::Chunked];
 
 fn model(name: &str) -> Model {
     read_model(name, shipped_model(name).unwrap().text).unwrap()
@@ -80,7 +92,12 @@ fn adapted(name: &str) -> Model {
 }
 
 fn cases() -> Vec<Case> {
-    let of = |title, model, layer, devices, axes| Case { title, model, layer, axes, devices };
+    let of =
+        |title, model, layer, devices, axes| Case { title, model, layer, axes, devices, products: WHOLE };
+    let in_chunks = |title, model, layer, devices, axes| Case {
+        products: IN_CHUNKS,
+        ..of(title, model, layer, devices, axes)
+    };
     vec![
         of(
             "queries, keys and values of llama-3-8b: 8 KV heads",
@@ -117,17 +134,27 @@ fn cases() -> Vec<Case> {
             &[(8, INSIDE)],
         ),
         of("the same", adapted("llama-3-8b"), "decoder", "8 data", &[(8, DATA)]),
+        in_chunks("llama-3-8b, in chunks", model("llama-3-8b"), "decoder", "8 inside", &[(8, INSIDE)]),
+        in_chunks(
+            "the same, KV heads held twice",
+            model("llama-3-8b"),
+            "decoder",
+            "2 x 8 inside",
+            &[(2, INSIDE), (8, INSIDE)],
+        ),
+        in_chunks("deepseek-v3, in chunks", model("deepseek-v3"), "dense", "8 inside", &[(8, INSIDE)]),
+        in_chunks("llama-3-8b, in chunks", model("llama-3-8b"), "decoder", "8 data", &[(8, DATA)]),
     ]
 }
 
 /// Least time of a form on a mesh; nothing where no strategy divides it.
-fn least(layer: &Layer, axes: &[(u64, AxisRule)]) -> Option<f64> {
+fn least(layer: &Layer, axes: &[(u64, AxisRule)], tensor_overlap: TensorOverlap) -> Option<f64> {
     let cluster = read_cluster("dgx-h100", shipped_cluster("dgx-h100").unwrap().text).unwrap();
     let cluster = frontends::rescale(&cluster, frontends::Size::Nodes(4)).unwrap();
     let constants = Constants::load();
     let sizes: Vec<u64> = axes.iter().map(|axis| axis.0).collect();
     let mesh = Mesh::of_sizes(&sizes).unwrap();
-    let machine = machine(&cluster, &constants, TokenOrder::Natural);
+    let machine = Machine { tensor_overlap, ..machine(&cluster, &constants, TokenOrder::Natural) };
     let rules: Vec<AxisRule> = axes.iter().map(|axis| axis.1).collect();
     let prices = Prices::new(machine, &mesh, &rules);
     let clock = Clock::after((8.0, 1.0), 32.0);
@@ -139,16 +166,31 @@ fn least(layer: &Layer, axes: &[(u64, AxisRule)]) -> Option<f64> {
     Some(time)
 }
 
+/// `mlp.gate+mlp.up, in chunks`.
+fn name((form, products): (&Variant, TensorOverlap)) -> String {
+    match products {
+        TensorOverlap::Chunked => format!("{}, in chunks", form.name),
+        TensorOverlap::Gradients | TensorOverlap::Absent => form.name.clone(),
+    }
+}
+
 /// What one layer gains, as a row.
 fn row(case: &Case) -> (String, [f64; 3]) {
     let kind = case.model.layers.iter().find(|layer| layer.name.contains(case.layer));
     let kind = kind.unwrap_or_else(|| panic!("{}: no layer `{}`", case.model.name, case.layer));
-    let forms: Vec<Variant> = variants(kind);
-    let alone = |form: &Variant| least(&form.layer, &[]).unwrap();
-    let times: Vec<Option<f64>> = forms.iter().map(|form| least(&form.layer, case.axes)).collect();
-    let first = forms.iter().enumerate().min_by(|a, b| alone(a.1).total_cmp(&alone(b.1))).unwrap().0;
-    let legal = times.iter().enumerate().filter_map(|(at, time)| Some((at, (*time)?)));
-    let (best, joint) = legal.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    let written: Vec<Variant> = variants(kind);
+    let forms: Vec<(&Variant, TensorOverlap)> =
+        case.products.iter().flat_map(|&products| written.iter().map(move |form| (form, products))).collect();
+    let on = |axes: &[(u64, AxisRule)]| -> Vec<Option<f64>> {
+        forms.iter().map(|(form, products)| least(&form.layer, axes, *products)).collect()
+    };
+    let (alone, times) = (on(&[]), on(case.axes));
+    // Ties to the first: as it was read, products whole.
+    let fastest = |times: &[Option<f64>]| {
+        let legal = times.iter().enumerate().filter_map(|(at, time)| Some((at, (*time)?)));
+        legal.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
+    };
+    let (first, (best, joint)) = (fastest(&alone).0, fastest(&times));
     let unwritten = times[0].unwrap();
     let form_first = times[first].unwrap_or(f64::INFINITY);
     let milliseconds = |time: f64| format!("{:.3} ms", time * 1e3);
@@ -163,7 +205,7 @@ fn row(case: &Case) -> (String, [f64; 3]) {
         milliseconds(joint),
         gain(unwritten),
         gain(form_first),
-        forms[best].name,
+        name(forms[best]),
     );
     (text, [unwritten, form_first, joint])
 }
