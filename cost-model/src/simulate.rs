@@ -249,14 +249,14 @@ struct Durations {
     send: Seconds,
 }
 
-/// Durations of every action, whatever its micro-batch: by rank, virtual stage and slice, then by section.
-struct Lengths {
+/// Durations of every action of some sections, whatever its micro-batch: by rank, virtual stage and slice, then by section.
+struct Lengths<const N: usize> {
     shape: TableShape,
-    of: Vec<[Durations; 4]>,
+    of: Vec<[Durations; N]>,
 }
 
-impl Lengths {
-    fn new(times: &PipelineTimes, shape: TableShape) -> Self {
+impl<const N: usize> Lengths<N> {
+    fn new(times: &PipelineTimes, shape: TableShape, sections: [Section; N]) -> Self {
         let seats =
             (0..shape.n_stages).flat_map(|rank| (0..shape.n_virtual_stages()).map(move |v| (rank, v)));
         let places = seats.flat_map(|(rank, virtual_stage)| {
@@ -264,14 +264,16 @@ impl Lengths {
             (0..shape.n_slices).map(move |slice| (chunk, slice))
         });
         let of = |place: (usize, u32)| {
-            SECTIONS.map(|section| Durations {
+            sections.map(|section| Durations {
                 compute: times.compute(section, place),
                 send: times.send(section, place, shape.n_stages),
             })
         };
         Self { shape, of: places.map(of).collect() }
     }
+}
 
+impl Lengths<4> {
     fn of(&self, action: Action) -> Durations {
         let seat = action.rank * self.shape.n_virtual_stages() + action.virtual_stage;
         self.of[(seat * self.shape.n_slices + action.slice) as usize][action.section as usize]
@@ -292,7 +294,7 @@ fn walk(
     let mut arrival = vec![Seconds::ZERO; shape.n_events()];
     let mut free = vec![Seconds::ZERO; table.len()];
     let mut makespan = Seconds::ZERO;
-    let lengths = Lengths::new(times, shape);
+    let lengths = Lengths::new(times, shape, SECTIONS);
     in_dependency_order(table, shape, |action, needs, yields| {
         let ready = needs.map_or(Seconds::ZERO, |needed| arrival[needed]);
         let start_s = free[action.rank as usize].max(ready);

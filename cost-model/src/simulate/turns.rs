@@ -13,7 +13,7 @@
 //! long step is skipped. Maximum and sum never widen a difference, so what they moved on unevenly bounds the error, which
 //! stays below [`EXACT`] of the step.
 
-use ir::schedule::{MAX_ACTIONS, Placement, Schedule, TableShape, table};
+use ir::schedule::{MAX_ACTIONS, Placement, Schedule, Section, TableShape, table};
 use ir::units::Seconds;
 
 use super::{Durations, Lengths, PipelineTimes, RankTotals, SimulateError, Totals, totals};
@@ -79,10 +79,10 @@ impl Turns {
     /// Where the times do not fit the schedule.
     pub fn totals(&self, times: &PipelineTimes) -> Result<Totals, SimulateError> {
         times.check_lengths(self.shape)?;
-        let lengths = Lengths::new(times, self.shape);
+        let lengths = Lengths::new(times, self.shape, [Section::Forward, Section::Backward]);
         let mut beat = Beat::new(self, times, &lengths);
         let n_beats = beat.n_units + beat.ranks.first().map_or(0, |rank| rank.warm_up);
-        let every = beat.cycle.len() as u32 * ASKED_AFTER.div_ceil(beat.cycle.len() as u32);
+        let every = beat.n_cycle() * ASKED_AFTER.div_ceil(beat.n_cycle());
         // From here to the last forward of the first rank every rank runs one of each in a beat.
         let steady = beat.ranks.first().map_or(0, |rank| rank.warm_up);
         let mut seen: Vec<Seconds> = Vec::new();
@@ -104,13 +104,13 @@ impl Turns {
     }
 
     /// Where each rank's time goes: every micro-batch costs it the same.
-    fn spent(&self, times: &PipelineTimes, lengths: &Lengths) -> Vec<RankTotals> {
+    fn spent(&self, times: &PipelineTimes, lengths: &Lengths<2>) -> Vec<RankTotals> {
         let places = self.shape.n_virtual_stages() * self.shape.n_slices;
         let m = f64::from(self.shape.n_micro_batches);
         let of_rank = |rank: u32| {
             let mut spent = RankTotals::default();
             for sections in &lengths.of[(rank * places) as usize..][..places as usize] {
-                let [forward, backward, ..] = sections;
+                let [forward, backward] = sections;
                 spent.busy_s += (forward.compute + backward.compute) * m;
                 spent.sending_s += times.exposed(forward.send + backward.send) * m;
             }
@@ -161,7 +161,7 @@ fn warm_up(schedule: Schedule, shape: TableShape, rank: u32) -> Option<u32> {
     }
 }
 
-/// One rank in the recurrence.
+/// One rank in the recurrence: times that move, and where in the beats its laps stand.
 #[derive(Clone, Copy, Debug)]
 struct Rank {
     /// Forwards before the first backward.
@@ -172,6 +172,10 @@ struct Rank {
     takes_old: bool,
     /// Whether a gradient that it takes over is of the beat before.
     takes_old_gradient: bool,
+    /// Where in the cycle its forward of the first beat of a cycle stands.
+    forward_at: usize,
+    /// Where its backward does.
+    backward_at: usize,
     /// When it is free.
     free: Seconds,
     /// When its last stream arrives.
@@ -179,21 +183,64 @@ struct Rank {
     /// When its last gradient arrives.
     gradient: Seconds,
     /// When it began.
-    began: Option<Seconds>,
+    began: Seconds,
     /// When its last backward ended.
     ended: Seconds,
-    /// Where in the cycle its next forward stands.
-    next_forward: usize,
-    /// Where its next backward does.
-    next_backward: usize,
 }
 
-/// Durations of an action, and what its rank waits for its send.
+/// Durations of an action.
 #[derive(Clone, Copy)]
 struct Lap {
     compute: Seconds,
-    send: Seconds,
-    waited: Seconds,
+    /// Until its rank is free again, which may wait for the send.
+    held: Seconds,
+    /// Until its result has arrived.
+    arrival: Seconds,
+}
+
+/// A beat under way.
+struct Now<'b> {
+    now: u32,
+    n_units: u32,
+    n_places: u32,
+    /// The cycle from this beat on.
+    cycle: &'b [u32],
+}
+
+impl Now<'_> {
+    /// A rank's next forward, if it has one left; at the `head` of the pipeline the first place takes nothing over.
+    fn forward(&self, rank: &mut Rank, laps: &[[Lap; 2]], (given, is_head): (Seconds, bool)) {
+        let nth = self.now.wrapping_sub(rank.late);
+        if nth < self.n_units {
+            let place = self.cycle[rank.forward_at];
+            let [lap, _] = laps[place as usize];
+            let arrived = if is_head && place == 0 { Seconds::ZERO } else { given };
+            let start = later(rank.free, arrived);
+            if nth == 0 {
+                rank.began = start;
+            }
+            rank.free = start + lap.held;
+            rank.stream = start + lap.arrival;
+        }
+    }
+
+    /// A rank's next backward likewise; at its tail the last place does.
+    fn backward(&self, rank: &mut Rank, laps: &[[Lap; 2]], (given, is_tail): (Seconds, bool)) {
+        if self.now.wrapping_sub(rank.late + rank.warm_up) < self.n_units {
+            let place = self.n_places - 1 - self.cycle[rank.backward_at];
+            let [_, lap] = laps[place as usize];
+            let arrived = if is_tail && place + 1 == self.n_places { Seconds::ZERO } else { given };
+            let start = later(rank.free, arrived);
+            rank.ended = start + lap.compute;
+            rank.free = start + lap.held;
+            rank.gradient = start + lap.arrival;
+        }
+    }
+}
+
+/// The later of two times, by a plain comparison: the order of all numbers, `Seconds::max`, takes most of a beat.
+fn later(a: Seconds, b: Seconds) -> Seconds {
+    if b > a { b } else { a }
 }
 
 /// All ranks, each one forward and one backward at a time.
@@ -201,25 +248,29 @@ struct Beat {
     ranks: Vec<Rank>,
     /// By rank and place, forward and backward.
     laps: Vec<[Lap; 2]>,
-    /// Places (virtual stages, slices within them) of a rank's forwards, over and over; a backward's is as far from the
-    /// end.
+    /// Places (virtual stages, slices within them) of a rank's forwards, twice, so that a cycle may be read from any beat
+    /// on; a backward's is as far from the end.
     cycle: Vec<u32>,
     n_places: u32,
     n_units: u32,
     /// Whether the stream comes round from the last rank to the first.
     goes_round: bool,
+    /// Whether every gradient that is taken over is of the beat before.
+    only_old_gradients: bool,
 }
 
 impl Beat {
-    fn new(turns: &Turns, times: &PipelineTimes, lengths: &Lengths) -> Self {
+    fn new(turns: &Turns, times: &PipelineTimes, lengths: &Lengths<2>) -> Self {
         let TableShape { n_stages, n_slices, .. } = turns.shape;
         let v = turns.shape.n_virtual_stages();
-        let cycle = match turns.shape.placement {
+        let once: Vec<u32> = match turns.shape.placement {
             Placement::Looped { virtual_stages: 2.. } => (0..n_stages * v).map(|k| k / n_stages).collect(),
             Placement::Looped { .. } | Placement::Waves { .. } | Placement::Bidirectional => {
                 (0..n_slices).collect()
             }
         };
+        // The place in the cycle, in the first beat of all, of what begins with its first place so many beats later.
+        let at = |first: u32| once.len() - 1 - (first as usize + once.len() - 1) % once.len();
         let mut ranks: Vec<Rank> = Vec::with_capacity(n_stages as usize);
         for rank in 0..n_stages {
             let warm_up = turns.warm_up(rank);
@@ -229,69 +280,73 @@ impl Beat {
             if let Some(before) = ranks.last_mut() {
                 before.takes_old_gradient = fewer > later;
             }
+            let late = late + later;
             ranks.push(Rank {
                 warm_up,
-                late: late + later,
+                late,
                 takes_old: later > 0,
                 takes_old_gradient: false,
+                forward_at: at(late),
+                backward_at: at(late + warm_up),
                 free: Seconds::ZERO,
                 stream: Seconds::ZERO,
                 gradient: Seconds::ZERO,
-                began: None,
+                began: Seconds::ZERO,
                 ended: Seconds::ZERO,
-                next_forward: 0,
-                next_backward: 0,
             });
         }
-        let lap =
-            |&Durations { compute, send }: &Durations| Lap { compute, send, waited: times.exposed(send) };
-        let laps = lengths.of.iter().map(|[forward, backward, ..]| [lap(forward), lap(backward)]).collect();
+        let lap = |&Durations { compute, send }: &Durations| Lap {
+            compute,
+            held: compute + times.exposed(send),
+            arrival: compute + send,
+        };
+        let laps = lengths.of.iter().map(|both| both.each_ref().map(lap)).collect();
         let (n_places, n_units) = (v * n_slices, turns.n_units());
-        Self { ranks, laps, cycle, n_places, n_units, goes_round: v > 1 }
+        let cycle = [once.as_slice(), &once].concat();
+        let only_old_gradients = ranks.iter().rev().skip(1).all(|rank| rank.takes_old_gradient);
+        Self { ranks, laps, cycle, n_places, n_units, goes_round: v > 1, only_old_gradients }
+    }
+
+    /// Beats of a cycle.
+    fn n_cycle(&self) -> u32 {
+        (self.cycle.len() / 2) as u32
     }
 
     /// One beat: every rank's next forward, in order, then every rank's next backward, from the last.
     fn once(&mut self, now: u32) {
+        let cycle = &self.cycle[now as usize % (self.cycle.len() / 2)..];
+        let at = Now { now, n_units: self.n_units, n_places: self.n_places, cycle };
         let laps = self.laps.chunks_exact(self.n_places as usize);
         let last = self.ranks.len() - 1;
-        let mut before = self.ranks.last().map_or(Seconds::ZERO, |last| last.stream);
+        let (mut before, mut behind) = match self.goes_round {
+            true => (self.ranks[last].stream, self.ranks[0].gradient),
+            false => (Seconds::ZERO, Seconds::ZERO),
+        };
         let mut old = before;
-        for (at, (rank, laps)) in self.ranks.iter_mut().zip(laps.clone()).enumerate() {
-            let was = rank.stream;
-            if now.wrapping_sub(rank.late) < self.n_units {
-                let place = following(&self.cycle, &mut rank.next_forward);
-                let arrived = match (at, rank.takes_old) {
-                    (0, _) if self.goes_round && place > 0 => old,
-                    (0, _) => Seconds::ZERO,
-                    (_, true) => old,
-                    (_, false) => before,
-                };
-                let [lap, _] = laps[place as usize];
-                let start = rank.free.max(arrived);
-                rank.began.get_or_insert(start);
-                rank.free = start + lap.compute + lap.waited;
-                rank.stream = start + lap.compute + lap.send;
+        if self.only_old_gradients {
+            // A rank's backward needs nothing of this beat but its own forward.
+            for (i, laps) in laps.enumerate() {
+                let gradient = if i == last { behind } else { self.ranks[i + 1].gradient };
+                let rank = &mut self.ranks[i];
+                let was = rank.stream;
+                let given = if rank.takes_old || i == 0 { old } else { before };
+                at.forward(rank, laps, (given, i == 0));
+                at.backward(rank, laps, (gradient, i == last));
+                (old, before) = (was, rank.stream);
             }
+            return;
+        }
+        for (i, (rank, laps)) in self.ranks.iter_mut().zip(laps.clone()).enumerate() {
+            let was = rank.stream;
+            let given = if rank.takes_old || i == 0 { old } else { before };
+            at.forward(rank, laps, (given, i == 0));
             (old, before) = (was, rank.stream);
         }
-        let mut behind = self.ranks.first().map_or(Seconds::ZERO, |first| first.gradient);
         let mut old = behind;
-        for (at, (rank, laps)) in self.ranks.iter_mut().zip(laps).enumerate().rev() {
+        for (i, (rank, laps)) in self.ranks.iter_mut().zip(laps).enumerate().rev() {
             let was = rank.gradient;
-            let first = rank.late + rank.warm_up;
-            if now >= first && now - first < self.n_units {
-                let place = self.n_places - 1 - following(&self.cycle, &mut rank.next_backward);
-                let arrived = match rank.takes_old_gradient {
-                    _ if at == last && self.goes_round && place + 1 < self.n_places => old,
-                    _ if at == last => Seconds::ZERO,
-                    true => old,
-                    false => behind,
-                };
-                let [_, lap] = laps[place as usize];
-                rank.ended = rank.free.max(arrived) + lap.compute;
-                rank.free = rank.ended + lap.waited;
-                rank.gradient = rank.ended + lap.send;
-            }
+            let given = if rank.takes_old_gradient || i == last { old } else { behind };
+            at.backward(rank, laps, (given, i == last));
             (old, behind) = (was, rank.gradient);
         }
     }
@@ -329,16 +384,9 @@ impl Beat {
 
     /// The longest time from a rank's first action to its last.
     fn period(&self) -> Seconds {
-        let length = |rank: &Rank| rank.began.map_or(Seconds::ZERO, |began| rank.ended - began);
+        let length = |rank: &Rank| rank.ended - rank.began;
         self.ranks.iter().map(length).fold(Seconds::ZERO, Seconds::max)
     }
-}
-
-/// The place that comes next in a cycle.
-fn following(cycle: &[u32], next: &mut usize) -> u32 {
-    let place = cycle[*next];
-    *next = if *next + 1 == cycle.len() { 0 } else { *next + 1 };
-    place
 }
 
 #[cfg(test)]

@@ -129,6 +129,8 @@ pub struct Book<'a> {
     entries: Vec<Entry>,
     /// By stages that send and receive and the sections there.
     passed: BTreeMap<(u64, u64, usize, usize), Passed>,
+    /// Chunks of the last sketch: room for those of the next.
+    chunks: Vec<Vec<(usize, u64)>>,
 }
 
 impl fmt::Debug for Book<'_> {
@@ -147,8 +149,8 @@ impl<'a> Book<'a> {
         if cluster.is_mixed() || cluster.groups.iter().any(|group| !group.links.is_empty()) {
             return Err(BookError::Mixed);
         }
-        let (grounds, on) = (Vec::new(), Vec::new());
-        Ok(Self { setting, model, grounds, on, entries: Vec::new(), passed: BTreeMap::new() })
+        let (grounds, on, entries, chunks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { setting, model, grounds, on, entries, passed: BTreeMap::new(), chunks })
     }
 
     /// A choice for a layer kind on a mesh at a micro-batch, priced if it is new.
@@ -193,16 +195,17 @@ impl<'a> Book<'a> {
     /// What is wrong with the sketch.
     pub fn evaluate(&mut self, sketch: &Sketch<'_>) -> Result<Evaluation, BookError> {
         self.check(sketch)?;
-        let chunks: Vec<Vec<(usize, u64)>> = sketch
-            .chunks
-            .iter()
-            .map(|runs| runs.iter().map(|&(SectionId(at), count)| (at, count)).collect())
-            .collect();
+        let mut chunks = std::mem::take(&mut self.chunks);
+        chunks.resize_with(sketch.chunks.len(), Vec::new);
+        for (runs, own) in chunks.iter_mut().zip(sketch.chunks) {
+            runs.clear();
+            runs.extend(own.iter().map(|&(SectionId(at), count)| (at, count)));
+        }
         let slices = Slices::whole(self.setting.job.sequence);
         let entries = std::mem::take(&mut self.entries);
         let staged = Staged {
             model: self.model,
-            meshes: Meshes { alike: sketch.mesh, each: &[] },
+            meshes: Meshes::all(sketch.mesh),
             n_stages: sketch.n_stages,
             micro_batch: sketch.micro_batch,
             n_micro_batches: sketch.n_micro_batches,
@@ -214,7 +217,7 @@ impl<'a> Book<'a> {
             replicas: &[],
         };
         let found = self.figures(&staged);
-        self.entries = entries;
+        (self.entries, self.chunks) = (entries, chunks);
         Ok(found?)
     }
 
