@@ -13,6 +13,7 @@ use ir::plan::prediction::{Prediction, RunnerUp};
 use serde::Serialize;
 
 use crate::args::ExplainArgs;
+use crate::explain_overlap::{self, Overlap, overlaps};
 use crate::failure::Failure;
 use crate::figures;
 use crate::output::json;
@@ -35,6 +36,7 @@ struct Explanation<'a> {
     names: Vec<AxisNames>,
     axes: Vec<AxisUseSummary>,
     recomputed: Vec<Recomputed>,
+    overlap: &'a [Overlap],
     runners_up: &'a [RunnerUp],
     #[serde(skip_serializing_if = "Option::is_none")]
     proof: Option<&'a str>,
@@ -101,12 +103,16 @@ pub(crate) fn run(args: &ExplainArgs, terminal: &mut Terminal<'_>) -> Result<(),
         return Ok(write!(terminal.out, "{text}")?);
     }
     let names = names(&plan, &opened);
-    let text = if args.json.json { json(&explanation(&plan, names))? } else { describe(&plan, &names) };
+    let overlaps = overlaps(&args.plan, (&plan, &opened))?;
+    let text = match args.json.json {
+        true => json(&explanation(&plan, names, &overlaps))?,
+        false => describe(&plan, &names, &overlaps),
+    };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
 
-fn explanation(plan: &Plan, names: Vec<AxisNames>) -> Explanation<'_> {
+fn explanation<'a>(plan: &'a Plan, names: Vec<AxisNames>, overlap: &'a [Overlap]) -> Explanation<'a> {
     let predicted = plan.predicted.as_ref();
     Explanation {
         model: &plan.model.name,
@@ -118,6 +124,7 @@ fn explanation(plan: &Plan, names: Vec<AxisNames>) -> Explanation<'_> {
         names,
         axes: axes(plan),
         recomputed: recomputed(plan),
+        overlap,
         runners_up: &plan.runners_up,
         proof: plan.search.as_ref().map(|search| search.proof.as_str()),
         warnings: &plan.warnings,
@@ -246,7 +253,7 @@ fn recomputed(plan: &Plan) -> Vec<Recomputed> {
     list
 }
 
-fn describe(plan: &Plan, names: &[AxisNames]) -> String {
+fn describe(plan: &Plan, names: &[AxisNames], overlaps: &[Overlap]) -> String {
     let mut parts = vec![report::question(plan, &[])];
     if let Some(predicted) = &plan.predicted {
         parts.push(verdict(plan, predicted));
@@ -257,6 +264,7 @@ fn describe(plan: &Plan, names: &[AxisNames]) -> String {
     parts.push(recompute_lines(plan));
     if let Some(predicted) = &plan.predicted {
         parts.push(report::time(predicted));
+        parts.push(explain_overlap::text(overlaps));
         parts.push(report::memory(predicted) + &report::hosts(predicted));
     }
     parts.push(runners_up(plan));

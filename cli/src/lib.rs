@@ -44,6 +44,7 @@ mod pareto;
 mod compare;
 mod why_not;
 mod explain;
+mod explain_overlap;
 mod show;
 mod models;
 mod clusters;

@@ -9,7 +9,7 @@ use validate::case::{Case, Omitted, cases};
 use validate::components::{ComponentReport, components};
 use validate::few_runs::{FewRuns, few_runs};
 use validate::memory::{MemorySource, memory_report};
-use validate::report::{RowReport, SourceReport, Validation, validation};
+use validate::report::{RowReport, SourceReport, Validation, validation, validation_by_events};
 use validate::row::{Row, shipped};
 
 use crate::args::ValidateArgs;
@@ -29,6 +29,9 @@ struct Document<'a> {
     #[serde(flatten)]
     validation: &'a Validation,
     not_priced: Vec<NotPriced<'a>>,
+    /// The same with layers timed as events.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<&'a Validation>,
 }
 
 #[derive(Serialize)]
@@ -65,11 +68,17 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
     if args.fit && args.markdown {
         return Ok(());
     }
-    let found = validation(&cases, &omitted, &constants);
+    let mut found = validation(&cases, &omitted, &constants);
+    if args.rows && args.json.json {
+        found = found.with_terms(&cases, &constants);
+    }
+    let events = args.events.then(|| validation_by_events(&cases, &omitted, &constants));
     let text = if args.json.json {
         let not_priced =
             omitted.iter().map(|one| NotPriced { id: &one.row.id, reason: one.reason.to_string() });
-        json(&Document { validation: &found, not_priced: not_priced.collect() })?
+        json(&Document { validation: &found, not_priced: not_priced.collect(), events: events.as_ref() })?
+    } else if let Some(events) = &events {
+        both_witnesses(&found, events)
     } else if args.markdown {
         page(&found, &few_runs(&cases, &constants), &memory_report(&rows, &constants))
     } else {
@@ -173,6 +182,26 @@ fn text(found: &Validation, omitted: &[Omitted], args: &ValidateArgs) -> String 
         let _ = write!(text, "\n{}", table(&[("row", Side::Left), ("reason", Side::Left)], &rows));
     }
     text
+}
+
+/// Errors of every source by closed forms and by events.
+fn both_witnesses(closed: &Validation, events: &Validation) -> String {
+    let columns = [
+        ("source", Side::Left),
+        ("rows", Side::Right),
+        ("mean", Side::Right),
+        ("by events", Side::Right),
+        ("within 8 %", Side::Right),
+        ("by events", Side::Right),
+    ];
+    let row = |(closed, events): (&SourceReport, &SourceReport)| {
+        let shares = [closed.time.mean, events.time.mean, closed.time.within_8, events.time.within_8];
+        let mut cells = vec![closed.name.clone(), closed.time.rows.to_string()];
+        cells.extend(shares.map(percent));
+        cells
+    };
+    let rows: Vec<Vec<String>> = closed.sources.iter().zip(&events.sources).map(row).collect();
+    format!("{}\n{}\nby events: {}\n", table(&columns, &rows), headline(closed), headline(events))
 }
 
 /// The page of the documentation.

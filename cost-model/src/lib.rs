@@ -51,7 +51,7 @@ pub use program_bytes::{
     host_elements, kept_bytes, program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
 };
 pub use program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
-pub use program_price::{price_events, price_program, price_split};
+pub use program_price::{RowPrice, Stream, price_events, price_program, price_split};
 pub use rates::Rates;
 pub use section_price::{
     Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, SplitPrice, UpdatePrice,

@@ -49,6 +49,8 @@ use crate::work_time::{n_kernels, work_time};
 
 mod events;
 
+pub use events::{RowPrice, Stream};
+
 /// Prices a program.
 pub fn price_program(
     context: &PriceContext<'_>,
@@ -65,7 +67,7 @@ pub fn price_program(
     }
 }
 
-/// Times of a layer's forward and backward as events in a row of such layers: a second witness of the same section's
+/// A layer's forward and backward as events in a row of such layers: a second witness of the same section's
 /// `SectionPrice::seconds`. Launches count where they take longer, as there.
 pub fn price_events(
     context: &PriceContext<'_>,
@@ -73,11 +75,11 @@ pub fn price_events(
     mesh: &Mesh,
     sizes: &Sizes,
     program: &Program,
-) -> [Seconds; 2] {
+) -> [RowPrice; 2] {
     let pricing = Pricing { context, layer, mesh, sizes, program };
     let backward = pricing.backward();
     [(&*program.forward, Pass::Forward), (&*backward, Pass::Backward)]
-        .map(|(code, pass)| pricing.in_a_row(code, pass).max(pricing.section(code, pass).launch))
+        .map(|(code, pass)| pricing.in_a_row(code, pass))
 }
 
 /// Prices the two parts of a program's backward.

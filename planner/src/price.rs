@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::uncertainty::Basis;
-use cost_model::{Constants, SimulateError};
+use cost_model::{Constants, RowPrice, SectionPrice, SimulateError};
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::prediction::{Interval, Prediction};
 use ir::plan::{Plan, PlanError};
@@ -29,7 +29,7 @@ pub mod prediction;
 pub mod book;
 
 use grounds::Grounds;
-use setting::{Backward, Entry, Setting};
+use setting::{Backward, Entry, Setting, Witness};
 use staged::{Layers, Staged};
 use step::{step, timed};
 
@@ -99,10 +99,59 @@ pub fn time_with(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Resul
     stepped(plan, opened, constants, |setting, staged| Ok(timed(setting, staged)?.0))
 }
 
+/// The same with its layers timed by events, where backward runs as one and sequences are whole.
+///
+/// # Errors
+/// What cannot be priced, and where it stands.
+pub fn time_by_events(plan: &Plan, opened: &OpenPlan, constants: &Constants) -> Result<Seconds, PlanError> {
+    witnessed((plan, opened), Witness::Events, constants, |setting, staged| Ok(timed(setting, staged)?.0))
+}
+
+/// A layer of a plan by both witnesses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Witnessed {
+    /// The layer kind, by its place in the model.
+    pub kind: usize,
+    /// How many layers run so.
+    pub n_layers: u64,
+    /// Forward and backward by closed forms.
+    pub closed: [Seconds; 2],
+    /// The same as events.
+    pub events: [RowPrice; 2],
+}
+
+/// Every choice of a plan by both witnesses, in the order of its entries; nothing where backward runs in parts or sequences
+/// are cut.
+///
+/// # Errors
+/// What cannot be priced, and where it stands.
+pub fn both_witnesses(
+    plan: &Plan,
+    opened: &OpenPlan,
+    constants: &Constants,
+) -> Result<Vec<Witnessed>, PlanError> {
+    witnessed((plan, opened), Witness::Events, constants, |_, staged| {
+        let of = |(entry, n_layers): (&Entry, u64)| {
+            let closed = [&entry.price.forward, &entry.price.backward].map(SectionPrice::seconds);
+            entry.events.map(|events| Witnessed { kind: entry.kind, n_layers, closed, events })
+        };
+        Ok(staged.entries.iter().zip(staged.counts()).filter_map(of).collect())
+    })
+}
+
 /// What is said of a step in a world with given constants.
 pub(crate) fn stepped<T>(
     plan: &Plan,
     opened: &OpenPlan,
+    constants: &Constants,
+    say: impl FnOnce(&Setting<'_>, &Staged<'_>) -> Result<T, SimulateError>,
+) -> Result<T, PlanError> {
+    witnessed((plan, opened), Witness::ClosedForms, constants, say)
+}
+
+fn witnessed<T>(
+    (plan, opened): (&Plan, &OpenPlan),
+    witness: Witness,
     constants: &Constants,
     say: impl FnOnce(&Setting<'_>, &Staged<'_>) -> Result<T, SimulateError>,
 ) -> Result<T, PlanError> {
@@ -112,7 +161,7 @@ pub(crate) fn stepped<T>(
     let has_parts = |table: &Vec<Vec<Action>>| table.iter().flatten().any(is_part);
     let splits = plan.schedule.splits_backward() || table.as_ref().is_some_and(has_parts);
     let backward = if splits { Backward::Parts } else { Backward::Whole };
-    let setting = Setting { backward, ..setting(plan, &constants)? };
+    let setting = Setting { backward, witness, ..setting(plan, &constants)? };
     let grounds = Grounds::new(&setting, plan.n_stages, plan.meshes());
     let (entries, chunks) = parts(plan, opened, &grounds);
     let whole = Slices::whole(plan.job.sequence);

@@ -17,7 +17,9 @@ use planner::given::{Given, RecomputeRule, StorageRule};
 use planner::layer_problem::LayerProblem;
 use planner::prices::{Machine, Prices};
 use planner::solve;
+use serde_json::Value;
 use tests::layers::machine;
+use tests::planner;
 
 /// Meshes: inside a node, across nodes and inside them, across nodes.
 const MESHES: [&[u64]; 3] = [&[8], &[2, 8], &[16, 1]];
@@ -71,7 +73,7 @@ fn ratios(sizes: &[u64], case: Case) -> Vec<(f64, String)> {
                 [("forward", &price.forward, events[0]), ("backward", &price.backward, events[1])]
             {
                 let name = format!("{section} of {} of {} on {sizes:?}, {case:?}", layer.name, model.name);
-                found.push((events / closed.seconds(), name));
+                found.push((events.seconds / closed.seconds(), name));
             }
         }
     }
@@ -125,4 +127,68 @@ fn parameters_that_are_fetched_ahead_are_near() {
             check(sizes, Case { tensor, gradient, storage }, (0.82, 1.24));
         }
     }
+}
+
+fn said(words: &[&str]) -> Value {
+    let said = planner(words);
+    assert_eq!(said.code, 0, "{said}");
+    serde_json::from_str(&said.out).unwrap()
+}
+
+/// `explain` has both witnesses of every layer of a plan: the closed ones add up to the stage's own times, and where the
+/// events part from them by 3 % and more it says why.
+#[test]
+fn a_plan_is_explained_by_both_witnesses() {
+    let file = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("both-witnesses.json");
+    let file = file.to_str().unwrap();
+    let job =
+        ["llama-3-8b", "dgx-a100-80", "--nodes", "4", "--global-batch", "64", "--pin", "pp=1,tp=8,zero=3"];
+    let plan = planner(&[&["optimize"], &job[..], &["-o", file]].concat());
+    assert_eq!(plan.code, 0, "{plan}");
+    let explained = said(&["explain", file, "--json"]);
+    let overlap = explained["overlap"].as_array().unwrap();
+    let number = |one: &Value, name: &str| one[name].as_f64().unwrap();
+    let mut told = 0;
+    for one in overlap {
+        let (closed, events) = (number(one, "closed_form_s"), number(one, "events_s"));
+        let streams = ["compute_s", "node_links_s", "network_links_s", "launch_s"];
+        let busy: Vec<f64> = streams.iter().map(|name| number(one, name)).collect();
+        // Nothing is busy for longer than the layer takes: each stream does one thing at a time.
+        assert!(busy.iter().all(|time| *time <= events * (1.0 + ROUNDING)), "{one}");
+        assert_eq!(one["why"].is_string(), (events / closed - 1.0).abs() >= 0.03, "{one}");
+        told += usize::from(one["why"].is_string());
+    }
+    let of = |section: &str| -> f64 {
+        let own = overlap.iter().filter(|one| one["section"] == section);
+        own.map(|one| number(one, "closed_form_s") * number(one, "n_layers")).sum()
+    };
+    let priced = said(&["estimate", "--plan", file, "--json"]);
+    let stage = &priced["stages"][0];
+    for (section, name) in [("forward", "forward_s"), ("backward", "backward_s")] {
+        let (found, expected) = (of(section), number(stage, name));
+        assert!((found / expected - 1.0).abs() < ROUNDING, "{section}: {found} {expected}");
+    }
+    let text = planner(&["explain", file]).out;
+    assert!(told > 0, "{text}");
+    assert_eq!(text.matches(" as events: ").count(), told, "{text}");
+}
+
+/// Published rows priced by events stand beside those priced by closed forms, row by row.
+#[test]
+fn published_rows_are_priced_by_both_witnesses() {
+    let found = said(&["validate", "--source", "megatron-bridge", "--events", "--json"]);
+    let sources = |all: &Value| all["sources"].as_array().unwrap().clone();
+    let (closed, events) = (sources(&found), sources(&found["events"]));
+    let mut apart = 0;
+    for (closed, events) in closed.iter().zip(&events) {
+        assert_eq!(closed["name"], events["name"]);
+        let rows = |source: &Value| source["rows"].as_array().unwrap().clone();
+        for (one, other) in rows(closed).iter().zip(&rows(events)) {
+            assert_eq!((&one["id"], &one["measured_s"]), (&other["id"], &other["measured_s"]));
+            let ratio = other["predicted_s"].as_f64().unwrap() / one["predicted_s"].as_f64().unwrap();
+            assert!((0.8..=1.25).contains(&ratio), "{one} {other}");
+            apart += usize::from((ratio - 1.0).abs() > 1e-3);
+        }
+    }
+    assert!(apart > 0, "no row is priced otherwise by events");
 }

@@ -5,7 +5,7 @@ use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::prediction::Prediction;
 use planner::optimize_with;
-use planner::price::{price_with, time_with};
+use planner::price::{price_with, time_by_events, time_with};
 use rayon::prelude::*;
 
 use crate::express::{Reason, questions};
@@ -69,6 +69,11 @@ impl Case {
     /// Predicted seconds of a step.
     pub fn predicted(&self, constants: &Constants) -> f64 {
         time_with(&self.plan, &self.opened, constants).map_or(f64::NAN, |time| time.0)
+    }
+
+    /// The same with layers timed as events.
+    pub fn predicted_by_events(&self, constants: &Constants) -> f64 {
+        time_by_events(&self.plan, &self.opened, constants).map_or(f64::NAN, |time| time.0)
     }
 }
 

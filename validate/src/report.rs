@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
+use ir::plan::prediction::Breakdown;
+use ir::units::Bytes;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -69,11 +71,40 @@ pub struct RowReport {
     pub predicted_s: f64,
     /// `predicted / measured - 1`.
     pub error: f64,
+    /// What the prediction is made of, where that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terms: Option<Terms>,
+}
+
+/// What a predicted step is made of.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Terms {
+    /// Seconds by term, as a plan has them.
+    pub time: Breakdown,
+    /// Bytes of the device with most.
+    pub peak_memory_bytes: Bytes,
+    /// Sequences of a micro-batch over the mesh of a stage.
+    pub micro_batch: u64,
+    /// Micro-batches of a step.
+    pub n_micro_batches: u64,
 }
 
 /// Prices all cases and counts errors.
 pub fn validation(cases: &[Case], omitted: &[Omitted], constants: &Constants) -> Validation {
-    let predicted: Vec<f64> = cases.par_iter().map(|case| case.predicted(constants)).collect();
+    validation_of(cases, omitted, |case| case.predicted(constants))
+}
+
+/// The same with layers timed as events.
+pub fn validation_by_events(cases: &[Case], omitted: &[Omitted], constants: &Constants) -> Validation {
+    validation_of(cases, omitted, |case| case.predicted_by_events(constants))
+}
+
+fn validation_of(
+    cases: &[Case],
+    omitted: &[Omitted],
+    predict: impl Fn(&Case) -> f64 + Send + Sync,
+) -> Validation {
+    let predicted: Vec<f64> = cases.par_iter().map(predict).collect();
     let mut by_source: BTreeMap<String, Vec<(&Case, f64)>> = BTreeMap::new();
     for (case, time) in cases.iter().zip(predicted) {
         let name = match case.row.complete {
@@ -101,6 +132,26 @@ pub fn validation(cases: &[Case], omitted: &[Omitted], constants: &Constants) ->
 }
 
 impl Validation {
+    /// Adds to every row what its prediction is made of.
+    #[must_use]
+    pub fn with_terms(mut self, cases: &[Case], constants: &Constants) -> Self {
+        let of = |case: &Case| {
+            let found = case.price(constants)?;
+            let terms = Terms {
+                time: found.breakdown,
+                peak_memory_bytes: found.peak_memory_bytes,
+                micro_batch: case.plan.micro_batch,
+                n_micro_batches: case.plan.n_micro_batches,
+            };
+            Some((case.row.id.clone(), terms))
+        };
+        let mut terms: BTreeMap<String, Terms> = cases.par_iter().filter_map(of).collect();
+        for row in self.sources.iter_mut().flat_map(|source| &mut source.rows) {
+            row.terms = terms.remove(&row.id);
+        }
+        self
+    }
+
     /// The rows of the headline whose predictions are farthest off, worst first.
     pub fn worst(&self, n: usize) -> Vec<(&str, &RowReport)> {
         let rows = self.sources.iter().filter(|source| source.headline);
@@ -126,6 +177,7 @@ fn source(name: &str, rows: &[(&Case, f64)], n_omitted: usize) -> SourceReport {
             measured_s: case.measured,
             predicted_s: *predicted,
             error: predicted / case.measured - 1.0,
+            terms: None,
         })
         .collect();
     let pairs: Vec<Pair> = reports.iter().map(RowReport::pair).collect();

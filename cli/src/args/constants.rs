@@ -9,14 +9,15 @@ use crate::args::{JsonArgs, ThreadArgs};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     planner validate\n  \
-    planner validate --source megatron-sc21 --rows\n\n\
+    planner validate --source megatron-sc21 --rows\n  \
+    planner validate --events\n\n\
     Every row of fixtures/published that the planner can express is priced as `planner estimate` would.\n\
     Constants are the same for all rows.")]
 pub(crate) struct ValidateArgs {
     /// Only this source
     #[arg(long, value_name = "NAME")]
     pub(crate) source: Option<String>,
-    /// List every row
+    /// List every row; with --json also what its prediction is made of
     #[arg(long)]
     pub(crate) rows: bool,
     /// Price single operators and collectives instead of runs
@@ -31,6 +32,9 @@ pub(crate) struct ValidateArgs {
     /// Peak memory instead of time
     #[arg(long, conflicts_with_all = ["fit", "omitted"])]
     pub(crate) memory: bool,
+    /// Time layers as events too, beside the closed forms that prices are
+    #[arg(long, conflicts_with_all = ["fit", "rows", "omitted", "memory", "components", "markdown", "against_search"])]
+    pub(crate) events: bool,
     /// The published plans against those that are found for the same jobs, both by prediction
     #[arg(long, conflicts_with_all = ["fit", "omitted", "memory", "components"])]
     pub(crate) against_search: bool,

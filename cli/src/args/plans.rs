@@ -63,7 +63,9 @@ pub(crate) enum PlacementArg {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  planner explain plan.json\n  planner explain plan.json --why-not tp=4,pp=8"
+    after_help = "Examples:\n  planner explain plan.json\n  planner explain plan.json --why-not tp=4,pp=8\n\n\
+    Forward and backward of each kind of layer are also timed as events on a stream of computation and two links,\n\
+    beside the closed forms that prices are made of."
 )]
 pub(crate) struct ExplainArgs {
     /// The plan

@@ -69,9 +69,53 @@ struct Computed {
     products: Seconds,
 }
 
+/// What a section of a layer takes in a row of equal layers, as events.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RowPrice {
+    /// Wall time of a layer, or its launches if these take longer.
+    pub seconds: Seconds,
+    /// What the layer keeps the processors busy with.
+    pub compute: Seconds,
+    /// The same of the links inside the node.
+    pub node: Seconds,
+    /// The same of the links across nodes.
+    pub network: Seconds,
+    /// Host time to launch it all.
+    pub launch: Seconds,
+}
+
+/// What a section keeps busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// The processors of the device.
+    Compute,
+    /// Links inside the node.
+    Node,
+    /// Links across nodes.
+    Network,
+    /// The host that launches kernels.
+    Launch,
+}
+
+impl RowPrice {
+    /// The stream that is busy for longest, and for what share of the time; ties to the first.
+    pub fn bottleneck(&self) -> (Stream, f64) {
+        let busy = [
+            (Stream::Compute, self.compute),
+            (Stream::Node, self.node),
+            (Stream::Network, self.network),
+            (Stream::Launch, self.launch),
+        ];
+        let longest =
+            |most: (Stream, Seconds), one: (Stream, Seconds)| if one.1 > most.1 { one } else { most };
+        let (stream, time) = busy.into_iter().fold(busy[0], longest);
+        (stream, if self.seconds > Seconds::ZERO { time / self.seconds } else { 0.0 })
+    }
+}
+
 impl Pricing<'_> {
-    /// Time of a layer's section in a row of such layers.
-    pub(super) fn in_a_row(&self, code: &[Instruction], pass: Pass) -> Seconds {
+    /// A layer's section in a row of such layers.
+    pub(super) fn in_a_row(&self, code: &[Instruction], pass: Pass) -> RowPrice {
         let computed: Vec<Computed> = code.iter().map(|one| self.computed(one, pass)).collect();
         let times: Vec<OpSeconds> = code.iter().map(|one| self.products(one, pass)).collect();
         let neighbours = Neighbours::new(self.layer, code, &times);
@@ -85,7 +129,19 @@ impl Pricing<'_> {
             // A layer that computes nothing is what it sends.
             Passed { n_events, .. } => all[..n_events].iter().copied().fold(Seconds::ZERO, Seconds::max),
         };
-        (until(MEASURED.end) - until(MEASURED.start)) / MEASURED.len() as f64
+        let seconds = (until(MEASURED.end) - until(MEASURED.start)) / MEASURED.len() as f64;
+        let launch = self.section(code, pass).launch;
+        let busy = |lane: Lane| -> Seconds {
+            let all = row.events.iter().filter(|event| event.lane == lane);
+            all.map(|event| event.alone).sum::<Seconds>() / ROW as f64
+        };
+        RowPrice {
+            seconds: seconds.max(launch),
+            compute: busy(Lane::Compute),
+            node: busy(Lane::Node),
+            network: busy(Lane::Network),
+            launch,
+        }
     }
 
     /// Kernels' time of an instruction, merging of blocks on a ring apart.

@@ -4,8 +4,8 @@ use cost_model::memory::{StateBytes, copied_buckets, copied_gradients, reserve_b
 use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
 use cost_model::rates::element_bytes;
 use cost_model::{
-    Constants, PriceContext, ProgramPrice, Rates, SectionPrice, SplitPrice, algorithms, price_program,
-    price_split,
+    Constants, PriceContext, ProgramPrice, Rates, RowPrice, SectionPrice, SplitPrice, algorithms,
+    price_events, price_program, price_split,
 };
 use ir::cluster::{Cluster, Device, DeviceGroup, Precision};
 use ir::collective::Rule;
@@ -41,6 +41,18 @@ pub struct Setting<'a> {
     pub capacity: f64,
     /// How backward is run.
     pub backward: Backward,
+    /// By which of two witnesses sections are timed.
+    pub witness: Witness,
+}
+
+/// How it is found what a section shows of its communication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Witness {
+    /// By a closed form per collective: what prices are.
+    ClosedForms,
+    /// By events on a stream of computation and two links, where backward runs as one and sequences are whole; elsewhere as
+    /// above.
+    Events,
 }
 
 /// How backward is run.
@@ -76,6 +88,8 @@ pub struct Entry {
     pub memory: ProgramMemory,
     /// Backward in two parts, where it is run so.
     pub split: Option<SplitFigures>,
+    /// Forward and backward as events, where these are asked.
+    pub events: Option<[RowPrice; 2]>,
     /// Parameters that other layers share: elements that one device updates.
     pub shared: Vec<(TensorId, f64)>,
     /// Elements of all parameters that one device updates.
@@ -91,6 +105,7 @@ struct Figures {
     price: ProgramPrice,
     memory: ProgramMemory,
     split: Option<SplitFigures>,
+    events: Option<[RowPrice; 2]>,
 }
 
 /// Figures of one slice of a micro-batch.
@@ -144,9 +159,13 @@ impl Figures {
     fn summed(&self) -> SliceFigures {
         let parts = self.split.as_ref().map(|split| [&split.price.input, &split.price.weight]);
         let parts = parts.map(|parts| parts.map(SectionPrice::seconds));
+        let [forward, backward] = match self.events {
+            Some(events) => events.map(|one| one.seconds),
+            None => [&self.price.forward, &self.price.backward].map(SectionPrice::seconds),
+        };
         SliceFigures {
-            forward: self.price.forward.seconds(),
-            backward: parts.map_or_else(|| self.price.backward.seconds(), |parts| parts.into_iter().sum()),
+            forward,
+            backward: parts.map_or(backward, |parts| parts.into_iter().sum()),
             parts: parts.unwrap_or_default(),
             saved: self.memory.saved_total(),
             carried: self.split.as_ref().map_or(Bytes::ZERO, |split| split.carried),
@@ -184,6 +203,7 @@ impl<'a> Setting<'a> {
             memory,
             capacity: memory - own.max(cluster.reserve_bytes.0),
             backward: Backward::Whole,
+            witness: Witness::ClosedForms,
         })
     }
 
@@ -256,10 +276,11 @@ impl<'a> Setting<'a> {
         let layer = &model.layers[kind];
         let figures = self.figures(layer, (mesh, sizes), program);
         let whole = figures.summed();
-        let Figures { price, memory, split } = figures;
+        let Figures { price, memory, split, events } = figures;
         let updated = |update: &Update| updated_elements(layer, (mesh, sizes), update);
         Entry {
             split,
+            events,
             updated: program.updates.iter().map(updated).sum(),
             kind,
             ground: self.ground,
@@ -282,7 +303,8 @@ impl<'a> Setting<'a> {
     ) -> Entry {
         // In their natural order the tokens of a slice are the last that attention has seen.
         let kernels = KernelChoice { token_order: TokenOrder::Natural, ..self.machine.kernels };
-        let natural = Self { machine: Machine { kernels, ..self.machine.clone() }, ..self.clone() };
+        let machine = Machine { kernels, ..self.machine.clone() };
+        let natural = Self { machine, witness: Witness::ClosedForms, ..self.clone() };
         let sizes: Vec<Sizes> =
             (0..slices.n()).map(|slice| slices.sizes(layer, micro_batch, slice)).collect();
         let all: Vec<Figures> =
@@ -307,11 +329,12 @@ impl<'a> Setting<'a> {
                 },
                 carried: parts.iter().map(|one| one.carried).sum(),
             }),
+            events: None,
         };
         let summed = together.summed();
-        let Figures { price, memory, split } = together;
+        let Figures { price, memory, split, events } = together;
         let slices = (0..).zip(all.iter().zip(&sizes)).map(of_slice).collect();
-        Entry { price, memory, split, whole: summed, slices, ..whole.clone() }
+        Entry { price, memory, split, events, whole: summed, slices, ..whole.clone() }
     }
 
     fn bytes(&self) -> MemoryContext<'_> {
@@ -333,8 +356,11 @@ impl<'a> Setting<'a> {
                 carried: carried_bytes((&bytes, layer, mesh, sizes), program, &split),
             }
         });
+        let events = (self.witness == Witness::Events && self.backward == Backward::Whole)
+            .then(|| price_events(&times, layer, mesh, sizes, program));
         Figures {
             split,
+            events,
             price: price_program(&times, layer, mesh, sizes, program),
             memory: program_memory(&bytes, layer, mesh, sizes, program),
         }
