@@ -7,7 +7,7 @@ use ir::plan::Plan;
 use ir::schedule::Schedule;
 use serde_json::Value;
 
-use crate::fuzz::{Case, Family, MAX_RANKS, ModelSizes, Shares, model};
+use crate::fuzz::{Case, Devices, Family, MAX_RANKS, ModelSizes, Shares, model};
 use crate::planner;
 
 mod features;
@@ -60,6 +60,7 @@ impl Recipe {
             micro_batch: over_batch.product(),
             sequence: 8,
             shares: Shares::Equal,
+            devices: Devices::Alone,
             decisions: Vec::new(),
         };
         Self {

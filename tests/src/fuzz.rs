@@ -5,7 +5,7 @@
 //! the simplest; past the end of the list everything is simplest. So a shorter list of smaller numbers is a simpler plan.
 
 use ir::cluster::{Cluster, Precision};
-use ir::collective::Rule;
+use ir::collective::{Algorithm, Rule};
 use ir::engine::Engine;
 use ir::graph::Model;
 use ir::mesh::Mesh;
@@ -53,6 +53,8 @@ pub struct Case {
     pub sequence: u64,
     /// Whether coordinates of the outermost axis may run unequal shares of the micro-batches.
     pub shares: Shares,
+    /// What ranks run on.
+    pub devices: Devices,
     /// Everything else.
     pub decisions: Vec<u16>,
 }
@@ -66,37 +68,54 @@ pub enum Shares {
     Unequal,
 }
 
+/// What ranks run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// A device each.
+    Alone,
+    /// The first three quarters three to a device, the others alone.
+    Shared,
+}
+
 /// A strategy that draws cases.
 pub fn cases() -> impl Strategy<Value = Case> {
     let axis = prop_oneof![3 => Just(2_u64), 1 => Just(1), 1 => Just(3), 1 => Just(4)];
     let axes = prop::collection::vec(axis, 0..=4);
     let pipeline = (1_u32..=4, 0_usize..16, 1_u32..=3);
     let shares = prop_oneof![3 => Just(Shares::Equal), 1 => Just(Shares::Unequal)];
-    let batch = (prop_oneof![Just(1_u64), Just(2), Just(4), Just(6), Just(12)], 2_u64..=12, shares);
+    let devices = prop_oneof![3 => Just(Devices::Alone), 1 => Just(Devices::Shared)];
+    let batch = (prop_oneof![Just(1_u64), Just(2), Just(4), Just(6), Just(12)], 2_u64..=12, shares, devices);
     let decisions = prop::collection::vec(any::<u16>(), 0..400);
     let drawn = (models::families(), models::sizes(), axes, pipeline, batch, decisions);
-    let case =
-        |(family, sizes, axes, pipeline, batch, decisions): (_, _, Vec<u64>, _, (u64, u64, Shares), _)| {
-            let (n_stages, schedule, n_micro_batches) = pipeline;
-            let (micro_batch, half, shares) = batch;
-            // Unequal shares need sequences for every coordinate, and more than one micro-batch.
-            let (micro_batch, n_micro_batches) = match (shares, axes.first()) {
-                (Shares::Unequal, Some(size)) => (micro_batch.next_multiple_of(*size), n_micro_batches + 1),
-                (Shares::Unequal | Shares::Equal, _) => (micro_batch, n_micro_batches),
-            };
-            Case {
-                family,
-                sizes,
-                axes,
-                n_stages,
-                schedule,
-                n_micro_batches,
-                micro_batch,
-                sequence: 2 * half,
-                shares,
-                decisions,
-            }
+    let case = |(family, sizes, axes, pipeline, batch, decisions): (
+        _,
+        _,
+        Vec<u64>,
+        _,
+        (u64, u64, Shares, Devices),
+        _,
+    )| {
+        let (n_stages, schedule, n_micro_batches) = pipeline;
+        let (micro_batch, half, shares, devices) = batch;
+        // Unequal shares need sequences for every coordinate, and more than one micro-batch.
+        let (micro_batch, n_micro_batches) = match (shares, axes.first()) {
+            (Shares::Unequal, Some(size)) => (micro_batch.next_multiple_of(*size), n_micro_batches + 1),
+            (Shares::Unequal | Shares::Equal, _) => (micro_batch, n_micro_batches),
         };
+        Case {
+            family,
+            sizes,
+            axes,
+            n_stages,
+            schedule,
+            n_micro_batches,
+            micro_batch,
+            sequence: 2 * half,
+            shares,
+            devices,
+            decisions,
+        }
+    };
     drawn.prop_map(case)
 }
 
@@ -130,7 +149,10 @@ impl Case {
             Shares::Unequal => self.unequal((&mesh, order), chooser),
         };
         let mut plan = self.document((model, mesh), (order, slices, counts), (drawn, chunks))?;
-        plan.cluster = cluster(n_nodes)?;
+        plan.cluster = match self.devices {
+            Devices::Alone => cluster(n_nodes)?,
+            Devices::Shared => sharing()?,
+        };
         with_algorithms(with_token_order(plan, chooser), chooser)
     }
 
@@ -252,9 +274,13 @@ fn with_algorithms(mut plan: Plan, chooser: &mut dyn Chooser) -> Option<Plan> {
         let mut rules: Vec<Rule> = Vec::new();
         for (class, _, step) in open.program.collectives() {
             let Some(kind) = step.kind.collective() else { continue };
-            let options = kind.algorithms();
+            // What goes by levels sums in the order of devices, which differs from group to group where some run more ranks.
+            let suits = |one: &&Algorithm| {
+                !plan.cluster.shares_devices() || matches!(one, Algorithm::Ring | Algorithm::Direct)
+            };
+            let options: Vec<Algorithm> = kind.algorithms().iter().filter(suits).copied().collect();
             if !rules.iter().any(|rule| (rule.class, rule.kind, &rule.axes) == (class, kind, &step.axes)) {
-                let algorithm = options[chooser.algorithm(options) % options.len()];
+                let algorithm = options[chooser.algorithm(&options) % options.len()];
                 rules.push(Rule { class, kind, axes: step.axes, tensor: None, algorithm });
             }
         }
@@ -322,6 +348,17 @@ fn cluster(n_nodes: u64) -> Option<Cluster> {
     frontends::read_cluster("fuzz.json", &document.to_string()).ok()
 }
 
+/// Eight devices with three ranks each and eight with one.
+fn sharing() -> Option<Cluster> {
+    let n = MAX_RANKS / 4;
+    let tier = json!({"name": "links", "devices": 2 * n, "bandwidth_gb_per_s": 100, "latency_us": 2, "wiring": "switch"});
+    let group =
+        |device: &str| json!({"device": device, "count": n, "devices_per_node": n, "host_memory_gib": 64});
+    let groups = [group("h100-sxm"), group("a100-sxm-80")];
+    let document = json!({"schema_version": 1, "name": "fuzz", "groups": groups, "tiers": [tier]});
+    frontends::read_cluster("fuzz.json", &document.to_string()).ok()?.with_ranks(&[3, 1])
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -362,6 +399,7 @@ mod tests {
             ("tie", !plan.model.ties.is_empty()),
             ("uneven vocabulary", plan.roles.vocabulary_parallel > 1),
             ("adapters", case.sizes.lora > 0),
+            ("ranks that share devices", plan.n_whole_devices() < plan.n_devices()),
             ("unequal shares", plan.shares.iter().any(|share| *share != plan.n_micro_batches)),
         ];
         list.extend(marks.into_iter().filter(|(_, has)| *has).map(|(name, _)| name.to_owned()));
@@ -413,6 +451,7 @@ mod tests {
             "uneven vocabulary",
             "adapters",
             "unequal shares",
+            "ranks that share devices",
         ];
         let rare: Vec<&str> =
             expected.into_iter().filter(|name| seen.get(*name).copied().unwrap_or(0) < plans / 50).collect();
