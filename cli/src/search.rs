@@ -66,7 +66,9 @@ fn watched(
         || interrupt.is_raised() || effort.budget.is_some_and(|most| start.elapsed().as_secs_f64() >= most);
     let answer = interrupt.heard_by(|| {
         pool.install(|| {
-            let stop = Stop { work: effort.work, asked: &is_over };
+            // Who gives it time wants it used.
+            let work = effort.work.or(effort.budget.map(|_| u64::MAX));
+            let stop = Stop { work, asked: &is_over };
             search(stop, &|progress| show(&bar, progress))
         })
     });

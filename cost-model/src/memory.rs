@@ -98,14 +98,15 @@ pub struct GatheredUnit {
 ///
 /// Units of 200 M parameters in bf16 with fp32 gradients: 2 x 0.4 GB + 0.8 GB.
 pub fn gathered_units(units: impl Iterator<Item = GatheredUnit>) -> Bytes {
-    let (mut first, mut second, mut gradient) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+    // Plain numbers: the search asks this for every cut that it tries.
+    let (mut first, mut second, mut gradient) = (0.0_f64, 0.0_f64, 0.0_f64);
     for unit in units.filter(|unit| unit.count > 0.0) {
-        let again = if unit.count > 1.0 { unit.parameters } else { Bytes::ZERO };
-        let (larger, smaller) = (first.max(unit.parameters), first.min(unit.parameters));
-        (first, second) = (larger, second.max(smaller).max(again));
-        gradient = gradient.max(unit.gradient);
+        let parameters = unit.parameters.0;
+        let again = if unit.count > 1.0 { parameters } else { 0.0 };
+        (first, second) = (first.max(parameters), second.max(first.min(parameters)).max(again));
+        gradient = gradient.max(unit.gradient.0);
     }
-    first + second + gradient
+    Bytes(first + second + gradient)
 }
 
 /// What an optimizer copies beside the states, for `n_local` parameters of a device of which it updates `n_updated`.

@@ -33,6 +33,8 @@ pub struct Bound {
     pub layers: Vec<LayerTimes>,
     /// What compute covers of the communication that a step has once.
     pub covers: Covers,
+    /// Pairs of ports that were priced for it: how much work it was.
+    pub n_pairs: usize,
     /// The same on every ground, where stages stand on several.
     pub grounds: Vec<Bound>,
 }
@@ -161,6 +163,8 @@ impl Scope<'_> {
         let saving = self.with_bubble(candidate, plain)? - time;
         let crowding = bytes / p / bench.setting.capacity;
         let (fastest, grounds) = (choices_made, Vec::new());
+        let edges = asked.iter().flatten().flat_map(|(_, form)| &form.problem.edges);
+        let n_pairs = edges.map(|edge| edge.table.len()).sum();
         let found = Bound {
             time,
             work,
@@ -171,6 +175,7 @@ impl Scope<'_> {
             fastest,
             layers,
             covers,
+            n_pairs,
             grounds,
         };
         Some((found, once))

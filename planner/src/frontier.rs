@@ -9,8 +9,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::bound::Bound;
+use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
+use crate::room::Room;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,6 +20,10 @@ pub(crate) enum Task {
     WorkOut(usize),
     /// Ask a mesh about a micro-batch that it has not been asked about.
     Refine(usize),
+    /// Bound a candidate in the memory that there is.
+    Weigh(usize),
+    /// Bound those of a mesh that it has not been asked about in the memory that there is.
+    WeighAll(usize),
 }
 
 /// Candidates of a mesh and a number of stages that differ in their micro-batch.
@@ -27,6 +32,10 @@ struct Group {
     left: Vec<usize>,
     /// The smallest that was asked of those with larger micro-batches, and its bound.
     last: (usize, Bound),
+    /// Least work of those left in the memory that there is.
+    room: Option<Work>,
+    /// Whether that was asked.
+    is_weighed: bool,
 }
 
 /// What is left to do, the most promising first.
@@ -35,6 +44,8 @@ pub(crate) struct Frontier<'a> {
     candidates: &'a [Candidate],
     groups: Vec<Group>,
     own: Vec<Option<Bound>>,
+    /// Per candidate, its least work in the memory that there is, once that was asked.
+    room: Vec<Option<Option<Work>>>,
     /// Meshes to be asked about the next candidate, the most promising first.
     asked: BinaryHeap<Reverse<(u64, Task)>>,
     /// Candidates with a bound of their own, the most promising first.
@@ -51,10 +62,21 @@ impl<'a> Frontier<'a> {
             candidates,
             groups: Vec::new(),
             own: vec![None; candidates.len()],
+            room: vec![None; candidates.len()],
             asked: BinaryHeap::new(),
             ready: BinaryHeap::new(),
             n_illegal: 0,
         }
+    }
+
+    /// What all candidates share.
+    pub(crate) fn scope(&self) -> &'a Scope<'a> {
+        self.scope
+    }
+
+    /// A candidate.
+    pub(crate) fn at(&self, at: usize) -> &'a Candidate {
+        &self.candidates[at]
     }
 
     /// Adds the candidates of a mesh, the smallest micro-batch first, with the bound of the largest that the mesh can
@@ -65,7 +87,8 @@ impl<'a> Frontier<'a> {
             return;
         };
         self.n_illegal += (all.len() - place - 1) as u64;
-        self.add_group(Group { left: all[..place].to_vec(), last: (all[place], bound.clone()) });
+        let (left, last) = (all[..place].to_vec(), (all[place], bound.clone()));
+        self.add_group(Group { left, last, room: None, is_weighed: false });
         self.found(all[place], bound);
     }
 
@@ -78,7 +101,8 @@ impl<'a> Frontier<'a> {
     pub(crate) fn refined(&mut self, group: usize, candidate: usize, bound: Option<Bound>) {
         match bound {
             Some(bound) => {
-                self.groups[group].last = (candidate, bound.clone());
+                let group = &mut self.groups[group];
+                (group.last, group.is_weighed) = ((candidate, bound.clone()), false);
                 self.found(candidate, bound);
             }
             None => self.n_illegal += 1,
@@ -91,7 +115,7 @@ impl<'a> Frontier<'a> {
     pub(crate) fn take(&mut self, (n, batch): (usize, u64), limit: f64) -> (Vec<Task>, u64) {
         let (mut tasks, mut n_dropped): (Vec<Task>, u64) = (Vec::new(), 0);
         while tasks.len() < n {
-            let only_asked = tasks.iter().all(|task| matches!(task, Task::Refine(_)));
+            let only_asked = !tasks.iter().any(|task| matches!(task, Task::WorkOut(_)));
             let must_plan = batch.is_multiple_of(PLAN_EVERY) && tasks.len() + 1 == n && only_asked;
             let next = match (self.asked.peek(), self.ready.peek()) {
                 (Some(asked), Some(ready)) if !must_plan && asked > ready => self.asked.pop(),
@@ -101,7 +125,8 @@ impl<'a> Frontier<'a> {
             };
             let Some(Reverse((_, task))) = next else { break };
             if self.bound(task) < limit {
-                tasks.push(task);
+                let weighs = !must_plan && limit.is_finite();
+                tasks.push(if weighs { self.weighed_first(task) } else { task });
             } else {
                 n_dropped += self.n_candidates(task);
             }
@@ -114,13 +139,75 @@ impl<'a> Frontier<'a> {
         match task {
             Task::WorkOut(candidate) => Some(candidate),
             Task::Refine(group) => {
-                let (next, Group { left, last }) = (self.next(group)?, &mut self.groups[group]);
-                let (passed, last) = (left.split_off(next + 1), last.clone());
-                let candidate = left.pop();
-                if !passed.is_empty() {
-                    self.add_group(Group { left: passed, last });
+                let (next, known) = (self.next(group)?, &mut self.groups[group]);
+                let passed =
+                    Group { left: known.left.split_off(next + 1), last: known.last.clone(), ..*known };
+                let candidate = known.left.pop();
+                if !passed.left.is_empty() {
+                    self.add_group(passed);
                 }
                 candidate
+            }
+            Task::Weigh(candidate) => Some(candidate),
+            Task::WeighAll(group) => Some(self.groups[group].last.0),
+        }
+    }
+
+    /// What to do before a task: what crowds memory is bounded in the memory that there is, once.
+    fn weighed_first(&self, task: Task) -> Task {
+        match task {
+            Task::WorkOut(at) => {
+                let crowds = self.own[at].as_ref().is_some_and(|own| own.crowding > CROWDED);
+                if crowds && self.room[at].is_none() { Task::Weigh(at) } else { task }
+            }
+            Task::Refine(group) => {
+                let smallest = self.groups[group].left.first();
+                let crowds = smallest.is_some_and(|&at| self.crowding(group, at) > CROWDED);
+                if crowds && !self.groups[group].is_weighed { Task::WeighAll(group) } else { task }
+            }
+            Task::Weigh(_) | Task::WeighAll(_) => task,
+        }
+    }
+
+    /// What weighing takes: the candidate whose tables it goes by, its bound, and those that are bounded, the smallest
+    /// micro-batch first.
+    pub(crate) fn weighs(&self, task: Task) -> Option<((&Candidate, &Bound), Vec<&Candidate>)> {
+        match task {
+            Task::Weigh(at) => {
+                Some(((&self.candidates[at], self.own[at].as_ref()?), vec![&self.candidates[at]]))
+            }
+            Task::WeighAll(group) => {
+                let Group { left, last: (last, bound), .. } = &self.groups[group];
+                Some((
+                    (&self.candidates[*last], bound),
+                    left.iter().map(|&at| &self.candidates[at]).collect(),
+                ))
+            }
+            Task::WorkOut(_) | Task::Refine(_) => None,
+        }
+    }
+
+    /// What was found of a candidate, or of a mesh, in the memory that there is; how many were dropped for it.
+    pub(crate) fn weighed(&mut self, task: Task, room: Option<Room>) -> u64 {
+        match task {
+            Task::WorkOut(at) | Task::Weigh(at) => {
+                self.room[at] = Some(room.map(|room| room.work));
+                let likely = |room: Room| Some(self.scope.with_bubble(&self.candidates[at], room.likely)?.0);
+                let promise = self.bound(task).max(room.and_then(likely).unwrap_or(0.0));
+                self.ready.push(Reverse((promise.to_bits(), Task::WorkOut(at))));
+                0
+            }
+            Task::Refine(group) | Task::WeighAll(group) => {
+                let known = &mut self.groups[group];
+                known.is_weighed = true;
+                let n_left = known.left.len();
+                if let Some(room) = room {
+                    known.room = Some(room.work);
+                    known.left.truncate(room.n_open);
+                }
+                let n_dropped = n_left - known.left.len();
+                self.queue_group(group);
+                n_dropped as u64
             }
         }
     }
@@ -145,6 +232,14 @@ impl<'a> Frontier<'a> {
         self.own[candidate].as_ref()
     }
 
+    /// Limit on the batches of tasks: fewer where layers have more operators, or these more ways to meet.
+    pub(crate) fn affordable(&self) -> u64 {
+        let n_ops: usize = self.scope.forms.iter().map(|forms| forms[0].layer.ops.len()).sum();
+        let known = || self.own.iter().flatten().map(|bound| bound.n_pairs);
+        let n_pairs = known().sum::<usize>() / known().count().max(1);
+        (MAX_OPS / n_ops.max(1)).min(MAX_PAIRS / n_pairs.max(1)).clamp(MIN_BATCHES, MAX_BATCHES) as u64
+    }
+
     /// Candidates left whose bound is below a limit, and the least of these bounds.
     pub(crate) fn open(&self, limit: f64) -> (u64, Option<f64>) {
         let open = || self.tasks().filter(|&task| self.bound(task) < limit);
@@ -165,8 +260,8 @@ impl<'a> Frontier<'a> {
 
     fn n_candidates(&self, task: Task) -> u64 {
         match task {
-            Task::WorkOut(_) => 1,
-            Task::Refine(group) => self.groups[group].left.len() as u64,
+            Task::WorkOut(_) | Task::Weigh(_) => 1,
+            Task::Refine(group) | Task::WeighAll(group) => self.groups[group].left.len() as u64,
         }
     }
 
@@ -183,13 +278,26 @@ impl<'a> Frontier<'a> {
         }
     }
 
+    /// Seconds that a candidate does not beat in the memory that there is, where that is known.
+    pub(crate) fn in_room(&self, at: usize) -> Option<f64> {
+        Some(self.scope.with_bubble(&self.candidates[at], self.room[at]??)?.0)
+    }
+
     /// Seconds that no candidate of a task beats; infinite where there is none.
     fn bound(&self, task: Task) -> f64 {
         match task {
-            Task::WorkOut(candidate) => self.own[candidate].as_ref().map_or(f64::INFINITY, |own| own.time.0),
-            Task::Refine(group) => {
-                let Group { left, last } = &self.groups[group];
-                let time = |&at: &usize| Some(self.scope.with_bubble(&self.candidates[at], last.1.work)?.0);
+            Task::WorkOut(at) | Task::Weigh(at) => {
+                let own = self.own[at].as_ref().map_or(f64::INFINITY, |own| own.time.0);
+                own.max(self.in_room(at).unwrap_or(0.0))
+            }
+            Task::Refine(group) | Task::WeighAll(group) => {
+                let Group { left, last, room, .. } = &self.groups[group];
+                let bubble =
+                    |at: usize, work: Work| Some(self.scope.with_bubble(&self.candidates[at], work)?.0);
+                let time = |&at: &usize| {
+                    let in_room = room.and_then(|work| bubble(at, work));
+                    Some(bubble(at, last.1.work)?.max(in_room.unwrap_or(0.0)))
+                };
                 left.iter().filter_map(time).fold(f64::INFINITY, f64::min)
             }
         }
@@ -213,3 +321,20 @@ const PLAN_EVERY: u64 = 4;
 
 /// Crowding up to which micro-batches are asked about first.
 const ROOMY: f64 = 3.0;
+
+/// Crowding from which candidates are bounded in the memory that there is before more is done.
+const CROWDED: f64 = 1.0;
+
+/// Batches of a search times the operators of all its layer kinds, at most.
+const MAX_OPS: usize = 8000;
+
+/// Batches of a search times the pairs of ports that a bound prices, at most.
+const MAX_PAIRS: usize = 8_000_000;
+
+/// Batches that every search may have. Mixtures of experts in tight memory have hundreds of candidates that only working
+/// them out, or pricing their memory, can rule out; the plan then says how far its bound is instead of proving the last
+/// per cent.
+const MIN_BATCHES: usize = 110;
+
+/// Batches that no search has, however small its layers are, unless somebody says how many.
+const MAX_BATCHES: usize = 400;

@@ -29,6 +29,7 @@ use crate::forms::Forms;
 use crate::frontier::{Frontier, Task};
 use crate::given::StorageRule;
 use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
+use crate::room::Room;
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees, shapes};
 use crate::shares;
@@ -43,10 +44,6 @@ pub const BOUND_SLACK: f64 = 0.995;
 
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
 const WORTH_SHOWING: f64 = 1.3;
-
-/// Batches of tasks that are done at most. Mixtures of experts in tight memory have hundreds of candidates within a few per
-/// cent of each other; the plan then says how far its bound is instead of proving the last per cent.
-const MAX_BATCHES: u64 = 110;
 
 /// Candidates that are worked out again with all forms of their layers, at most.
 const MAX_FORMS_CHOSEN: u64 = 16;
@@ -203,14 +200,13 @@ fn searched<'a>(
     }
     let frontier = frontier(&scope, (&candidates, of), on_progress);
     let (mut worked, mut closest) =
-        work_out(&scope, (&candidates, of), (frontier, Vec::new()), (start, tally), (stop, on_progress));
+        work_out((&candidates, of), (frontier, Vec::new()), (start, tally), (stop, on_progress));
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     if some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated && !tally.stopped {
         let named = named_candidates(request);
         tally.n_candidates += named.len() as u64;
         let frontier = self::frontier(&scope, (&named, of), on_progress);
-        let (all, nearest) =
-            work_out(&scope, (&named, of), (frontier, worked), (start, tally), (stop, on_progress));
+        let (all, nearest) = work_out((&named, of), (frontier, worked), (start, tally), (stop, on_progress));
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
@@ -327,13 +323,13 @@ fn frontier<'a>(
 /// Works candidates out, the most promising first, until no bound left is below the best, or the limit is reached;
 /// fastest first, and the closest that overflows.
 fn work_out(
-    scope: &Scope<'_>,
     (candidates, of): (&[Candidate], Forms),
     (mut frontier, mut ranking): (Frontier<'_>, Vec<Worked>),
     (start, tally): (Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> (Vec<Worked>, Option<Dropped>) {
-    let most = tally.work + MAX_BATCHES;
+    // Whoever says how many batches to do gets as many.
+    let most = if stop.work.is_some() { u64::MAX } else { tally.work + frontier.affordable() };
     let mut closest: Option<Dropped> = None;
     let known = start.limit.map_or(f64::INFINITY, |limit| limit.0);
     let limit = |ranking: &[Worked]| {
@@ -354,29 +350,13 @@ fn work_out(
         let worth_showing = limit(&ranking) * WORTH_SHOWING;
         let tasks: Vec<(Task, usize)> =
             tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
-        let done: Vec<Done> = tasks
-            .par_iter()
-            .map(|&(task, at)| match task {
-                Task::Refine(group) => Done::Refined(group, at, scope.bound(&candidates[at], of)),
-                Task::WorkOut(_) => {
-                    let own = frontier.own(at).ok_or(Dropped::NoStrategy);
-                    Done::WorkedOut(Box::new(own.and_then(|bound| {
-                        let asked = Asking { forms: Forms::Leading, limit: worth_showing, storage: None };
-                        let arranged = scope.evaluate_below(&candidates[at], bound, asked)?;
-                        debug_assert!(
-                            arranged.step_time().0 >= bound.time.0 * BOUND_SLACK,
-                            "{:?} of {:?}, bound {bound:?}",
-                            arranged.step_time(),
-                            candidates[at]
-                        );
-                        Ok(Worked { arranged, bound: bound.clone(), storage: None })
-                    })))
-                }
-            })
-            .collect();
+        let limits = (limit(&ranking), worth_showing);
+        let done: Vec<Done> =
+            tasks.par_iter().map(|&(task, at)| do_task(&frontier, (task, at), of, limits)).collect();
         for one in done {
             match one {
                 Done::Refined(group, at, bound) => frontier.refined(group, at, bound),
+                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room),
                 Done::WorkedOut(found) => match *found {
                     Ok(worked) => {
                         tally.n_simulated += 1;
@@ -403,10 +383,44 @@ fn work_out(
     (ranking, closest)
 }
 
+/// Does a task about a candidate, where nothing is of interest that takes as long as the first limit, and is shown up to the
+/// second.
+fn do_task(
+    frontier: &Frontier<'_>,
+    (task, at): (Task, usize),
+    of: Forms,
+    (limit, worth_showing): (f64, f64),
+) -> Done {
+    let (scope, candidate) = (frontier.scope(), frontier.at(at));
+    match task {
+        Task::Refine(group) => Done::Refined(group, at, scope.bound(candidate, of)),
+        Task::Weigh(_) | Task::WeighAll(_) => {
+            let room = |(tables, all): (_, Vec<&Candidate>)| scope.room(tables, &all, (of, limit));
+            Done::Weighed(task, frontier.weighs(task).map(room))
+        }
+        Task::WorkOut(_) => {
+            let own = frontier.own(at).ok_or(Dropped::NoStrategy);
+            Done::WorkedOut(Box::new(own.and_then(|bound| {
+                let asked = Asking { forms: Forms::Leading, limit: worth_showing, storage: None };
+                let arranged = scope.evaluate_below(candidate, bound, asked)?;
+                let least = bound.time.0.max(frontier.in_room(at).unwrap_or(0.0));
+                debug_assert!(
+                    arranged.step_time().0 >= least * BOUND_SLACK,
+                    "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
+                    arranged.step_time(),
+                );
+                Ok(Worked { arranged, bound: bound.clone(), storage: None })
+            })))
+        }
+    }
+}
+
 /// What came of a task.
 enum Done {
     /// The bound of a candidate of a mesh.
     Refined(usize, usize, Option<Bound>),
+    /// Least work in the memory that there is.
+    Weighed(Task, Option<Room>),
     /// A candidate worked out.
     WorkedOut(Box<Result<Worked, Dropped>>),
 }

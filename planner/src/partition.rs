@@ -1,7 +1,7 @@
 //! Stages: which layers on which rank, at which price of memory, so that the slowest chunk is as fast as can be.
 //!
-//! Greedy for a given limit on a chunk's time, bisection on the limit: for chunks of consecutive layers this finds the
-//! least limit, since a chunk that takes more layers never hurts those behind it. Where chunks stand on different devices
+//! Greedy for a given limit on a chunk's time, bisection on the limit between those at which some chunk would take a layer
+//! more: for chunks of consecutive layers this finds the least limit, since a chunk that takes more layers never hurts those behind it. Where chunks stand on different devices
 //! the result is the limit of a dynamic program over all cuts, which is exact also where a chunk with more layers fits in
 //! a faster way. Embedding, head and loss are layers like any other and count with their own time and memory.
 
@@ -273,25 +273,32 @@ pub fn partition(places: &[Place<'_>]) -> Option<Vec<Chunk>> {
     exact(places, limit).or(known)
 }
 
-/// Takes as many layers as fit a limit, and bisects the limit.
+/// Takes as many layers as fit a limit, and bisects the limit. Below `low` none will do; it is a limit at which some chunk
+/// takes a layer more than just below, so every other time it is tried itself: if it will do, it is the least.
 fn bisected(places: &[Place<'_>], mut high: f64) -> Option<Vec<Chunk>> {
     let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
-    let mut best = fill(&mut known, high)?;
+    let mut best = fill(&mut known, high).ok()?;
     let mut low = 0.0;
-    for _ in 0..BISECTIONS {
+    for round in 0..BISECTIONS {
         if high - low <= TOLERANCE * high {
             break;
         }
-        let middle = 0.5 * (low + high);
-        match fill(&mut known, middle) {
-            Some(found) => {
-                high = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max).min(middle);
+        let limit = if round % 2 == 0 { 0.5 * (low + high) } else { low };
+        match fill(&mut known, limit) {
+            Ok(found) => {
+                high = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max).min(limit);
                 best = found;
             }
-            None => low = middle,
+            Err(TooLow { next }) => low = next.max(limit),
         }
     }
     Some(best)
+}
+
+/// A limit at which chunks do not take all layers.
+struct TooLow {
+    /// The least limit at which one of them takes more.
+    next: f64,
 }
 
 /// A place, and what it has said of layers that are all of one kind: whichever limit is tried, it is asked the same.
@@ -318,19 +325,35 @@ impl<'a> Known<'a> {
 }
 
 /// Takes for every chunk as many layers as fit the limit and the memory, and leaves one for each that follows.
-fn fill(places: &mut [Known<'_>], limit: f64) -> Option<Vec<Chunk>> {
-    let n_layers = places.first()?.place.n_layers();
+fn fill(places: &mut [Known<'_>], limit: f64) -> Result<Vec<Chunk>, TooLow> {
+    let n_layers = places.first().map_or(0, |known| known.place.n_layers());
     let n_places = places.len();
-    let mut from = 0;
+    let (mut from, mut hint, mut next) = (0, 0, f64::INFINITY);
     let mut chunks = Vec::with_capacity(n_places);
     let mut devices = Devices::default();
     for (i, place) in places.iter_mut().enumerate() {
         let last = n_layers - (n_places - 1 - i);
         let used = devices.beside(place.place);
-        let mut good = |to: usize| place.chunk(from, to, used).filter(|chunk| chunk.time <= limit);
-        let mut found = good(from + 1)?;
+        // Of the layers that a chunk refuses, the one behind it is always among those asked.
+        let mut refused = f64::INFINITY;
+        let mut good = |to: usize| {
+            let chunk = place.chunk(from, to, used)?;
+            if chunk.time > limit {
+                refused = refused.min(chunk.time);
+            }
+            Some(chunk).filter(|chunk| chunk.time <= limit)
+        };
+        let Some(mut found) = good(from + 1) else { return Err(TooLow { next: next.min(refused) }) };
+        let mut high = last;
+        // As many as the chunk before it took, as a first guess.
+        if from + hint > found.to && from + hint < high {
+            match good(from + hint) {
+                Some(chunk) => found = chunk,
+                None => high = from + hint - 1,
+            }
+        }
         // Steps that double until one is too large, then bisection: chunks are short where there are many.
-        let (mut step, mut high) = (1, last);
+        let mut step = 1;
         while found.to < high {
             match good((found.to + step).min(high)) {
                 Some(chunk) => {
@@ -350,11 +373,13 @@ fn fill(places: &mut [Known<'_>], limit: f64) -> Option<Vec<Chunk>> {
                 None => high = middle - 1,
             }
         }
+        next = next.min(refused);
+        hint = found.to - from;
         from = found.to;
         devices.add(place.place, &found);
         chunks.push(found);
     }
-    (from == n_layers).then_some(chunks)
+    if from == n_layers { Ok(chunks) } else { Err(TooLow { next }) }
 }
 
 /// The cut with the least slowest chunk among those whose chunks all take no more than a limit; of equal ones one with

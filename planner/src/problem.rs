@@ -74,11 +74,18 @@ pub struct Problem {
 impl Problem {
     /// Price of one choice per node, from scratch; `None` where a pair is forbidden.
     pub fn total(&self, choices: &[usize]) -> Option<Cost> {
+        let (nodes, edges) = self.parts(choices)?;
+        Some(nodes.plus(edges))
+    }
+
+    /// The same of the nodes and of the edges.
+    pub fn parts(&self, choices: &[usize]) -> Option<(Cost, Cost)> {
         let nodes =
             self.nodes.iter().zip(choices).fold(Cost::default(), |sum, (node, &c)| sum.plus(node.choices[c]));
-        self.edges.iter().try_fold(nodes, |sum, edge| {
+        let edges = self.edges.iter().try_fold(Cost::default(), |sum, edge| {
             edge.price(choices[edge.from], choices[edge.to]).map(|price| sum.plus(price))
-        })
+        })?;
+        Some((nodes, edges))
     }
 
     /// Number of combinations, as a float since it overflows easily.

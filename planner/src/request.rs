@@ -346,7 +346,7 @@ pub type OnProgress<'a> = &'a dyn Fn(Progress);
 /// When a search ends before it is done: looked at between batches of work, once there is a plan.
 #[derive(Clone, Copy)]
 pub struct Stop<'a> {
-    /// After so many batches.
+    /// After so many batches, which may be more than a search does of itself.
     pub work: Option<u64>,
     /// When somebody says so; who did must not take it back.
     pub asked: &'a dyn Fn() -> bool,

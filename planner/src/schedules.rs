@@ -98,6 +98,33 @@ impl Scope<'_> {
         options.into_iter().filter(fits).map(of).collect()
     }
 
+    /// Micro-batches in flight on every stage, at least, in whatever schedule is allowed.
+    pub(crate) fn least_in_flight(&self, candidate: &Candidate) -> Vec<f64> {
+        let (p, m) = (candidate.n_stages, candidate.n_micro_batches);
+        let of = |schedule: Schedule, stage: u64| match schedule {
+            Schedule::GPipe => m,
+            // Over virtual stages no fewer than over whole ones.
+            Schedule::OneFOneB | Schedule::Interleaved { .. } => m.min(p - stage),
+            Schedule::Eager
+            | Schedule::Dapple { .. }
+            | Schedule::BreadthFirst { .. }
+            | Schedule::ZbH1
+            | Schedule::ZbH2
+            | Schedule::ZbV
+            | Schedule::VHalf
+            | Schedule::VMin
+            | Schedule::Hanayo { .. }
+            | Schedule::DualPipeV
+            | Schedule::Chimera
+            | Schedule::Seq1F1B { .. }
+            | Schedule::TeraPipe { .. }
+            | Schedule::Custom(_) => 1,
+        };
+        let schedules = self.schedules(candidate);
+        let least = |stage: u64| schedules.iter().map(|&schedule| of(schedule, stage)).min().unwrap_or(1);
+        (0..p).map(|stage| least(stage) as f64).collect()
+    }
+
     /// The least of [`least_bubble`] over a candidate's schedules; `None` where none is allowed.
     pub(crate) fn least_bubble(&self, candidate: &Candidate) -> Option<f64> {
         let all = self.schedules(candidate).into_iter();

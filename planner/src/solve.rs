@@ -101,21 +101,26 @@ impl<'a> Prepared<'a> {
     ///
     /// Among equals the smaller choice of the node that is eliminated later.
     pub fn eliminate(&self, price: f64) -> Option<(f64, Vec<usize>)> {
-        self.least(Weights::priced(price))
+        self.least(Weights::priced(price), Weights::priced(price))
     }
 
-    fn least(&self, weights: Weights) -> Option<(f64, Vec<usize>)> {
-        let moved = Moved::new(self.weighed(weights)).narrow(Aim::Cheapest)?;
+    /// The same with a price for the memory of nodes and another for that of edges.
+    pub fn eliminate_apart(&self, nodes: f64, edges: f64) -> Option<(f64, Vec<usize>)> {
+        self.least(Weights::priced(nodes), Weights::priced(edges))
+    }
+
+    fn least(&self, nodes: Weights, edges: Weights) -> Option<(f64, Vec<usize>)> {
+        let moved = Moved::new(self.weighed(nodes, edges)).narrow(Aim::Cheapest)?;
         let choices = moved.weighed.choices.clone();
         let (value, classes) = bucket::cheapest(moved.weighed)?;
         let choice = |(node, &class): (usize, &usize)| choices[node][class];
         Some((value, classes.iter().enumerate().map(choice).collect()))
     }
 
-    /// The problem at a price of memory, each class by its cheapest choice.
-    fn weighed(&self, weights: Weights) -> Weighed {
+    /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice.
+    fn weighed(&self, nodes: Weights, edges: Weights) -> Weighed {
         let cheapest = |node: usize, class: &Vec<usize>| {
-            let cost = |&choice: &usize| (weights.of(self.problem.nodes[node].choices[choice]), choice);
+            let cost = |&choice: &usize| (nodes.of(self.problem.nodes[node].choices[choice]), choice);
             let first = cost(&class[0]);
             class[1..].iter().map(cost).fold(first, |best, next| if next.0 < best.0 { next } else { best })
         };
@@ -128,7 +133,7 @@ impl<'a> Prepared<'a> {
         Weighed {
             costs: classes.iter().map(|list| list.iter().map(|(cost, _)| *cost).collect()).collect(),
             choices: classes.iter().map(|list| list.iter().map(|(_, choice)| *choice).collect()).collect(),
-            tables: self.tables(weights, self.ports.clone()),
+            tables: self.tables(edges, self.ports.clone()),
         }
         .without_idle_ports()
     }

@@ -5,6 +5,8 @@
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use ir::engine::{Engine, TensorOverlap};
+use ir::units::Seconds;
+use planner::bound::Bound;
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::given::StorageRule;
@@ -52,26 +54,50 @@ struct Brute {
     stored: f64,
     /// Candidates that fit.
     n_worked_out: usize,
+    /// Of these, candidates whose bound is higher in the memory that there is.
+    n_crowded: usize,
 }
 
 /// Works out every candidate and holds each to its bound.
 fn brute(request: &Request) -> Brute {
     let constants = Constants::load().under(request.job.engine);
     let scope = Scope::new(request, &constants).unwrap();
-    let mut all = Brute { best: f64::INFINITY, stored: f64::INFINITY, n_worked_out: 0 };
-    for candidate in candidates(request) {
+    let mut all = Brute { best: f64::INFINITY, stored: f64::INFINITY, n_worked_out: 0, n_crowded: 0 };
+    let mut bounded: Vec<(Candidate, Bound)> = Vec::new();
+    // The largest micro-batch of a mesh first.
+    for candidate in candidates(request).into_iter().rev() {
         let Some(of) = scope.bound(&candidate, Forms::All) else { continue };
         let Ok(arranged) = scope.evaluate(&candidate, &of, Forms::All) else { continue };
         let (bound, time) = (of.time.0, arranged.step_time().0);
         assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");
         let least = planner::price::step::least(&scope.setting, &arranged.staged(&scope.wide)).0;
         assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
+        // In its own memory, and as one of the smaller micro-batches on the mesh of another.
+        let limit = (Forms::All, Seconds(time * 1.05));
+        let in_room = scope.bound_in_room((&candidate, &of), &candidate, limit).unwrap_or(of.time);
+        assert!(in_room.0 * BOUND_SLACK <= time, "{in_room:?} in room above {time} of {candidate:?}");
+        all.n_crowded += usize::from(in_room > of.time);
+        let larger = bounded.iter().filter(|(other, _): &&(Candidate, Bound)| {
+            other.shape == candidate.shape && other.n_stages == candidate.n_stages
+        });
+        for (other, of) in larger {
+            let Some(in_room) = scope.bound_in_room((other, of), &candidate, limit) else { continue };
+            assert!(
+                in_room.0 * BOUND_SLACK <= time,
+                "{in_room:?} by {other:?} above {time} of {candidate:?}"
+            );
+        }
+        bounded.push((candidate.clone(), of.clone()));
         all.best = all.best.min(time);
         all.n_worked_out += 1;
         for storage in [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter] {
             let stored = scope.evaluate_stored(&candidate, &of, (Forms::All, storage));
             let Ok(time) = stored.map(|arranged| arranged.step_time().0) else { continue };
             assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}, {storage:?}");
+            assert!(
+                in_room.0 * BOUND_SLACK <= time,
+                "{in_room:?} above {time} of {candidate:?}, {storage:?}"
+            );
             all.stored = all.stored.min(time);
         }
     }
@@ -112,6 +138,13 @@ fn a_tied_model_on_four_devices() {
 #[test]
 fn a_model_that_barely_fits() {
     assert_search_is_exhaustive(&question("llama-3-8b", "dgx-h100", 8, 64));
+}
+
+#[test]
+fn a_model_whose_every_byte_has_a_price() {
+    let asked = question("llama-2-13b", "dgx-a100-40", 8, 16);
+    assert!(brute(&asked).n_crowded > 1);
+    assert_search_is_exhaustive(&asked);
 }
 
 #[test]
@@ -160,4 +193,11 @@ fn a_model_on_two_kinds_of_devices() {
     asked.pins.shares = Some(SharesKind::Equal);
     let others = [&[1, 0][..], &[0], &[1]].map(|order| on_groups(&asked, order));
     assert_search_is_exhaustive_over(&[&[asked], &others[..]].concat());
+}
+
+#[test]
+fn replicas_whose_gradients_are_cut_where_memory_is_short() {
+    let mut asked = on_groups(&question("llama-2-7b", "mixed-a100-v100", 32, 256), &[0]);
+    asked.pins = Pins { cp: Some(1), tp: Some(1), micro_batch: Some(1), ..Pins::default() };
+    assert_search_is_exhaustive(&asked);
 }

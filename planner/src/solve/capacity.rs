@@ -34,7 +34,7 @@ pub fn relax(problem: &Problem, capacity: f64) -> Option<Certified> {
 impl Prepared<'_> {
     pub(super) fn relax(&self, capacity: f64) -> Option<Relaxed> {
         let solution = |weights: Weights| -> Option<(f64, Solution)> {
-            let (value, choices) = self.least(weights)?;
+            let (value, choices) = self.least(weights, weights)?;
             let cost = self.problem.total(&choices)?;
             Some((value, Solution { choices, cost }))
         };

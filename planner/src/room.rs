@@ -1,0 +1,269 @@
+//! How fast a candidate could be in the memory that there is: its layers where every byte has a price.
+//!
+//! ```text
+//! least T such that for every stage s:  sum_x n(s, x) t(x) <= T,  sum_x n(s, x) (state(x) + flight(s) saved(x)) <= C
+//!                   for every kind k:   sum of n(s, x) over stages and choices of k = layers of k
+//! ```
+//! with any choice x for any fraction of a layer on any stage. The bound is a value of the dual of this linear program.
+//! Memory on stage s has a price in proportion to `1 / (flight(s) + a)`, so that a layer costs `min_x t(x) + price
+//! (state(x) + flight(s) saved(x)) / (flight(s) + a)` there: monotone in the flight, so that the least over the stages
+//! is at one of the ends of the pipeline. No price and no `a` make a bound too high. Left out are buffers, logits and what
+//! an operator needs while it runs.
+//!
+//! The leading form of every kind is priced first: where it is faster than what is asked about, the least over all forms
+//! is too. The tables of a micro-batch stand for smaller ones on its mesh too, which take as long and keep less in proportion.
+
+use ir::units::Seconds;
+
+use crate::bound::{Bound, Work};
+use crate::candidate::{Candidate, Scope};
+use crate::forms::Forms;
+use crate::given::Given;
+use crate::layer_problem::LayerProblem;
+use crate::request::Solver;
+use crate::shelf::Asked;
+use crate::solve::Prepared;
+
+/// What is found is taken at this fraction of itself: tables price parameters and gradients that move every micro-batch by
+/// themselves, and programs hide some of them better. Found to be too high by 2.5 % of a step, for gradients cut over
+/// replicas of two nodes; why is not known.
+const ROOM_SLACK: f64 = 0.97;
+
+/// Prices of memory that are tried at most.
+const ROUNDS: usize = 4;
+
+/// The first, in multiples of what a byte is worth by the fastest choices, as in menus.
+const FIRST_PRICE: f64 = 0.15;
+
+/// Memory becomes so many times as dear where all prices tried are too low, and as cheap where they are too high.
+const STEP: f64 = 5.0;
+
+/// After so many prices another brings a few per cent at most: none is tried where the limit is further away than this
+/// fraction of it.
+const HOPELESS: [f64; ROUNDS] = [0.75, 0.93, 0.96, 1.0];
+
+/// The layers of a candidate with a choice for every price of memory.
+pub(crate) struct Tables<'s> {
+    candidate: &'s Candidate,
+    bound: &'s Bound,
+    capacity: f64,
+    /// Per kind, its forms.
+    kinds: Vec<Asked<'s>>,
+    /// Micro-batches that the tables take to be in flight.
+    in_flight: f64,
+}
+
+/// The layers of all stages in the hands of the solver.
+struct Ready<'t> {
+    kinds: Vec<Vec<(&'t LayerProblem<'t>, Prepared<'t>)>>,
+    /// Price and `a` to start with.
+    price: f64,
+    a: f64,
+}
+
+/// Layers at a price of memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Priced {
+    /// Seconds, with what their bytes cost.
+    value: f64,
+    /// Bytes, as the stages weigh them.
+    weighed: f64,
+    /// Bytes of their states.
+    states: f64,
+    /// Bytes that a micro-batch keeps.
+    saved: f64,
+}
+
+/// What is known of candidates in their memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Room {
+    /// Of these, the smallest micro-batch first, so many may be faster than the limit.
+    pub(crate) n_open: usize,
+    /// Least work of the average and of the slowest stage of each of them.
+    pub(crate) work: Work,
+    /// The same of the leading forms alone: what it is likely to come to.
+    pub(crate) likely: Work,
+}
+
+/// Micro-batches in flight on every stage, in those of the tables.
+struct Flights {
+    all: Vec<f64>,
+    /// The fewest and the most of a stage.
+    ends: [f64; 2],
+}
+
+impl Flights {
+    /// What a byte weighs at both ends, and the weight of all stages; 1 where most are in flight.
+    fn weights(&self, a: f64) -> ([f64; 2], f64) {
+        let weight = |flight: f64| (self.ends[1] + a) / (flight + a);
+        (self.ends.map(weight), self.all.iter().map(|&flight| weight(flight)).sum())
+    }
+}
+
+impl Scope<'_> {
+    /// Which of some candidates on one mesh, the smallest micro-batch first, are slower than a limit in their memory,
+    /// from the largest on, and what is known of the others: by the tables of a candidate whose micro-batch is no smaller.
+    pub(crate) fn room(
+        &self,
+        (tables, bound): (&Candidate, &Bound),
+        candidates: &[&Candidate],
+        (of, limit): (Forms, f64),
+    ) -> Room {
+        let all = Room { n_open: candidates.len(), work: bound.work, likely: bound.work };
+        if self.request.solver != Solver::Structured || !bound.grounds.is_empty() {
+            return all;
+        }
+        let leading = self.room_by(self.priced_tables((tables, bound), Forms::Leading), candidates, limit);
+        let leads = of == Forms::Leading || self.forms.iter().all(|forms| forms.len() == 1);
+        match leading {
+            Some((n_open, work)) if leads => Room { n_open, work, likely: work },
+            Some((n_open, likely)) if n_open < candidates.len() => {
+                let found = self.room_by(self.priced_tables((tables, bound), of), candidates, limit);
+                found.map_or(all, |(n_open, work)| Room { n_open, work, likely })
+            }
+            Some((_, likely)) => Room { likely, ..all },
+            None => all,
+        }
+    }
+
+    /// How many of the candidates may be faster, and the least work of the smallest.
+    fn room_by(&self, tables: Tables<'_>, candidates: &[&Candidate], limit: f64) -> Option<(usize, Work)> {
+        let mut ready = tables.ready();
+        let slower =
+            |one: &Candidate, work: Work| self.with_bubble(one, work).is_none_or(|time| time.0 >= limit);
+        // What the smallest does not reach, some of the larger may.
+        let work = self.work_in_room((&tables, &mut ready), candidates[0], limit)?;
+        if candidates.iter().all(|one| slower(one, work)) {
+            return Some((0, work));
+        }
+        let mut n_open = candidates.len();
+        while n_open > 1 {
+            let one = candidates[n_open - 1];
+            match self.work_in_room((&tables, &mut ready), one, limit) {
+                Some(work) if slower(one, work) => n_open -= 1,
+                Some(_) | None => break,
+            }
+        }
+        Some((n_open, work))
+    }
+
+    /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
+    /// on its mesh with a micro-batch that is no smaller, and its bound. `None` where stages stand on several grounds.
+    pub fn bound_in_room(
+        &self,
+        (tables, bound): (&Candidate, &Bound),
+        candidate: &Candidate,
+        (of, limit): (Forms, Seconds),
+    ) -> Option<Seconds> {
+        if !bound.grounds.is_empty() {
+            return None;
+        }
+        let tables = self.priced_tables((tables, bound), of);
+        let work = self.work_in_room((&tables, &mut tables.ready()), candidate, limit.0)?;
+        self.with_bubble(candidate, work)
+    }
+
+    fn priced_tables<'s>(&'s self, (candidate, bound): (&'s Candidate, &'s Bound), of: Forms) -> Tables<'s> {
+        let bench = self.bench(candidate);
+        let given = Given { covers: bound.covers, every: self.given_fastest().every, ..self.given() };
+        let kinds = (0..self.forms.len()).map(|kind| self.asked(&bench, kind, &given, of)).collect();
+        let in_flight = self.clock(candidate, given.covers, given.every).in_flight;
+        Tables { candidate, bound, capacity: bench.setting.capacity, kinds, in_flight }
+    }
+
+    /// Least work of a candidate in its memory, as far as prices of it were tried.
+    fn work_in_room(
+        &self,
+        (tables, ready): (&Tables<'_>, &mut Ready<'_>),
+        candidate: &Candidate,
+        limit: f64,
+    ) -> Option<Work> {
+        let flights = self.flights(candidate, tables)?;
+        let (p, bound) = (candidate.n_stages as f64, tables.bound);
+        let mut most = bound.work.average;
+        let (mut too_low, mut too_high): (Option<f64>, Option<f64>) = (None, None);
+        for hopeless in HOPELESS {
+            let (weights, all) = flights.weights(ready.a * flights.ends[1]);
+            let capacity = tables.capacity * all;
+            let sum = self.all_priced(tables, ready, (&flights, weights))?;
+            most = most.max(ROOM_SLACK * (sum.value - ready.price * capacity) / p);
+            let reached = self.with_bubble(candidate, in_memory(bound.work, most))?;
+            if reached >= Seconds(limit) || reached < Seconds(limit * hopeless) {
+                break;
+            }
+            match sum.weighed > capacity {
+                true => too_low = Some(ready.price),
+                false => too_high = Some(ready.price),
+            }
+            ready.price = match (too_low, too_high) {
+                (Some(low), Some(high)) => (low * high).sqrt(),
+                (Some(low), None) => low * STEP,
+                (None, Some(high)) => high / STEP,
+                (None, None) => ready.price,
+            };
+            if sum.saved > 0.0 {
+                ready.a = (ready.a * sum.states.max(1.0) / sum.saved / flights.ends[1]).sqrt();
+            }
+        }
+        Some(in_memory(bound.work, most))
+    }
+
+    fn flights(&self, candidate: &Candidate, tables: &Tables<'_>) -> Option<Flights> {
+        let micro_batch = candidate.micro_batch as f64 / tables.candidate.micro_batch as f64;
+        let bytes = micro_batch * self.constants.fragmentation_factor;
+        let all: Vec<f64> = self.least_in_flight(candidate).iter().map(|flight| flight * bytes).collect();
+        let ends = [all.iter().copied().reduce(f64::min)?, all.iter().copied().reduce(f64::max)?];
+        Some(Flights { all, ends })
+    }
+
+    /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least.
+    fn all_priced(
+        &self,
+        tables: &Tables<'_>,
+        ready: &Ready<'_>,
+        (flights, weights): (&Flights, [f64; 2]),
+    ) -> Option<Priced> {
+        let n_ends = if flights.ends[0] < flights.ends[1] { 2 } else { 1 };
+        let ends: Vec<(f64, f64)> = flights.ends.into_iter().zip(weights).take(n_ends).collect();
+        let mut sum = Priced::default();
+        for (forms, &count) in ready.kinds.iter().zip(&self.counts) {
+            let mut least: Option<Priced> = None;
+            let at_ends = forms.iter().flat_map(|form| ends.iter().map(move |end| (form, end)));
+            for ((problem, prepared), &(flight, weight)) in at_ends {
+                let kept = flight / tables.in_flight;
+                let price = ready.price * weight;
+                let (value, choices) = prepared.eliminate_apart(price, price * kept)?;
+                if least.is_none_or(|least| value < least.value) {
+                    let (nodes, edges) = problem.problem.parts(&choices)?;
+                    let (states, saved) = (nodes.memory, edges.memory / tables.in_flight);
+                    let weighed = (states + flight * saved) * weight;
+                    least = Some(Priced { value, weighed, states, saved });
+                }
+            }
+            let (least, count) = (least?, count as f64);
+            sum.value += least.value * count;
+            sum.weighed += least.weighed * count;
+            sum.states += least.states * count;
+            sum.saved += least.saved * count;
+        }
+        Some(sum)
+    }
+}
+
+impl<'s> Tables<'s> {
+    fn ready(&'s self) -> Ready<'s> {
+        let one = |(_, problem): &'s (usize, LayerProblem<'s>)| (problem, Prepared::new(&problem.problem));
+        Ready {
+            kinds: self.kinds.iter().map(|forms| forms.iter().map(one).collect()).collect(),
+            price: FIRST_PRICE * self.bound.seconds_per_byte,
+            a: 1.0,
+        }
+    }
+}
+
+/// The work of stages whose average takes more in their memory than where memory is free. What of it a step has once is
+/// not known: all of what is more.
+fn in_memory(free: Work, average: f64) -> Work {
+    let more = average - free.average;
+    Work { average, slowest: free.slowest.max(average), once: free.once + more }
+}
