@@ -4,7 +4,7 @@
 //! A mesh is asked for the bound of its largest micro-batch first, whose kernels are the longest and whose collectives
 //! are the fewest. What is found of one micro-batch holds for all smaller ones on its mesh until they are asked
 //! themselves, so a mesh whose large micro-batches are too slow is never asked about its small ones. Those that would
-//! crowd memory are passed over at first.
+//! crowd memory are passed over at first, and bounded in the memory that there is before more is done about them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -45,7 +45,7 @@ pub(crate) struct Frontier<'a> {
     groups: Vec<Group>,
     own: Vec<Option<Bound>>,
     /// Per candidate, its least work in the memory that there is, once that was asked.
-    room: Vec<Option<Option<Work>>>,
+    room: Vec<Option<Work>>,
     /// Meshes to be asked about the next candidate, the most promising first.
     asked: BinaryHeap<Reverse<(u64, Task)>>,
     /// Candidates with a bound of their own, the most promising first.
@@ -191,7 +191,7 @@ impl<'a> Frontier<'a> {
     pub(crate) fn weighed(&mut self, task: Task, room: Option<Room>) -> u64 {
         match task {
             Task::WorkOut(at) | Task::Weigh(at) => {
-                self.room[at] = Some(room.map(|room| room.work));
+                self.room[at] = room.map(|room| room.work);
                 let likely = |room: Room| Some(self.scope.with_bubble(&self.candidates[at], room.likely)?.0);
                 let promise = self.bound(task).max(room.and_then(likely).unwrap_or(0.0));
                 self.ready.push(Reverse((promise.to_bits(), Task::WorkOut(at))));
@@ -280,7 +280,7 @@ impl<'a> Frontier<'a> {
 
     /// Seconds that a candidate does not beat in the memory that there is, where that is known.
     pub(crate) fn in_room(&self, at: usize) -> Option<f64> {
-        Some(self.scope.with_bubble(&self.candidates[at], self.room[at]??)?.0)
+        Some(self.scope.with_bubble(&self.candidates[at], self.room[at]?)?.0)
     }
 
     /// Seconds that no candidate of a task beats; infinite where there is none.

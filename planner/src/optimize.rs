@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! for every number of stages and mesh:                bound(c)       -> frontier(), in parallel
-//! the most promising first, while bound(c) < best:    bound(c) or
+//! the most promising first, while bound(c) < best:    bound(c), or
+//!                                                     room(c), where memory is crowded, or
 //!                                                     evaluate(c)    -> work_out(), in parallel batches
 //! those that fused layers could make the best:        evaluate(c)    -> choose_forms(), in parallel batches
 //! ```

@@ -101,24 +101,16 @@ impl Scope<'_> {
     /// Micro-batches in flight on every stage, at least, in whatever schedule is allowed.
     pub(crate) fn least_in_flight(&self, candidate: &Candidate) -> Vec<f64> {
         let (p, m) = (candidate.n_stages, candidate.n_micro_batches);
-        let of = |schedule: Schedule, stage: u64| match schedule {
-            Schedule::GPipe => m,
-            // Over virtual stages no fewer than over whole ones.
-            Schedule::OneFOneB | Schedule::Interleaved { .. } => m.min(p - stage),
-            Schedule::Eager
-            | Schedule::Dapple { .. }
-            | Schedule::BreadthFirst { .. }
-            | Schedule::ZbH1
-            | Schedule::ZbH2
-            | Schedule::ZbV
-            | Schedule::VHalf
-            | Schedule::VMin
-            | Schedule::Hanayo { .. }
-            | Schedule::DualPipeV
-            | Schedule::Chimera
-            | Schedule::Seq1F1B { .. }
-            | Schedule::TeraPipe { .. }
-            | Schedule::Custom(_) => 1,
+        let of = |schedule: Schedule, stage: u64| {
+            if schedule == Schedule::GPipe {
+                m
+            } else if matches!(schedule, Schedule::OneFOneB | Schedule::Interleaved { .. }) {
+                // Over virtual stages no fewer than over whole ones.
+                m.min(p - stage)
+            } else {
+                // Nothing runs backward before it ran forward.
+                1
+            }
         };
         let schedules = self.schedules(candidate);
         let least = |stage: u64| schedules.iter().map(|&schedule| of(schedule, stage)).min().unwrap_or(1);
