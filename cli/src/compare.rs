@@ -18,8 +18,12 @@ use crate::terminal::Terminal;
 /// Terms that are told in a sentence: more would not be read.
 const TOLD: usize = 3;
 
+/// What hosts hold: told only where some plan has it.
+const OFFLOAD: &str = "offload";
+const KEPT: &str = "activations on the host";
+
 /// What is chosen, in the order in which it is told.
-const CHOICES: [&str; 14] = [
+const CHOICES: [&str; 16] = [
     "devices",
     "dp",
     "tp",
@@ -30,6 +34,8 @@ const CHOICES: [&str; 14] = [
     "pp",
     "vpp",
     "ZeRO",
+    OFFLOAD,
+    KEPT,
     "recompute",
     "micro-batch",
     "schedule",
@@ -110,7 +116,10 @@ impl Comparison {
     }
 
     fn rows_of_choices(&self) -> Vec<&'static str> {
-        let says = |name: &&str| self.plans.iter().any(|column| column.choices.contains_key(name));
+        let is_told = |name: &str, word: &String| word != "none" || ![OFFLOAD, KEPT].contains(&name);
+        let says = |name: &&str| {
+            self.plans.iter().any(|column| column.choices.get(name).is_some_and(|word| is_told(name, word)))
+        };
         ["model", "cluster", "job"].into_iter().chain(CHOICES.into_iter().filter(says)).collect()
     }
 
@@ -214,7 +223,8 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
         ("pp", roles.pp.to_string()),
         ("vpp", roles.vpp.to_string()),
         ("ZeRO", format!("{}{hybrid}", roles.zero.stage)),
-        ("offload", crate::clusters::word(&roles.offload)),
+        (OFFLOAD, crate::clusters::word(&roles.offload)),
+        (KEPT, crate::clusters::word(&roles.kept_on_host)),
         ("recompute", crate::clusters::word(&roles.recompute)),
         ("micro-batch", format!("{} x {}", roles.micro_batch, report::accumulation(roles))),
         ("schedule", plan.schedule.to_string()),

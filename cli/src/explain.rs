@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use ir::mesh::AxisId;
-use ir::names::Offload;
 use ir::names::axes::axis_names;
+use ir::names::{KeptOnHost, Offload};
 use ir::native::{LayerDocument, Length};
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
@@ -430,6 +430,11 @@ fn glossary(plan: &Plan) -> String {
             roles.offload != Offload::None,
             "on the host",
             "states of the optimizer in the memory of the node's host, whose processors update",
+        ),
+        (
+            roles.kept_on_host != KeptOnHost::None,
+            "activations on the host",
+            "what a layer keeps for backward leaves for the memory of the node's host behind its forward, and is fetched before its backward",
         ),
         (true, "micro-batch", "sequences of one replica at a time x how often per step"),
         (

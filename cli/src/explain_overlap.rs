@@ -81,6 +81,7 @@ fn word(stream: Stream) -> &'static str {
         Stream::Compute => "computation",
         Stream::Node => "links in the node",
         Stream::Network => "network",
+        Stream::Host => "link to the host",
         Stream::Launch => "launches",
     }
 }

@@ -97,8 +97,8 @@ fn all_of(forbid: &mut Forbid, name: &str) -> Result<(), Failure> {
             return Ok(());
         }
         "offload" => {
-            add(&mut forbid.offload, Some(OffloadKind::Allowed));
-            add(&mut forbid.offload, Some(OffloadKind::Optimizer));
+            let some = OffloadKind::ALL.into_iter().filter(|kind| *kind != OffloadKind::None);
+            some.for_each(|kind| add(&mut forbid.offload, Some(kind)));
             return Ok(());
         }
         "recompute" => {

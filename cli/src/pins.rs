@@ -109,6 +109,8 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             OffloadArg::None => OffloadKind::None,
             OffloadArg::Allowed => OffloadKind::Allowed,
             OffloadArg::Optimizer => OffloadKind::Optimizer,
+            OffloadArg::Activations => OffloadKind::Activations,
+            OffloadArg::Both => OffloadKind::Both,
         }),
         sequence_parallel: args.sequence_parallel.map(|switch| match switch {
             SwitchArg::On => SequenceParallel::On,

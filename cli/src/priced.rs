@@ -83,7 +83,7 @@ fn hosts_fit(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Result<(
         None => Ok(()),
         Some(HostMemory { stage, needed, capacity }) => Err(Failure::NoPlan(NoPlan::Overflows {
             stage,
-            term: "optimizer states in the memory of its node's host".into(),
+            term: "states and activations in the memory of its node's host".into(),
             needed,
             capacity,
             relaxations: planner::relaxations(&request),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::{Calibration, DeviceGroup};
-use ir::names::{Offload, Roles};
+use ir::names::{KeptOnHost, Offload, Roles};
 use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, SharePrediction, StagePrediction};
@@ -255,7 +255,12 @@ fn degrees(roles: &Roles) -> String {
         Offload::Some => ", some optimizer states on the host".into(),
         Offload::Optimizer => ", optimizer on the host".into(),
     };
-    words + &offload + &format!(", recompute {}", word(&roles.recompute))
+    let kept = match roles.kept_on_host {
+        KeptOnHost::None => "",
+        KeptOnHost::Some => ", activations of some layers on the host",
+        KeptOnHost::All => ", activations on the host",
+    };
+    words + &offload + kept + &format!(", recompute {}", word(&roles.recompute))
 }
 
 /// Where the time goes.
@@ -311,6 +316,7 @@ pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
         ("parameter gather", breakdown.parameter_gather_s),
         ("optimizer", breakdown.optimizer_s),
         ("optimizer on the host", breakdown.offload_s),
+        ("activations to the host and back", breakdown.kept_on_host_s),
         ("host", breakdown.host_s),
         ("other", breakdown.other_s),
     ];

@@ -1,4 +1,4 @@
-//! What runs at once on one rank: a stream of computation and two links, each one thing at a time.
+//! What runs at once on one rank: a stream of computation and three links, each one thing at a time.
 //!
 //! Computation runs in its order; a link carries, of what is ready, the most urgent and then the first: what is more urgent
 //! goes before the rest of what is under way, as it would share the link with buckets of it. While a transfer runs beside
@@ -18,10 +18,12 @@ pub(crate) enum Lane {
     Node,
     /// Links across nodes.
     Network,
+    /// The link to its host.
+    Host,
 }
 
 /// In the order of their declaration.
-const LANES: [Lane; 3] = [Lane::Compute, Lane::Node, Lane::Network];
+const LANES: [Lane; 4] = [Lane::Compute, Lane::Node, Lane::Network, Lane::Host];
 
 /// How soon a link takes a transfer that is ready; the soonest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,9 +73,9 @@ struct Rank<'e> {
     compute: Vec<usize>,
     next: usize,
     /// What could begin on each link.
-    ready: [BTreeSet<(Urgency, usize)>; 3],
+    ready: [BTreeSet<(Urgency, usize)>; LANES.len()],
     /// What runs on each lane.
-    running: [Option<usize>; 3],
+    running: [Option<usize>; LANES.len()],
     /// What is left of every event.
     left: Vec<Seconds>,
 }
@@ -89,13 +91,13 @@ impl<'e> Rank<'e> {
             }
         }
         let compute = (0..events.len()).filter(|&at| events[at].lane == Lane::Compute).collect();
-        let mut ready: [BTreeSet<(Urgency, usize)>; 3] = Default::default();
+        let mut ready: [BTreeSet<(Urgency, usize)>; LANES.len()] = Default::default();
         for (at, event) in events.iter().enumerate().filter(|(at, _)| open[*at] == 0) {
             ready[event.lane as usize].insert((event.urgency, at));
         }
         let (now, ends) = (Seconds::ZERO, vec![Seconds::ZERO; events.len()]);
         let left = events.iter().map(|event| event.alone).collect();
-        Self { events, now, ends, open, waiting, compute, next: 0, ready, running: [None; 3], left }
+        Self { events, now, ends, open, waiting, compute, next: 0, ready, running: [None; LANES.len()], left }
     }
 
     /// Begins what can begin and runs until something ends; says whether anything ran.
@@ -104,7 +106,7 @@ impl<'e> Rank<'e> {
             let slot = lane as usize;
             self.running[slot] = match lane {
                 Lane::Compute => self.compute.get(self.next).copied().filter(|&at| self.open[at] == 0),
-                Lane::Node | Lane::Network => self.ready[slot].first().map(|&(_, at)| at),
+                Lane::Node | Lane::Network | Lane::Host => self.ready[slot].first().map(|&(_, at)| at),
             };
         }
         let rates = self.rates();
@@ -125,12 +127,13 @@ impl<'e> Rank<'e> {
     }
 
     /// Of its own speed, what each lane runs at.
-    fn rates(&self) -> [f64; 3] {
+    fn rates(&self) -> [f64; LANES.len()] {
         let slowdown = |slot: usize| self.running[slot].map_or(0.0, |at| self.events[at].slowdown);
         let (node, network) = (slowdown(Lane::Node as usize), slowdown(Lane::Network as usize));
         match self.running[Lane::Compute as usize] {
-            None => [1.0; 3],
-            Some(_) => [node.max(network), node, network].map(|slowdown| 1.0 / (1.0 + slowdown)),
+            None => [1.0; LANES.len()],
+            // What goes to the host and comes from there slows nothing.
+            Some(_) => [node.max(network), node, network, 0.0].map(|slowdown| 1.0 / (1.0 + slowdown)),
         }
     }
 
@@ -139,7 +142,7 @@ impl<'e> Rank<'e> {
         let Event { lane, urgency, .. } = self.events[at];
         match lane {
             Lane::Compute => self.next += 1,
-            Lane::Node | Lane::Network => {
+            Lane::Node | Lane::Network | Lane::Host => {
                 self.ready[lane as usize].remove(&(urgency, at));
             }
         }

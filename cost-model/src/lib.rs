@@ -50,7 +50,9 @@ pub use program_bytes::{
     BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, handover_bytes,
     host_elements, kept_bytes, program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
 };
-pub use program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
+pub use program_memory::{
+    MemoryContext, ProgramMemory, carried_bytes, kept_on_host, owed_bytes, program_memory,
+};
 pub use program_price::{RowPrice, Stream, price_events, price_program, price_split};
 pub use rates::Rates;
 pub use section_price::{

@@ -1,13 +1,20 @@
-//! Updates on the host: what they take, and how many bytes they need there.
+//! What the host holds: updates there, what layers keep there for backward, how long it takes and how many bytes it needs.
 //!
 //! ```text
+//! an update on the host
 //! down    = gradient bytes / link           link      = listed rate x efficiency / devices that share an uplink
 //! update  = parameters / rate               rate      = the host's AdamW / devices of a node
 //! up      = parameter bytes / link          per step, one after the other, nothing of it hidden
 //! memory  = fp32 parameter, moments and the gradient that came down            -> host_bytes()
+//!
+//! what a layer keeps, beside it on the link, each way once per micro-batch       -> HostShare::moves()
+//! moved   = bytes kept / link             a layer takes the longer of the two    -> SectionPrice::seconds()
+//! memory  = bytes kept per micro-batch in flight; on the device a layer's own and its neighbour's on the way
 //! ```
 //! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840: section 4.1 for what moves, table 4 for the rate. Engines that copy
 //! gradients beside backward, or parameters beside the update, are faster than this; Megatron-Core is not unless told to.
+//! Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3, for what is kept: it leaves beside the next layer's forward and is
+//! fetched beside the backward of the layer behind. Other traffic of the link (network cards on the same bridges) is not seen.
 
 use ir::cluster::{Cluster, Device, DeviceGroup, Wiring};
 use ir::units::{Bytes, BytesPerSecond, Seconds};
@@ -42,6 +49,11 @@ impl HostShare {
             link: device.host_link_bytes_per_s * (constants.host_link_efficiency_fraction / shared),
             parameters_per_s: constants.host_update_parameters_per_s / per_node as f64,
         }
+    }
+
+    /// Time that bytes take over the link, one way.
+    pub fn moves(self, bytes: Bytes) -> Seconds {
+        bytes / self.link
     }
 }
 

@@ -6,7 +6,7 @@ use ir::graph::{Data, Dim, DimId, Extent, Init, Layer, Op, Role, Sizes, Tensor, 
 use ir::lower::{LayerChoice, Recompute, lower};
 use ir::mesh::{AxisId, MAX_AXES, Mesh};
 use ir::op::{Activation, AttentionBias, GroupScore, Normalize, OpKind, RouterScore};
-use ir::program::{AxisSet, Program, Storage};
+use ir::program::{AxisSet, Home, Program, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::strategy::{AxisUse, Strategy};
@@ -306,6 +306,7 @@ pub(crate) fn lowered(
             .iter()
             .map(|op| if again(&op.name) { Recompute::Again } else { Recompute::Keep })
             .collect(),
+        kept: Home::Device,
         storage: layer.parameters().map(|tensor| (tensor, extra.storage)).collect::<BTreeMap<_, _>>(),
     };
     let program = lower(&layer, &mesh, &sizes, &choice).unwrap();

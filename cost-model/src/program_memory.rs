@@ -9,6 +9,8 @@
 //! states        = parameters, gradients, optimizer, each over its own cut; of frozen ones only the parameter; what the
 //!                 host updates is the host's
 //! ```
+//! What a layer keeps on the host is no `saved`: both peaks then hold all of it, and as much again on its way down behind the
+//! layer before, or up for the next.
 //! Gathered parameters and their gradients stand apart: how many units live at once is the engine's affair
 //! (`memory::gathered_units`).
 
@@ -68,6 +70,8 @@ pub struct ProgramMemory {
     pub optimizer: Bytes,
     /// The same, and gradients on their way to them, in the host's memory: no bytes of the device.
     pub host: Bytes,
+    /// What is kept from forward to backward in the host's memory, per micro-batch in flight: no bytes of the device.
+    pub kept_on_host: Bytes,
     /// Parameters that are gathered for use, whole: the unit of `memory::gathered_units`.
     pub gathered: Bytes,
     /// Their gradients before these are reduced.
@@ -90,6 +94,20 @@ impl ProgramMemory {
     /// What a pass needs beyond what is saved.
     pub fn working(&self) -> Bytes {
         (self.forward_peak.max(self.backward_peak) - self.saved_total()).max(Bytes::ZERO)
+    }
+
+    /// The same with all that is saved in the host's memory: the device has it while the layer runs, and that of a neighbour on
+    /// its way. Peaks hold scores of the loss apart.
+    fn kept_there(self) -> Self {
+        let all = self.saved_total();
+        let scores = self.saved.get(&ActivationKind::Logits).copied().unwrap_or_default();
+        Self {
+            forward_peak: self.forward_peak + all + scores,
+            backward_peak: self.backward_peak + all + scores,
+            kept_on_host: all,
+            saved: BTreeMap::new(),
+            ..self
+        }
     }
 
     /// The memory of a micro-batch that runs slice by slice: all that its slices save, and what the largest works with.
@@ -134,7 +152,25 @@ pub fn program_memory(
     };
     account.states(&mut memory);
     memory.stand_ins = account.stand_ins();
-    memory
+    match program.kept {
+        Home::Device => memory,
+        Home::Host => memory.kept_there(),
+    }
+}
+
+/// Bytes of what a program keeps for backward in the host's memory, per micro-batch.
+pub fn kept_on_host(
+    context: &MemoryContext<'_>,
+    (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
+    program: &Program,
+) -> Bytes {
+    match program.kept {
+        Home::Device => Bytes::ZERO,
+        Home::Host => {
+            let storages = BTreeMap::new();
+            Account { context, layer, mesh, sizes, program, storages }.saved().into_values().sum()
+        }
+    }
 }
 
 /// Bytes carried from the first part of a backward to the second, per micro-batch: what the products of weight gradients

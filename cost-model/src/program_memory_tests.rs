@@ -114,6 +114,18 @@ fn a_layer_computed_again_saves_its_input() {
     assert_eq!(memory.saved, BTreeMap::from([(ActivationKind::Stream, Bytes(2.0 * SBH))]));
 }
 
+/// What lies on the host is not saved on the device; while the layer runs it has it twice: its own and a neighbour's.
+#[test]
+fn what_is_kept_on_the_host_is_on_the_device_while_the_layer_runs() {
+    let mut lowered = gpt_on(&[1], &[], &["attention"]);
+    let there = flash(&lowered);
+    lowered.program.kept = Home::Host;
+    let kept = flash(&lowered);
+    assert_eq!((kept.kept_on_host, kept.saved_total()), (Bytes(30.0 * SBH), Bytes::ZERO));
+    assert_eq!(kept.working(), there.working() + Bytes(2.0 * 30.0 * SBH));
+    assert_eq!((kept.states(), there.kept_on_host), (there.states(), Bytes::ZERO));
+}
+
 #[test]
 fn saved_bytes_are_told_apart_by_what_computes_them() {
     let saved = flash(&gpt_on(&[1], &[], &[])).saved;

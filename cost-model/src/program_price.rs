@@ -33,6 +33,7 @@ use crate::memory::{StateBytes, update_traffic};
 use crate::offload::{HostShare, HostUpdate};
 use crate::overlap::gathered_layer;
 use crate::program_bytes::CommunicationClass;
+use crate::program_memory::{MemoryContext, kept_on_host};
 use crate::program_work::ProgramWork;
 use crate::rates::{Rates, element_bytes};
 use crate::ring::ring_time;
@@ -60,9 +61,10 @@ pub fn price_program(
     program: &Program,
 ) -> ProgramPrice {
     let pricing = Pricing { context, layer, mesh, sizes, program };
+    let moved = pricing.moved();
     ProgramPrice {
-        forward: pricing.section(&program.forward, Pass::Forward),
-        backward: pricing.section(&pricing.backward(), Pass::Backward),
+        forward: SectionPrice { moved, ..pricing.section(&program.forward, Pass::Forward) },
+        backward: SectionPrice { moved, ..pricing.section(&pricing.backward(), Pass::Backward) },
         update: pricing.update(),
     }
 }
@@ -90,7 +92,7 @@ pub fn price_split(
 ) -> SplitPrice {
     let pricing = Pricing { context, layer, mesh, sizes, program };
     SplitPrice {
-        input: pricing.section(&split.input, Pass::Backward),
+        input: SectionPrice { moved: pricing.moved(), ..pricing.section(&split.input, Pass::Backward) },
         weight: pricing.section(&split.weight, Pass::Backward),
     }
 }
@@ -118,6 +120,14 @@ impl Pricing<'_> {
             Recomputation::Needed => Cow::Borrowed(&self.program.backward),
             Recomputation::Whole => Cow::Owned(self.whole_backward()),
         }
+    }
+
+    /// Time on the link to the host of what the layer keeps there, one way.
+    pub(crate) fn moved(&self) -> Seconds {
+        let PriceContext { cluster, device, precision, constants, kernels, .. } = *self.context;
+        let context = MemoryContext { precision, engine: constants.engine, kernels, constants };
+        let bytes = kept_on_host(&context, (self.layer, self.mesh, self.sizes), self.program);
+        HostShare::of(device, cluster, constants).moves(bytes)
     }
 
     /// Backward of an engine that, where it computes products again, runs all of forward again.

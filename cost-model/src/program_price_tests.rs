@@ -244,3 +244,32 @@ fn experts_exchange_only_slots_that_hold_a_token() {
     // Backward exchanges the gradients back, and the expert's results are not kept where the combine wants them.
     close(price.backward.communication[&(CommunicationClass::Gradient, AllToAll)].total, one * 2.0);
 }
+
+/// 0.8 of what its link is listed with: what is kept takes as long each way, and a pass the longer of that and its own work.
+#[test]
+fn a_layer_takes_the_longer_of_its_work_and_its_link_to_the_host() {
+    let all: Vec<String> = gpt(SHAPE).ops.iter().map(|op| op.name.clone()).collect();
+    let again: Vec<&str> = all.iter().map(String::as_str).collect();
+    for recompute in [&[] as &[&str], &again] {
+        let mut lowered = lowered(gpt(SHAPE), SHAPE, &[1], &[], &Extra { recompute, ..PLAIN });
+        let here = price(&lowered);
+        lowered.program.kept = ir::program::Home::Host;
+        let there = price(&lowered);
+        let kernels = KernelChoice {
+            attention: AttentionKernel::Flash,
+            token_order: TokenOrder::ZigZag,
+            element_bytes: 2.0,
+            dropout: Dropout::Off,
+        };
+        let (precision, engine) = (ir::cluster::Precision::Bf16, Engine::default());
+        let memory = MemoryContext { precision, engine, kernels, constants: &of_examples() };
+        let bytes = kept_on_host(&memory, (&lowered.layer, &lowered.mesh, &lowered.sizes), &lowered.program);
+        let link = bytes.0 / (0.8 * a100().host_link_bytes_per_s.0);
+        for (here, there) in [(&here.forward, &there.forward), (&here.backward, &there.backward)] {
+            let expected = here.seconds().0.max(link);
+            assert!((there.seconds().0 / expected - 1.0).abs() < 1e-12, "{there:?} {expected}");
+            assert_eq!(there.waiting(), here.waiting());
+            assert_eq!(there.waiting_for_host(), there.seconds() - here.seconds());
+        }
+    }
+}

@@ -69,6 +69,8 @@ pub struct SectionPrice {
     pub communication: Communication,
     /// Host time to launch it all, beside what the device does.
     pub launch: Seconds,
+    /// Time on the link to the host, beside what the device does, of what the layer keeps there.
+    pub moved: Seconds,
     /// Bytes a device sends per tier of the cluster.
     pub bytes_per_tier: Vec<Bytes>,
 }
@@ -95,14 +97,23 @@ impl SectionPrice {
         sum
     }
 
-    /// Wall time: compute and what shows of communication, or the launches if these take longer.
+    /// Wall time: compute and what shows of communication, or the launches or the link to the host if these take longer.
     pub fn seconds(&self) -> Seconds {
+        self.launched().max(self.moved)
+    }
+
+    fn launched(&self) -> Seconds {
         (self.compute.total() + self.exposed()).max(self.launch)
     }
 
     /// What the device waits for launches.
     pub fn waiting(&self) -> Seconds {
-        self.seconds() - self.compute.total() - self.exposed()
+        self.launched() - self.compute.total() - self.exposed()
+    }
+
+    /// What it waits beyond that for the link to the host.
+    pub fn waiting_for_host(&self) -> Seconds {
+        self.seconds() - self.launched()
     }
 
     /// What shows of communication.

@@ -8,7 +8,7 @@ use ir::graph::{Layer, Model, TensorId};
 use ir::lower::{LayerChoice, Recompute};
 use ir::mesh::{Mesh, Meshes};
 use ir::plan::shares::AXIS;
-use ir::program::Storage;
+use ir::program::{Home, Storage};
 use ir::schedule::{Action, Placement, Section, TableShape};
 use ir::sharding::Sharding;
 use ir::slices::Slices;
@@ -274,6 +274,7 @@ fn whole_choice(layer: &Layer) -> LayerChoice {
         out: Sharding::REPLICATED,
         strategies: vec![Strategy::SAME; layer.ops.len()],
         recompute: vec![Recompute::Keep; layer.ops.len()],
+        kept: Home::Device,
         storage: layer.parameters().map(storage).collect(),
     }
 }

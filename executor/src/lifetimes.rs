@@ -2,13 +2,15 @@
 //!
 //! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
 //! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved values
-//! up to backward. States of parameters live all the time, finished gradients during the update. Where the host updates a
+//! up to backward. What a layer keeps on the host leaves the device when its forward is over, and comes back before its
+//! backward. States of parameters live all the time, finished gradients during the update. Where the host updates a
 //! parameter, its optimizer state and its finished gradient are buffers of a second arena, the rank's share of the host's
 //! memory, and the new value is a buffer of the device until it is stored. A stream that waits on
 //! its rank for the next chunk is a buffer, and so is what attention on a ring keeps. What an instruction has in hand is
 //! none: operands as it reads them, results before it writes them, and messages on their way.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ir::graph::OpId;
@@ -127,6 +129,26 @@ impl Lives {
     }
 }
 
+/// What a layer keeps of a unit: ranges of all that it may hold then.
+pub(crate) fn held_of((layer_idx, unit): (LayerIdx, u32)) -> [RangeInclusive<Held>; 3] {
+    let (first, last) = (OpId(0), OpId(usize::MAX));
+    [
+        Held::Value(layer_idx, unit, ValueId(0))..=Held::Value(layer_idx, unit, ValueId(usize::MAX)),
+        Held::Attended(layer_idx, unit, first)..=Held::Attended(layer_idx, unit, last),
+        Held::LogSums(layer_idx, unit, first)..=Held::LogSums(layer_idx, unit, last),
+    ]
+}
+
+/// Buffers go from one memory to another, all at once.
+fn move_all((from, to): (&mut Lives, &mut Lives), ranges: &[RangeInclusive<Held>], moment: usize) {
+    let of = |range: &RangeInclusive<Held>| from.live.range(range.clone()).map(|(held, at)| (*held, *at));
+    let all: Vec<(Held, usize)> = ranges.iter().flat_map(of).collect();
+    for (held, at) in all {
+        to.make(held, from.buffers[at].bytes, moment);
+        from.drop(held, moment);
+    }
+}
+
 /// Walks one step of a rank, a moment per instruction.
 struct Walk<'a> {
     run: &'a Prepared<'a>,
@@ -210,6 +232,10 @@ impl<'a> Walk<'a> {
         }
         self.section((layer_idx, unit), &program.forward, Pass::Forward);
         self.drop(held(program.out));
+        if program.kept == Home::Host {
+            self.moment += 1;
+            move_all((&mut self.device, &mut self.host), &held_of((layer_idx, unit)), self.moment);
+        }
     }
 
     fn backward(&mut self, (layer_idx, unit): (LayerIdx, u32), section: Section) {
@@ -223,6 +249,10 @@ impl<'a> Walk<'a> {
             (Section::BackwardInput, Some(split)) => (&split.input, &split.carried),
             (_, _) => (&program.backward, &[]),
         };
+        if program.kept == Home::Host {
+            self.moment += 1;
+            move_all((&mut self.host, &mut self.device), &held_of((layer_idx, unit)), self.moment);
+        }
         let held = |value: ValueId| Held::Value(layer_idx, unit, value);
         self.make(held(program.out_gradient), self.value_bytes((layer_idx, unit), program.out_gradient));
         self.section((layer_idx, unit), code, Pass::Backward);

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 
 use ndarray::{ArrayD, IxDyn};
 
@@ -222,6 +223,29 @@ impl<'a, E: Element> Memory<'a, E> {
     pub(crate) fn take(&mut self, held: Held) -> Option<Tensor<E>> {
         let tensor = self.tensor(held);
         self.drop(held).then_some(tensor).flatten()
+    }
+
+    /// Moves everything of some ranges to another memory, as it lies here; says what it was: elements and their width.
+    ///
+    /// # Errors
+    /// Where the other memory has no place for it.
+    pub(crate) fn move_to(
+        &mut self,
+        other: &mut Self,
+        ranges: &[RangeInclusive<Held>],
+    ) -> Result<Vec<(u64, Width)>, ExecutorError> {
+        let of = |range: &RangeInclusive<Held>| self.now.range(range.clone()).map(|(held, _)| *held);
+        let all: Vec<Held> = ranges.iter().flat_map(of).collect();
+        let one = |held: Held| {
+            let (Some(value), Some(lying)) = (self.get(held), self.now.get(&held)) else {
+                return Err(unfit(format!("{held:?} cannot be read where it lies")));
+            };
+            let (n, width) = (lying.n_elements(), lying.width);
+            other.put(held, &value, width)?;
+            self.drop(held);
+            Ok((n, width))
+        };
+        all.into_iter().map(one).collect()
     }
 
     /// Gives a buffer's place back; says whether it was held.

@@ -1,10 +1,14 @@
-//! Updates on the host: which memory a state lies in, and what moves between a rank's two arenas.
+//! What lies on the host: which memory holds a state, what a layer keeps there, and what moves between a rank's two arenas.
 //!
 //! ```text
 //! device:  gradient finished  --down-->                                         --up-->  new value, as operators take it
 //! host:                                 AdamW on the fp32 parameter and moments
+//!
+//! device:  forward of a layer --kept, down-->                  --kept, up-->  its backward
+//! host:                                       all in between
 //! ```
-//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1. Bytes are counted where they are moved.
+//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1; Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3.
+//! Bytes are counted where they are moved.
 
 use ir::program::Home;
 
@@ -12,9 +16,9 @@ use crate::convert::elements;
 use crate::element::Width;
 use crate::error::ExecutorError;
 use crate::kernels::Real;
-use crate::lifetimes::{Held, State};
+use crate::lifetimes::{Held, State, held_of};
 use crate::prepare::{ParameterKey, unfit};
-use crate::rank::Rank;
+use crate::rank::{Rank, Unit};
 
 /// Bytes that a rank moved between its device and its host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +27,10 @@ pub struct HostMoves {
     pub down: u64,
     /// New parameters, to the device.
     pub up: u64,
+    /// What layers keep for backward, to the host; every number in the width of the executed type.
+    pub kept_down: u64,
+    /// The same, back to the device.
+    pub kept_up: u64,
 }
 
 impl<E: Real> Rank<'_, E> {
@@ -33,6 +41,34 @@ impl<E: Real> Rank<'_, E> {
             State::Stored | State::Accumulator => Home::Device,
             State::Master | State::First | State::Second => of_update,
         }
+    }
+
+    /// Moves what a layer keeps of a unit to the host, where that holds it.
+    pub(crate) fn stow(&mut self, unit: Unit) -> Result<(), ExecutorError> {
+        match self.run.program(unit.0).kept {
+            Home::Device => Ok(()),
+            Home::Host => {
+                let moved = self.memory.move_to(&mut self.host, &held_of(unit))?;
+                self.record.moved.kept_down += self.all_planned_bytes(&moved);
+                Ok(())
+            }
+        }
+    }
+
+    /// Moves it back to the device.
+    pub(crate) fn fetch(&mut self, unit: Unit) -> Result<(), ExecutorError> {
+        match self.run.program(unit.0).kept {
+            Home::Device => Ok(()),
+            Home::Host => {
+                let moved = self.host.move_to(&mut self.memory, &held_of(unit))?;
+                self.record.moved.kept_up += self.all_planned_bytes(&moved);
+                Ok(())
+            }
+        }
+    }
+
+    fn all_planned_bytes(&self, moved: &[(u64, Width)]) -> u64 {
+        moved.iter().map(|&(n, width)| self.planned_bytes(n, width)).sum()
     }
 
     /// Moves a finished gradient to where its update runs.

@@ -171,6 +171,7 @@ impl<'a, E: Real> Rank<'a, E> {
             stream = Some(self.take(at, program.out)?);
             self.expect_exactly(at, &program.saved)?;
             self.keep(self.unit(at));
+            self.stow(self.unit(at))?;
         }
         let stream = stream.ok_or_else(|| unfit("a chunk has no layers".into()))?;
         self.send_stream(comm, chunk, action, (seq, stream))
@@ -194,6 +195,7 @@ impl<'a, E: Real> Rank<'a, E> {
                 Section::Forward | Section::Backward | Section::BackwardWeight => (&program.backward, &[]),
             };
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
+            self.fetch(self.unit(at))?;
             let bytes = self.kept_bytes(self.unit(at));
             if let Some(gradient) = gradient.take() {
                 self.hold(at, program.out_gradient, &Value::Float(gradient))?;
@@ -253,11 +255,17 @@ impl<'a, E: Real> Rank<'a, E> {
     /// Bytes of a layer and unit as a plan counts them: every number in the width of the executed type.
     fn kept_bytes(&self, unit: Unit) -> u64 {
         let width = self.edges().element_bytes::<E>();
-        let bytes = |(_, n, kind): (ValueId, u64, Width)| match kind {
+        let bytes = |(_, n, kind): (ValueId, u64, Width)| self.planned_bytes(n, kind);
+        self.memory.values(unit).map(bytes).sum::<u64>() + self.memory.attended(unit) * width
+    }
+
+    /// Bytes of so many elements as a plan counts them.
+    pub(crate) fn planned_bytes(&self, n: u64, kind: Width) -> u64 {
+        let width = self.edges().element_bytes::<E>();
+        match kind {
             Width::Integer => n * kind.bytes(width),
             Width::Full | Width::Bf16 => n * width,
-        };
-        self.memory.values(unit).map(bytes).sum::<u64>() + self.memory.attended(unit) * width
+        }
     }
 
     fn section(

@@ -11,7 +11,7 @@ use crate::conversion::{Step, steps};
 use crate::graph::{Layer, Op, OpId, Role, Sizes, TensorId};
 use crate::mesh::{AxisId, MAX_AXES, Mesh};
 use crate::op::OpKind;
-use crate::program::{AxisSet, Frozen, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use crate::program::{AxisSet, Frozen, Home, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use crate::sharding::{Placement, Sharding};
 use crate::signature::{Signature, signature};
 use crate::strategy::{Placements, Strategy, is_legal, placements};
@@ -27,6 +27,8 @@ pub struct LayerChoice {
     pub strategies: Vec<Strategy>,
     /// Operators whose results are computed again in backward instead of kept.
     pub recompute: Vec<Recompute>,
+    /// Which memory holds what is kept from forward to backward.
+    pub kept: Home,
     /// Storage of every parameter.
     pub storage: BTreeMap<TensorId, Storage>,
 }
@@ -238,6 +240,7 @@ impl Lowering<'_> {
             updates,
             frozen,
             saved: saved.into_iter().collect(),
+            kept: self.choice.kept,
             stream,
             out,
             out_gradient,

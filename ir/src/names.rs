@@ -54,6 +54,9 @@ pub struct Roles {
     /// Whether the host holds and updates optimizer states.
     #[serde(default, skip_serializing_if = "Offload::is_none")]
     pub offload: Offload,
+    /// Whether the host holds what layers keep for backward.
+    #[serde(default, skip_serializing_if = "KeptOnHost::is_none")]
+    pub kept_on_host: KeptOnHost,
     /// What is computed again in backward.
     pub recompute: RecomputeRole,
     /// Sequences of one micro-batch on one data-parallel replica.
@@ -121,6 +124,26 @@ pub enum Offload {
     Some,
     /// Optimizer states of all parameters.
     Optimizer,
+}
+
+/// Of which layers the host's memory holds what backward needs (Rhu et al. 2016, arXiv 1602.08124).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeptOnHost {
+    /// None.
+    #[default]
+    None,
+    /// Some of those between embedding and head.
+    Some,
+    /// All of those.
+    All,
+}
+
+impl KeptOnHost {
+    /// True where the host holds nothing.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
 }
 
 impl Offload {
@@ -210,6 +233,7 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         vpp: u64::from(arrangement.schedule.n_virtual_stages()),
         zero: zero(mesh, &arrangement.layers),
         offload: offload(&arrangement.layers),
+        kept_on_host: kept_on_host(&arrangement.layers),
         recompute: recompute(&arrangement.layers),
         micro_batch: arrangement.micro_batch.div_ceil(dp),
         accumulation: arrangement.n_micro_batches,
@@ -264,6 +288,11 @@ impl fmt::Display for Roles {
             Offload::None => {}
             Offload::Some => write!(f, ", some optimizer states on the host")?,
             Offload::Optimizer => write!(f, ", optimizer on the host")?,
+        }
+        match self.kept_on_host {
+            KeptOnHost::None => {}
+            KeptOnHost::Some => write!(f, ", activations of some layers on the host")?,
+            KeptOnHost::All => write!(f, ", activations on the host")?,
         }
         let recompute = match self.recompute {
             RecomputeRole::None => "none",
@@ -502,6 +531,16 @@ fn offload(layers: &[PlacedLayer]) -> Offload {
         (false, _) => Offload::None,
         (true, true) => Offload::Some,
         (true, false) => Offload::Optimizer,
+    }
+}
+
+fn kept_on_host(layers: &[PlacedLayer]) -> KeptOnHost {
+    let on_host = |placed: &PlacedLayer| placed.choice.kept == Home::Host;
+    let body = body(layers);
+    match (layers.iter().any(on_host), body.iter().all(on_host)) {
+        (false, _) => KeptOnHost::None,
+        (true, false) => KeptOnHost::Some,
+        (true, true) => KeptOnHost::All,
     }
 }
 

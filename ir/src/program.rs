@@ -83,10 +83,11 @@ pub struct Storage {
     pub home: Home,
 }
 
-/// Which memory holds an optimizer state, its fp32 copy of the parameter included.
+/// Which memory holds an optimizer state, its fp32 copy of the parameter included, or what a layer keeps for backward.
 ///
-/// On the host the finished gradient goes down, the host's processors update, and the new parameter comes up in the job's
-/// format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1).
+/// Of a state on the host the finished gradient goes down, the host's processors update, and the new parameter comes up in
+/// the job's format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1). What is kept goes down behind forward
+/// and comes up before backward (Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -240,6 +241,8 @@ pub struct Program {
     pub frozen: Vec<Frozen>,
     /// Values kept from forward to backward.
     pub saved: Vec<ValueId>,
+    /// Which memory holds them between the two, and what kernels keep besides.
+    pub kept: Home,
     /// The incoming stream, if any.
     pub stream: Option<ValueId>,
     /// The outgoing stream or the loss.

@@ -17,6 +17,7 @@ use std::ops::Range;
 use crate::graph::{Dim, DimId, Extent, Layer, Model, Op, OpId, Role, Sizes, Tensor, TensorId};
 use crate::lower::{LayerChoice, Recompute, gradient_tensors, runs_backward};
 use crate::op::{Missing, OpKind};
+use crate::program::Home;
 use crate::signature::{FactorId, Signature, Split, signature};
 use crate::strategy::{AxisUse, Strategy};
 
@@ -59,6 +60,14 @@ pub enum NotSliceable {
         layer: String,
         /// The operator.
         op: String,
+    },
+    /// What a slice keeps is read by the slices after it, long before its backward.
+    #[error(
+        "layer `{layer}` keeps what backward needs in the host's memory, where later slices cannot read it: keep it on the device"
+    )]
+    Host {
+        /// The layer.
+        layer: String,
     },
     /// Blocks of keys would have to travel with all that was kept before them.
     #[error(
@@ -159,12 +168,15 @@ pub fn sliced_layer(layer: &Layer) -> Result<Layer, NotSliceable> {
 /// What was chosen for a layer, for its sliced form: what extends keys is cut as attention cuts them.
 ///
 /// # Errors
-/// Attention on a ring.
+/// Attention on a ring, and what is kept on the host.
 pub fn sliced_choice(
     layer: &Layer,
     sliced: &Layer,
     choice: &LayerChoice,
 ) -> Result<LayerChoice, NotSliceable> {
+    if choice.kept == Home::Host {
+        return Err(NotSliceable::Host { layer: layer.name.clone() });
+    }
     let mut given = choice.strategies.iter().zip(&choice.recompute);
     let mut found = LayerChoice { strategies: Vec::new(), recompute: Vec::new(), ..choice.clone() };
     for op in &sliced.ops {

@@ -245,7 +245,7 @@ impl Scope<'_> {
         let peak = |stage: usize| stage_peak(&self.setting, &staged, stage, step.held[stage]).0;
         let grounds = self.grounds(candidate);
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
-        let fits = fits && hosts::fullest(&self.setting, &staged).is_none_or(|host| host.fits());
+        let fits = fits && hosts::fullest(&self.setting, &staged, &step.held).is_none_or(|host| host.fits());
         let found = Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step };
         if fits && self.is_allowed(&found, grounds.settings.len()) { Ok(found) } else { Err(Failed::Unfit) }
     }

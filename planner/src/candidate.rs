@@ -176,22 +176,46 @@ impl<'a> Scope<'a> {
             Some(stage) => StorageRule::of_stage(stage),
         };
         let homes = match self.pins().offload {
-            Some(OffloadKind::Optimizer) => HomeRule::Host,
+            Some(OffloadKind::Optimizer | OffloadKind::Both) => HomeRule::Host,
             Some(OffloadKind::Allowed) => HomeRule::Free,
-            Some(OffloadKind::None) | None => HomeRule::Device,
+            Some(OffloadKind::None | OffloadKind::Activations) | None => HomeRule::Device,
         };
-        // Keys on a ring cannot be carried from slice to slice.
+        // Keys on a ring cannot be carried from slice to slice, nor can keys on the host.
         let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
+        let kept = match self.pins().offload {
+            Some(OffloadKind::Activations | OffloadKind::Both) => HomeRule::Host,
+            Some(OffloadKind::Allowed) if !cuts && !forbid.offload.contains(&OffloadKind::Activations) => {
+                HomeRule::Free
+            }
+            Some(OffloadKind::Allowed | OffloadKind::None | OffloadKind::Optimizer) | None => {
+                HomeRule::Device
+            }
+        };
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
         let constraints = self.pins().constraints.clone();
         let forbid = forbid.clone();
         let (tied, covers, every) = (BTreeMap::new(), Covers::default(), Every::Own);
-        Given { stream: None, tied, recompute, storage, homes, context, forbid, constraints, covers, every }
+        Given {
+            stream: None,
+            tied,
+            recompute,
+            storage,
+            homes,
+            kept,
+            context,
+            forbid,
+            constraints,
+            covers,
+            every,
+        }
     }
 
-    /// What is given where memory is free: then nothing is gained by computing again.
+    /// What is given where memory is free: then nothing is gained by computing again, unless what is kept must go to the host.
     pub(crate) fn given_fastest(&self) -> Given {
         let given = self.given();
+        if given.kept == HomeRule::Host {
+            return Given { every: Every::Layer, ..given };
+        }
         let recompute = match given.recompute {
             RecomputeRule::Free | RecomputeRule::ButProducts => RecomputeRule::Never,
             pinned @ (RecomputeRule::Never | RecomputeRule::AttentionOnly | RecomputeRule::Always) => pinned,

@@ -67,6 +67,17 @@ impl<'a> Chooser<'a> {
         }
     }
 
+    /// The same with a price of its own for what is kept for backward.
+    pub fn cheapest_apart(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
+        match self {
+            Self::Structured(prepared) => prepared.eliminate_apart(price, kept),
+            Self::Program(problem, troubles) => {
+                let paid = problem.with_edges_at(kept);
+                Chooser::Program(&paid, troubles).cheapest(price)
+            }
+        }
+    }
+
     /// Least seconds of a layer per step, whatever memory it takes, and the seconds that a byte is worth there.
     pub fn fastest(&self, problem: &Problem) -> Option<(f64, f64, Vec<usize>)> {
         let (time, choices) = self.cheapest(0.0)?;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use ir::lower::LayerChoice;
+use ir::program::Home;
 use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 
@@ -10,7 +12,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::Chooser;
 use crate::forms::Forms;
-use crate::given::{Given, StorageRule};
+use crate::given::{Given, HomeRule, StorageRule};
 use crate::menu::MEMORY_PRICES;
 use crate::partition::Chunk;
 use crate::partition::Levels;
@@ -22,6 +24,10 @@ const NEARLY: f64 = 1.25;
 /// What a cut takes at least is taken at this fraction of itself: its layers count what hides behind their own operators,
 /// which a stage hides in larger pieces.
 const CUT_SLACK: f64 = 0.97;
+
+/// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
+/// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
+const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
 
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
@@ -223,7 +229,7 @@ impl Scope<'_> {
     ) -> Option<()> {
         for kind in 0..self.forms.len() {
             let one_form = forms == Forms::Leading || self.forms[kind].len() == 1;
-            let as_asked = base.storage == self.given_fastest().storage;
+            let as_asked = base.storage == self.given_fastest().storage && base.kept != HomeRule::Host;
             let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(_, choice)| {
                 let passes = Some(self.passes(kind, choice)) == base.stream;
                 one_form && as_asked && !tied.contains_key(&kind) && passes
@@ -239,7 +245,8 @@ impl Scope<'_> {
         Some(())
     }
 
-    /// Adds the best choice over all forms at a price of memory; ties to the earlier form.
+    /// Adds the best choice over all forms at a price of memory; ties to the earlier form. Where the host may hold what is
+    /// kept, that and the best choices there are weighed by the figures of their programs.
     fn add(
         &self,
         shelf: &mut Shelf,
@@ -247,12 +254,28 @@ impl Scope<'_> {
         (kind, asked, ready): (usize, &Asked<'_>, &[Chooser<'_>]),
         price: f64,
     ) -> Option<()> {
-        let solved = asked.iter().zip(ready).filter_map(|((form, problem), ready)| {
-            let (objective, choices) = ready.cheapest(price)?;
-            Some((objective, *form, problem, choices))
-        });
-        let (_, form, problem, choices) = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))?;
-        self.put(shelf, bench, (kind, form), problem.choice(&choices))
+        let best = |kept: Option<f64>| {
+            let solved = asked.iter().zip(ready).filter_map(|((form, problem), ready)| {
+                let (objective, choices) = match kept {
+                    None => ready.cheapest(price)?,
+                    Some(kept) => ready.cheapest_apart(price, kept)?,
+                };
+                Some((objective, *form, problem, choices))
+            });
+            let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
+        };
+        let on_device = || best(None);
+        let rule = self.given().kept.on(&self.forms[kind][0].layer);
+        if rule == HomeRule::Device {
+            let (form, choice) = on_device()?;
+            return self.put(shelf, bench, (kind, form), choice);
+        }
+        let at = |part: f64| best(Some(part * self.moving_price(bench)));
+        let on_host = PARTS_SHOWN.into_iter().filter_map(at);
+        let on_host = on_host.map(|(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice }));
+        let on_device = (rule == HomeRule::Free).then(on_device).flatten();
+        self.put_lightest(shelf, bench, (kind, on_device.into_iter().chain(on_host).collect()), price)
     }
 
     /// Arranges what is on the shelves in every schedule; says whether all had an arrangement.

@@ -6,7 +6,7 @@
 //! shapes, each with as few bars as possible. Roles are read off an arrangement by majority; one that still bears a
 //! forbidden name is no plan (`broken`).
 
-use ir::names::{Context, Offload, RecomputeRole, Roles};
+use ir::names::{Context, KeptOnHost, Offload, RecomputeRole, Roles};
 use ir::program::{AxisSet, Storage};
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
@@ -184,14 +184,23 @@ pub fn contradiction(pins: &Pins) -> Option<String> {
         .into_iter()
         .find(|(_, both)| *both)
         .map(|(name, _)| format!("{name} is both chosen and forbidden"));
-    both.or_else(|| nothing_left(forbid))
+    both.or_else(|| slices_keep_on_device(pins)).or_else(|| nothing_left(forbid))
+}
+
+/// Slices read what those before them keep, long before its backward.
+fn slices_keep_on_device(pins: &Pins) -> Option<String> {
+    let is_both = pins.schedule.is_some_and(ScheduleKind::cuts_sequences)
+        && pins.offload.is_some_and(OffloadKind::keeps_on_host);
+    is_both.then(|| {
+        "slices of a sequence read what those before them keep: a schedule that cuts sequences cannot keep it on the hosts".into()
+    })
 }
 
 /// What the prohibitions by themselves leave nothing of, or cannot be kept to.
 fn nothing_left(forbid: &Forbid) -> Option<String> {
     let all = [
         ("zero", (0..=3).all(|stage| forbid.zero.contains(&stage))),
-        ("offload", OFFLOAD.iter().all(|kind| forbid.offload.contains(kind))),
+        ("offload", OffloadKind::ALL.iter().all(|kind| forbid.offload.contains(kind))),
         ("recompute", RECOMPUTE.iter().all(|kind| forbid.recompute.contains(kind))),
         ("sequence-parallel", SWITCH.iter().all(|one| forbid.sequence_parallel.contains(one))),
         ("cp-kind (forbid cp instead)", KINDS.iter().all(|kind| forbid.cp_kind.contains(kind))),
@@ -218,7 +227,6 @@ fn nothing_left(forbid: &Forbid) -> Option<String> {
 }
 
 const RECOMPUTE: [RecomputeKind; 3] = [RecomputeKind::None, RecomputeKind::Selective, RecomputeKind::Full];
-const OFFLOAD: [OffloadKind; 3] = [OffloadKind::None, OffloadKind::Allowed, OffloadKind::Optimizer];
 const SWITCH: [SequenceParallel; 2] = [SequenceParallel::On, SequenceParallel::Off];
 const KINDS: [ContextKind; 3] = [ContextKind::Gather, ContextKind::Ring, ContextKind::Ulysses];
 const ORDERS: [TokenOrder; 3] = [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped];
@@ -242,10 +250,12 @@ pub(crate) fn broken(forbid: &Forbid, roles: &Roles) -> bool {
     };
     let sequence_parallel =
         if roles.sequence_parallel { SequenceParallel::On } else { SequenceParallel::Off };
-    let offload = match roles.offload {
-        Offload::None => OffloadKind::None,
-        Offload::Some => OffloadKind::Allowed,
-        Offload::Optimizer => OffloadKind::Optimizer,
+    let offload = match (roles.offload, roles.kept_on_host) {
+        (Offload::None, KeptOnHost::None) => OffloadKind::None,
+        (Offload::Optimizer, KeptOnHost::None) => OffloadKind::Optimizer,
+        (Offload::None, KeptOnHost::All) => OffloadKind::Activations,
+        (Offload::Optimizer, KeptOnHost::All) => OffloadKind::Both,
+        (Offload::Some, _) | (_, KeptOnHost::Some) => OffloadKind::Allowed,
     };
     degrees.into_iter().any(|(degrees, degree)| !degrees.allows(degree))
         || forbid.offload.contains(&offload)

@@ -25,6 +25,8 @@ pub struct Given {
     pub storage: StorageRule,
     /// Which memory may hold optimizer states.
     pub homes: HomeRule,
+    /// Which memory may hold what layers keep for backward.
+    pub kept: HomeRule,
     /// How attention may see keys that other devices hold.
     pub context: Option<ContextKind>,
     /// What of storages, recomputation and attention may not be.
@@ -37,7 +39,7 @@ pub struct Given {
     pub every: Every,
 }
 
-/// Which memory may hold the optimizer state of a parameter.
+/// Which memory may hold the optimizer state of a parameter, or what a layer keeps for backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HomeRule {
     /// The device's.
@@ -57,6 +59,11 @@ impl HomeRule {
             Self::Free => &[Home::Device, Home::Host],
             Self::Host => &[Home::Host],
         }
+    }
+
+    /// The rule of what is kept on one layer: engines move that of the layers between embedding and head.
+    pub(crate) fn on(self, layer: &Layer) -> Self {
+        if is_end(layer) { Self::Device } else { self }
     }
 }
 
@@ -134,9 +141,8 @@ pub enum RecomputeRule {
 impl RecomputeRule {
     /// The rule on one layer: engines compute the layers between embedding and head again, never these themselves.
     pub(crate) fn on(self, layer: &Layer) -> Self {
-        let is_end = layer.stream_in.is_none() || layer.tensors[layer.out.0].dims.is_empty();
         match self {
-            Self::Always if is_end => Self::Free,
+            Self::Always if is_end(layer) => Self::Free,
             Self::Free
             | Self::Never
             | Self::AttentionOnly
@@ -163,4 +169,9 @@ impl RecomputeRule {
             Self::ButProducts | Self::AtLeastAttention => both,
         }
     }
+}
+
+/// Embedding, or the loss.
+fn is_end(layer: &Layer) -> bool {
+    layer.stream_in.is_none() || layer.tensors[layer.out.0].dims.is_empty()
 }

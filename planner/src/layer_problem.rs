@@ -13,7 +13,7 @@ use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
 use ir::mesh::MAX_AXES;
 use ir::op::OpKind;
-use ir::program::Storage;
+use ir::program::{Home, Storage};
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
@@ -183,6 +183,7 @@ impl<'a> LayerProblem<'a> {
                 .zip(&forms)
                 .map(|(op, form)| told(&op.kind, form.recompute))
                 .collect(),
+            kept: Home::Device,
             storage: self
                 .picked(choices)
                 .flat_map(|(op, pick)| op.stored(pick).storage.iter().copied())

@@ -1,22 +1,29 @@
-//! When the memory of hosts is searched too, though nobody said so.
+//! When the memory of hosts is searched too, though nobody said so; and which layers keep there what backward needs.
 //!
 //! Twice the storages are about twice the search, how fast a host updates is known of few, and many jobs need their hosts
 //! for other things. So hosts come in only where nothing fits without them; where optimizer states, cut over all devices,
 //! take a good part of their memory, a plan says that hosts could have them.
+//!
+//! What a layer keeps is all on its device or all on its host. In the choice problem a byte there costs no memory but time on
+//! the link, of which nobody knows yet how much shows: a few parts of it are tried, and the choices weighed by the figures of
+//! their programs, which do.
 
 use cost_model::memory::StateBytes;
+use cost_model::offload::{HostShare, fullest_host};
+use ir::lower::LayerChoice;
+use ir::names::{KeptOnHost, Offload};
 use ir::plan::Plan;
 use ir::units::Bytes;
 
+use crate::candidate::Scope;
+use crate::clock::Clock;
+use crate::price::setting::Entry;
 use crate::request::{OffloadKind, Pins, Request};
+use crate::shelf::{Bench, Shelf};
 
 /// Part of the devices' memory from which optimizer states crowd it: 8 billion parameters on two devices of 80 GB take 0.6
 /// of it, and planned with hosts their step is 15 % shorter; 70 billion on 64 take 0.16.
 const CROWDED: f64 = 1.0 / 3.0;
-
-/// Why hosts hold states though nobody asked for it.
-const NOTHING_ELSE: &str =
-    "no plan fits in the devices' memory alone: hosts hold and update optimizer states";
 
 /// Whether the user leaves it open which memory holds optimizer states.
 pub(crate) fn is_open(pins: &Pins) -> bool {
@@ -52,6 +59,70 @@ pub(crate) fn without(mut plan: Plan, request: &Request) -> Plan {
 
 /// A plan for which no other was left than one with hosts.
 pub(crate) fn with(mut plan: Plan) -> Plan {
-    plan.warnings.push(NOTHING_ELSE.into());
+    let what = match (plan.roles.offload, plan.roles.kept_on_host) {
+        (Offload::None, _) => "hold what layers keep for backward",
+        (_, KeptOnHost::None) => "hold and update optimizer states",
+        _ => "hold and update optimizer states, and hold what layers keep for backward",
+    };
+    plan.warnings.push(format!("no plan fits in the devices' memory alone: hosts {what}"));
     plan
+}
+
+impl Scope<'_> {
+    /// Seconds of a step per byte that a choice problem counts as kept, where it goes to the host and back every
+    /// micro-batch.
+    pub(crate) fn moving_price(&self, bench: &Bench<'_>) -> f64 {
+        let machine = &bench.setting.machine;
+        let share = HostShare::of(machine.device, machine.cluster, machine.constants);
+        let clock = self.plain_clock(bench);
+        2.0 * clock.micro_batches * share.moves(Bytes(1.0)).0 / clock.in_flight
+    }
+
+    /// Puts the choice of a kind on the shelf that weighs least at a price of memory, by the figures of its program; of those
+    /// that hosts could not hold for a whole stage, the one of which they lack least.
+    pub(crate) fn put_lightest(
+        &self,
+        shelf: &mut Shelf,
+        bench: &Bench<'_>,
+        (kind, choices): (usize, Vec<(usize, LayerChoice)>),
+        price: f64,
+    ) -> Option<()> {
+        let clock = self.plain_clock(bench);
+        let mut lightest: Option<(f64, f64, usize)> = None;
+        for (form, choice) in choices {
+            let Some(at) = self.on_shelf(shelf, bench, (kind, form), choice) else { continue };
+            let entry = &shelf.entries[kind][at];
+            let own = (self.lacking(bench, entry, &clock), weight(entry, &clock, price), at);
+            if lightest.is_none_or(|known| (own.0, own.1) < (known.0, known.1)) {
+                lightest = Some(own);
+            }
+        }
+        shelf.levels[kind].push(lightest?.2);
+        Some(())
+    }
+
+    fn plain_clock(&self, bench: &Bench<'_>) -> Clock {
+        let given = self.given();
+        self.clock(bench.candidate, given.covers, given.every)
+    }
+
+    /// Bytes that the fullest host lacks for stages of such layers.
+    fn lacking(&self, bench: &Bench<'_>, entry: &Entry, clock: &Clock) -> f64 {
+        let one = entry.memory.host + entry.memory.kept_on_host * clock.in_flight;
+        let meshes = bench.candidate.meshes();
+        let stage = |stage: u64| (one * clock.layers, meshes.of(stage).n_devices());
+        let stages: Vec<(Bytes, u64)> = (0..bench.candidate.n_stages).map(stage).collect();
+        let fullest = fullest_host((&self.request.cluster, self.constants), &stages);
+        fullest.map_or(0.0, |host| (host.needed - host.capacity).0.max(0.0))
+    }
+}
+
+/// Seconds of a step of a layer and its bytes on the device, at a price.
+fn weight(entry: &Entry, clock: &Clock, price: f64) -> f64 {
+    let (memory, update) = (&entry.memory, &entry.price.update);
+    let every = (entry.forward_seconds() + entry.backward_seconds()) * clock.micro_batches;
+    let once = update.gradient_reduce + update.optimizer + update.host + update.parameter_gather;
+    let gathered = memory.gathered * (1.0 / clock.layers);
+    let bytes = memory.states() + gathered + memory.saved_total() * clock.in_flight;
+    (every + once).0 + price * bytes.0
 }

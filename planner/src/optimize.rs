@@ -604,7 +604,7 @@ fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) 
         },
         Some(Dropped::Host { stage, needed, capacity }) => NoPlan::NothingFits {
             stage,
-            term: "optimizer states in the memory of its node's host".into(),
+            term: "states and activations in the memory of its node's host".into(),
             needed: Bytes(needed),
             capacity: Bytes(capacity),
             relaxations: Vec::new(),

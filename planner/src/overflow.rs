@@ -69,12 +69,14 @@ impl Scope<'_> {
         (cuts, levels): (&[Chunk], &[Levels]),
     ) -> Option<Dropped> {
         let (n_stages, grounds) = (candidate.n_stages as usize, self.grounds(candidate));
+        let in_flight = in_flight(candidate, schedule);
         let devices = |stage: u64| candidate.meshes().of(stage).n_devices();
         let mut stages: Vec<(Bytes, u64)> =
             (0..candidate.n_stages).map(|stage| (Bytes::ZERO, devices(stage))).collect();
         for (chunk, cut) in cuts.iter().enumerate() {
             let costs = &levels[grounds.of_chunk(schedule.placement(), chunk)].costs[0];
-            let host = levels[0].kinds[cut.from..cut.to].iter().map(|&kind| costs[kind].host).sum();
+            let of_kind = |kind: &usize| costs[*kind].host + costs[*kind].kept_on_host * in_flight[chunk];
+            let host = levels[0].kinds[cut.from..cut.to].iter().map(of_kind).sum();
             for rank in schedule.placement().ranks(n_stages as u32, chunk as u32) {
                 stages[rank as usize].0 += Bytes(host);
             }

@@ -19,6 +19,8 @@ pub struct LayerCost {
     pub state: f64,
     /// Optimizer bytes in the host's memory.
     pub host: f64,
+    /// Bytes kept there per micro-batch in flight.
+    pub kept_on_host: f64,
     /// Bytes kept per micro-batch in flight.
     pub saved: f64,
     /// Bytes needed while it runs.

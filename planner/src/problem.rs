@@ -72,6 +72,17 @@ pub struct Problem {
 }
 
 impl Problem {
+    /// The same where the memory of edges is paid in time, at a price, and takes none.
+    #[must_use]
+    pub fn with_edges_at(&self, price: f64) -> Self {
+        let paid = |cost: Cost| Cost { time: cost.weighed(price), memory: 0.0 };
+        let edge = |edge: &Edge| Edge {
+            table: edge.table.iter().map(|cost| cost.map(paid)).collect(),
+            ..edge.clone()
+        };
+        Self { nodes: self.nodes.clone(), edges: self.edges.iter().map(edge).collect() }
+    }
+
     /// Price of one choice per node, from scratch; `None` where a pair is forbidden.
     pub fn total(&self, choices: &[usize]) -> Option<Cost> {
         let (nodes, edges) = self.parts(choices)?;

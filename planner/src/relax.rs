@@ -28,7 +28,7 @@ pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> 
         shorter_sequences(request),
         smaller_batches(request),
         lower_precision(request),
-        states_on_hosts(request),
+        on_hosts(request),
         no_pins(request),
         nothing_forbidden(request),
     ];
@@ -100,15 +100,16 @@ fn lower_precision(request: &Request) -> Vec<Change> {
     vec![("parameters and activations in bf16".into(), relaxed)]
 }
 
-/// The request with optimizer states in the memory of hosts, where it was not searched so.
-fn states_on_hosts(request: &Request) -> Vec<Change> {
+/// The request with optimizer states and activations in the memory of hosts as it pays, where it was not searched so.
+fn on_hosts(request: &Request) -> Vec<Change> {
     let mut relaxed = request.clone();
     relaxed.pins.offload = Some(OffloadKind::Allowed);
     relaxed.pins.forbid.offload.clear();
     match request.pins.offload {
-        Some(OffloadKind::Allowed | OffloadKind::Optimizer) => Vec::new(),
-        Some(OffloadKind::None) | None => {
-            vec![("optimizer states on the hosts (offload=allowed)".into(), relaxed)]
+        Some(OffloadKind::Allowed) => Vec::new(),
+        Some(OffloadKind::None | OffloadKind::Optimizer | OffloadKind::Activations | OffloadKind::Both)
+        | None => {
+            vec![("optimizer states or activations on the hosts (offload=allowed)".into(), relaxed)]
         }
     }
 }

@@ -169,15 +169,29 @@ pub enum RecomputeKind {
     Full,
 }
 
-/// Which memory may hold optimizer states.
+/// Which memory may hold optimizer states, and what layers keep for backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadKind {
     /// The devices' alone.
     None,
-    /// The devices' or the hosts', parameter by parameter, as it pays.
+    /// The devices' or the hosts', parameter by parameter and layer by layer, as it pays.
     Allowed,
-    /// The hosts' alone.
+    /// Optimizer states the hosts' alone, all else the devices'.
     Optimizer,
+    /// What layers keep the hosts' alone, all else the devices'.
+    Activations,
+    /// Both the hosts' alone.
+    Both,
+}
+
+impl OffloadKind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::None, Self::Allowed, Self::Optimizer, Self::Activations, Self::Both];
+
+    /// Whether the hosts hold what every layer keeps.
+    pub fn keeps_on_host(self) -> bool {
+        matches!(self, Self::Activations | Self::Both)
+    }
 }
 
 /// Choices the user makes, in the literature's words; what is not pinned is searched.
@@ -209,7 +223,7 @@ pub struct Pins {
     pub zero: Option<u8>,
     /// Data-parallel replicas that share one set of states; all without a word.
     pub zero_group: Option<u64>,
-    /// Which memory may hold optimizer states; without a word the hosts' only where nothing fits without them.
+    /// Which memory may hold optimizer states and what layers keep; without a word the hosts' only where nothing fits without them.
     pub offload: Option<OffloadKind>,
     /// Whether tensor parallel axes split tokens between products.
     pub sequence_parallel: Option<SequenceParallel>,
@@ -256,7 +270,7 @@ pub struct Forbid {
     pub recompute: Vec<RecomputeKind>,
     /// ZeRO stages.
     pub zero: Vec<u8>,
-    /// Which memory may hold optimizer states.
+    /// Which memory may hold optimizer states and what layers keep.
     pub offload: Vec<OffloadKind>,
     /// Whether tensor parallel axes split tokens between products.
     pub sequence_parallel: Vec<SequenceParallel>,

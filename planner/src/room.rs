@@ -18,7 +18,7 @@ use ir::units::Seconds;
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
-use crate::given::Given;
+use crate::given::{Given, HomeRule};
 use crate::layer_problem::LayerProblem;
 use crate::request::Solver;
 use crate::shelf::Asked;
@@ -51,6 +51,8 @@ pub(crate) struct Tables<'s> {
     kinds: Vec<Asked<'s>>,
     /// Micro-batches that the tables take to be in flight.
     in_flight: f64,
+    /// Whether hosts may hold what layers keep.
+    on_host: bool,
 }
 
 /// The layers of all stages in the hands of the solver.
@@ -168,7 +170,8 @@ impl Scope<'_> {
         let given = Given { covers: bound.covers, every: self.given_fastest().every, ..self.given() };
         let kinds = (0..self.forms.len()).map(|kind| self.asked(&bench, kind, &given, of)).collect();
         let in_flight = self.clock(candidate, given.covers, given.every).in_flight;
-        Tables { candidate, bound, capacity: bench.setting.capacity, kinds, in_flight }
+        let on_host = given.kept != HomeRule::Device;
+        Tables { candidate, bound, capacity: bench.setting.capacity, kinds, in_flight, on_host }
     }
 
     /// Least work of a candidate in its memory, as far as prices of it were tried.
@@ -230,12 +233,14 @@ impl Scope<'_> {
             let mut least: Option<Priced> = None;
             let at_ends = forms.iter().flat_map(|form| ends.iter().map(move |end| (form, end)));
             for ((problem, prepared), &(flight, weight)) in at_ends {
-                let kept = flight / tables.in_flight;
+                // What the hosts may hold takes no memory of the devices, and at best no time.
+                let kept = if tables.on_host { 0.0 } else { flight / tables.in_flight };
                 let price = ready.price * weight;
                 let (value, choices) = prepared.eliminate_apart(price, price * kept)?;
                 if least.is_none_or(|least| value < least.value) {
                     let (nodes, edges) = problem.problem.parts(&choices)?;
-                    let (states, saved) = (nodes.memory, edges.memory / tables.in_flight);
+                    let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
+                    let states = nodes.memory;
                     let weighed = (states + flight * saved) * weight;
                     least = Some(Priced { value, weighed, states, saved });
                 }

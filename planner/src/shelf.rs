@@ -101,12 +101,25 @@ impl<'a> Scope<'a> {
         &self,
         shelf: &mut Shelf,
         bench: &Bench<'_>,
-        (kind, form): (usize, usize),
+        form: (usize, usize),
         choice: LayerChoice,
     ) -> Option<()> {
+        let at = self.on_shelf(shelf, bench, form, choice)?;
+        shelf.levels[form.0].push(at);
+        Some(())
+    }
+
+    /// The place of a choice among those of its kind that have a price; it gets one if it is new.
+    pub(crate) fn on_shelf(
+        &self,
+        shelf: &mut Shelf,
+        bench: &Bench<'_>,
+        (kind, form): (usize, usize),
+        choice: LayerChoice,
+    ) -> Option<usize> {
         let wide = self.wide_kind(kind, form);
         let known = shelf.entries[kind].iter().position(|entry| entry.kind == wide && entry.choice == choice);
-        let at = match known {
+        Some(match known {
             Some(at) => at,
             None => {
                 let (mesh, sizes) = (bench.prices.mesh(), &bench.sizes[kind][form]);
@@ -115,9 +128,7 @@ impl<'a> Scope<'a> {
                 shelf.entries[kind].push(entry);
                 shelf.entries[kind].len() - 1
             }
-        };
-        shelf.levels[kind].push(at);
-        Some(())
+        })
     }
 
     pub(crate) fn levels(&self, shelf: &Shelf) -> Levels {
@@ -126,6 +137,7 @@ impl<'a> Scope<'a> {
             time: (entry.forward_seconds() + entry.backward_seconds()).0,
             state: (entry.memory.states() + self.setting.copied_gradients(entry)).0,
             host: entry.memory.host.0,
+            kept_on_host: entry.memory.kept_on_host.0,
             saved: entry.memory.saved_total().0 * slack,
             working: entry.memory.working().0 * slack,
             logits: entry.memory.logits.0 * slack,

@@ -84,6 +84,14 @@ proptest! {
     }
 
     #[test]
+    fn a_price_of_edges_by_itself_is_the_time_of_edges(problem in problem(), price in 0_u32..5, kept in 0_u32..5) {
+        let (price, kept) = (f64::from(price), f64::from(kept));
+        let apart = solve::Prepared::new(&problem).eliminate_apart(price, kept);
+        let paid = solve::eliminate(&problem.with_edges_at(kept), price);
+        prop_assert_eq!(apart.map(|(value, _)| value), paid.map(|(value, _)| value));
+    }
+
+    #[test]
     fn elimination_is_exact_at_any_price_of_memory(problem in problem(), price in 0_u32..5) {
         let price = f64::from(price);
         let mut choices = vec![0; problem.nodes.len()];

@@ -76,8 +76,12 @@ impl Target {
     /// Which memories hold optimizer states, one after the other: the next where nothing fits in those before.
     fn homes(self, pins: &Pins) -> Vec<OffloadKind> {
         let wanted = match pins.offload {
-            Some(OffloadKind::None) => vec![OffloadKind::None],
-            Some(OffloadKind::Optimizer) => vec![OffloadKind::Optimizer],
+            Some(
+                one @ (OffloadKind::None
+                | OffloadKind::Optimizer
+                | OffloadKind::Activations
+                | OffloadKind::Both),
+            ) => vec![one],
             Some(OffloadKind::Allowed) | None => vec![OffloadKind::None, OffloadKind::Optimizer],
         };
         let is_left = |kind: &OffloadKind| {
@@ -196,6 +200,11 @@ impl Target {
         if pins.offload == Some(OffloadKind::Optimizer) && !self.offloads() {
             return Err(format!(
                 "{name} cannot run offload=optimizer: its hosts hold parameters too, or nothing"
+            ));
+        }
+        if pins.offload.is_some_and(OffloadKind::keeps_on_host) {
+            return Err(format!(
+                "{name} is planned with activations on the devices: leave out offload=activations and offload=both"
             ));
         }
         if pins.shares == Some(SharesKind::Unequal) {

@@ -15,6 +15,7 @@ use ir::plan::check::open;
 use ir::plan::entry::Entry;
 use ir::plan::shares::AXIS;
 use ir::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap};
+use ir::program::Home;
 use ir::schedule::{Schedule, table};
 use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
@@ -141,7 +142,11 @@ impl Case {
         chooser: &mut dyn Chooser,
     ) -> Option<Plan> {
         let shares = if may_be_unequal(order.0, &mesh) { self.shares } else { Shares::Equal };
-        let drawn = draw_model(model, &mesh, (self.micro_batch, self.sequence, shares), chooser)?;
+        let mut drawn = draw_model(model, &mesh, (self.micro_batch, self.sequence, shares), chooser)?;
+        if order.0.n_slices() > 1 {
+            // Later slices read what a slice keeps.
+            drawn.iter_mut().for_each(|one| one.choice.kept = Home::Device);
+        }
         let chunks = chunks(model, order.0.placement().n_chunks(self.n_stages), chooser)?;
         let slices = self.slices(order.0, chooser);
         let counts = match shares {
@@ -366,8 +371,6 @@ mod tests {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
 
-    use ir::program::Home;
-
     use super::*;
 
     /// What there is to see in a plan.
@@ -391,6 +394,7 @@ mod tests {
             ("cut gradients", cut(|p| !p.gradient.is_empty() && p.parameter.is_empty())),
             ("cut optimizer", cut(|p| !p.optimizer.is_empty() && p.gradient.is_empty())),
             ("states on the host", cut(|p| p.optimizer_home == Home::Host)),
+            ("activations on the host", plan.entries.iter().any(|entry| entry.kept_home == Home::Host)),
             ("stream cut along hidden", stream.contains("h@")),
             ("stream cut along sequence", stream.contains("s@")),
             ("ring", words("ring")),
@@ -442,6 +446,7 @@ mod tests {
             "cut gradients",
             "cut optimizer",
             "states on the host",
+            "activations on the host",
             "stream cut along hidden",
             "stream cut along sequence",
             "ring",

@@ -19,7 +19,7 @@ use ir::lower::{LayerChoice, Recompute};
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::entry::Entry;
-use ir::program::{AxisSet, Storage};
+use ir::program::{AxisSet, Home, Storage};
 use ir::signature::signature;
 use ir::strategy::{AxisUse, Strategy};
 use planner::reshard::{Givers, Reshard, StateSizes};
@@ -96,6 +96,7 @@ fn separate(plan: &Plan, opened: &OpenPlan) -> Plan {
             out: known.choice.out,
             strategies: layer.ops.iter().map(along).collect(),
             recompute: vec![Recompute::Keep; layer.ops.len()],
+            kept: Home::Device,
             storage: layer.parameters().map(|tensor| (tensor, storage(tensor))).collect(),
         };
         model.layers[known.layer] = layer.clone();

@@ -294,15 +294,19 @@ fn the_plan_does_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn the_integer_program_plans_as_fast_a_step_as_the_structured_solver() {
-    let with = |solver: &str| {
-        // With one micro-batch of a step, cutting gradients costs as much as not: a tie, which may fall either way.
-        let question = ["optimize", "gpt2", "dgx-h100", "--devices", "2", "--global-batch", "512", "--json"];
-        let said = planner(&[&question[..], &["--solver", solver]].concat());
-        assert_eq!(said.code, 0, "{said}");
-        json(&said.out)["predicted"]["step_time_s"].as_f64().unwrap()
-    };
-    let (structured, program) = (with("structured"), with("microlp"));
-    assert!((structured - program).abs() <= 1e-9 * structured, "{structured:e} and {program:e}");
+    for offload in ["none", "activations"] {
+        let with = |solver: &str| {
+            // With one micro-batch of a step, cutting gradients costs as much as not: a tie, which may fall either way.
+            let question =
+                ["optimize", "gpt2", "dgx-h100", "--devices", "2", "--global-batch", "512", "--json"];
+            let offload = format!("offload={offload}");
+            let said = planner(&[&question[..], &["--solver", solver, "--pin", &offload]].concat());
+            assert_eq!(said.code, 0, "{said}");
+            json(&said.out)["predicted"]["step_time_s"].as_f64().unwrap()
+        };
+        let (structured, program) = (with("structured"), with("microlp"));
+        assert!((structured - program).abs() <= 1e-9 * structured, "{structured:e} and {program:e}");
+    }
 }
 
 #[test]

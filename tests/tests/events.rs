@@ -6,12 +6,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
-use cost_model::{Constants, PriceContext, price_events, price_program};
+use cost_model::{Constants, PriceContext, RowPrice, SectionPrice, price_events, price_program};
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model, shipped_models};
 use ir::engine::{GradientOverlap, TensorOverlap};
-use ir::lower::lower;
+use ir::lower::{LayerChoice, lower};
 use ir::mesh::Mesh;
+use ir::program::Home;
 use ir::token_order::TokenOrder;
+use ir::units::Seconds;
 use planner::clock::Clock;
 use planner::given::{Given, RecomputeRule, StorageRule};
 use planner::layer_problem::LayerProblem;
@@ -33,10 +35,27 @@ struct Case {
     tensor: TensorOverlap,
     gradient: GradientOverlap,
     storage: StorageRule,
+    recompute: RecomputeRule,
+    /// Which memory holds what layers keep.
+    kept: Home,
+}
+
+impl Case {
+    /// All but the attention core kept on the device.
+    const fn of(tensor: TensorOverlap, gradient: GradientOverlap, storage: StorageRule) -> Self {
+        Self { tensor, gradient, storage, recompute: RecomputeRule::AttentionOnly, kept: Home::Device }
+    }
 }
 
 /// Events over closed form of every section of every shipped layer at its fastest choice.
 fn ratios(sizes: &[u64], case: Case) -> Vec<(f64, String)> {
+    let ratio =
+        |(closed, events, name): (SectionPrice, RowPrice, String)| (events.seconds / closed.seconds(), name);
+    sections(sizes, case).into_iter().map(ratio).collect()
+}
+
+/// Every section of every shipped layer at its fastest choice, by closed form and as events.
+fn sections(sizes: &[u64], case: Case) -> Vec<(SectionPrice, RowPrice, String)> {
     let mut cluster = read_cluster("dgx-a100-80", shipped_cluster("dgx-a100-80").unwrap().text).unwrap();
     let n_devices = sizes.iter().product::<u64>().max(8);
     (cluster.groups[0].count, cluster.tiers[1].devices) = (n_devices, n_devices);
@@ -46,7 +65,7 @@ fn ratios(sizes: &[u64], case: Case) -> Vec<(f64, String)> {
     let machine =
         Machine { tensor_overlap: case.tensor, ..machine(&cluster, &constants, TokenOrder::ZigZag) };
     let prices = Prices::new(machine.clone(), &mesh, &[]);
-    let given = Given { recompute: RecomputeRule::AttentionOnly, storage: case.storage, ..Given::default() };
+    let given = Given { recompute: case.recompute, storage: case.storage, ..Given::default() };
     let context = PriceContext {
         cluster: &cluster,
         device: machine.device,
@@ -66,14 +85,15 @@ fn ratios(sizes: &[u64], case: Case) -> Vec<(f64, String)> {
             let clock = Clock::after((8.0, 2.0), 16.0);
             let built = LayerProblem::new(layer, &lengths, &prices, clock, &given).unwrap();
             let (_, choices) = solve::eliminate(&built.problem, 0.0).unwrap();
-            let program = lower(layer, &mesh, &lengths, &built.choice(&choices)).unwrap();
+            let choice = LayerChoice { kept: case.kept, ..built.choice(&choices) };
+            let program = lower(layer, &mesh, &lengths, &choice).unwrap();
             let price = price_program(&context, layer, &mesh, &lengths, &program);
             let events = price_events(&context, layer, &mesh, &lengths, &program);
             for (section, closed, events) in
-                [("forward", &price.forward, events[0]), ("backward", &price.backward, events[1])]
+                [("forward", price.forward, events[0]), ("backward", price.backward, events[1])]
             {
                 let name = format!("{section} of {} of {} on {sizes:?}, {case:?}", layer.name, model.name);
-                found.push((events.seconds / closed.seconds(), name));
+                found.push((closed, events, name));
             }
         }
     }
@@ -94,8 +114,31 @@ fn where_everything_waits_both_are_the_same() {
     let (tensor, gradient) = (TensorOverlap::Absent, GradientOverlap::Absent);
     for sizes in MESHES {
         for storage in [StorageRule::Whole, StorageRule::Gradient] {
-            check(sizes, Case { tensor, gradient, storage }, (1.0, 1.0));
+            check(sizes, Case::of(tensor, gradient, storage), (1.0, 1.0));
         }
+    }
+}
+
+/// A layer takes the longer of its work and its link to the host, in a row of them as by the closed form; the link is
+/// the longer more often where all is kept than where only a layer's input is.
+#[test]
+fn what_goes_to_the_host_hides_behind_the_neighbours() {
+    let plain = Case::of(TensorOverlap::Absent, GradientOverlap::Absent, StorageRule::Whole);
+    for sizes in MESHES {
+        let shown = [RecomputeRule::Never, RecomputeRule::Always].map(|recompute| {
+            let here = sections(sizes, Case { recompute, ..plain });
+            let there = sections(sizes, Case { recompute, kept: Home::Host, ..plain });
+            for ((_, alone, _), (closed, events, name)) in here.iter().zip(&there) {
+                let expected = alone.seconds.max(closed.moved);
+                assert!(
+                    (events.seconds / expected - 1.0).abs() < ROUNDING,
+                    "{events:?} {expected:?}: {name}"
+                );
+            }
+            let shows = |one: &&(SectionPrice, RowPrice, String)| one.0.waiting_for_host() > Seconds::ZERO;
+            there.iter().filter(shows).count() as f64 / there.len() as f64
+        });
+        assert!(0.0 < shown[1] && shown[1] < shown[0] && shown[0] < 1.0, "{shown:?} on {sizes:?}");
     }
 }
 
@@ -103,16 +146,16 @@ fn where_everything_waits_both_are_the_same() {
 fn gradients_that_are_sent_behind_a_layer_are_the_same_where_one_link_carries_all() {
     let (tensor, gradient) = (TensorOverlap::Absent, GradientOverlap::Beside);
     for sizes in [MESHES[0], MESHES[2]] {
-        check(sizes, Case { tensor, gradient, storage: StorageRule::Gradient }, (1.0, 1.0));
+        check(sizes, Case::of(tensor, gradient, StorageRule::Gradient), (1.0, 1.0));
     }
     // Two links carry at once: less shows.
-    check(MESHES[1], Case { tensor, gradient, storage: StorageRule::Gradient }, (0.9, 1.0));
+    check(MESHES[1], Case::of(tensor, gradient, StorageRule::Gradient), (0.9, 1.0));
 }
 
 #[test]
 fn what_runs_beside_products_is_near() {
     for sizes in MESHES {
-        let beside = |tensor| Case { tensor, gradient: GradientOverlap::Beside, storage: StorageRule::Whole };
+        let beside = |tensor| Case::of(tensor, GradientOverlap::Beside, StorageRule::Whole);
         // Of several products that read one tensor, the first gradients of weights come too early to hide anything.
         check(sizes, beside(TensorOverlap::Gradients), (1.0, 1.13));
         check(sizes, beside(TensorOverlap::Chunked), (0.94, 1.06));
@@ -124,7 +167,7 @@ fn parameters_that_are_fetched_ahead_are_near() {
     for sizes in MESHES {
         for tensor in [TensorOverlap::Absent, TensorOverlap::Gradients, TensorOverlap::Chunked] {
             let (gradient, storage) = (GradientOverlap::Beside, StorageRule::Parameter);
-            check(sizes, Case { tensor, gradient, storage }, (0.82, 1.24));
+            check(sizes, Case::of(tensor, gradient, storage), (0.82, 1.24));
         }
     }
 }

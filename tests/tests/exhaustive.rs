@@ -10,7 +10,7 @@ use planner::bound::Bound;
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::given::StorageRule;
-use planner::request::{Job, Pins, Progress, Request, SharesKind, Solver};
+use planner::request::{Job, OffloadKind, Pins, Progress, Request, SharesKind, Solver};
 use planner::shapes::{Facts, divisors, shapes};
 
 /// The search takes a bound at this fraction of itself.
@@ -145,6 +145,16 @@ fn a_model_whose_every_byte_has_a_price() {
     let asked = question("llama-2-13b", "dgx-a100-40", 8, 16);
     assert!(brute(&asked).n_crowded > 1);
     assert_search_is_exhaustive(&asked);
+}
+
+/// What hosts may hold of optimizer states and of what layers keep, and where they must hold the latter.
+#[test]
+fn a_model_whose_hosts_have_room() {
+    let asked = question("llama-2-13b", "dgx-a100-40", 8, 16);
+    for offload in [OffloadKind::Allowed, OffloadKind::Activations] {
+        let pins = Pins { offload: Some(offload), ..Pins::default() };
+        assert_search_is_exhaustive(&Request { pins, ..asked.clone() });
+    }
 }
 
 #[test]

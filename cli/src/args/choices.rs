@@ -47,8 +47,9 @@ pub(crate) struct PinArgs {
     /// Replicas over which ZeRO cuts; groups of so many hold all states [default: all replicas]
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) zero_group: Option<u64>,
-    /// Which memory holds optimizer states, and who updates: `none` the devices, `optimizer` the hosts, `allowed` whichever
-    /// is faster for each parameter [default: the hosts only where nothing fits without]
+    /// What lies in the hosts' memory: `none` nothing, `optimizer` optimizer states, which hosts update, `activations` what
+    /// layers keep for backward, `both`, `allowed` whatever is faster for each parameter and layer [default: something only
+    /// where nothing fits without]
     #[arg(long, value_enum)]
     pub(crate) offload: Option<OffloadArg>,
     /// Whether the stream is cut along the sequence between tensor-parallel products
@@ -123,15 +124,19 @@ pub(crate) enum ScheduleArg {
     TeraPipe,
 }
 
-/// Which memory holds optimizer states.
+/// Which memory holds optimizer states, and what layers keep for backward.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum OffloadArg {
     /// The devices'
     None,
-    /// The devices' or the hosts', parameter by parameter
+    /// The devices' or the hosts', parameter by parameter and layer by layer
     Allowed,
-    /// The hosts'
+    /// Optimizer states the hosts'
     Optimizer,
+    /// What layers keep for backward the hosts'
+    Activations,
+    /// Both the hosts'
+    Both,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -15,7 +15,7 @@ use executor::{Class, RankMemory};
 use ir::conversion::steps;
 use ir::graph::{ParameterRef, TensorId};
 use ir::mesh::Mesh;
-use ir::program::{Program, Update, ValueId};
+use ir::program::{Home, Program, Update, ValueId};
 use ir::schedule::{Action, Section};
 use ir::sharding::{Placement, Sharding};
 use ir::split::split_backward;
@@ -28,6 +28,10 @@ const TO_HOST: &str = "gradients to the host";
 
 /// What new parameters on their way to the device are called.
 const FROM_HOST: &str = "parameters from the host";
+
+/// What layers keep for backward is called on its way to the host, and on its way back.
+const KEPT_DOWN: &str = "activations to the host";
+const KEPT_UP: &str = "activations from the host";
 
 /// Bytes by name.
 type Bytes = BTreeMap<String, u64>;
@@ -109,6 +113,8 @@ pub(crate) fn counted(small: &SmallRun<'_>, outcome: &Outcome) -> Counted {
     for moved in &outcome.moved {
         add(&mut found.sent, TO_HOST.into(), moved.down);
         add(&mut found.sent, FROM_HOST.into(), moved.up);
+        add(&mut found.sent, KEPT_DOWN.into(), moved.kept_down);
+        add(&mut found.sent, KEPT_UP.into(), moved.kept_up);
     }
     for (rank, layers) in outcome.saved.iter().enumerate() {
         for (layer_idx, &bytes) in layers {
@@ -242,6 +248,15 @@ impl Prediction<'_> {
             let bytes = program_bytes(layer, mesh, &sizes, &of_micro_batch, &links(&apart));
             let split = split_backward(layer, program);
             let [input, weight] = split_bytes((layer, mesh, &sizes), program, &split, &links(&apart));
+            if program.kept == Home::Host {
+                let kept = saved_bytes(layer, mesh, &sizes, program, self.element_bytes);
+                let again = |share| runs(Section::Backward)(share) + runs(Section::BackwardInput)(share);
+                for (device, bytes) in (0..).zip(kept) {
+                    let share = self.share_of(device);
+                    add(sent, KEPT_DOWN.into(), bytes * runs(Section::Forward)(share));
+                    add(sent, KEPT_UP.into(), bytes * again(share));
+                }
+            }
             let mut put = |section: &BytesByCollective, times: &dyn Fn(usize) -> u64| {
                 for (one, bytes) in section {
                     let (tier, share) = (one.tier % n_tiers, one.tier / n_tiers);

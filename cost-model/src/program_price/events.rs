@@ -12,6 +12,7 @@
 //! hop of a ring          beside the attention of the block before
 //! parameters of a layer  gathered while the layer before runs; gradients sent while the next one does, and the layer
 //!                        after that waits for them
+//! kept on the host       leaves behind forward, and comes for backward while the layer before runs; two layers at a time
 //! ```
 //! A layer takes what those in the middle of the row add to it.
 
@@ -80,6 +81,8 @@ pub struct RowPrice {
     pub node: Seconds,
     /// The same of the links across nodes.
     pub network: Seconds,
+    /// The same of the link to the host.
+    pub host: Seconds,
     /// Host time to launch it all.
     pub launch: Seconds,
 }
@@ -93,6 +96,8 @@ pub enum Stream {
     Node,
     /// Links across nodes.
     Network,
+    /// The link to the host.
+    Host,
     /// The host that launches kernels.
     Launch,
 }
@@ -104,6 +109,7 @@ impl RowPrice {
             (Stream::Compute, self.compute),
             (Stream::Node, self.node),
             (Stream::Network, self.network),
+            (Stream::Host, self.host),
             (Stream::Launch, self.launch),
         ];
         let longest =
@@ -140,6 +146,7 @@ impl Pricing<'_> {
             compute: busy(Lane::Compute),
             node: busy(Lane::Node),
             network: busy(Lane::Network),
+            host: busy(Lane::Host),
             launch,
         }
     }
@@ -176,6 +183,8 @@ struct Passed {
     computed: Option<usize>,
     /// Its gradients on their way.
     reduced: Vec<usize>,
+    /// What it keeps on its way to the host.
+    stowed: Option<usize>,
     /// How many events there are with it.
     n_events: usize,
 }
@@ -210,6 +219,7 @@ impl<'r> Row<'r> {
 
     fn layer(&mut self, code: &[Instruction], computed: &[Computed]) {
         self.gather_parameters(code);
+        self.fetch();
         for (instruction, own) in code.iter().zip(computed) {
             match instruction {
                 Instruction::Convert { input, output, steps } => self.convert((*input, *output), steps),
@@ -233,7 +243,31 @@ impl<'r> Row<'r> {
         if self.pricing.context.constants.engine.gradient_overlap == GradientOverlap::Absent {
             self.barrier.extend(&reduced);
         }
-        self.layers.push(Passed { computed: self.last, reduced, n_events: self.events.len() });
+        let stowed = (self.pass == Pass::Forward).then(|| self.moved(self.last)).flatten();
+        self.layers.push(Passed { computed: self.last, reduced, stowed, n_events: self.events.len() });
+    }
+
+    /// What the layer two before has sent to the host has left its place; in backward what this one kept there comes into the
+    /// place of that one's.
+    fn fetch(&mut self) {
+        let earlier = self.layers.len().checked_sub(2).and_then(|at| self.layers.get(at)).cloned();
+        let earlier = earlier.unwrap_or_default();
+        self.gathered.extend(earlier.stowed);
+        if self.pass == Pass::Backward {
+            let fetched = self.moved(earlier.computed);
+            self.gathered.extend(fetched);
+        }
+    }
+
+    /// What a layer keeps on the host goes one way over the link, once something is done.
+    fn moved(&mut self, after: Option<usize>) -> Option<usize> {
+        let alone = self.pricing.moved();
+        if alone <= Seconds::ZERO {
+            return None;
+        }
+        let (lane, needs) = (Lane::Host, after.into_iter().collect());
+        self.events.push(Event { lane, alone, needs, slowdown: 0.0, urgency: Urgency::Ahead });
+        Some(self.events.len() - 1)
     }
 
     /// The layer's parameters on their way while the layer before runs; what was sent two layers before has arrived.

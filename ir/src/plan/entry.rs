@@ -44,6 +44,9 @@ pub struct Entry {
     pub stream: String,
     /// Sharding of the outgoing stream; `replicated` for the loss.
     pub out: String,
+    /// Which memory holds what is kept for backward; the device's own where it is not said.
+    #[serde(default, skip_serializing_if = "Home::is_device")]
+    pub kept_home: Home,
     /// Every operator, in the order of the layer.
     pub ops: Vec<OpEntry>,
     /// Every parameter, in the order of the layer.
@@ -125,6 +128,7 @@ impl Entry {
             layer: layer.name.clone(),
             stream: write_sharding(choice.stream, mesh, &stream),
             out: write_sharding(choice.out, mesh, &dim_names(layer, layer.out)),
+            kept_home: choice.kept,
             ops: ops
                 .map(|((op, &strategy), &recompute)| OpEntry {
                     op: op.name.clone(),
@@ -170,6 +174,7 @@ impl Entry {
             out: read(&self.out, &dim_names(layer, layer.out), "out")?,
             strategies,
             recompute: self.ops.iter().map(again).collect(),
+            kept: self.kept_home,
             storage: self.storage(layer, mesh)?,
         })
     }

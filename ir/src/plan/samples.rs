@@ -14,7 +14,7 @@ use crate::native;
 use crate::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 use crate::plan::entry::Entry;
 use crate::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, check};
-use crate::program::{AxisSet, Storage};
+use crate::program::{AxisSet, Home, Storage};
 use crate::schedule::Schedule;
 use crate::sharding::{Placement, Sharding};
 use crate::signature::{Split, signature};
@@ -211,6 +211,7 @@ impl Sample {
             out: if is_loss { Sharding::REPLICATED } else { self.stream() },
             strategies,
             recompute: layer.ops.iter().map(again).collect(),
+            kept: Home::Device,
             storage,
         }
     }

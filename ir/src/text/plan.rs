@@ -62,7 +62,11 @@ pub fn write_plan(plan: &Plan) -> String {
 
 fn write_entry(text: &mut String, entry: &Entry) {
     let (layer, stream, out) = (write_name(&entry.layer), &entry.stream, &entry.out);
-    text.push_str(&format!("entry {layer} {} -> {}\n", write_name(stream), write_name(out)));
+    let kept = match entry.kept_home {
+        Home::Device => "",
+        Home::Host => " kept host",
+    };
+    text.push_str(&format!("entry {layer} {} -> {}{kept}\n", write_name(stream), write_name(out)));
     if let Some(proof) = &entry.proof {
         text.push_str(&format!("  proof {}\n", serde_json::to_value(proof).unwrap_or_default()));
     }
@@ -218,10 +222,18 @@ fn entry(line: &Line<'_>) -> Result<Entry, TextError> {
     }
     let (layer, stream) = (line.name(1, "the layer's name")?, line.name(2, "a sharding")?);
     let out = line.name(4, "a sharding")?;
+    let kept_home = match line.words.get(5..) {
+        None | Some([]) => Home::Device,
+        Some(["kept", "host"]) => Home::Host,
+        Some(words) => {
+            return Err(line.error(format!("expected `kept host` or the end, found `{}`", words.join(" "))));
+        }
+    };
     Ok(Entry {
         layer,
         stream,
         out,
+        kept_home,
         ops: Vec::new(),
         parameters: Vec::new(),
         collectives: Vec::new(),
@@ -309,7 +321,9 @@ mod tests {
     #[test]
     fn plans_survive() {
         for family in [Family::Dense, Family::Experts, Family::Latent] {
-            let plan = bare(sample(family));
+            let mut plan = bare(sample(family));
+            plan.entries[1].kept_home = Home::Host;
+            plan.roles = check::open(&plan).unwrap().roles(&plan);
             let text = write_plan(&plan);
             assert_eq!(read_plan(&text).as_ref(), Ok(&plan), "{text}");
             assert_eq!(write_plan(&read_plan(&text).unwrap()), text);

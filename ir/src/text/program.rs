@@ -50,6 +50,9 @@ pub fn write_program(layer: &Layer, mesh: &Mesh, program: &Program) -> String {
         text.push_str(&format!("{name} {}\n", maybe(value)));
     }
     text.push_str(&format!("saved{}\n", values(&program.saved)));
+    if program.kept == Home::Host {
+        text.push_str("kept host\n");
+    }
     for (name, section) in sections(program) {
         text.push_str(&format!("{name}\n"));
         section.iter().for_each(|one| text.push_str(&format!("  {}\n", writer.instruction(one))));
@@ -205,6 +208,7 @@ impl<'a> Reader<'a> {
             updates: Vec::new(),
             frozen: Vec::new(),
             saved: Vec::new(),
+            kept: Home::Device,
             stream: None,
             out: ValueId(usize::MAX),
             out_gradient: ValueId(usize::MAX),
@@ -240,6 +244,10 @@ impl<'a> Reader<'a> {
                 self.program.saved =
                     (1..line.words.len()).map(|at| self.value(line, at)).collect::<Result<_, _>>()?;
             }
+            "kept" => match line.words.get(1) {
+                Some(&"host") => self.program.kept = Home::Host,
+                _ => return Err(line.error("expected `kept host`")),
+            },
             "update" => {
                 let update = self.update(line)?;
                 self.program.updates.push(update);

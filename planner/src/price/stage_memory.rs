@@ -11,6 +11,7 @@ use cost_model::MemoryBreakdown;
 use cost_model::memory::{copied_bytes, gathered_units};
 use ir::units::Bytes;
 
+use crate::price::hosts;
 use crate::price::setting::Setting;
 use crate::price::staged::Staged;
 use crate::price::step::Held;
@@ -62,7 +63,7 @@ fn but_activations(
         memory.parameters += own.parameters * count as f64;
         memory.gradients += own.gradients * count as f64;
         memory.optimizer += own.optimizer * count as f64;
-        memory.host += own.host * count as f64;
+        memory.host += hosts::of_layers(entry, count, held);
         let (local, updated) = setting.owned(entry);
         n_local += local * count as f64;
         n_updated += updated * count as f64;

@@ -39,6 +39,8 @@ pub struct Step {
 pub struct Held {
     /// All that forward keeps.
     pub saved: f64,
+    /// The same where that alone is most: what hosts hold.
+    pub kept: f64,
     /// What the second part of backward needs.
     pub carried: f64,
     /// Bytes of gradients that slices leave for those before them.
@@ -111,7 +113,7 @@ fn all_held(staged: &Staged<'_>, order: &Order<'_>) -> Result<Vec<Held>, Simulat
         Order::Turns(turns) if !staged.slices.is_cut() => {
             let v = f64::from(staged.schedule.n_virtual_stages());
             let most = |stage: u64| f64::from(turns.most_in_flight(stage as u32)) / v;
-            let held = |stage: u64| Held { saved: most(stage), ..Held::default() };
+            let held = |stage: u64| Held { saved: most(stage), kept: most(stage), ..Held::default() };
             (0..staged.n_stages).map(held).collect()
         }
         Order::Turns(_) | Order::Rows(_) => {
@@ -260,8 +262,10 @@ fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
     };
     let (saved, carried) = (sum(&|one| one.saved), sum(&|one| one.carried));
     let (mut now, mut most) = (InFlight::default(), (f64::NEG_INFINITY, InFlight::default()));
+    let mut kept = 0;
     for action in row {
         now.pass(action.section);
+        kept = kept.max(now.saved);
         let bytes = f64::from(now.saved) * saved + f64::from(now.carried) * carried;
         if bytes.total_cmp(&most.0).then(now.total().cmp(&most.1.total())).is_ge() {
             most = (bytes, now);
@@ -269,7 +273,8 @@ fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
     }
     let v = f64::from(staged.schedule.n_virtual_stages());
     let InFlight { saved, carried } = most.1;
-    Held { saved: f64::from(saved) / v, carried: f64::from(carried) / v, owed: Bytes::ZERO }
+    let [saved, carried, kept] = [saved, carried, kept].map(|n| f64::from(n) / v);
+    Held { saved, carried, kept, owed: Bytes::ZERO }
 }
 
 /// The same of sequences that are cut.
@@ -310,8 +315,11 @@ fn held_sliced(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
                 _ => f64::from(counts) / f64::from(n_slices) / v,
             };
             let count_of = |of: &dyn Fn(&InFlight) -> u32| now.iter().map(of).sum::<u32>();
+            let saved_now = whole(kept, &saved, count_of(&|n| n.saved));
             let held = Held {
-                saved: whole(kept, &saved, count_of(&|n| n.saved)),
+                saved: saved_now,
+                // Hosts hold nothing of slices.
+                kept: saved_now,
                 carried: whole(carries, &carried, count_of(&|n| n.carried)),
                 owed: Bytes(owes / v),
             };

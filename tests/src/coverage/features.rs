@@ -100,6 +100,11 @@ fn offloaded(axes: &[AxisWish], storage: [&'static [usize]; 3]) -> Recipe {
     Recipe::of(Wishes { storage, home: Home::Host, ..Wishes::of(axes) })
 }
 
+/// What layers keep in the host's memory, and what backward computes again.
+fn kept_on_host(axes: &[AxisWish], again: Again) -> Recipe {
+    Recipe::of(Wishes { again, kept: Home::Host, ..Wishes::of(axes) })
+}
+
 fn ordered(axes: &[AxisWish], order: TokenOrder) -> Recipe {
     Recipe::of(Wishes { order, ..Wishes::of(axes) })
 }
@@ -228,6 +233,17 @@ fn recomputation() -> Vec<Feature> {
         both("recompute everything", again(Again::Everything)),
         both("recompute attention and activations", again(Again::Cheap)),
         both("recompute every other operator", again(Again::EveryOther)),
+        both("activations on the host (vDNN)", kept_on_host(&[DATA, TENSOR], Again::Nothing)),
+        both(
+            "activations on the host, sequences split among tensor parallel devices",
+            kept_on_host(&[TENSOR_SEQUENCE], Again::Cheap),
+        ),
+        both("recompute everything, inputs on the host", kept_on_host(&[DATA, TENSOR], Again::Everything)),
+        both(
+            "activations on the host, backward in two parts",
+            kept_on_host(&[TENSOR], Again::Nothing).stages(2).schedule(Schedule::ZbV).micro_batches(4),
+        ),
+        both("activations on the host, ring attention", kept_on_host(&[RING], Again::Nothing)),
     ]
 }
 

@@ -49,6 +49,8 @@ pub(super) struct Wishes {
     pub(super) storage: [&'static [usize]; 3],
     /// Which memory holds optimizer states.
     pub(super) home: Home,
+    /// Which memory holds what layers keep.
+    pub(super) kept: Home,
     /// What backward computes again.
     pub(super) again: Again,
     /// The order of tokens.
@@ -66,6 +68,7 @@ impl Wishes {
             axes: axes.to_vec(),
             storage: [&[]; 3],
             home: Home::Device,
+            kept: Home::Device,
             again: Again::Nothing,
             order: TokenOrder::Natural,
             algorithm: None,
@@ -117,6 +120,10 @@ impl Chooser for Wishes {
             }
             Again::EveryOther => self.met.is_multiple_of(2),
         }
+    }
+
+    fn kept(&mut self) -> Home {
+        self.kept
     }
 
     fn storage(&mut self, whole: AxisSet) -> Storage {

@@ -27,6 +27,8 @@ pub(crate) trait Chooser {
     fn again(&mut self, op: &Op) -> bool;
     /// Over which of the axes on which a parameter is whole its three states are cut.
     fn storage(&mut self, whole: AxisSet) -> Storage;
+    /// Which memory holds what a layer keeps.
+    fn kept(&mut self) -> Home;
     /// How many layers a chunk takes, of 1 to `most`, where `even` would be fair.
     fn layers(&mut self, even: usize, most: usize) -> usize;
     /// Whether a slice is longer than the shortest.
@@ -81,6 +83,10 @@ impl Chooser for Decisions<'_> {
         let optimizer = self.subset(whole);
         let home = [Home::Device, Home::Host][self.pick(2)];
         Storage { parameter: self.subset(optimizer), gradient: self.subset(optimizer), optimizer, home }
+    }
+
+    fn kept(&mut self) -> Home {
+        [Home::Device, Home::Host][self.pick(2)]
     }
 
     fn layers(&mut self, even: usize, most: usize) -> usize {
@@ -193,12 +199,15 @@ impl Draw<'_> {
             if again { Recompute::Again } else { Recompute::Keep }
         };
         let recompute = self.layer.ops.iter().map(|op| again(op, chooser)).collect();
+        let strategies = chosen.iter().map(|(strategy, _)| *strategy).collect();
+        let storage = self.storages(&chosen, chooser);
         let mut choice = LayerChoice {
             stream: if self.layer.stream_in.is_some() { self.stream } else { Sharding::REPLICATED },
             out,
-            strategies: chosen.iter().map(|(strategy, _)| *strategy).collect(),
+            strategies,
             recompute,
-            storage: self.storages(&chosen, chooser),
+            kept: chooser.kept(),
+            storage,
         };
         if lower(self.layer, self.mesh, self.sizes, &choice).is_err() {
             // Not every cut of the three states goes together; whole storage always does.

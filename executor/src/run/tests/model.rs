@@ -9,7 +9,7 @@ use ir::graph::{
 use ir::lower::{LayerChoice, Recompute};
 use ir::mesh::{Mesh, Meshes};
 use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
-use ir::program::Storage;
+use ir::program::{Home, Storage};
 use ir::schedule::{Schedule, table};
 use ir::sharding::Sharding;
 use ir::slices::Slices;
@@ -327,6 +327,7 @@ pub(super) fn plain(layer: &Layer) -> LayerChoice {
         out: Sharding::REPLICATED,
         strategies: vec![Strategy::SAME; layer.ops.len()],
         recompute: vec![Recompute::Keep; layer.ops.len()],
+        kept: Home::Device,
         storage: layer.parameters().map(|tensor| (tensor, Storage::default())).collect(),
     }
 }

@@ -1,4 +1,4 @@
-//! Optimizer states on the host: the same numbers, two arenas, and the bytes that move between them.
+//! Optimizer states and what layers keep on the host: the same numbers, two arenas, and the bytes that move between them.
 
 use ir::program::Home;
 
@@ -82,4 +82,56 @@ fn training_goes_on_in_the_other_memory() {
     let (second, after) = train(Home::Host, 2, Some(&before));
     assert_eq!([first, second].concat(), losses);
     assert_eq!(after, whole);
+}
+
+/// A decoder on two stages, what its layers keep for backward in one of the two memories.
+fn kept_in(home: Home, (schedule, recompute): (Schedule, Recompute)) -> Outcome {
+    let (model, mesh) = (model(decoder(), 4), Mesh::of_sizes(&[2]).unwrap());
+    let mut all = choices(&model, &[&["b"]], &[Placement::Shard(0)]);
+    for choice in &mut all {
+        choice.kept = home;
+        choice.recompute.fill(recompute);
+    }
+    check(&execution(&model, &mesh, all, (schedule, 2, 4)))
+}
+
+#[test]
+fn what_layers_keep_comes_back_as_it_went() {
+    for schedule in [Schedule::OneFOneB, Schedule::ZbV, Schedule::Chimera] {
+        for recompute in [Recompute::Keep, Recompute::Again] {
+            let of = |home: Home| kept_in(home, (schedule, recompute));
+            let (device, host) = (of(Home::Device), of(Home::Host));
+            assert_eq!((&host.losses, &host.parameters), (&device.losses, &device.parameters), "{schedule}");
+            for arena in host.host.iter().chain(&host.memory) {
+                assert_eq!((arena.high_water, arena.most_live), (arena.planned_peak, arena.lower_bound));
+            }
+            // What is kept is the same; the hosts have all of it at its peak, the devices that much less.
+            assert_eq!((&host.saved, &host.peak_saved), (&device.saved, &device.peak_saved), "{schedule}");
+            for (moved, (arena, peak)) in host.moved.iter().zip(host.host.iter().zip(&host.peak_saved)) {
+                assert!(moved.kept_down == moved.kept_up && moved.kept_down > 0, "{schedule}: {moved:?}");
+                assert!(arena.lower_bound <= *peak && arena.lower_bound > 0, "{schedule}: {arena:?} {peak}");
+            }
+            assert!(device.moved.iter().all(|one| *one == HostMoves::default()));
+            let most = |outcome: &Outcome| sum(&outcome.memory, |arena| arena.lower_bound);
+            assert!(recompute == Recompute::Again || most(&host) < most(&device), "{schedule}");
+        }
+    }
+}
+
+/// A ring keeps its result and the logarithms of its sums beside values: they go along.
+#[test]
+fn what_a_ring_keeps_goes_to_the_host_too() {
+    let (model, mesh) = (model(decoder(), 2), Mesh::of_sizes(&[2]).unwrap());
+    let of = |home: Home| {
+        let mut all = choices(&model, &[&["ring", "s"]], &[Placement::Shard(1)]);
+        all.iter_mut().for_each(|choice| choice.kept = home);
+        check(&execution(&model, &mesh, all, ONE_STAGE))
+    };
+    let (device, host) = (of(Home::Device), of(Home::Host));
+    assert_eq!((&host.losses, &host.saved), (&device.losses, &device.saved));
+    let n_steps = host.losses.len() as u64;
+    for (rank, moved) in host.moved.iter().enumerate() {
+        let kept: u64 = host.saved[rank].values().sum();
+        assert_eq!((moved.kept_down, moved.kept_up), (n_steps * 2 * kept, n_steps * 2 * kept));
+    }
 }

@@ -10,7 +10,7 @@ use egg::{Id, Language};
 use ir::graph::{Layer, Role, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
-use ir::program::{AxisSet, Instruction, Program, Storage, ValueId};
+use ir::program::{AxisSet, Home, Instruction, Program, Storage, ValueId};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::split::{SplitBackward, split_backward};
@@ -85,7 +85,7 @@ fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> Layer
                 .insert(tensor, if layer.is_trained(tensor) { states } else { Storage::frozen(parameter) });
         }
     }
-    LayerChoice { stream, out, strategies: chosen, recompute, storage }
+    LayerChoice { stream, out, strategies: chosen, recompute, kept: Home::Device, storage }
 }
 
 /// Lowers a random choice; `None` where there is no program (an unfinished maximum that would have to be a sum).

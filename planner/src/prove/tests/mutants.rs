@@ -7,7 +7,7 @@ use ir::graph::{Layer, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
-use ir::program::{AxisSet, Instruction, Program, Side, Storage, ValueId};
+use ir::program::{AxisSet, Home, Instruction, Program, Side, Storage, ValueId};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::{FactorId, Split, signature};
 use ir::strategy::{AxisUse, Strategy, is_legal, placements};
@@ -69,7 +69,7 @@ fn case(layer: Layer, sizes: &[u64]) -> Case {
     };
     let (stream, out) =
         (on_stream(layer.stream_in.is_none()), on_stream(layer.tensors[layer.out.0].dims.is_empty()));
-    let choice = LayerChoice { stream, out, strategies, recompute, storage };
+    let choice = LayerChoice { stream, out, strategies, recompute, kept: Home::Device, storage };
     let program = lower(&layer, &mesh, &lengths, &choice).unwrap();
     Case { layer, mesh, sizes: lengths, program }
 }
