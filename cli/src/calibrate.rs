@@ -5,9 +5,9 @@ use std::path::Path;
 use cost_model::Constants;
 use validate::calibration::Calibration;
 use validate::case::{Case, cases};
-use validate::global::calibrated;
 use validate::row::read;
 use validate::score::{Errors, Pair};
+use validate::stack::calibrated;
 
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;

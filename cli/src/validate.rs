@@ -244,7 +244,7 @@ Predicted against measured, on the device with most. *Allocated* is what framewo
 `nvidia-smi` shows: also what the allocator loses to fragments, the context, libraries and the buffers of communicators, the
 reserve. Nothing of it is fitted: 5 % of what is allocated and freed, 0.6 GiB of context, and four communicators whose buffers
 grow with the link (0.57 GiB each at 300 GB/s); a cluster file's `reserve_gib` and calibrations set it otherwise. Megatron-DeepSpeed
-copies more than Megatron-LM (`--engine megatron-deepspeed`): two buckets of 5e8 elements, an fp32 copy of 16-bit gradients, in bf16
+copies more than Megatron-LM (`--engine megatron-deepspeed`): two buckets of 5e8 elements, of 16-bit gradients a flat copy and one in fp32, in bf16
 gradients beside their sums. Rows whose planner does not tell how it cut states over replicas (Alpa's `auto`) are left out. Of
 runs that died of memory the last column says how many are predicted to need more than a device has.
 ";

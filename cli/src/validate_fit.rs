@@ -168,7 +168,7 @@ const PAGE_START: &str = "# The fitted constants
 Written by `planner validate --fit --ablate --markdown`, which takes a minute or two in a release build. All constants are
 fitted together, to all sources with equal weight; no constant belongs to a row or a source. Those that are shipped come from
 such a fit, rounded to three digits. `beforehand` is what was known of a constant before any run, and how much it counts: as
-little as one source that is 2 % off. A deviation is one standard deviation as the scatter of the rows leaves it. `error
+little as one source that is 3.5 % off. A deviation is one standard deviation as the scatter of the rows leaves it. `error
 without`: the equal-weight mean over the sources of the headline if the effect is taken away and the rates of products are
 fitted again.
 ";

@@ -209,7 +209,7 @@ fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdic
     let excess = rounded.as_ref().map(|(_, excess)| *excess);
     let differs = first.failures().next().is_some() && first.unmatched.is_empty();
     let (comparison, one_device) = match precision {
-        Precision::F64 | Precision::F32 if differs => {
+        Precision::F64 | Precision::F32 | Precision::Bf16 if differs => {
             let (shaken, far) = shaken::<E>(small, (precision, seed), &expected)?;
             let others: Vec<&Outcome> = exact.into_iter().chain([&shaken]).collect();
             (compare_rounded((&expected, &others), &found, precision), Some(far.max(excess.unwrap_or(0.0))))

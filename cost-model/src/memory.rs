@@ -112,11 +112,12 @@ pub fn gathered_units(units: impl Iterator<Item = GatheredUnit>) -> Bytes {
 /// What an optimizer copies beside the states, for `n_local` parameters of a device of which it updates `n_updated`.
 ///
 /// DeepSpeed (runtime/zero/stage_1_and_2.py, runtime/bf16_optimizer.py, defaults of runtime/zero/config.py): one bucket of
-/// gradients under reduction and one of parameters being gathered, each of up to 5e8 elements; then, of 16-bit gradients, an
-/// fp32 copy of the part that is updated. In bf16 gradients are summed in fp32, and those that backward yields stay beside the
+/// gradients under reduction and one of parameters being gathered, each of up to 5e8 elements; then, of 16-bit gradients, the
+/// part that is updated is flattened and cast to fp32 (`self.flatten(self.averaged_gradients[i]).to(...)`): two copies, both
+/// alive while the second is made. In bf16 gradients are summed in fp32, and those that backward yields stay beside the
 /// sums until it is done.
 ///
-/// 2e9 parameters in bf16, a fourth of them updated: 1e9 + 1e9 + 4e9 bytes; in fp16 1e9 + 1e9 + 2e9.
+/// 2e9 parameters in bf16, a fourth of them updated: 1e9 + 1e9 + 4e9 bytes; in fp16 1e9 + 1e9 + 3e9.
 pub fn copied_bytes(
     copies: Copies,
     (n_local, n_updated): (f64, f64),
@@ -139,7 +140,9 @@ pub fn copied_buckets(copies: Copies, n_local: f64, precision: Precision, consta
 pub fn copied_gradients(copies: Copies, (n_local, n_updated): (f64, f64), precision: Precision) -> Bytes {
     match (copies, precision) {
         (Copies::None, _) | (Copies::Buckets, Precision::Fp32) => Bytes::ZERO,
-        (Copies::Buckets, Precision::Fp16) => element_bytes(Precision::Fp32) * n_updated,
+        (Copies::Buckets, Precision::Fp16) => {
+            (element_bytes(precision) + element_bytes(Precision::Fp32)) * n_updated
+        }
         (Copies::Buckets, Precision::Bf16 | Precision::Fp8) => element_bytes(precision) * n_local,
     }
 }
@@ -247,10 +250,10 @@ mod tests {
         let constants = Constants::load();
         let of = |copies, precision| copied_bytes(copies, (2e9, 0.5e9), precision, &constants).0;
         assert_eq!(of(Copies::Buckets, Precision::Bf16), 6e9);
-        assert_eq!(of(Copies::Buckets, Precision::Fp16), 4e9);
+        assert_eq!(of(Copies::Buckets, Precision::Fp16), 5e9);
         assert_eq!(of(Copies::None, Precision::Bf16), 0.0);
         let small = copied_bytes(Copies::Buckets, (1e8, 1e8), Precision::Fp16, &constants);
-        assert_eq!(small, Bytes(2.0 * 2e8 + 4e8));
+        assert_eq!(small, Bytes(2.0 * 2e8 + 6e8));
     }
 
     #[test]

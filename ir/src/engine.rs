@@ -117,7 +117,7 @@ pub enum Copies {
     /// Nothing: gradients are reduced and parameters gathered where they lie.
     #[default]
     None,
-    /// DeepSpeed: gradients and parameters pass through flat buckets, the update reads an fp32 copy of 16-bit gradients, and
+    /// DeepSpeed: gradients and parameters pass through flat buckets, the update reads an fp32 copy of flattened 16-bit gradients, and
     /// bf16 gradients stay beside their fp32 sums.
     Buckets,
 }

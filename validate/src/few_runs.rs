@@ -5,9 +5,9 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::case::Case;
-use crate::global::calibrated;
 use crate::report::in_headline;
 use crate::score::{Errors, Pair};
+use crate::stack::calibrated;
 
 /// Runs that are measured, as `planner calibrate` is given.
 pub const N_MEASURED: usize = 3;

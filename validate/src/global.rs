@@ -7,7 +7,7 @@ use cost_model::{Constants, PARAMETERS, Parameter};
 use rayon::prelude::*;
 
 use crate::case::Case;
-use crate::fit::{Fit, Problem, Slopes, equal_per_source, fit, fit_nearby, found, slopes};
+use crate::fit::{Fit, Problem, Slopes, equal_per_source, fit, fit_nearby, huber, slopes};
 use crate::report::in_headline;
 use crate::score::{Errors, Pair};
 
@@ -42,14 +42,15 @@ fn problem<'a>(cases: &[&'a Case], start: &Constants) -> Problem<'a> {
     posed(cases, movable(cases, start))
 }
 
-/// What a constant is known to be beforehand counts as little as one source that is off by so much: rows decide, and where
-/// no row does (a source was left out) a constant stays where it may be expected.
-const SOURCE_WORTH: f64 = 0.02;
+/// What a constant is known to be beforehand counts as little as one source that is off by so much, about the error of all:
+/// rows decide, and where no row does (a source was left out) a constant stays where it may be expected.
+const SOURCE_OFF: f64 = 0.035;
 
-fn posed<'a>(cases: &[&'a Case], parameters: Vec<Parameter>) -> Problem<'a> {
+/// Rows of equal weight per source, and constants with what is known of them.
+pub(crate) fn posed<'a>(cases: &[&'a Case], parameters: Vec<Parameter>) -> Problem<'a> {
     let known = |parameter: &Parameter| {
         let (value, width) = parameter.known.unwrap_or((parameter.least, f64::INFINITY));
-        (value, width / SOURCE_WORTH)
+        (value, width / (2.0 * huber(SOURCE_OFF)).sqrt())
     };
     let priors = parameters.iter().map(known).collect();
     Problem { rows: equal_per_source(cases.iter().copied()), parameters, priors }
@@ -156,26 +157,4 @@ fn world(case: &Case) -> String {
     let family = case.plan.cluster.groups.first().map(|group| group.device.architecture);
     let width = if case.row.precision.contains("fp8") { 8 } else { 16 };
     format!("{family:?} {width}")
-}
-
-/// The constants of one cluster and its software, from a few runs on it: as near to the given ones as the runs allow.
-///
-/// A run is off by 4 % for reasons that no constant has (what is left of published ones, `docs/fit.md`); constants stray by
-/// 8 % of themselves from what is shipped. So one run moves prices by two thirds of its error, three by most of it.
-pub fn calibrated(cases: &[&Case], start: &Constants) -> Global {
-    const TRUST: f64 = 0.04;
-    const STRAY: f64 = 0.08;
-    let mut problem = posed(cases, PARAMETERS.iter().filter(|one| one.known.is_some()).copied().collect());
-    for (_, weight) in &mut problem.rows {
-        *weight = 1.0 / (TRUST * TRUST);
-    }
-    let prior = |parameter: &Parameter| {
-        let value = start.get(parameter.name).unwrap_or(parameter.least);
-        let range = parameter.most - parameter.least;
-        (value, STRAY * value.max(range / 10.0))
-    };
-    problem.priors = problem.parameters.iter().map(prior).collect();
-    let slopes = slopes(&problem, start);
-    let constants = fit_nearby(&problem, start, &slopes);
-    Global { fit: found(&problem, constants, &slopes), problem_parameters: problem.parameters }
 }

@@ -15,6 +15,7 @@ pub mod report;
 pub mod fit;
 pub mod calibration;
 pub mod global;
+pub mod stack;
 pub mod few_runs;
 pub mod memory;
 pub mod against;
