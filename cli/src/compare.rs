@@ -21,9 +21,10 @@ const TOLD: usize = 3;
 /// What hosts hold: told only where some plan has it.
 const OFFLOAD: &str = "offload";
 const KEPT: &str = "activations on the host";
+const PARAMETERS: &str = "parameters on the host";
 
 /// What is chosen, in the order in which it is told.
-const CHOICES: [&str; 16] = [
+const CHOICES: [&str; 17] = [
     "devices",
     "dp",
     "tp",
@@ -36,6 +37,7 @@ const CHOICES: [&str; 16] = [
     "ZeRO",
     OFFLOAD,
     KEPT,
+    PARAMETERS,
     "recompute",
     "micro-batch",
     "schedule",
@@ -116,7 +118,8 @@ impl Comparison {
     }
 
     fn rows_of_choices(&self) -> Vec<&'static str> {
-        let is_told = |name: &str, word: &String| word != "none" || ![OFFLOAD, KEPT].contains(&name);
+        let is_told =
+            |name: &str, word: &String| word != "none" || ![OFFLOAD, KEPT, PARAMETERS].contains(&name);
         let says = |name: &&str| {
             self.plans.iter().any(|column| column.choices.get(name).is_some_and(|word| is_told(name, word)))
         };
@@ -225,6 +228,7 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
         ("ZeRO", format!("{}{hybrid}", roles.zero.stage)),
         (OFFLOAD, crate::clusters::word(&roles.offload)),
         (KEPT, crate::clusters::word(&roles.kept_on_host)),
+        (PARAMETERS, crate::clusters::word(&roles.parameters_on_host)),
         ("recompute", crate::clusters::word(&roles.recompute)),
         ("micro-batch", format!("{} x {}", roles.micro_batch, report::accumulation(roles))),
         ("schedule", plan.schedule.to_string()),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::mesh::AxisId;
 use ir::names::axes::axis_names;
-use ir::names::{KeptOnHost, Offload};
+use ir::names::{Offload, OnHost};
 use ir::native::{LayerDocument, Length};
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
@@ -432,9 +432,14 @@ fn glossary(plan: &Plan) -> String {
             "states of the optimizer in the memory of the node's host, whose processors update",
         ),
         (
-            roles.kept_on_host != KeptOnHost::None,
+            roles.kept_on_host != OnHost::None,
             "activations on the host",
             "what a layer keeps for backward leaves for the memory of the node's host behind its forward, and is fetched before its backward",
+        ),
+        (
+            roles.parameters_on_host != OnHost::None,
+            "parameters on the host",
+            "a layer's parameters lie in the memory of the node's host and are fetched for every use",
         ),
         (true, "micro-batch", "sequences of one replica at a time x how often per step"),
         (

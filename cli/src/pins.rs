@@ -111,6 +111,8 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             OffloadArg::Optimizer => OffloadKind::Optimizer,
             OffloadArg::Activations => OffloadKind::Activations,
             OffloadArg::Both => OffloadKind::Both,
+            OffloadArg::States => OffloadKind::States,
+            OffloadArg::All => OffloadKind::All,
         }),
         sequence_parallel: args.sequence_parallel.map(|switch| match switch {
             SwitchArg::On => SequenceParallel::On,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::{Calibration, DeviceGroup};
-use ir::names::{KeptOnHost, Offload, Roles};
+use ir::names::{Offload, OnHost, Roles};
 use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, SharePrediction, StagePrediction};
@@ -256,11 +256,16 @@ fn degrees(roles: &Roles) -> String {
         Offload::Optimizer => ", optimizer on the host".into(),
     };
     let kept = match roles.kept_on_host {
-        KeptOnHost::None => "",
-        KeptOnHost::Some => ", activations of some layers on the host",
-        KeptOnHost::All => ", activations on the host",
+        OnHost::None => "",
+        OnHost::Some => ", activations of some layers on the host",
+        OnHost::All => ", activations on the host",
     };
-    words + &offload + kept + &format!(", recompute {}", word(&roles.recompute))
+    let parameters = match roles.parameters_on_host {
+        OnHost::None => "",
+        OnHost::Some => ", parameters of some layers on the host",
+        OnHost::All => ", parameters on the host",
+    };
+    words + &offload + kept + parameters + &format!(", recompute {}", word(&roles.recompute))
 }
 
 /// Where the time goes.
@@ -316,7 +321,7 @@ pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
         ("parameter gather", breakdown.parameter_gather_s),
         ("optimizer", breakdown.optimizer_s),
         ("optimizer on the host", breakdown.offload_s),
-        ("activations to the host and back", breakdown.kept_on_host_s),
+        ("hosts' links, beyond layers", breakdown.host_links_s),
         ("host", breakdown.host_s),
         ("other", breakdown.other_s),
     ];

@@ -1,4 +1,4 @@
-//! What runs at once on one rank: a stream of computation and three links, each one thing at a time.
+//! What runs at once on one rank: a stream of computation and links, each one thing at a time.
 //!
 //! Computation runs in its order; a link carries, of what is ready, the most urgent and then the first: what is more urgent
 //! goes before the rest of what is under way, as it would share the link with buckets of it. While a transfer runs beside
@@ -19,11 +19,13 @@ pub(crate) enum Lane {
     /// Links across nodes.
     Network,
     /// The link to its host.
-    Host,
+    ToHost,
+    /// The same, the other way.
+    FromHost,
 }
 
 /// In the order of their declaration.
-const LANES: [Lane; 4] = [Lane::Compute, Lane::Node, Lane::Network, Lane::Host];
+const LANES: [Lane; 5] = [Lane::Compute, Lane::Node, Lane::Network, Lane::ToHost, Lane::FromHost];
 
 /// How soon a link takes a transfer that is ready; the soonest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,7 +108,9 @@ impl<'e> Rank<'e> {
             let slot = lane as usize;
             self.running[slot] = match lane {
                 Lane::Compute => self.compute.get(self.next).copied().filter(|&at| self.open[at] == 0),
-                Lane::Node | Lane::Network | Lane::Host => self.ready[slot].first().map(|&(_, at)| at),
+                Lane::Node | Lane::Network | Lane::ToHost | Lane::FromHost => {
+                    self.ready[slot].first().map(|&(_, at)| at)
+                }
             };
         }
         let rates = self.rates();
@@ -133,7 +137,7 @@ impl<'e> Rank<'e> {
         match self.running[Lane::Compute as usize] {
             None => [1.0; LANES.len()],
             // What goes to the host and comes from there slows nothing.
-            Some(_) => [node.max(network), node, network, 0.0].map(|slowdown| 1.0 / (1.0 + slowdown)),
+            Some(_) => [node.max(network), node, network, 0.0, 0.0].map(|slowdown| 1.0 / (1.0 + slowdown)),
         }
     }
 
@@ -142,7 +146,7 @@ impl<'e> Rank<'e> {
         let Event { lane, urgency, .. } = self.events[at];
         match lane {
             Lane::Compute => self.next += 1,
-            Lane::Node | Lane::Network | Lane::Host => {
+            Lane::Node | Lane::Network | Lane::ToHost | Lane::FromHost => {
                 self.ready[lane as usize].remove(&(urgency, at));
             }
         }

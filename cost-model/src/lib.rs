@@ -47,8 +47,9 @@ pub use group::{Group, GroupAxis};
 pub use memory::MemoryBreakdown;
 pub use parameters::{CalibrationError, PARAMETERS, Parameter};
 pub use program_bytes::{
-    BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, flat_step_bytes, handover_bytes,
-    host_elements, kept_bytes, program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
+    BytesByCollective, CommunicationClass, Links, ProgramBytes, Sent, fetched_bytes, flat_step_bytes,
+    handover_bytes, host_elements, kept_bytes, program_bytes, saved_bytes, split_bytes, step_bytes,
+    stored_bytes, stream_bytes,
 };
 pub use program_memory::{
     MemoryContext, ProgramMemory, carried_bytes, kept_on_host, owed_bytes, program_memory,

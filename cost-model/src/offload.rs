@@ -7,8 +7,10 @@
 //! up      = parameter bytes / link          per step, one after the other, nothing of it hidden
 //! memory  = fp32 parameter, moments and the gradient that came down            -> host_bytes()
 //!
-//! what a layer keeps, beside it on the link, each way once per micro-batch       -> HostShare::moves()
-//! moved   = bytes kept / link             a layer takes the longer of the two    -> SectionPrice::seconds()
+//! what a layer keeps there, and parameters that it has from there, beside its work on the link, which carries both ways at once
+//! forward  = max(bytes kept, parameters as stored) / link                        -> HostShare::moves()
+//! backward = (bytes kept + parameters as stored) / link        a layer takes the longer of this and its own work
+//! step     = new parameters / link, nothing of it hidden
 //! memory  = bytes kept per micro-batch in flight; on the device a layer's own and its neighbour's on the way
 //! ```
 //! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840: section 4.1 for what moves, table 4 for the rate. Engines that copy

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 pub use ir::collective::CommunicationClass;
 use ir::collective::{Algorithm, CollectiveKind};
 use ir::conversion::{Step, StepKind};
-use ir::graph::{Layer, OpId, Sizes};
+use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
 use ir::program::{Home, Instruction, Program, Side, Update, ValueId};
-use ir::sharding::Sharding;
+use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::split::SplitBackward;
 use ir::work::Pass;
@@ -171,6 +171,47 @@ pub fn host_elements((mesh, shape): (&Mesh, &[u64]), update: &Update) -> u64 {
             let parts: u64 = update.storage.optimizer.axes().iter().map(|&axis| mesh.size(axis)).product();
             blocks.sum::<u64>() / parts
         }
+    }
+}
+
+/// Bytes of parameters that each rank has from its host while some code of a program runs, by rank; none where devices hold
+/// them.
+pub fn fetched_bytes(
+    (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
+    (program, code): (&Program, &[Instruction]),
+    element_bytes: u64,
+) -> Vec<u64> {
+    let read = |one: &Instruction| match one {
+        Instruction::Parameter { output, .. } => Some(program.value(*output).tensor),
+        Instruction::Load { .. }
+        | Instruction::Forward { .. }
+        | Instruction::Backward { .. }
+        | Instruction::Convert { .. }
+        | Instruction::Accumulate { .. }
+        | Instruction::Free { .. } => None,
+    };
+    let tensors: Vec<TensorId> = code.iter().filter_map(read).collect();
+    stored_bytes((layer, mesh, sizes), program, &tensors, element_bytes)
+}
+
+/// Bytes of some parameters that each rank stores on its host, by rank; none where devices hold them.
+pub fn stored_bytes(
+    (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
+    program: &Program,
+    tensors: &[TensorId],
+    element_bytes: u64,
+) -> Vec<u64> {
+    let of = |at: &[u64], tensor: &TensorId| -> u64 {
+        let Some(held) = program.held().find(|held| held.tensor == *tensor) else { return 0 };
+        let flat = block(held.used, mesh, at, &layer.shape(*tensor, sizes)).iter().product();
+        let cut = held.storage.parameter.axes().into_iter();
+        let cut = cut.fold(Sharding::REPLICATED, |cut, axis| cut.with(axis, Placement::Shard(0)));
+        block(cut, mesh, at, &[flat]).iter().product::<u64>() * element_bytes
+    };
+    let ranks = (0..mesh.n_devices()).map(|rank| mesh.coordinates(rank));
+    match program.parameters {
+        Home::Device => ranks.map(|_| 0).collect(),
+        Home::Host => ranks.map(|at| tensors.iter().map(|tensor| of(&at, tensor)).sum()).collect(),
     }
 }
 

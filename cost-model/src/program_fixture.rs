@@ -307,6 +307,7 @@ pub(crate) fn lowered(
             .map(|op| if again(&op.name) { Recompute::Again } else { Recompute::Keep })
             .collect(),
         kept: Home::Device,
+        parameters: Home::Device,
         storage: layer.parameters().map(|tensor| (tensor, extra.storage)).collect::<BTreeMap<_, _>>(),
     };
     let program = lower(&layer, &mesh, &sizes, &choice).unwrap();

@@ -72,7 +72,9 @@ pub struct ProgramMemory {
     pub host: Bytes,
     /// What is kept from forward to backward in the host's memory, per micro-batch in flight: no bytes of the device.
     pub kept_on_host: Bytes,
-    /// Parameters that are gathered for use, whole: the unit of `memory::gathered_units`.
+    /// Parameters as stored in the host's memory: no bytes of the device.
+    pub parameters_on_host: Bytes,
+    /// Parameters that are gathered for use, or fetched from the host, whole: the unit of `memory::gathered_units`.
     pub gathered: Bytes,
     /// Their gradients before these are reduced.
     pub unreduced: Bytes,
@@ -414,11 +416,17 @@ impl Account<'_> {
                 axes.axes().iter().fold(whole, |elements, &axis| elements.div_ceil(self.mesh.size(axis)))
                     as f64
             };
-            if !doubles_as_master(held.storage) {
-                memory.parameters += one.parameter * cut(held.storage.parameter);
+            let is_cut = !held.storage.parameter.is_empty();
+            let stored = one.parameter * cut(held.storage.parameter);
+            match self.program.parameters {
+                Home::Host => memory.parameters_on_host += stored,
+                Home::Device if doubles_as_master(held.storage) => {}
+                Home::Device => memory.parameters += stored,
             }
-            if !held.storage.parameter.is_empty() {
+            if is_cut || self.program.parameters == Home::Host {
                 memory.gathered += one.parameter * whole as f64;
+            }
+            if is_cut {
                 memory.unreduced += one.gradient * if held.trained { whole as f64 } else { 0.0 };
             }
             if held.trained {

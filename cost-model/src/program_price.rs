@@ -61,10 +61,12 @@ pub fn price_program(
     program: &Program,
 ) -> ProgramPrice {
     let pricing = Pricing { context, layer, mesh, sizes, program };
-    let moved = pricing.moved();
+    let backward = pricing.backward();
+    let moved = [(&*program.forward, Pass::Forward), (&*backward, Pass::Backward)];
+    let [forward_moved, backward_moved] = moved.map(|(code, pass)| pricing.moved(code, pass).longer());
     ProgramPrice {
-        forward: SectionPrice { moved, ..pricing.section(&program.forward, Pass::Forward) },
-        backward: SectionPrice { moved, ..pricing.section(&pricing.backward(), Pass::Backward) },
+        forward: SectionPrice { moved: forward_moved, ..pricing.section(&program.forward, Pass::Forward) },
+        backward: SectionPrice { moved: backward_moved, ..pricing.section(&backward, Pass::Backward) },
         update: pricing.update(),
     }
 }
@@ -92,8 +94,14 @@ pub fn price_split(
 ) -> SplitPrice {
     let pricing = Pricing { context, layer, mesh, sizes, program };
     SplitPrice {
-        input: SectionPrice { moved: pricing.moved(), ..pricing.section(&split.input, Pass::Backward) },
-        weight: pricing.section(&split.weight, Pass::Backward),
+        input: SectionPrice {
+            moved: pricing.moved(&split.input, Pass::Backward).longer(),
+            ..pricing.section(&split.input, Pass::Backward)
+        },
+        weight: SectionPrice {
+            moved: pricing.fetched(&split.weight),
+            ..pricing.section(&split.weight, Pass::Backward)
+        },
     }
 }
 
@@ -110,6 +118,19 @@ pub(crate) struct Pricing<'a> {
     pub(crate) program: &'a Program,
 }
 
+/// Times on the link to the host, which carries both ways at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Moved {
+    pub(crate) down: Seconds,
+    pub(crate) up: Seconds,
+}
+
+impl Moved {
+    fn longer(self) -> Seconds {
+        self.down.max(self.up)
+    }
+}
+
 /// Bytes of bucketed communications by purpose, kind and axes.
 pub(crate) type Buckets = BTreeMap<(CommunicationClass, CollectiveKind, Vec<AxisId>), Bytes>;
 
@@ -122,12 +143,47 @@ impl Pricing<'_> {
         }
     }
 
-    /// Time on the link to the host of what the layer keeps there, one way.
-    pub(crate) fn moved(&self) -> Seconds {
-        let PriceContext { cluster, device, precision, constants, kernels, .. } = *self.context;
+    /// Time on the link to the host, each way, of what the layer keeps there and of the parameters that it has from there.
+    pub(crate) fn moved(&self, code: &[Instruction], pass: Pass) -> Moved {
+        let PriceContext { precision, constants, kernels, .. } = *self.context;
         let context = MemoryContext { precision, engine: constants.engine, kernels, constants };
-        let bytes = kept_on_host(&context, (self.layer, self.mesh, self.sizes), self.program);
-        HostShare::of(device, cluster, constants).moves(bytes)
+        let kept = kept_on_host(&context, (self.layer, self.mesh, self.sizes), self.program);
+        let (kept, fetched) = (self.host_share().moves(kept), self.fetched(code));
+        match pass {
+            Pass::Forward => Moved { down: kept, up: fetched },
+            Pass::Backward => Moved { down: Seconds::ZERO, up: kept + fetched },
+        }
+    }
+
+    /// Time of the parameters that some code has from the host.
+    fn fetched(&self, code: &[Instruction]) -> Seconds {
+        let of = |one: &Instruction| match one {
+            Instruction::Parameter { output, .. } => self.stored(self.program.value(*output).tensor),
+            Instruction::Load { .. }
+            | Instruction::Forward { .. }
+            | Instruction::Backward { .. }
+            | Instruction::Convert { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => Bytes::ZERO,
+        };
+        self.host_share().moves(code.iter().map(of).sum())
+    }
+
+    /// Bytes of a parameter, as it is stored, if the host holds it.
+    fn stored(&self, tensor: TensorId) -> Bytes {
+        let held = self.program.held().find(|held| held.tensor == tensor);
+        match (self.program.parameters, held) {
+            (Home::Host, Some(held)) => {
+                let axes = held.storage.parameter.axes().into_iter();
+                let parts: f64 = axes.map(|axis| self.mesh.size(axis) as f64).product();
+                self.states().parameter * (self.local_elements(tensor, held.used) / parts)
+            }
+            (Home::Device, _) | (_, None) => Bytes::ZERO,
+        }
+    }
+
+    fn host_share(&self) -> HostShare {
+        HostShare::of(self.context.device, self.context.cluster, self.context.constants)
     }
 
     /// Backward of an engine that, where it computes products again, runs all of forward again.
@@ -405,7 +461,7 @@ impl Pricing<'_> {
         UpdatePrice {
             gradient_reduce: of(CommunicationClass::GradientReduce),
             optimizer: self.optimizer(owned(Home::Device), states),
-            host: self.host(owned(Home::Host), states),
+            host: self.host(owned(Home::Host), states) + self.stored_again(),
             parameter_gather: of(CommunicationClass::Update),
             communication,
             bytes_per_tier,
@@ -421,13 +477,18 @@ impl Pricing<'_> {
         stream_time(update_traffic(n_parameters, states), 1, &rates, self.context.constants)
     }
 
+    /// New parameters on their way to the host that holds them between uses.
+    fn stored_again(&self) -> Seconds {
+        let updates = self.program.updates.iter();
+        self.host_share().moves(updates.map(|update| self.stored(update.tensor)).sum())
+    }
+
     /// What the host does in place of that.
     fn host(&self, n_parameters: f64, states: StateBytes) -> Seconds {
         if n_parameters <= 0.0 {
             return Seconds::ZERO;
         }
-        let share = HostShare::of(self.context.device, self.context.cluster, self.context.constants);
-        HostUpdate::of(n_parameters, states, share).total()
+        HostUpdate::of(n_parameters, states, self.host_share()).total()
     }
 
     fn parts(&self, storage: Storage) -> f64 {

@@ -275,6 +275,7 @@ fn whole_choice(layer: &Layer) -> LayerChoice {
         strategies: vec![Strategy::SAME; layer.ops.len()],
         recompute: vec![Recompute::Keep; layer.ops.len()],
         kept: Home::Device,
+        parameters: Home::Device,
         storage: layer.parameters().map(storage).collect(),
     }
 }

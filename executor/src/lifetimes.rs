@@ -364,7 +364,9 @@ impl<'a> Walk<'a> {
     fn states(&mut self, key: ParameterKey, held: &HeldParameter) {
         let Storage { parameter, gradient, optimizer, home } = held.storage;
         let stored = self.run.rounded().bytes(self.element_bytes);
-        self.make(Held::State(key, State::Stored), self.cut_elements(key, held, parameter) * stored);
+        let parameters = self.run.program(key.0).parameters;
+        let n = self.cut_elements(key, held, parameter);
+        self.make_in(parameters, Held::State(key, State::Stored), n * stored);
         if held.trained {
             let updated = self.cut_elements(key, held, optimizer) * self.element_bytes;
             for state in State::UPDATED {

@@ -6,8 +6,12 @@
 //!
 //! device:  forward of a layer --kept, down-->                  --kept, up-->  its backward
 //! host:                                       all in between
+//!
+//! device:  --up, gathered-->  a use, forward or backward           new value, in its storage's cut  --down-->
+//! host:    parameters as they are stored                                                                     the same
 //! ```
-//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1; Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3.
+//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1; Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3;
+//! Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, section 5.1.
 //! Bytes are counted where they are moved.
 
 use ir::program::Home;
@@ -31,6 +35,10 @@ pub struct HostMoves {
     pub kept_down: u64,
     /// The same, back to the device.
     pub kept_up: u64,
+    /// Parameters that the host holds between uses, to the host when they are new.
+    pub stored_down: u64,
+    /// The same, to the device for a use.
+    pub stored_up: u64,
 }
 
 impl<E: Real> Rank<'_, E> {
@@ -38,7 +46,8 @@ impl<E: Real> Rank<'_, E> {
     pub(crate) fn home(&self, key: ParameterKey, state: State) -> Home {
         let of_update = self.parameters.get(&key).map_or(Home::Device, |parameter| parameter.home);
         match state {
-            State::Stored | State::Accumulator => Home::Device,
+            State::Stored => self.run.program(key.0).parameters,
+            State::Accumulator => Home::Device,
             State::Master | State::First | State::Second => of_update,
         }
     }
@@ -64,6 +73,20 @@ impl<E: Real> Rank<'_, E> {
                 self.record.moved.kept_up += self.all_planned_bytes(&moved);
                 Ok(())
             }
+        }
+    }
+
+    /// Counts so many elements of a parameter that the host holds, on their way for a use.
+    pub(crate) fn count_fetched(&mut self, key: ParameterKey, n: usize) {
+        if self.home(key, State::Stored) == Home::Host {
+            self.record.moved.stored_up += n as u64 * self.run.rounded().bytes(size_of::<E>() as u64);
+        }
+    }
+
+    /// The same of a new value, on its way back.
+    pub(crate) fn count_stored(&mut self, key: ParameterKey, n: usize) {
+        if self.home(key, State::Stored) == Home::Host {
+            self.record.moved.stored_down += n as u64 * self.run.rounded().bytes(size_of::<E>() as u64);
         }
     }
 

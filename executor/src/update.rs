@@ -154,7 +154,11 @@ impl<E: Real> Rank<'_, E> {
     /// Stores a value as operators take it.
     fn write_stored(&mut self, key: ParameterKey, mut values: Vec<E>) -> Result<(), ExecutorError> {
         self.edges().round_all(&mut values);
-        self.memory.put_numbers(Held::State(key, State::Stored), &values, self.run.rounded())
+        let (held, width) = (Held::State(key, State::Stored), self.run.rounded());
+        match self.home(key, State::Stored) {
+            Home::Device => self.memory.put_numbers(held, &values, width),
+            Home::Host => self.host.put_numbers(held, &values, width),
+        }
     }
 
     /// Adds a micro-batch's gradient.
@@ -179,13 +183,14 @@ impl<E: Real> Rank<'_, E> {
 
     /// The flattened block of a parameter, all cuts together.
     pub(crate) fn gathered(
-        &self,
+        &mut self,
         comm: &mut RankComm<'_, E>,
         key: ParameterKey,
         gather: &[Step],
         tag: Tag,
     ) -> Result<Tensor<E>, ExecutorError> {
         let (n_flat, stored) = (self.n_flat(key)?, self.read(key, State::Stored)?);
+        self.count_fetched(key, stored.len());
         convert(comm, &self.seat, gather, &Subject { tag, shape: &[n_flat] }, one_dim(stored))
     }
 
@@ -413,6 +418,7 @@ impl<E: Real> Rank<'_, E> {
             return Err(unfit(format!("layer {}: an update does not end in the parameter's storage", key.0)));
         }
         self.memory.drop(Held::Updated(key));
+        self.count_stored(key, stored.len());
         // What is sent is rounded on its way; what stays is rounded here, so that all copies are the same.
         self.write_stored(key, stored)
     }

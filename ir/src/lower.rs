@@ -29,6 +29,8 @@ pub struct LayerChoice {
     pub recompute: Vec<Recompute>,
     /// Which memory holds what is kept from forward to backward.
     pub kept: Home,
+    /// Which memory holds the parameters between uses, as they are stored.
+    pub parameters: Home,
     /// Storage of every parameter.
     pub storage: BTreeMap<TensorId, Storage>,
 }
@@ -241,6 +243,7 @@ impl Lowering<'_> {
             frozen,
             saved: saved.into_iter().collect(),
             kept: self.choice.kept,
+            parameters: self.choice.parameters,
             stream,
             out,
             out_gradient,

@@ -55,8 +55,11 @@ pub struct Roles {
     #[serde(default, skip_serializing_if = "Offload::is_none")]
     pub offload: Offload,
     /// Whether the host holds what layers keep for backward.
-    #[serde(default, skip_serializing_if = "KeptOnHost::is_none")]
-    pub kept_on_host: KeptOnHost,
+    #[serde(default, skip_serializing_if = "OnHost::is_none")]
+    pub kept_on_host: OnHost,
+    /// Whether the host holds parameters between uses.
+    #[serde(default, skip_serializing_if = "OnHost::is_none")]
+    pub parameters_on_host: OnHost,
     /// What is computed again in backward.
     pub recompute: RecomputeRole,
     /// Sequences of one micro-batch on one data-parallel replica.
@@ -126,10 +129,11 @@ pub enum Offload {
     Optimizer,
 }
 
-/// Of which layers the host's memory holds what backward needs (Rhu et al. 2016, arXiv 1602.08124).
+/// Of which layers the host's memory holds what backward needs (Rhu et al. 2016, arXiv 1602.08124), or the parameters between
+/// uses (Rajbhandari et al. 2021, arXiv 2104.07857).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum KeptOnHost {
+pub enum OnHost {
     /// None.
     #[default]
     None,
@@ -139,7 +143,7 @@ pub enum KeptOnHost {
     All,
 }
 
-impl KeptOnHost {
+impl OnHost {
     /// True where the host holds nothing.
     pub fn is_none(&self) -> bool {
         *self == Self::None
@@ -233,7 +237,8 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         vpp: u64::from(arrangement.schedule.n_virtual_stages()),
         zero: zero(mesh, &arrangement.layers),
         offload: offload(&arrangement.layers),
-        kept_on_host: kept_on_host(&arrangement.layers),
+        kept_on_host: on_host(&arrangement.layers, |choice| choice.kept),
+        parameters_on_host: on_host(&arrangement.layers, |choice| choice.parameters),
         recompute: recompute(&arrangement.layers),
         micro_batch: arrangement.micro_batch.div_ceil(dp),
         accumulation: arrangement.n_micro_batches,
@@ -290,9 +295,14 @@ impl fmt::Display for Roles {
             Offload::Optimizer => write!(f, ", optimizer on the host")?,
         }
         match self.kept_on_host {
-            KeptOnHost::None => {}
-            KeptOnHost::Some => write!(f, ", activations of some layers on the host")?,
-            KeptOnHost::All => write!(f, ", activations on the host")?,
+            OnHost::None => {}
+            OnHost::Some => write!(f, ", activations of some layers on the host")?,
+            OnHost::All => write!(f, ", activations on the host")?,
+        }
+        match self.parameters_on_host {
+            OnHost::None => {}
+            OnHost::Some => write!(f, ", parameters of some layers on the host")?,
+            OnHost::All => write!(f, ", parameters on the host")?,
         }
         let recompute = match self.recompute {
             RecomputeRole::None => "none",
@@ -534,13 +544,13 @@ fn offload(layers: &[PlacedLayer]) -> Offload {
     }
 }
 
-fn kept_on_host(layers: &[PlacedLayer]) -> KeptOnHost {
-    let on_host = |placed: &PlacedLayer| placed.choice.kept == Home::Host;
+fn on_host(layers: &[PlacedLayer], home: fn(&LayerChoice) -> Home) -> OnHost {
+    let on_host = |placed: &PlacedLayer| home(placed.choice) == Home::Host;
     let body = body(layers);
     match (layers.iter().any(on_host), body.iter().all(on_host)) {
-        (false, _) => KeptOnHost::None,
-        (true, false) => KeptOnHost::Some,
-        (true, true) => KeptOnHost::All,
+        (false, _) => OnHost::None,
+        (true, false) => OnHost::Some,
+        (true, true) => OnHost::All,
     }
 }
 

@@ -83,11 +83,13 @@ pub struct Storage {
     pub home: Home,
 }
 
-/// Which memory holds an optimizer state, its fp32 copy of the parameter included, or what a layer keeps for backward.
+/// Which memory holds an optimizer state, its fp32 copy of the parameter included, a layer's parameters between uses, or what it
+/// keeps for backward.
 ///
 /// Of a state on the host the finished gradient goes down, the host's processors update, and the new parameter comes up in
 /// the job's format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1). What is kept goes down behind forward
-/// and comes up before backward (Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3).
+/// and comes up before backward (Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3). Parameters come up for every use (Rajbhandari et al. 2021,
+/// "ZeRO-Infinity", arXiv 2104.07857, section 5.1).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -243,6 +245,8 @@ pub struct Program {
     pub saved: Vec<ValueId>,
     /// Which memory holds them between the two, and what kernels keep besides.
     pub kept: Home,
+    /// Which memory holds the parameters between uses, as they are stored.
+    pub parameters: Home,
     /// The incoming stream, if any.
     pub stream: Option<ValueId>,
     /// The outgoing stream or the loss.

@@ -175,22 +175,12 @@ impl<'a> Scope<'a> {
             None => StorageRule::Free,
             Some(stage) => StorageRule::of_stage(stage),
         };
-        let homes = match self.pins().offload {
-            Some(OffloadKind::Optimizer | OffloadKind::Both) => HomeRule::Host,
-            Some(OffloadKind::Allowed) => HomeRule::Free,
-            Some(OffloadKind::None | OffloadKind::Activations) | None => HomeRule::Device,
-        };
+        let [homes, mut kept, parameters] = self.pins().offload.unwrap_or(OffloadKind::None).rules();
         // Keys on a ring cannot be carried from slice to slice, nor can keys on the host.
         let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
-        let kept = match self.pins().offload {
-            Some(OffloadKind::Activations | OffloadKind::Both) => HomeRule::Host,
-            Some(OffloadKind::Allowed) if !cuts && !forbid.offload.contains(&OffloadKind::Activations) => {
-                HomeRule::Free
-            }
-            Some(OffloadKind::Allowed | OffloadKind::None | OffloadKind::Optimizer) | None => {
-                HomeRule::Device
-            }
-        };
+        if kept == HomeRule::Free && (cuts || forbid.offload.contains(&OffloadKind::Activations)) {
+            kept = HomeRule::Device;
+        }
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
         let constraints = self.pins().constraints.clone();
         let forbid = forbid.clone();
@@ -202,6 +192,7 @@ impl<'a> Scope<'a> {
             storage,
             homes,
             kept,
+            parameters,
             context,
             forbid,
             constraints,

@@ -236,7 +236,7 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
             its.gradient_sync_s + its.parameter_gather_s,
             mine.gradient_sync_s + mine.parameter_gather_s,
         ),
-        ("activations on their way to hosts", its.kept_on_host_s, mine.kept_on_host_s),
+        ("waiting for links to hosts", its.host_links_s, mine.host_links_s),
         ("the optimizer", its.optimizer_s + its.offload_s, mine.optimizer_s + mine.offload_s),
     ];
     let worst = terms.iter().max_by(|a, b| (a.1 - a.2).0.total_cmp(&(b.1 - b.2).0));

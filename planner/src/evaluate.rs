@@ -229,7 +229,8 @@ impl Scope<'_> {
     ) -> Option<()> {
         for kind in 0..self.forms.len() {
             let one_form = forms == Forms::Leading || self.forms[kind].len() == 1;
-            let as_asked = base.storage == self.given_fastest().storage && base.kept != HomeRule::Host;
+            let as_asked = base.storage == self.given_fastest().storage
+                && ![base.kept, base.parameters].contains(&HomeRule::Host);
             let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(_, choice)| {
                 let passes = Some(self.passes(kind, choice)) == base.stream;
                 one_form && as_asked && !tied.contains_key(&kind) && passes
@@ -265,17 +266,24 @@ impl Scope<'_> {
             let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
             best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
         };
-        let on_device = || best(None);
-        let rule = self.given().kept.on(&self.forms[kind][0].layer);
-        if rule == HomeRule::Device {
-            let (form, choice) = on_device()?;
+        let (given, layer) = (self.given(), &self.forms[kind][0].layer);
+        let [kept, parameters] = [given.kept, given.parameters].map(|rule| rule.on(layer));
+        if [kept, parameters] == [HomeRule::Device; 2] {
+            let (form, choice) = best(None)?;
             return self.put(shelf, bench, (kind, form), choice);
         }
         let at = |part: f64| best(Some(part * self.moving_price(bench)));
-        let on_host = PARTS_SHOWN.into_iter().filter_map(at);
-        let on_host = on_host.map(|(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice }));
-        let on_device = (rule == HomeRule::Free).then(on_device).flatten();
-        self.put_lightest(shelf, bench, (kind, on_device.into_iter().chain(on_host).collect()), price)
+        let on_device = if kept == HomeRule::Host { None } else { best(None) };
+        let mut choices: Vec<(usize, LayerChoice)> = on_device.into_iter().collect();
+        if kept != HomeRule::Device {
+            let on_host = PARTS_SHOWN.into_iter().filter_map(at);
+            choices.extend(on_host.map(|(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice })));
+        }
+        let in_both = |(form, choice): (usize, LayerChoice)| {
+            let homes = parameters.homes().iter();
+            homes.map(move |&home| (form, LayerChoice { parameters: home, ..choice.clone() }))
+        };
+        self.put_lightest(shelf, bench, (kind, choices.into_iter().flat_map(in_both).collect()), price)
     }
 
     /// Arranges what is on the shelves in every schedule; says whether all had an arrangement.

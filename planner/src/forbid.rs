@@ -6,7 +6,7 @@
 //! shapes, each with as few bars as possible. Roles are read off an arrangement by majority; one that still bears a
 //! forbidden name is no plan (`broken`).
 
-use ir::names::{Context, KeptOnHost, Offload, RecomputeRole, Roles};
+use ir::names::{Context, Offload, OnHost, RecomputeRole, Roles};
 use ir::program::{AxisSet, Storage};
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
@@ -250,12 +250,16 @@ pub(crate) fn broken(forbid: &Forbid, roles: &Roles) -> bool {
     };
     let sequence_parallel =
         if roles.sequence_parallel { SequenceParallel::On } else { SequenceParallel::Off };
-    let offload = match (roles.offload, roles.kept_on_host) {
-        (Offload::None, KeptOnHost::None) => OffloadKind::None,
-        (Offload::Optimizer, KeptOnHost::None) => OffloadKind::Optimizer,
-        (Offload::None, KeptOnHost::All) => OffloadKind::Activations,
-        (Offload::Optimizer, KeptOnHost::All) => OffloadKind::Both,
-        (Offload::Some, _) | (_, KeptOnHost::Some) => OffloadKind::Allowed,
+    let offload = match (roles.offload, roles.kept_on_host, roles.parameters_on_host) {
+        (Offload::None, OnHost::None, OnHost::None) => OffloadKind::None,
+        (Offload::Optimizer, OnHost::None, OnHost::None) => OffloadKind::Optimizer,
+        (Offload::None, OnHost::All, OnHost::None) => OffloadKind::Activations,
+        (Offload::Optimizer, OnHost::All, OnHost::None) => OffloadKind::Both,
+        (Offload::Optimizer, OnHost::None, OnHost::All) => OffloadKind::States,
+        (Offload::Optimizer, OnHost::All, OnHost::All) => OffloadKind::All,
+        (Offload::Some, ..) | (_, OnHost::Some, _) | (.., OnHost::Some) | (Offload::None, _, OnHost::All) => {
+            OffloadKind::Allowed
+        }
     };
     degrees.into_iter().any(|(degrees, degree)| !degrees.allows(degree))
         || forbid.offload.contains(&offload)

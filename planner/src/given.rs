@@ -27,6 +27,8 @@ pub struct Given {
     pub homes: HomeRule,
     /// Which memory may hold what layers keep for backward.
     pub kept: HomeRule,
+    /// Which memory may hold parameters between uses.
+    pub parameters: HomeRule,
     /// How attention may see keys that other devices hold.
     pub context: Option<ContextKind>,
     /// What of storages, recomputation and attention may not be.
@@ -39,7 +41,7 @@ pub struct Given {
     pub every: Every,
 }
 
-/// Which memory may hold the optimizer state of a parameter, or what a layer keeps for backward.
+/// Which memory may hold the optimizer state of a parameter, what a layer keeps for backward, or its parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HomeRule {
     /// The device's.
@@ -61,7 +63,7 @@ impl HomeRule {
         }
     }
 
-    /// The rule of what is kept on one layer: engines move that of the layers between embedding and head.
+    /// The rule of what a layer keeps, or of its parameters, on one layer: engines move that of the layers between embedding and head.
     pub(crate) fn on(self, layer: &Layer) -> Self {
         if is_end(layer) { Self::Device } else { self }
     }

@@ -184,6 +184,7 @@ impl<'a> LayerProblem<'a> {
                 .map(|(op, form)| told(&op.kind, form.recompute))
                 .collect(),
             kept: Home::Device,
+            parameters: Home::Device,
             storage: self
                 .picked(choices)
                 .flat_map(|(op, pick)| op.stored(pick).storage.iter().copied())

@@ -11,7 +11,7 @@
 use cost_model::memory::StateBytes;
 use cost_model::offload::{HostShare, fullest_host};
 use ir::lower::LayerChoice;
-use ir::names::{KeptOnHost, Offload};
+use ir::names::{Offload, OnHost};
 use ir::plan::Plan;
 use ir::units::Bytes;
 
@@ -59,12 +59,15 @@ pub(crate) fn without(mut plan: Plan, request: &Request) -> Plan {
 
 /// A plan for which no other was left than one with hosts.
 pub(crate) fn with(mut plan: Plan) -> Plan {
-    let what = match (plan.roles.offload, plan.roles.kept_on_host) {
-        (Offload::None, _) => "hold what layers keep for backward",
-        (_, KeptOnHost::None) => "hold and update optimizer states",
-        _ => "hold and update optimizer states, and hold what layers keep for backward",
-    };
-    plan.warnings.push(format!("no plan fits in the devices' memory alone: hosts {what}"));
+    let roles = &plan.roles;
+    let held = [
+        (roles.offload != Offload::None, "optimizer states, which they update"),
+        (roles.kept_on_host != OnHost::None, "what layers keep for backward"),
+        (roles.parameters_on_host != OnHost::None, "parameters between uses"),
+    ];
+    let held: Vec<&str> = held.into_iter().filter(|(is_there, _)| *is_there).map(|(_, what)| what).collect();
+    let what = held.join("; ");
+    plan.warnings.push(format!("no plan fits in the devices' memory alone: hosts hold {what}"));
     plan
 }
 
@@ -108,7 +111,8 @@ impl Scope<'_> {
 
     /// Bytes that the fullest host lacks for stages of such layers.
     fn lacking(&self, bench: &Bench<'_>, entry: &Entry, clock: &Clock) -> f64 {
-        let one = entry.memory.host + entry.memory.kept_on_host * clock.in_flight;
+        let memory = &entry.memory;
+        let one = memory.host + memory.parameters_on_host + memory.kept_on_host * clock.in_flight;
         let meshes = bench.candidate.meshes();
         let stage = |stage: u64| (one * clock.layers, meshes.of(stage).n_devices());
         let stages: Vec<(Bytes, u64)> = (0..bench.candidate.n_stages).map(stage).collect();

@@ -17,7 +17,7 @@ pub struct LayerCost {
     pub time: f64,
     /// Parameter, gradient and optimizer bytes on the device.
     pub state: f64,
-    /// Optimizer bytes in the host's memory.
+    /// Bytes of optimizer states and parameters in the host's memory.
     pub host: f64,
     /// Bytes kept there per micro-batch in flight.
     pub kept_on_host: f64,

@@ -100,17 +100,22 @@ fn lower_precision(request: &Request) -> Vec<Change> {
     vec![("parameters and activations in bf16".into(), relaxed)]
 }
 
-/// The request with optimizer states and activations in the memory of hosts as it pays, where it was not searched so.
+/// The request with whatever pays in the memory of hosts, where it was not searched so.
 fn on_hosts(request: &Request) -> Vec<Change> {
     let mut relaxed = request.clone();
     relaxed.pins.offload = Some(OffloadKind::Allowed);
     relaxed.pins.forbid.offload.clear();
     match request.pins.offload {
         Some(OffloadKind::Allowed) => Vec::new(),
-        Some(OffloadKind::None | OffloadKind::Optimizer | OffloadKind::Activations | OffloadKind::Both)
-        | None => {
-            vec![("optimizer states or activations on the hosts (offload=allowed)".into(), relaxed)]
-        }
+        Some(
+            OffloadKind::None
+            | OffloadKind::Optimizer
+            | OffloadKind::Activations
+            | OffloadKind::Both
+            | OffloadKind::States
+            | OffloadKind::All,
+        )
+        | None => vec![("what pays on the hosts (offload=allowed)".into(), relaxed)],
     }
 }
 

@@ -10,6 +10,7 @@ use ir::units::{Bytes, GIB, Seconds};
 use ir::work::AttentionKernel;
 
 use crate::constraints::Constraints;
+use crate::given::HomeRule;
 
 /// The training job.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -169,7 +170,7 @@ pub enum RecomputeKind {
     Full,
 }
 
-/// Which memory may hold optimizer states, and what layers keep for backward.
+/// Which memory may hold optimizer states, what layers keep for backward, and parameters between uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadKind {
     /// The devices' alone.
@@ -180,17 +181,36 @@ pub enum OffloadKind {
     Optimizer,
     /// What layers keep the hosts' alone, all else the devices'.
     Activations,
-    /// Both the hosts' alone.
+    /// Optimizer states and what layers keep the hosts' alone, parameters the devices'.
     Both,
+    /// Optimizer states and parameters the hosts' alone, what layers keep the devices'.
+    States,
+    /// All three the hosts' alone.
+    All,
 }
 
 impl OffloadKind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::None, Self::Allowed, Self::Optimizer, Self::Activations, Self::Both];
+    pub const ALL: [Self; 7] =
+        [Self::None, Self::Allowed, Self::Optimizer, Self::Activations, Self::Both, Self::States, Self::All];
+
+    /// Which memory may hold optimizer states, what layers keep, and parameters.
+    pub fn rules(self) -> [HomeRule; 3] {
+        use HomeRule::{Device, Free, Host};
+        match self {
+            Self::None => [Device; 3],
+            Self::Allowed => [Free; 3],
+            Self::Optimizer => [Host, Device, Device],
+            Self::Activations => [Device, Host, Device],
+            Self::Both => [Host, Host, Device],
+            Self::States => [Host, Device, Host],
+            Self::All => [Host; 3],
+        }
+    }
 
     /// Whether the hosts hold what every layer keeps.
     pub fn keeps_on_host(self) -> bool {
-        matches!(self, Self::Activations | Self::Both)
+        self.rules()[1] == HomeRule::Host
     }
 }
 

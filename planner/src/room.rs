@@ -112,7 +112,9 @@ impl Scope<'_> {
         (of, limit): (Forms, f64),
     ) -> Room {
         let all = Room { n_open: candidates.len(), work: bound.work, likely: bound.work };
-        if self.request.solver != Solver::Structured || !bound.grounds.is_empty() {
+        // Nobody knows how little devices hold of states whose parameters may be on hosts.
+        let on_host = self.given().parameters != HomeRule::Device;
+        if self.request.solver != Solver::Structured || !bound.grounds.is_empty() || on_host {
             return all;
         }
         let leading = self.room_by(self.priced_tables((tables, bound), Forms::Leading), candidates, limit);

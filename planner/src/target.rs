@@ -22,6 +22,7 @@ use ir::units::Seconds;
 
 use crate::forbid::contradiction;
 use crate::found;
+use crate::given::HomeRule;
 use crate::request::{
     ContextKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
     SequenceParallel, SharesKind, Stop,
@@ -80,7 +81,9 @@ impl Target {
                 one @ (OffloadKind::None
                 | OffloadKind::Optimizer
                 | OffloadKind::Activations
-                | OffloadKind::Both),
+                | OffloadKind::Both
+                | OffloadKind::States
+                | OffloadKind::All),
             ) => vec![one],
             Some(OffloadKind::Allowed) | None => vec![OffloadKind::None, OffloadKind::Optimizer],
         };
@@ -202,9 +205,9 @@ impl Target {
                 "{name} cannot run offload=optimizer: its hosts hold parameters too, or nothing"
             ));
         }
-        if pins.offload.is_some_and(OffloadKind::keeps_on_host) {
+        if pins.offload.is_some_and(|kind| kind.rules()[1..].contains(&HomeRule::Host)) {
             return Err(format!(
-                "{name} is planned with activations on the devices: leave out offload=activations and offload=both"
+                "{name} is planned with activations and parameters on the devices: of hosts it has offload=optimizer at most"
             ));
         }
         if pins.shares == Some(SharesKind::Unequal) {

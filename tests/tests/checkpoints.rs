@@ -97,6 +97,7 @@ fn separate(plan: &Plan, opened: &OpenPlan) -> Plan {
             strategies: layer.ops.iter().map(along).collect(),
             recompute: vec![Recompute::Keep; layer.ops.len()],
             kept: Home::Device,
+            parameters: Home::Device,
             storage: layer.parameters().map(|tensor| (tensor, storage(tensor))).collect(),
         };
         model.layers[known.layer] = layer.clone();

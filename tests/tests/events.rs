@@ -26,6 +26,10 @@ use tests::planner;
 /// Meshes: inside a node, across nodes and inside them, across nodes.
 const MESHES: [&[u64]; 3] = [&[8], &[2, 8], &[16, 1]];
 
+/// What layers keep and their parameters, one of them or both on the host.
+const HOMES: [[Home; 2]; 3] =
+    [[Home::Host, Home::Device], [Home::Device, Home::Host], [Home::Host, Home::Host]];
+
 /// Relative difference of two times that are equal but for the order of additions.
 const ROUNDING: f64 = 1e-9;
 
@@ -36,14 +40,14 @@ struct Case {
     gradient: GradientOverlap,
     storage: StorageRule,
     recompute: RecomputeRule,
-    /// Which memory holds what layers keep.
-    kept: Home,
+    /// Which memory holds what layers keep, and which their parameters.
+    homes: [Home; 2],
 }
 
 impl Case {
     /// All but the attention core kept on the device.
     const fn of(tensor: TensorOverlap, gradient: GradientOverlap, storage: StorageRule) -> Self {
-        Self { tensor, gradient, storage, recompute: RecomputeRule::AttentionOnly, kept: Home::Device }
+        Self { tensor, gradient, storage, recompute: RecomputeRule::AttentionOnly, homes: [Home::Device; 2] }
     }
 }
 
@@ -85,7 +89,8 @@ fn sections(sizes: &[u64], case: Case) -> Vec<(SectionPrice, RowPrice, String)> 
             let clock = Clock::after((8.0, 2.0), 16.0);
             let built = LayerProblem::new(layer, &lengths, &prices, clock, &given).unwrap();
             let (_, choices) = solve::eliminate(&built.problem, 0.0).unwrap();
-            let choice = LayerChoice { kept: case.kept, ..built.choice(&choices) };
+            let choice =
+                LayerChoice { kept: case.homes[0], parameters: case.homes[1], ..built.choice(&choices) };
             let program = lower(layer, &mesh, &lengths, &choice).unwrap();
             let price = price_program(&context, layer, &mesh, &lengths, &program);
             let events = price_events(&context, layer, &mesh, &lengths, &program);
@@ -124,21 +129,24 @@ fn where_everything_waits_both_are_the_same() {
 #[test]
 fn what_goes_to_the_host_hides_behind_the_neighbours() {
     let plain = Case::of(TensorOverlap::Absent, GradientOverlap::Absent, StorageRule::Whole);
-    for sizes in MESHES {
-        let shown = [RecomputeRule::Never, RecomputeRule::Always].map(|recompute| {
+    let both = [RecomputeRule::Never, RecomputeRule::Always];
+    for (sizes, homes) in MESHES.into_iter().flat_map(|sizes| HOMES.map(|homes| (sizes, homes))) {
+        let shown = both.map(|recompute| {
             let here = sections(sizes, Case { recompute, ..plain });
-            let there = sections(sizes, Case { recompute, kept: Home::Host, ..plain });
+            let there = sections(sizes, Case { recompute, homes, ..plain });
             for ((_, alone, _), (closed, events, name)) in here.iter().zip(&there) {
                 let expected = alone.seconds.max(closed.moved);
-                assert!(
-                    (events.seconds / expected - 1.0).abs() < ROUNDING,
-                    "{events:?} {expected:?}: {name}"
-                );
+                let ratio = events.seconds / expected;
+                // Where the link carries much both ways, a row of so many layers has not settled yet.
+                let off = if homes == [Home::Host; 2] { 0.05 } else { ROUNDING };
+                assert!((ratio - 1.0).abs() < off, "{events:?} {expected:?}: {name}");
             }
             let shows = |one: &&(SectionPrice, RowPrice, String)| one.0.waiting_for_host() > Seconds::ZERO;
             there.iter().filter(shows).count() as f64 / there.len() as f64
         });
-        assert!(0.0 < shown[1] && shown[1] < shown[0] && shown[0] < 1.0, "{shown:?} on {sizes:?}");
+        assert!(shown.iter().all(|share| 0.0 < *share && *share < 1.0), "{shown:?} on {sizes:?}");
+        // What is kept is less where it is computed again; parameters are the same.
+        assert!(homes != HOMES[0] || shown[1] < shown[0], "{shown:?} on {sizes:?}");
     }
 }
 

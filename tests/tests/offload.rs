@@ -65,7 +65,7 @@ fn eight_billion_parameters_train_on_one_device_whose_host_updates() {
     assert!(explained.contains("offload=none does not fit"), "{explained}");
 }
 
-/// Without a word its host has what pays there: what most layers keep goes down and comes back behind their work.
+/// Without a word its host has what pays there: parameters too, which are fetched behind the work of other layers.
 #[test]
 fn where_nothing_fits_hosts_have_what_pays() {
     let of = |words: &str| -> Value {
@@ -73,15 +73,10 @@ fn where_nothing_fits_hosts_have_what_pays() {
     };
     let (free, optimizer) = (of(""), of("--pin offload=optimizer"));
     let warnings = free["warnings"].to_string();
-    assert!(
-        warnings.contains("no plan fits in the devices' memory alone: hosts hold and update"),
-        "{warnings}"
-    );
-    assert!(warnings.contains("and hold what layers keep for backward"), "{warnings}");
-    assert_eq!(
-        (free["roles"]["kept_on_host"].as_str(), optimizer["roles"].get("kept_on_host")),
-        (Some("some"), None)
-    );
+    let said = "no plan fits in the devices' memory alone: hosts hold optimizer states, which they update; parameters between uses";
+    assert!(warnings.contains(said), "{warnings}");
+    let of_parameters = |plan: &Value| plan["roles"].get("parameters_on_host").is_some();
+    assert!(of_parameters(&free) && !of_parameters(&optimizer));
     let time = |plan: &Value| plan["predicted"]["step_time_s"].as_f64().unwrap();
     assert!(time(&free) < 0.99 * time(&optimizer), "{} {}", time(&free), time(&optimizer));
 }
@@ -118,6 +113,34 @@ fn activations_of_long_sequences_hide_on_their_way_to_the_host() {
     assert_eq!(row.split_whitespace().skip(4).collect::<Vec<_>>(), ["all", "none"], "{compared}");
 }
 
+/// Optimizer states and parameters on the host (ZeRO-Infinity): bytes by formula, in the plan's figures and in its run.
+#[test]
+fn parameters_are_fetched_for_every_use() {
+    let path = fresh("states.json");
+    let plan = path.display();
+    let report = done(&format!("optimize {JOB} --pin offload=states -o {plan}"));
+    assert!(report.contains("optimizer on the host, parameters on the host"), "{report}");
+    let found = read(&path);
+    let stage = &found["predicted"]["stages"][0];
+    // Beside 16 bytes of every parameter two more of all but embedding and head, whose parameters stay.
+    let (n, ends) = (8_030_261_248.0, 128_256.0 * 4096.0 * 2.0 + 4096.0);
+    assert_eq!(stage["host_memory_bytes"].as_f64(), Some(16.0 * n + 2.0 * (n - ends)));
+    let resident = stage["memory"]["parameters"].as_f64().unwrap();
+    assert_eq!(resident, 2.0 * ends);
+    // New values go down once more, at 0.8 of 63 GB/s.
+    let expected = (n * (4.0 + 2.0) + 2.0 * (n - ends)) / (0.8 * 63e9) + n / 4e9;
+    let offload = found["predicted"]["breakdown"]["offload_s"].as_f64().unwrap();
+    assert!((offload / expected - 1.0).abs() < 1e-9, "{offload} {expected}");
+
+    let verified = done(&format!("verify {plan} --precision all"));
+    for line in ["parameters from the host, for a use", "new parameters to the host", "arenas on the hosts"] {
+        let row = verified.lines().find(|row| row.starts_with(line)).unwrap_or_default();
+        assert!(row.ends_with("equal") && !row.contains(" 0  "), "{verified}");
+    }
+    assert!(done(&format!("prove {plan}")).contains("proven"));
+    assert!(done(&format!("explain {plan}")).contains("are fetched for every use"));
+}
+
 /// Where the link is slower than the layers, what shows of it is told.
 #[test]
 fn a_slow_link_shows() {
@@ -125,30 +148,34 @@ fn a_slow_link_shows() {
     let plan = path.display();
     done(&format!("optimize {JOB} --pin offload=both --pin recompute=none -o {plan}"));
     let breakdown = &read(&path)["predicted"]["breakdown"];
-    let shows = breakdown["kept_on_host_s"].as_f64().unwrap();
+    let shows = breakdown["host_links_s"].as_f64().unwrap();
     assert!(shows > breakdown["compute_forward_s"].as_f64().unwrap(), "{breakdown}");
     let explained = done(&format!("explain {plan}"));
-    assert!(explained.contains("activations to the host and back"), "{explained}");
+    assert!(explained.contains("hosts' links, beyond layers"), "{explained}");
     assert!(explained.contains("link to the host"), "{explained}");
 }
 
 #[test]
 fn what_is_forbidden_of_hosts_stays_on_the_devices() {
     let of = |words: &str| -> Value {
-        serde_json::from_str(&done(&format!("optimize {JOB} --pin offload=allowed --json {words}"))).unwrap()
+        let job = format!("{JOB} --pin micro-batch=2 --pin offload=allowed");
+        serde_json::from_str(&done(&format!("optimize {job} --json {words}"))).unwrap()
     };
     assert!(of("")["roles"]["kept_on_host"].is_string());
     assert_eq!(of("--forbid offload=activations")["roles"].get("kept_on_host"), None);
     let said = asked(&format!("optimize {JOB} --pin offload=activations --pin schedule=terapipe"));
     assert!(said.err.contains("a schedule that cuts sequences cannot keep it on the hosts"), "{said}");
     let said = asked(&format!("optimize {JOB} --pin offload=activations --target megatron"));
-    assert!(said.err.contains("megatron is planned with activations on the devices"), "{said}");
+    assert!(
+        said.err.contains("megatron is planned with activations and parameters on the devices"),
+        "{said}"
+    );
 }
 
 #[test]
 fn a_host_that_is_forbidden_or_too_small_is_said_to_be_what_lacks() {
     let said = refused(&format!("optimize {JOB} --forbid offload"));
-    assert!(said.contains("optimizer states or activations on the hosts (offload=allowed)"), "{said}");
+    assert!(said.contains("what pays on the hosts (offload=allowed)"), "{said}");
 
     let (cluster, node) = (fresh("small-host.json"), "fixtures/clusters/dgx-h100.json");
     let mut file = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(node));

@@ -48,8 +48,8 @@ pub(crate) struct PinArgs {
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) zero_group: Option<u64>,
     /// What lies in the hosts' memory: `none` nothing, `optimizer` optimizer states, which hosts update, `activations` what
-    /// layers keep for backward, `both`, `allowed` whatever is faster for each parameter and layer [default: something only
-    /// where nothing fits without]
+    /// layers keep for backward, `both` these two, `states` optimizer states and parameters, `all` all three, `allowed`
+    /// whatever is faster for each parameter and layer [default: something only where nothing fits without]
     #[arg(long, value_enum)]
     pub(crate) offload: Option<OffloadArg>,
     /// Whether the stream is cut along the sequence between tensor-parallel products
@@ -124,7 +124,7 @@ pub(crate) enum ScheduleArg {
     TeraPipe,
 }
 
-/// Which memory holds optimizer states, and what layers keep for backward.
+/// Which memory holds optimizer states, what layers keep for backward, and parameters between uses.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum OffloadArg {
     /// The devices'
@@ -137,6 +137,10 @@ pub(crate) enum OffloadArg {
     Activations,
     /// Both the hosts'
     Both,
+    /// Optimizer states and parameters the hosts'
+    States,
+    /// All three the hosts'
+    All,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use cost_model::{
-    Algorithm, BytesByCollective, CollectiveKind, Links, handover_bytes, host_elements, kept_bytes,
-    program_bytes, saved_bytes, split_bytes, step_bytes, stream_bytes,
+    Algorithm, BytesByCollective, CollectiveKind, Links, fetched_bytes, handover_bytes, host_elements,
+    kept_bytes, program_bytes, saved_bytes, split_bytes, step_bytes, stored_bytes, stream_bytes,
 };
 use executor::run::Outcome;
 use executor::{Class, RankMemory};
@@ -32,6 +32,10 @@ const FROM_HOST: &str = "parameters from the host";
 /// What layers keep for backward is called on its way to the host, and on its way back.
 const KEPT_DOWN: &str = "activations to the host";
 const KEPT_UP: &str = "activations from the host";
+
+/// What parameters that hosts hold between uses are called on their way for a use, and when they are new.
+const STORED_UP: &str = "parameters from the host, for a use";
+const STORED_DOWN: &str = "new parameters to the host";
 
 /// Bytes by name.
 type Bytes = BTreeMap<String, u64>;
@@ -115,6 +119,8 @@ pub(crate) fn counted(small: &SmallRun<'_>, outcome: &Outcome) -> Counted {
         add(&mut found.sent, FROM_HOST.into(), moved.up);
         add(&mut found.sent, KEPT_DOWN.into(), moved.kept_down);
         add(&mut found.sent, KEPT_UP.into(), moved.kept_up);
+        add(&mut found.sent, STORED_UP.into(), moved.stored_up);
+        add(&mut found.sent, STORED_DOWN.into(), moved.stored_down);
     }
     for (rank, layers) in outcome.saved.iter().enumerate() {
         for (layer_idx, &bytes) in layers {
@@ -256,6 +262,25 @@ impl Prediction<'_> {
                     add(sent, KEPT_DOWN.into(), bytes * runs(Section::Forward)(share));
                     add(sent, KEPT_UP.into(), bytes * again(share));
                 }
+            }
+            if program.parameters == Home::Host {
+                let layer = (layer, mesh, &sizes);
+                let sections = [
+                    (Section::Forward, &program.forward),
+                    (Section::Backward, &program.backward),
+                    (Section::BackwardInput, &split.input),
+                    (Section::BackwardWeight, &split.weight),
+                ];
+                for (section, code) in sections {
+                    let fetched = fetched_bytes(layer, (program, code), self.element_bytes);
+                    for (device, bytes) in (0..).zip(fetched) {
+                        add(sent, STORED_UP.into(), bytes * runs(section)(self.share_of(device)));
+                    }
+                }
+                let learned: Vec<TensorId> = program.updates.iter().map(|update| update.tensor).collect();
+                let stored = stored_bytes(layer, program, &learned, self.element_bytes);
+                let steps = if slice == 0 { u64::from(STEPS) } else { 0 };
+                add(sent, STORED_DOWN.into(), stored.iter().sum::<u64>() * steps);
             }
             let mut put = |section: &BytesByCollective, times: &dyn Fn(usize) -> u64| {
                 for (one, bytes) in section {

@@ -13,6 +13,7 @@
 //! parameters of a layer  gathered while the layer before runs; gradients sent while the next one does, and the layer
 //!                        after that waits for them
 //! kept on the host       leaves behind forward, and comes for backward while the layer before runs; two layers at a time
+//! parameters there       come for every pass while the layer before runs, and are gathered beside it
 //! ```
 //! A layer takes what those in the middle of the row add to it.
 
@@ -146,7 +147,7 @@ impl Pricing<'_> {
             compute: busy(Lane::Compute),
             node: busy(Lane::Node),
             network: busy(Lane::Network),
-            host: busy(Lane::Host),
+            host: busy(Lane::ToHost).max(busy(Lane::FromHost)),
             launch,
         }
     }
@@ -219,7 +220,7 @@ impl<'r> Row<'r> {
 
     fn layer(&mut self, code: &[Instruction], computed: &[Computed]) {
         self.gather_parameters(code);
-        self.fetch();
+        self.fetch(code);
         for (instruction, own) in code.iter().zip(computed) {
             match instruction {
                 Instruction::Convert { input, output, steps } => self.convert((*input, *output), steps),
@@ -243,29 +244,26 @@ impl<'r> Row<'r> {
         if self.pricing.context.constants.engine.gradient_overlap == GradientOverlap::Absent {
             self.barrier.extend(&reduced);
         }
-        let stowed = (self.pass == Pass::Forward).then(|| self.moved(self.last)).flatten();
+        let stowed = self.moved((Lane::ToHost, self.pricing.moved(code, self.pass).down), self.last);
         self.layers.push(Passed { computed: self.last, reduced, stowed, n_events: self.events.len() });
     }
 
-    /// What the layer two before has sent to the host has left its place; in backward what this one kept there comes into the
-    /// place of that one's.
-    fn fetch(&mut self) {
+    /// What the layer two before has sent to the host has left its place; what this one has from there comes into the place of
+    /// that one's.
+    fn fetch(&mut self, code: &[Instruction]) {
         let earlier = self.layers.len().checked_sub(2).and_then(|at| self.layers.get(at)).cloned();
         let earlier = earlier.unwrap_or_default();
         self.gathered.extend(earlier.stowed);
-        if self.pass == Pass::Backward {
-            let fetched = self.moved(earlier.computed);
-            self.gathered.extend(fetched);
-        }
+        let fetched = self.moved((Lane::FromHost, self.pricing.moved(code, self.pass).up), earlier.computed);
+        self.gathered.extend(fetched);
     }
 
-    /// What a layer keeps on the host goes one way over the link, once something is done.
-    fn moved(&mut self, after: Option<usize>) -> Option<usize> {
-        let alone = self.pricing.moved();
+    /// What goes one way over the link to the host, once something is done.
+    fn moved(&mut self, (lane, alone): (Lane, Seconds), after: Option<usize>) -> Option<usize> {
         if alone <= Seconds::ZERO {
             return None;
         }
-        let (lane, needs) = (Lane::Host, after.into_iter().collect());
+        let needs = after.into_iter().collect();
         self.events.push(Event { lane, alone, needs, slowdown: 0.0, urgency: Urgency::Ahead });
         Some(self.events.len() - 1)
     }

@@ -47,6 +47,9 @@ pub struct Entry {
     /// Which memory holds what is kept for backward; the device's own where it is not said.
     #[serde(default, skip_serializing_if = "Home::is_device")]
     pub kept_home: Home,
+    /// Which memory holds the parameters between uses; the device's own where it is not said.
+    #[serde(default, skip_serializing_if = "Home::is_device")]
+    pub parameters_home: Home,
     /// Every operator, in the order of the layer.
     pub ops: Vec<OpEntry>,
     /// Every parameter, in the order of the layer.
@@ -129,6 +132,7 @@ impl Entry {
             stream: write_sharding(choice.stream, mesh, &stream),
             out: write_sharding(choice.out, mesh, &dim_names(layer, layer.out)),
             kept_home: choice.kept,
+            parameters_home: choice.parameters,
             ops: ops
                 .map(|((op, &strategy), &recompute)| OpEntry {
                     op: op.name.clone(),
@@ -175,6 +179,7 @@ impl Entry {
             strategies,
             recompute: self.ops.iter().map(again).collect(),
             kept: self.kept_home,
+            parameters: self.parameters_home,
             storage: self.storage(layer, mesh)?,
         })
     }

@@ -120,9 +120,9 @@ pub struct Breakdown {
     /// Update of the parameters on the hosts, and what moves to them and back.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub offload_s: Seconds,
-    /// Waiting for what layers keep on the hosts, on its way there and back.
+    /// Waiting for links to hosts: what layers keep there, and parameters that they have from there.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub kept_on_host_s: Seconds,
+    pub host_links_s: Seconds,
     /// What the host adds: launches that the device waits for, the data loader.
     pub host_s: Seconds,
     /// What has no other name.
@@ -142,7 +142,7 @@ impl Breakdown {
             + self.parameter_gather_s
             + self.optimizer_s
             + self.offload_s
-            + self.kept_on_host_s
+            + self.host_links_s
             + self.host_s
             + self.other_s
     }

@@ -212,6 +212,7 @@ impl Sample {
             strategies,
             recompute: layer.ops.iter().map(again).collect(),
             kept: Home::Device,
+            parameters: Home::Device,
             storage,
         }
     }

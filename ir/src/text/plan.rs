@@ -62,11 +62,10 @@ pub fn write_plan(plan: &Plan) -> String {
 
 fn write_entry(text: &mut String, entry: &Entry) {
     let (layer, stream, out) = (write_name(&entry.layer), &entry.stream, &entry.out);
-    let kept = match entry.kept_home {
-        Home::Device => "",
-        Home::Host => " kept host",
-    };
-    text.push_str(&format!("entry {layer} {} -> {}{kept}\n", write_name(stream), write_name(out)));
+    let homes = [("kept", entry.kept_home), ("parameters", entry.parameters_home)];
+    let on_host = homes.into_iter().filter(|(_, home)| *home == Home::Host);
+    let homes: String = on_host.map(|(what, _)| format!(" {what} host")).collect();
+    text.push_str(&format!("entry {layer} {} -> {}{homes}\n", write_name(stream), write_name(out)));
     if let Some(proof) = &entry.proof {
         text.push_str(&format!("  proof {}\n", serde_json::to_value(proof).unwrap_or_default()));
     }
@@ -222,18 +221,23 @@ fn entry(line: &Line<'_>) -> Result<Entry, TextError> {
     }
     let (layer, stream) = (line.name(1, "the layer's name")?, line.name(2, "a sharding")?);
     let out = line.name(4, "a sharding")?;
-    let kept_home = match line.words.get(5..) {
-        None | Some([]) => Home::Device,
-        Some(["kept", "host"]) => Home::Host,
-        Some(words) => {
-            return Err(line.error(format!("expected `kept host` or the end, found `{}`", words.join(" "))));
+    let (mut kept_home, mut parameters_home) = (Home::Device, Home::Device);
+    for words in line.words.get(5..).unwrap_or_default().chunks(2) {
+        match words {
+            ["kept", "host"] => kept_home = Home::Host,
+            ["parameters", "host"] => parameters_home = Home::Host,
+            _ => {
+                let what = "expected `kept host`, `parameters host` or the end, found";
+                return Err(line.error(format!("{what} `{}`", words.join(" "))));
+            }
         }
-    };
+    }
     Ok(Entry {
         layer,
         stream,
         out,
         kept_home,
+        parameters_home,
         ops: Vec::new(),
         parameters: Vec::new(),
         collectives: Vec::new(),
@@ -323,6 +327,7 @@ mod tests {
         for family in [Family::Dense, Family::Experts, Family::Latent] {
             let mut plan = bare(sample(family));
             plan.entries[1].kept_home = Home::Host;
+            plan.entries[1].parameters_home = Home::Host;
             plan.roles = check::open(&plan).unwrap().roles(&plan);
             let text = write_plan(&plan);
             assert_eq!(read_plan(&text).as_ref(), Ok(&plan), "{text}");

@@ -53,6 +53,9 @@ pub fn write_program(layer: &Layer, mesh: &Mesh, program: &Program) -> String {
     if program.kept == Home::Host {
         text.push_str("kept host\n");
     }
+    if program.parameters == Home::Host {
+        text.push_str("parameters host\n");
+    }
     for (name, section) in sections(program) {
         text.push_str(&format!("{name}\n"));
         section.iter().for_each(|one| text.push_str(&format!("  {}\n", writer.instruction(one))));
@@ -209,6 +212,7 @@ impl<'a> Reader<'a> {
             frozen: Vec::new(),
             saved: Vec::new(),
             kept: Home::Device,
+            parameters: Home::Device,
             stream: None,
             out: ValueId(usize::MAX),
             out_gradient: ValueId(usize::MAX),
@@ -247,6 +251,10 @@ impl<'a> Reader<'a> {
             "kept" => match line.words.get(1) {
                 Some(&"host") => self.program.kept = Home::Host,
                 _ => return Err(line.error("expected `kept host`")),
+            },
+            "parameters" => match line.words.get(1) {
+                Some(&"host") => self.program.parameters = Home::Host,
+                _ => return Err(line.error("expected `parameters host`")),
             },
             "update" => {
                 let update = self.update(line)?;

@@ -9,7 +9,8 @@ use crate::price::step::Held;
 
 /// Bytes of so many such layers in the host's memory.
 pub fn of_layers(entry: &Entry, count: u64, held: Held) -> Bytes {
-    (entry.memory.host + entry.memory.kept_on_host * held.kept) * count as f64
+    (entry.memory.host + entry.memory.parameters_on_host + entry.memory.kept_on_host * held.kept)
+        * count as f64
 }
 
 /// The node whose host is fullest; nothing where no host holds anything. `held` is that of every stage.

@@ -210,7 +210,7 @@ pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
                     one.exposed * times;
             }
             found.host_s += section.waiting() * times;
-            found.kept_on_host_s += section.waiting_for_host() * times;
+            found.host_links_s += section.waiting_for_host() * times;
         }
     }
     found.exposed_communication_s.insert("pipeline send/receive".into(), parts.sends);

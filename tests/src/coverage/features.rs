@@ -100,6 +100,11 @@ fn offloaded(axes: &[AxisWish], storage: [&'static [usize]; 3]) -> Recipe {
     Recipe::of(Wishes { storage, home: Home::Host, ..Wishes::of(axes) })
 }
 
+/// Parameters in the host's memory between uses, and optimizer states in one of the two.
+fn infinity(axes: &[AxisWish], storage: [&'static [usize]; 3], home: Home) -> Recipe {
+    Recipe::of(Wishes { storage, home, parameters: Home::Host, ..Wishes::of(axes) })
+}
+
 /// What layers keep in the host's memory, and what backward computes again.
 fn kept_on_host(axes: &[AxisWish], again: Again) -> Recipe {
     Recipe::of(Wishes { again, kept: Home::Host, ..Wishes::of(axes) })
@@ -147,7 +152,12 @@ fn storage() -> Vec<Feature> {
         both("ZeRO-3, FSDP", stored(&data, [&[0]; 3])),
         both("optimizer on the host", offloaded(&data, [&[]; 3])),
         both("ZeRO-2, optimizer on the host (ZeRO-Offload)", offloaded(&data, [&[], &[0], &[0]])),
-        both("ZeRO-3, optimizer on the host (ZeRO-Infinity)", offloaded(&data, [&[0]; 3])),
+        both("ZeRO-3, optimizer on the host", offloaded(&data, [&[0]; 3])),
+        both("parameters on the host", infinity(&data, [&[]; 3], Home::Device)),
+        both(
+            "ZeRO-3, optimizer and parameters on the host (ZeRO-Infinity)",
+            infinity(&data, [&[0]; 3], Home::Host),
+        ),
         both("hybrid sharding (HSDP, MiCS)", stored(&[DATA, DATA], [&[1]; 3])),
         both("own factor for each state (AMSP)", stored(&[DATA, DATA, DATA], [&[2], &[1], &[0, 1, 2]])),
     ]

@@ -51,6 +51,8 @@ pub(super) struct Wishes {
     pub(super) home: Home,
     /// Which memory holds what layers keep.
     pub(super) kept: Home,
+    /// Which memory holds parameters between uses.
+    pub(super) parameters: Home,
     /// What backward computes again.
     pub(super) again: Again,
     /// The order of tokens.
@@ -69,6 +71,7 @@ impl Wishes {
             storage: [&[]; 3],
             home: Home::Device,
             kept: Home::Device,
+            parameters: Home::Device,
             again: Again::Nothing,
             order: TokenOrder::Natural,
             algorithm: None,
@@ -122,8 +125,8 @@ impl Chooser for Wishes {
         }
     }
 
-    fn kept(&mut self) -> Home {
-        self.kept
+    fn homes(&mut self) -> [Home; 2] {
+        [self.kept, self.parameters]
     }
 
     fn storage(&mut self, whole: AxisSet) -> Storage {

@@ -27,8 +27,8 @@ pub(crate) trait Chooser {
     fn again(&mut self, op: &Op) -> bool;
     /// Over which of the axes on which a parameter is whole its three states are cut.
     fn storage(&mut self, whole: AxisSet) -> Storage;
-    /// Which memory holds what a layer keeps.
-    fn kept(&mut self) -> Home;
+    /// Which memory holds what a layer keeps, and which its parameters between uses.
+    fn homes(&mut self) -> [Home; 2];
     /// How many layers a chunk takes, of 1 to `most`, where `even` would be fair.
     fn layers(&mut self, even: usize, most: usize) -> usize;
     /// Whether a slice is longer than the shortest.
@@ -85,8 +85,9 @@ impl Chooser for Decisions<'_> {
         Storage { parameter: self.subset(optimizer), gradient: self.subset(optimizer), optimizer, home }
     }
 
-    fn kept(&mut self) -> Home {
-        [Home::Device, Home::Host][self.pick(2)]
+    fn homes(&mut self) -> [Home; 2] {
+        use Home::{Device, Host};
+        [[Device, Device], [Host, Device], [Device, Host], [Host, Host]][self.pick(4)]
     }
 
     fn layers(&mut self, even: usize, most: usize) -> usize {
@@ -201,12 +202,14 @@ impl Draw<'_> {
         let recompute = self.layer.ops.iter().map(|op| again(op, chooser)).collect();
         let strategies = chosen.iter().map(|(strategy, _)| *strategy).collect();
         let storage = self.storages(&chosen, chooser);
+        let [kept, parameters] = chooser.homes();
         let mut choice = LayerChoice {
             stream: if self.layer.stream_in.is_some() { self.stream } else { Sharding::REPLICATED },
             out,
             strategies,
             recompute,
-            kept: chooser.kept(),
+            kept,
+            parameters,
             storage,
         };
         if lower(self.layer, self.mesh, self.sizes, &choice).is_err() {

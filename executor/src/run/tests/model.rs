@@ -328,6 +328,7 @@ pub(super) fn plain(layer: &Layer) -> LayerChoice {
         strategies: vec![Strategy::SAME; layer.ops.len()],
         recompute: vec![Recompute::Keep; layer.ops.len()],
         kept: Home::Device,
+        parameters: Home::Device,
         storage: layer.parameters().map(|tensor| (tensor, Storage::default())).collect(),
     }
 }

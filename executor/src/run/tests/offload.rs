@@ -1,4 +1,4 @@
-//! Optimizer states and what layers keep on the host: the same numbers, two arenas, and the bytes that move between them.
+//! Optimizer states, what layers keep, and parameters on the host: the same numbers, two arenas, and the bytes that move between them.
 
 use ir::program::Home;
 
@@ -133,5 +133,42 @@ fn what_a_ring_keeps_goes_to_the_host_too() {
     for (rank, moved) in host.moved.iter().enumerate() {
         let kept: u64 = host.saved[rank].values().sum();
         assert_eq!((moved.kept_down, moved.kept_up), (n_steps * 2 * kept, n_steps * 2 * kept));
+    }
+}
+
+/// Parameters come up for forward and for backward of every micro-batch, and go down once per step, in their storage's cut.
+#[test]
+fn parameters_come_up_for_every_use() {
+    let (model, mesh) = (model(mlp(), 2), Mesh::of_sizes(&[2]).unwrap());
+    for cut in [AxisSet::EMPTY, AxisSet(1)] {
+        for home in [Home::Device, Home::Host] {
+            let of = |parameters: Home| {
+                let mut all = choices(&model, &[&["b"]], &[Placement::Shard(0)]);
+                store(&model, &mesh, &mut all, |whole| Storage {
+                    parameter: AxisSet(cut.0 & whole.0),
+                    gradient: AxisSet(cut.0 & whole.0),
+                    optimizer: whole,
+                    home,
+                });
+                all.iter_mut().for_each(|choice| choice.parameters = parameters);
+                check(&execution(&model, &mesh, all, ONE_STAGE))
+            };
+            let (device, host) = (of(Home::Device), of(Home::Host));
+            assert_eq!((&host.losses, &host.parameters), (&device.losses, &device.parameters));
+            for arena in host.host.iter().chain(&host.memory) {
+                assert_eq!((arena.high_water, arena.most_live), (arena.planned_peak, arena.lower_bound));
+            }
+            let all: usize = host.parameters[0].values().map(|tensor| tensor.len()).sum();
+            // Every rank has all of them, or each a half.
+            let copies = if cut.is_empty() { 2 } else { 1 };
+            let (n_steps, bytes) = (host.losses.len() as u64, (all * copies * 8) as u64);
+            let sum = |of: fn(&HostMoves) -> u64| host.moved.iter().map(of).sum::<u64>();
+            assert_eq!(sum(|moved| moved.stored_down), n_steps * bytes);
+            let uses = sum(|moved| moved.stored_up) / (n_steps * 2);
+            // Both micro-batches; backward does not read what only adds.
+            assert!(bytes < uses && uses <= 2 * bytes, "{uses} of {bytes}");
+            let lies = |outcome: &Outcome| outcome.host.iter().map(|arena| arena.planned_peak).sum::<u64>();
+            assert_eq!(lies(&host), lies(&device) + bytes);
+        }
     }
 }

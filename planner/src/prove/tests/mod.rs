@@ -85,7 +85,15 @@ fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> Layer
                 .insert(tensor, if layer.is_trained(tensor) { states } else { Storage::frozen(parameter) });
         }
     }
-    LayerChoice { stream, out, strategies: chosen, recompute, kept: Home::Device, storage }
+    LayerChoice {
+        stream,
+        out,
+        strategies: chosen,
+        recompute,
+        kept: Home::Device,
+        parameters: Home::Device,
+        storage,
+    }
 }
 
 /// Lowers a random choice; `None` where there is no program (an unfinished maximum that would have to be a sum).

@@ -69,7 +69,15 @@ fn case(layer: Layer, sizes: &[u64]) -> Case {
     };
     let (stream, out) =
         (on_stream(layer.stream_in.is_none()), on_stream(layer.tensors[layer.out.0].dims.is_empty()));
-    let choice = LayerChoice { stream, out, strategies, recompute, kept: Home::Device, storage };
+    let choice = LayerChoice {
+        stream,
+        out,
+        strategies,
+        recompute,
+        kept: Home::Device,
+        parameters: Home::Device,
+        storage,
+    };
     let program = lower(&layer, &mesh, &lengths, &choice).unwrap();
     Case { layer, mesh, sizes: lengths, program }
 }
