@@ -168,7 +168,13 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         1 => String::new(),
         n => format!("; {n} selections and orders of the groups of the cluster were searched"),
     };
-    let forms = format!("{layouts}{forms}");
+    let inside = match tally.inside_bound.map(|least| least.0 / best.0) {
+        Some(least) if least < 1.0 => format!(
+            "; by their own bounds, other choices of layers in the candidates that just fit could come to {least:.3} of it"
+        ),
+        Some(_) | None => String::new(),
+    };
+    let forms = format!("{layouts}{inside}{forms}");
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(
             "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \

@@ -1,6 +1,6 @@
 //! How fast a candidate is: choices at rising prices of memory until every schedule has an arrangement that fits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::lower::LayerChoice;
 use ir::program::Home;
@@ -29,6 +29,12 @@ const CUT_SLACK: f64 = 0.97;
 /// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
 const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
 
+/// Times that prices of memory between those in use are tried: after three, neighbours are a fifth apart.
+pub(crate) const ROUNDS: usize = 3;
+
+/// The first price above none, as a fraction of the next.
+const FIRST: f64 = 0.25;
+
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
 
@@ -41,6 +47,8 @@ pub(crate) struct Asking {
     pub(crate) limit: f64,
     /// What all parameters keep to, beside what the request says.
     pub(crate) storage: Option<StorageRule>,
+    /// Times that prices of memory between those in use are tried, at most.
+    pub(crate) rounds: usize,
 }
 
 /// Arrangements of a candidate so far, by the place of their schedule.
@@ -59,6 +67,18 @@ struct Arrangements {
 impl Arrangements {
     fn best_time(&self) -> f64 {
         self.best.as_ref().map_or(f64::INFINITY, |(_, best)| best.step_time().0)
+    }
+
+    /// Levels of the fastest arrangement between which another price of memory could have other choices: the upper ones.
+    fn between(&self, shelves: &[Shelf]) -> BTreeSet<usize> {
+        let cuts = self.best.as_ref().and_then(|(at, _)| self.simulated.get(at));
+        let chunks = cuts.iter().flat_map(|(chunks, _)| chunks);
+        let uppers = chunks.map(|chunk| if chunk.smaller > 0 { chunk.level + 1 } else { chunk.level });
+        let differ = |level: &usize| {
+            let kinds = || shelves.iter().flat_map(|shelf| &shelf.levels);
+            *level > 0 && kinds().any(|levels| levels[level - 1] != levels[*level])
+        };
+        uppers.filter(differ).collect()
     }
 
     fn take(&mut self, at: usize, found: Option<Arranged>) {
@@ -80,7 +100,11 @@ impl Scope<'_> {
     /// # Errors
     /// Why none does.
     pub fn evaluate(&self, candidate: &Candidate, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
-        self.evaluate_below(candidate, bound, Asking { forms, limit: f64::INFINITY, storage: None })
+        self.evaluate_below(
+            candidate,
+            bound,
+            Asking { forms, limit: f64::INFINITY, storage: None, rounds: ROUNDS },
+        )
     }
 
     /// The same, with one storage for all parameters.
@@ -93,7 +117,7 @@ impl Scope<'_> {
         bound: &Bound,
         (forms, storage): (Forms, StorageRule),
     ) -> Result<Arranged, Dropped> {
-        let asked = Asking { forms, limit: f64::INFINITY, storage: Some(storage) };
+        let asked = Asking { forms, limit: f64::INFINITY, storage: Some(storage), rounds: ROUNDS };
         self.evaluate_below(candidate, bound, asked)
     }
 
@@ -160,8 +184,37 @@ impl Scope<'_> {
         &self,
         benches: &[Bench<'_>],
         (bound, streams): (&Bound, &[Sharding]),
-        Asking { forms, limit, storage }: Asking,
+        asked: Asking,
     ) -> Result<Arranged, Dropped> {
+        let given = self.given_fastest();
+        let storage = asked.storage.unwrap_or(given.storage);
+        let first = Given { stream: Some(streams[0]), covers: bound.on(0).covers, storage, ..given };
+        // What is tied may stand on different grounds: one use for all of them.
+        let (mut best, mut dropped): (Option<Arranged>, _) = (None, Dropped::NoStrategy);
+        for tied in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
+            let limit = best.as_ref().map_or(asked.limit, |best| best.step_time().0);
+            match self.evaluate_tied((benches, streams), (bound, &tied), Asking { limit, ..asked }) {
+                Ok((found, n_levels)) => {
+                    best = fastest(best.into_iter().chain([found]));
+                    // Cut gradients save memory and nothing else.
+                    if n_levels == 1 {
+                        break;
+                    }
+                }
+                Err(failed) if !matches!(dropped, Dropped::Slower) => dropped = failed,
+                Err(_) => {}
+            }
+        }
+        best.ok_or(dropped)
+    }
+
+    /// The same with a use and a storage for what is tied; and at how many prices of memory.
+    fn evaluate_tied(
+        &self,
+        (benches, streams): (&[Bench<'_>], &[Sharding]),
+        (bound, tied): (&Bound, &BTreeMap<usize, TiedUses>),
+        Asking { forms, limit, storage, rounds }: Asking,
+    ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
         let on = |ground: usize, given: Given| Given {
@@ -171,38 +224,56 @@ impl Scope<'_> {
             ..given
         };
         let base = |ground: usize| on(ground, self.given_fastest());
-        // What is tied may stand on different grounds: one use for all of them.
-        let tied = self.tied_uses(&benches[0], &base(0)).ok_or(Dropped::NoStrategy)?;
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
         for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
-            let given = (&base(ground), &tied);
+            let given = (&base(ground), tied);
             self.fastest_level(shelf, (bench, bound), given, forms).ok_or(Dropped::NoStrategy)?;
         }
         let mut known = Arrangements { limit, ..Arrangements::default() };
         if self.arrange_all(candidate, &shelves, &mut known) {
-            return known.best.map(|(_, best)| best).ok_or(Dropped::Slower);
+            return known.best.map(|(_, best)| (best, 1)).ok_or(Dropped::Slower);
         }
         let base = |ground: usize| on(ground, self.given());
         let asked: Vec<Vec<Asked<'_>>> = benches
             .iter()
             .enumerate()
-            .map(|(ground, bench)| self.all_asked(bench, (&base(ground), &tied), forms))
+            .map(|(ground, bench)| self.all_asked(bench, (&base(ground), tied), forms))
             .collect();
         let ready: Vec<Vec<Vec<Chooser<'_>>>> =
             asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
-        for multiple in &MEMORY_PRICES[1..] {
-            for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
+        let mut multiples = vec![MEMORY_PRICES[0]];
+        let add_level = |shelves: &mut [Shelf], multiple: f64, level: usize| {
+            for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
                 let price = multiple * bound.on(ground).seconds_per_byte;
                 for (kind, (asked, ready)) in asked[ground].iter().zip(&ready[ground]).enumerate() {
-                    self.add(shelf, bench, (kind, asked, ready), price).ok_or(Dropped::NoStrategy)?;
+                    self.add((shelf, level), bench, (kind, asked, ready), price)?;
                 }
             }
+            Some(())
+        };
+        for &multiple in &MEMORY_PRICES[1..] {
+            add_level(&mut shelves, multiple, multiples.len()).ok_or(Dropped::NoStrategy)?;
+            multiples.push(multiple);
             if self.arrange_all(candidate, &shelves, &mut known) {
                 break;
             }
         }
+        for _ in 0..rounds {
+            let between = known.between(&shelves);
+            if between.is_empty() {
+                break;
+            }
+            for level in between.into_iter().rev() {
+                let (low, high) = (multiples[level - 1], multiples[level]);
+                let multiple = if low > 0.0 { (low * high).sqrt() } else { high * FIRST };
+                add_level(&mut shelves, multiple, level).ok_or(Dropped::NoStrategy)?;
+                multiples.insert(level, multiple);
+            }
+            self.arrange_all(candidate, &shelves, &mut known);
+        }
         let beaten = known.beaten;
-        known.best.map(|(_, best)| best).ok_or_else(|| match beaten {
+        let n_levels = shelves[0].levels.first().map_or(0, Vec::len);
+        known.best.map(|(_, best)| (best, n_levels)).ok_or_else(|| match beaten {
             true => Dropped::Slower,
             false => self.overflow(candidate, &self.levels_on(&shelves)),
         })
@@ -236,21 +307,21 @@ impl Scope<'_> {
                 one_form && as_asked && !tied.contains_key(&kind) && passes
             });
             match known {
-                Some((form, choice)) => self.put(shelf, bench, (kind, *form), choice.clone())?,
+                Some((form, choice)) => self.put((shelf, 0), bench, (kind, *form), choice.clone())?,
                 None => {
                     let asked = self.asked(bench, kind, &with_tied(base, tied, kind), forms);
-                    self.add(shelf, bench, (kind, &asked, &self.choosers(&asked)), 0.0)?;
+                    self.add((shelf, 0), bench, (kind, &asked, &self.choosers(&asked)), 0.0)?;
                 }
             }
         }
         Some(())
     }
 
-    /// Adds the best choice over all forms at a price of memory; ties to the earlier form. Where the host may hold what is
-    /// kept, that and the best choices there are weighed by the figures of their programs.
+    /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where the host may hold
+    /// what is kept, that and the best choices there are weighed by the figures of their programs.
     fn add(
         &self,
-        shelf: &mut Shelf,
+        on: (&mut Shelf, usize),
         bench: &Bench<'_>,
         (kind, asked, ready): (usize, &Asked<'_>, &[Chooser<'_>]),
         price: f64,
@@ -270,7 +341,7 @@ impl Scope<'_> {
         let [kept, parameters] = [given.kept, given.parameters].map(|rule| rule.on(layer));
         if [kept, parameters] == [HomeRule::Device; 2] {
             let (form, choice) = best(None)?;
-            return self.put(shelf, bench, (kind, form), choice);
+            return self.put(on, bench, (kind, form), choice);
         }
         let at = |part: f64| best(Some(part * self.moving_price(bench)));
         let on_device = if kept == HomeRule::Host { None } else { best(None) };
@@ -283,7 +354,7 @@ impl Scope<'_> {
             let homes = parameters.homes().iter();
             homes.map(move |&home| (form, LayerChoice { parameters: home, ..choice.clone() }))
         };
-        self.put_lightest(shelf, bench, (kind, choices.into_iter().flat_map(in_both).collect()), price)
+        self.put_lightest(on, bench, (kind, choices.into_iter().flat_map(in_both).collect()), price)
     }
 
     /// Arranges what is on the shelves in every schedule; says whether all had an arrangement.

@@ -278,18 +278,17 @@ impl<'a> Frontier<'a> {
         }
     }
 
-    /// Seconds that a candidate does not beat in the memory that there is, where that is known.
-    pub(crate) fn in_room(&self, at: usize) -> Option<f64> {
-        Some(self.scope.with_bubble(&self.candidates[at], self.room[at]?)?.0)
+    /// Seconds that a candidate does not beat, as far as it was asked.
+    pub(crate) fn least(&self, at: usize) -> Option<f64> {
+        let own = self.own[at].as_ref()?.time.0;
+        let room = self.room[at].and_then(|room| self.scope.with_bubble(&self.candidates[at], room));
+        Some(own.max(room.map_or(0.0, |room| room.0)))
     }
 
     /// Seconds that no candidate of a task beats; infinite where there is none.
     fn bound(&self, task: Task) -> f64 {
         match task {
-            Task::WorkOut(at) | Task::Weigh(at) => {
-                let own = self.own[at].as_ref().map_or(f64::INFINITY, |own| own.time.0);
-                own.max(self.in_room(at).unwrap_or(0.0))
-            }
+            Task::WorkOut(at) | Task::Weigh(at) => self.least(at).unwrap_or(f64::INFINITY),
             Task::Refine(group) | Task::WeighAll(group) => {
                 let Group { left, last, room, .. } = &self.groups[group];
                 let bubble =

@@ -85,7 +85,7 @@ impl Scope<'_> {
     /// that hosts could not hold for a whole stage, the one of which they lack least.
     pub(crate) fn put_lightest(
         &self,
-        shelf: &mut Shelf,
+        (shelf, level): (&mut Shelf, usize),
         bench: &Bench<'_>,
         (kind, choices): (usize, Vec<(usize, LayerChoice)>),
         price: f64,
@@ -100,7 +100,7 @@ impl Scope<'_> {
                 lightest = Some(own);
             }
         }
-        shelf.levels[kind].push(lightest?.2);
+        shelf.levels[kind].insert(level, lightest?.2);
         Some(())
     }
 

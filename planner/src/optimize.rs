@@ -24,7 +24,7 @@ use rayon::prelude::*;
 use crate::arrange::{Arranged, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, batches};
-use crate::evaluate::Asking;
+use crate::evaluate::{Asking, ROUNDS};
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Task};
@@ -38,6 +38,9 @@ use crate::unequal;
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
 const BATCH: usize = 4;
+
+/// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
+const FEW_LEFT: u64 = 16;
 
 /// A bound is taken at this fraction of itself: a stage of more layers than the average hides a little more of what a step
 /// sends once. Found to be too high, by 0.6 %, only for a single micro-batch on eight stages.
@@ -53,11 +56,14 @@ const MAX_FORMS_CHOSEN: u64 = 16;
 /// time of the search.
 const MAX_FORM_BOUNDS: usize = 2000;
 
-/// Candidates that try storages for all parameters, at most.
-const MAX_STORAGES_CHOSEN: usize = 4;
+/// Candidates that try more prices of memory, and storages for all parameters, at most.
+const MAX_REFINED: usize = 4;
 
 /// They take no more than so many times the best.
-const NEAR_BEST: f64 = 1.02;
+const NEAR_BEST: f64 = 1.05;
+
+/// More prices of memory are tried where the fastest choices take at least so much of it, buffers apart.
+const CROWDED: f64 = 0.6;
 
 /// Storages that are tried.
 const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
@@ -94,6 +100,9 @@ pub struct Tally {
     pub n_open: u64,
     /// Least bound among them, and among those that forms could still make the best when the search was stopped.
     pub open_bound: Option<Seconds>,
+    /// Least bound of those that fit and crowd memory, in the memory that there is: what other choices inside them could
+    /// come to.
+    pub inside_bound: Option<Seconds>,
     /// Batches of candidates worked out, forms included.
     pub work: u64,
     /// Whether somebody stopped it.
@@ -105,7 +114,7 @@ pub struct Tally {
 impl Tally {
     /// How two searches went, one after the other.
     pub(crate) fn and(self, next: Self) -> Self {
-        let open_bound = [self.open_bound, next.open_bound].into_iter().flatten().reduce(Seconds::min);
+        let least = |all: [Option<Seconds>; 2]| all.into_iter().flatten().reduce(Seconds::min);
         Self {
             n_candidates: self.n_candidates + next.n_candidates,
             n_illegal: self.n_illegal + next.n_illegal,
@@ -116,7 +125,8 @@ impl Tally {
             n_forms_open: self.n_forms_open + next.n_forms_open,
             bounds_leading: self.bounds_leading || next.bounds_leading,
             n_open: self.n_open + next.n_open,
-            open_bound,
+            open_bound: least([self.open_bound, next.open_bound]),
+            inside_bound: least([self.inside_bound, next.inside_bound]),
             work: next.work,
             stopped: self.stopped || next.stopped,
             n_layouts: self.n_layouts + next.n_layouts,
@@ -151,6 +161,13 @@ struct Worked {
     bound: Bound,
     /// What all its parameters keep to, where that was found to be faster.
     storage: Option<StorageRule>,
+}
+
+impl Worked {
+    /// Times that more prices of memory are worth a try.
+    fn rounds(&self) -> usize {
+        if self.bound.crowding < CROWDED { 0 } else { ROUNDS }
+    }
 }
 
 /// Finds the fastest arrangement.
@@ -211,7 +228,7 @@ fn searched<'a>(
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
-    choose_storages(&scope, &mut worked);
+    refine(&scope, &mut worked);
     choose_forms(&scope, &mut worked, tally, stop);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
@@ -337,7 +354,8 @@ fn work_out(
         ranking.first().map_or(known, |one| one.arranged.step_time().0.min(known)) / BOUND_SLACK
     };
     let has_plan = |ranking: &[Worked]| !ranking.is_empty() || start.limit.is_some();
-    while tally.work < most || !has_plan(&ranking) {
+    let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
+    while goes_on(tally.work, &frontier) || !has_plan(&ranking) {
         if has_plan(&ranking) && stop.now(tally.work) {
             tally.stopped = true;
             break;
@@ -354,7 +372,13 @@ fn work_out(
         let limits = (limit(&ranking), worth_showing);
         let done: Vec<Done> =
             tasks.par_iter().map(|&(task, at)| do_task(&frontier, (task, at), of, limits)).collect();
-        for one in done {
+        for ((_, at), one) in tasks.into_iter().zip(done) {
+            let fits = |found: &Result<Worked, Dropped>| matches!(found, Ok(_) | Err(Dropped::Slower));
+            let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
+            if is_crowded && matches!(&one, Done::WorkedOut(found) if fits(found)) {
+                let least = frontier.least(at).map(|least| Seconds(least * BOUND_SLACK));
+                tally.inside_bound = [tally.inside_bound, least].into_iter().flatten().reduce(Seconds::min);
+            }
             match one {
                 Done::Refined(group, at, bound) => frontier.refined(group, at, bound),
                 Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room),
@@ -402,9 +426,9 @@ fn do_task(
         Task::WorkOut(_) => {
             let own = frontier.own(at).ok_or(Dropped::NoStrategy);
             Done::WorkedOut(Box::new(own.and_then(|bound| {
-                let asked = Asking { forms: Forms::Leading, limit: worth_showing, storage: None };
+                let asked = Asking { forms: Forms::Leading, limit: worth_showing, storage: None, rounds: 0 };
                 let arranged = scope.evaluate_below(candidate, bound, asked)?;
-                let least = bound.time.0.max(frontier.in_room(at).unwrap_or(0.0));
+                let least = frontier.least(at).unwrap_or(0.0);
                 debug_assert!(
                     arranged.step_time().0 >= least * BOUND_SLACK,
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
@@ -433,29 +457,32 @@ fn insert(ranking: &mut Vec<Worked>, one: Worked) {
     ranking.insert(at, one);
 }
 
-/// Lets the best candidates try storages that are the same for all parameters: what is gathered and reduced in buckets over
-/// a stage hides better than a parameter alone, which is what choices inside layers go by.
-fn choose_storages(scope: &Scope<'_>, worked: &mut [Worked]) {
+/// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
+/// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
+fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     let pins = &scope.request.pins;
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
-    if pins.zero.is_some() || !pins.forbid.zero.is_empty() || !pins.constraints.is_empty() {
-        return;
-    }
+    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
+    let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
+    let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
     let n_near = worked.iter().filter(|one| one.arranged.step_time().0 <= best * NEAR_BEST).count();
-    let tasks: Vec<(usize, StorageRule)> =
-        (0..n_near.min(MAX_STORAGES_CHOSEN)).flat_map(|at| STORAGES.map(|storage| (at, storage))).collect();
+    let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
+    // With as many prices as before and storages as they pay it is what it was.
+    let is_new = |&(at, storage): &(usize, Option<StorageRule>)| storage.is_some() || worked[at].rounds() > 0;
+    let tasks: Vec<(usize, Option<StorageRule>)> =
+        (0..n_near.min(MAX_REFINED)).flat_map(all).filter(is_new).collect();
     let found: Vec<Option<Arranged>> = tasks
         .par_iter()
         .map(|&(at, storage)| {
-            let Worked { arranged, bound, .. } = &worked[at];
-            let limit = arranged.step_time().0;
-            let asked = Asking { forms: Forms::Leading, limit, storage: Some(storage) };
-            scope.evaluate_below(&arranged.candidate, bound, asked).ok()
+            let one = &worked[at];
+            let (limit, rounds) = (one.arranged.step_time().0, one.rounds());
+            let asked = Asking { forms: Forms::Leading, limit, storage, rounds };
+            scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
         })
         .collect();
     for ((at, storage), found) in tasks.into_iter().zip(found) {
         if let Some(found) = found.filter(|found| found.step_time() < worked[at].arranged.step_time()) {
-            (worked[at].arranged, worked[at].storage) = (found, Some(storage));
+            (worked[at].arranged, worked[at].storage) = (found, storage);
         }
     }
     worked.sort_by(|a, b| a.arranged.step_time().0.total_cmp(&b.arranged.step_time().0));
@@ -494,7 +521,8 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
             .par_iter()
             .map(|one| {
                 let with = |storage| {
-                    let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage };
+                    let rounds = one.rounds();
+                    let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage, rounds };
                     scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
                 };
                 // What pays with one form need not with another.

@@ -24,11 +24,6 @@ use crate::request::Solver;
 use crate::shelf::Asked;
 use crate::solve::Prepared;
 
-/// What is found is taken at this fraction of itself: tables price parameters and gradients that move every micro-batch by
-/// themselves, and programs hide some of them better. Found to be too high by 2.5 % of a step, for gradients cut over
-/// replicas of two nodes; why is not known.
-const ROOM_SLACK: f64 = 0.97;
-
 /// Prices of memory that are tried at most.
 const ROUNDS: usize = 4;
 
@@ -191,7 +186,7 @@ impl Scope<'_> {
             let (weights, all) = flights.weights(ready.a * flights.ends[1]);
             let capacity = tables.capacity * all;
             let sum = self.all_priced(tables, ready, (&flights, weights))?;
-            most = most.max(ROOM_SLACK * (sum.value - ready.price * capacity) / p);
+            most = most.max((sum.value - ready.price * capacity) / p);
             let reached = self.with_bubble(candidate, in_memory(bound.work, most))?;
             if reached >= Seconds(limit) || reached < Seconds(limit * hopeless) {
                 break;

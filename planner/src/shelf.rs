@@ -50,9 +50,10 @@ impl Shelf {
 }
 
 impl<'a> Scope<'a> {
-    /// A candidate on the slowest device.
+    /// A candidate as it is priced on its first ground.
     pub(crate) fn bench<'s>(&'s self, candidate: &'s Candidate) -> Bench<'s> {
-        self.bench_on(candidate, (&self.setting, &candidate.shape.mesh))
+        let grounds = self.grounds(candidate);
+        self.bench_on(candidate, (&grounds.settings[0], grounds.mesh(candidate.meshes(), 0)))
     }
 
     /// A candidate as it is priced on every ground of its stages.
@@ -96,16 +97,16 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Puts a choice on the shelf as the next level of its kind.
+    /// Puts a choice on the shelf as a level of its kind, before those that are there at it and behind.
     pub(crate) fn put(
         &self,
-        shelf: &mut Shelf,
+        (shelf, level): (&mut Shelf, usize),
         bench: &Bench<'_>,
         form: (usize, usize),
         choice: LayerChoice,
     ) -> Option<()> {
         let at = self.on_shelf(shelf, bench, form, choice)?;
-        shelf.levels[form.0].push(at);
+        shelf.levels[form.0].insert(level, at);
         Some(())
     }
 
@@ -152,11 +153,30 @@ impl<'a> Scope<'a> {
         Levels::new((0..depth).map(at).collect(), self.model().kinds_in_order())
     }
 
-    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree.
+    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree. Those to try,
+    /// the smaller behind the faster.
     ///
-    /// The use is that of the copy's fastest choice; the states beside the parameter are cut as far as they can be, and
-    /// the optimizer's are on the host where they may be, unless the user says otherwise.
-    pub(crate) fn tied_uses(&self, bench: &Bench<'_>, base: &Given) -> Option<BTreeMap<usize, TiedUses>> {
+    /// The use is that of the copy's fastest choice; optimizer states are cut as far as they can be and are on the host
+    /// where they may be, and gradients are whole or cut, unless the user says otherwise.
+    pub(crate) fn tied_uses(
+        &self,
+        bench: &Bench<'_>,
+        base: &Given,
+    ) -> Option<Vec<BTreeMap<usize, TiedUses>>> {
+        let both = [StorageRule::Optimizer, StorageRule::Gradient];
+        let mut all =
+            both.map(|cut| self.tied_uses_cut(bench, base, cut)).into_iter().collect::<Option<Vec<_>>>()?;
+        all.dedup();
+        Some(all)
+    }
+
+    /// The same, where it is free, with what a rule cuts.
+    fn tied_uses_cut(
+        &self,
+        bench: &Bench<'_>,
+        base: &Given,
+        cuts: StorageRule,
+    ) -> Option<BTreeMap<usize, TiedUses>> {
         let mut uses: BTreeMap<usize, TiedUses> = BTreeMap::new();
         for tie in &self.model().ties {
             let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Leading).into_iter().next()?;
@@ -168,8 +188,9 @@ impl<'a> Scope<'a> {
                 StorageRule::Free if base.forbid.zero.is_empty() => {
                     let cut = whole_axes(bench.prices.mesh(), used);
                     let home = base.homes.homes().last().copied().unwrap_or_default();
-                    let gradient =
-                        if bench.prices.is_crossed_at_any_time(cut) { cut } else { AxisSet::EMPTY };
+                    let cuts_gradient =
+                        cuts == StorageRule::Gradient && bench.prices.is_crossed_at_any_time(cut);
+                    let gradient = if cuts_gradient { cut } else { AxisSet::EMPTY };
                     Storage { home, ..Storage::on_device(AxisSet::EMPTY, gradient, cut) }
                 }
                 StorageRule::Free
