@@ -465,12 +465,18 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
     let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
     let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
-    let n_near = worked.iter().filter(|one| one.arranged.step_time().0 <= best * NEAR_BEST).count();
+    // What is equal on a mesh with more axes is the same plan.
+    let plan = |at: usize| {
+        let Arranged { candidate, step, .. } = &worked[at].arranged;
+        (candidate.n_stages, candidate.micro_batch, step.time.0.to_bits())
+    };
+    let is_near = |at: &usize| worked[*at].arranged.step_time().0 <= best * NEAR_BEST;
+    let is_another = |at: &usize| (0..*at).all(|before| plan(before) != plan(*at));
+    let near = (0..worked.len()).take_while(is_near).filter(is_another).take(MAX_REFINED);
     let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
     // With as many prices as before and storages as they pay it is what it was.
     let is_new = |&(at, storage): &(usize, Option<StorageRule>)| storage.is_some() || worked[at].rounds() > 0;
-    let tasks: Vec<(usize, Option<StorageRule>)> =
-        (0..n_near.min(MAX_REFINED)).flat_map(all).filter(is_new).collect();
+    let tasks: Vec<(usize, Option<StorageRule>)> = near.flat_map(all).filter(is_new).collect();
     let found: Vec<Option<Arranged>> = tasks
         .par_iter()
         .map(|&(at, storage)| {
