@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
+use cost_model::collective::broadcasts;
 use cost_model::exposure::{Beside, OpSeconds, exposed};
 use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
 use cost_model::offload::{HostShare, HostUpdate};
@@ -14,7 +15,7 @@ use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Change, Step, StepKind};
-use ir::engine::{GradientFormat, TensorOverlap};
+use ir::engine::{GradientFormat, ParameterSpread, TensorOverlap};
 use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
 use ir::mesh::{AxisId, Mesh};
@@ -351,6 +352,21 @@ impl<'a> Prices<'a> {
         whole * (elements as f64 / sent.max(1) as f64)
     }
 
+    /// Seconds in which a new parameter reaches those who use it, as the engine sends it.
+    fn spread(&self, parcel: Parcel, steps: &[Step], element: Bytes) -> f64 {
+        let Machine { cluster, constants, .. } = &self.machine;
+        match constants.engine.parameter_spread {
+            ParameterSpread::Gathered => self.sent(parcel, steps, element),
+            ParameterSpread::Broadcast => {
+                let Parcel { elements, sent } = parcel;
+                let one = |step: &Step| {
+                    broadcasts(1, element * sent as f64, &self.group(&step.axes), cluster, constants).0
+                };
+                steps.iter().map(one).sum::<f64>() * (elements as f64 / sent.max(1) as f64)
+            }
+        }
+    }
+
     fn group(&self, axes: &[AxisId]) -> Group {
         let one = |&axis: &AxisId| GroupAxis { stride: self.mesh.stride(axis), size: self.mesh.size(axis) };
         let axes: Vec<GroupAxis> = axes.iter().rev().map(one).collect();
@@ -491,7 +507,11 @@ impl<'a> Prices<'a> {
             gather: flat(&flat_steps(none, storage.parameter, none)?, bytes.parameter),
             every,
             reduce: flat(&flat_steps(rest, storage.gradient, storage.optimizer)?, bytes.gradient),
-            spread: flat(&flat_steps(none, storage.optimizer, storage.parameter)?, bytes.parameter),
+            spread: self.spread(
+                parcel,
+                &flat_steps(none, storage.optimizer, storage.parameter)?,
+                bytes.parameter,
+            ),
             update,
             state: local * state,
             gathered: gathered(storage.parameter, (bytes.parameter * local, bytes.gradient * local)),

@@ -4,7 +4,7 @@
 
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
-use ir::engine::{Engine, TensorOverlap};
+use ir::engine::{Engine, ParameterSpread, TensorOverlap};
 use ir::units::Seconds;
 use planner::bound::Bound;
 use planner::candidate::{Candidate, Scope, micro_batches};
@@ -178,6 +178,13 @@ fn gradients_that_hide_behind_other_layers() {
 fn products_in_chunks_beside_their_gathers() {
     let asked = question("gpt2", "dgx-a100-40", 8, 16);
     let engine = Engine { tensor_overlap: TensorOverlap::Chunked, ..asked.job.engine };
+    assert_search_is_exhaustive(&Request { job: Job { engine, ..asked.job }, ..asked });
+}
+
+#[test]
+fn parameters_broadcast_by_those_who_update_them() {
+    let asked = question("gpt2", "dgx-a100-40", 16, 64);
+    let engine = Engine { parameter_spread: ParameterSpread::Broadcast, ..asked.job.engine };
     assert_search_is_exhaustive(&Request { job: Job { engine, ..asked.job }, ..asked });
 }
 
