@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::{Calibration, DeviceGroup};
-use ir::names::{Offload, OnHost, Roles};
+use ir::names::Roles;
 use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, SharePrediction, StagePrediction};
@@ -250,22 +250,7 @@ fn degrees(roles: &Roles) -> String {
     if let Some(devices) = roles.zero.hybrid {
         words.push_str(&format!(" over {devices}"));
     }
-    let offload = match roles.offload {
-        Offload::None => String::new(),
-        Offload::Some => ", some optimizer states on the host".into(),
-        Offload::Optimizer => ", optimizer on the host".into(),
-    };
-    let kept = match roles.kept_on_host {
-        OnHost::None => "",
-        OnHost::Some => ", activations of some layers on the host",
-        OnHost::All => ", activations on the host",
-    };
-    let parameters = match roles.parameters_on_host {
-        OnHost::None => "",
-        OnHost::Some => ", parameters of some layers on the host",
-        OnHost::All => ", parameters on the host",
-    };
-    words + &offload + kept + parameters + &format!(", recompute {}", word(&roles.recompute))
+    words + &roles.on_host() + &format!(", recompute {}", word(&roles.recompute))
 }
 
 /// Where the time goes.

@@ -78,16 +78,25 @@ impl<E: Real> Rank<'_, E> {
 
     /// Counts so many elements of a parameter that the host holds, on their way for a use.
     pub(crate) fn count_fetched(&mut self, key: ParameterKey, n: usize) {
-        if self.home(key, State::Stored) == Home::Host {
-            self.record.moved.stored_up += n as u64 * self.run.rounded().bytes(size_of::<E>() as u64);
-        }
+        self.record.moved.stored_up += self.stored_on_host(key, n);
     }
 
     /// The same of a new value, on its way back.
     pub(crate) fn count_stored(&mut self, key: ParameterKey, n: usize) {
-        if self.home(key, State::Stored) == Home::Host {
-            self.record.moved.stored_down += n as u64 * self.run.rounded().bytes(size_of::<E>() as u64);
+        self.record.moved.stored_down += self.stored_on_host(key, n);
+    }
+
+    /// Bytes of so many elements of a parameter as it is stored; none where the device holds it.
+    fn stored_on_host(&self, key: ParameterKey, n: usize) -> u64 {
+        match self.home(key, State::Stored) {
+            Home::Device => 0,
+            Home::Host => self.rounded_bytes(n),
         }
+    }
+
+    /// Bytes of so many elements as operators take them.
+    fn rounded_bytes(&self, n: usize) -> u64 {
+        n as u64 * self.run.rounded().bytes(size_of::<E>() as u64)
     }
 
     fn all_planned_bytes(&self, moved: &[(u64, Width)]) -> u64 {
@@ -113,8 +122,7 @@ impl<E: Real> Rank<'_, E> {
             Home::Device => Ok(()),
             Home::Host => {
                 let new = self.read(key, State::Master)?;
-                let width = self.run.rounded().bytes(size_of::<E>() as u64);
-                self.record.moved.up += new.len() as u64 * width;
+                self.record.moved.up += self.rounded_bytes(new.len());
                 self.write_updated(key, new)
             }
         }

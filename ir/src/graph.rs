@@ -274,6 +274,11 @@ impl Layer {
         self.tensors[tensor.0].role.init().is_some()
     }
 
+    /// True for the layers at the ends, which pass the stream on one side only: embedding, and the loss.
+    pub fn is_end(&self) -> bool {
+        self.stream_in.is_none() || self.tensors[self.out.0].dims.is_empty()
+    }
+
     /// True for a parameter that is learned.
     pub fn is_trained(&self, tensor: TensorId) -> bool {
         matches!(self.tensors[tensor.0].role, Role::Parameter(_))

@@ -255,6 +255,23 @@ impl Roles {
         let ends = shares.iter().min().zip(shares.iter().max());
         Self { shares: ends.map(|(&least, &most)| [least, most]), ..self }
     }
+
+    /// What the host's memory holds, in words that follow the degrees; nothing where it holds nothing.
+    pub fn on_host(&self) -> String {
+        let optimizer = match self.offload {
+            Offload::None => "",
+            Offload::Some => ", some optimizer states on the host",
+            Offload::Optimizer => ", optimizer on the host",
+        };
+        let of_layers = |what: &str, held: OnHost| match held {
+            OnHost::None => String::new(),
+            OnHost::Some => format!(", {what} of some layers on the host"),
+            OnHost::All => format!(", {what} on the host"),
+        };
+        let activations = of_layers("activations", self.kept_on_host);
+        let parameters = of_layers("parameters", self.parameters_on_host);
+        format!("{optimizer}{activations}{parameters}")
+    }
 }
 
 impl fmt::Display for Roles {
@@ -289,21 +306,7 @@ impl fmt::Display for Roles {
         if let Some(devices) = self.zero.hybrid {
             write!(f, " over {devices}")?;
         }
-        match self.offload {
-            Offload::None => {}
-            Offload::Some => write!(f, ", some optimizer states on the host")?,
-            Offload::Optimizer => write!(f, ", optimizer on the host")?,
-        }
-        match self.kept_on_host {
-            OnHost::None => {}
-            OnHost::Some => write!(f, ", activations of some layers on the host")?,
-            OnHost::All => write!(f, ", activations on the host")?,
-        }
-        match self.parameters_on_host {
-            OnHost::None => {}
-            OnHost::Some => write!(f, ", parameters of some layers on the host")?,
-            OnHost::All => write!(f, ", parameters on the host")?,
-        }
+        f.write_str(&self.on_host())?;
         let recompute = match self.recompute {
             RecomputeRole::None => "none",
             RecomputeRole::Selective => "selective",
@@ -398,7 +401,7 @@ fn body<'a>(layers: &[PlacedLayer<'a>]) -> Vec<PlacedLayer<'a>> {
     if !attention.is_empty() {
         return attention;
     }
-    let inner = with(&|layer| layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty());
+    let inner = with(&|layer| !layer.is_end());
     if inner.is_empty() { layers.to_vec() } else { inner }
 }
 

@@ -129,18 +129,16 @@ impl Scope<'_> {
         let mut choices_made = Vec::with_capacity(self.forms.len());
         let mut layers = Vec::with_capacity(self.forms.len());
         for (kind, forms) in self.forms.iter().enumerate() {
-            let layer = &forms[0].layer;
             let asked = &asked[kind];
             let (form, problem) = asked.first().filter(|(form, _)| of == Forms::Leading || *form == 0)?;
             let (time, unit, choices) = self.chooser(problem).fastest(&problem.problem)?;
             let count = self.counts[kind] as f64;
             total += time * count;
             bytes += problem.problem.total(&choices)?.memory * count;
-            let passes_stream = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
             let choice = problem.choice(&choices);
             once = once.plus(problem.once(&choices), count);
             // The kind that takes most of the time decides in which sharding the stream passes everywhere.
-            if passes_stream && main.is_none_or(|(most, ..)| time * count > most) {
+            if !forms[0].layer.is_end() && main.is_none_or(|(most, ..)| time * count > most) {
                 main = Some((time * count, choice.stream, unit));
             }
             choices_made.push((*form, choice));

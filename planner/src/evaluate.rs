@@ -186,9 +186,7 @@ impl Scope<'_> {
         (bound, streams): (&Bound, &[Sharding]),
         asked: Asking,
     ) -> Result<Arranged, Dropped> {
-        let given = self.given_fastest();
-        let storage = asked.storage.unwrap_or(given.storage);
-        let first = Given { stream: Some(streams[0]), covers: bound.on(0).covers, storage, ..given };
+        let first = on_ground(0, (bound, streams), asked.storage, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
         let (mut best, mut dropped): (Option<Arranged>, _) = (None, Dropped::NoStrategy);
         for tied in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
@@ -217,13 +215,7 @@ impl Scope<'_> {
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
-        let on = |ground: usize, given: Given| Given {
-            stream: Some(streams[ground]),
-            storage: storage.unwrap_or(given.storage),
-            covers: bound.on(ground).covers,
-            ..given
-        };
-        let base = |ground: usize| on(ground, self.given_fastest());
+        let base = |ground: usize| on_ground(ground, (bound, streams), storage, self.given_fastest());
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
         for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
             let given = (&base(ground), tied);
@@ -233,7 +225,7 @@ impl Scope<'_> {
         if self.arrange_all(candidate, &shelves, &mut known) {
             return known.best.map(|(_, best)| (best, 1)).ok_or(Dropped::Slower);
         }
-        let base = |ground: usize| on(ground, self.given());
+        let base = |ground: usize| on_ground(ground, (bound, streams), storage, self.given());
         let asked: Vec<Vec<Asked<'_>>> = benches
             .iter()
             .enumerate()
@@ -272,8 +264,7 @@ impl Scope<'_> {
             self.arrange_all(candidate, &shelves, &mut known);
         }
         let beaten = known.beaten;
-        let n_levels = shelves[0].levels.first().map_or(0, Vec::len);
-        known.best.map(|(_, best)| (best, n_levels)).ok_or_else(|| match beaten {
+        known.best.map(|(_, best)| (best, multiples.len())).ok_or_else(|| match beaten {
             true => Dropped::Slower,
             false => self.overflow(candidate, &self.levels_on(&shelves)),
         })
@@ -427,6 +418,21 @@ fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
         single.fold(stream, |stream, axis| stream.with(axis, Placement::Replicate))
     };
     benches.iter().map(on).collect()
+}
+
+/// What is given on a ground, with its sharding of the stream and what all parameters keep to.
+fn on_ground(
+    ground: usize,
+    (bound, streams): (&Bound, &[Sharding]),
+    storage: Option<StorageRule>,
+    given: Given,
+) -> Given {
+    Given {
+        stream: Some(streams[ground]),
+        storage: storage.unwrap_or(given.storage),
+        covers: bound.on(ground).covers,
+        ..given
+    }
 }
 
 fn with_tied(base: &Given, tied: &BTreeMap<usize, TiedUses>, kind: usize) -> Given {

@@ -65,7 +65,7 @@ impl HomeRule {
 
     /// The rule of what a layer keeps, or of its parameters, on one layer: engines move that of the layers between embedding and head.
     pub(crate) fn on(self, layer: &Layer) -> Self {
-        if is_end(layer) { Self::Device } else { self }
+        if layer.is_end() { Self::Device } else { self }
     }
 }
 
@@ -144,7 +144,7 @@ impl RecomputeRule {
     /// The rule on one layer: engines compute the layers between embedding and head again, never these themselves.
     pub(crate) fn on(self, layer: &Layer) -> Self {
         match self {
-            Self::Always if is_end(layer) => Self::Free,
+            Self::Always if layer.is_end() => Self::Free,
             Self::Free
             | Self::Never
             | Self::AttentionOnly
@@ -171,9 +171,4 @@ impl RecomputeRule {
             Self::ButProducts | Self::AtLeastAttention => both,
         }
     }
-}
-
-/// Embedding, or the loss.
-fn is_end(layer: &Layer) -> bool {
-    layer.stream_in.is_none() || layer.tensors[layer.out.0].dims.is_empty()
 }

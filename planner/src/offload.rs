@@ -17,7 +17,9 @@ use ir::units::Bytes;
 
 use crate::candidate::Scope;
 use crate::clock::Clock;
+use crate::price::hosts::of_layers;
 use crate::price::setting::Entry;
+use crate::price::step::Held;
 use crate::request::{OffloadKind, Pins, Request};
 use crate::shelf::{Bench, Shelf};
 
@@ -111,8 +113,7 @@ impl Scope<'_> {
 
     /// Bytes that the fullest host lacks for stages of such layers.
     fn lacking(&self, bench: &Bench<'_>, entry: &Entry, clock: &Clock) -> f64 {
-        let memory = &entry.memory;
-        let one = memory.host + memory.parameters_on_host + memory.kept_on_host * clock.in_flight;
+        let one = of_layers(entry, 1, Held { kept: clock.in_flight, ..Held::default() });
         let meshes = bench.candidate.meshes();
         let stage = |stage: u64| (one * clock.layers, meshes.of(stage).n_devices());
         let stages: Vec<(Bytes, u64)> = (0..bench.candidate.n_stages).map(stage).collect();

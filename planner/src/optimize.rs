@@ -114,7 +114,6 @@ pub struct Tally {
 impl Tally {
     /// How two searches went, one after the other.
     pub(crate) fn and(self, next: Self) -> Self {
-        let least = |all: [Option<Seconds>; 2]| all.into_iter().flatten().reduce(Seconds::min);
         Self {
             n_candidates: self.n_candidates + next.n_candidates,
             n_illegal: self.n_illegal + next.n_illegal,
@@ -125,13 +124,18 @@ impl Tally {
             n_forms_open: self.n_forms_open + next.n_forms_open,
             bounds_leading: self.bounds_leading || next.bounds_leading,
             n_open: self.n_open + next.n_open,
-            open_bound: least([self.open_bound, next.open_bound]),
-            inside_bound: least([self.inside_bound, next.inside_bound]),
+            open_bound: lesser(self.open_bound, next.open_bound),
+            inside_bound: lesser(self.inside_bound, next.inside_bound),
             work: next.work,
             stopped: self.stopped || next.stopped,
             n_layouts: self.n_layouts + next.n_layouts,
         }
     }
+}
+
+/// The lesser of two bounds, as far as they are known.
+fn lesser(a: Option<Seconds>, b: Option<Seconds>) -> Option<Seconds> {
+    [a, b].into_iter().flatten().reduce(Seconds::min)
 }
 
 /// Where a search starts.
@@ -377,7 +381,7 @@ fn work_out(
             let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
             if is_crowded && matches!(&one, Done::WorkedOut(found) if fits(found)) {
                 let least = frontier.least(at).map(|least| Seconds(least * BOUND_SLACK));
-                tally.inside_bound = [tally.inside_bound, least].into_iter().flatten().reduce(Seconds::min);
+                tally.inside_bound = lesser(tally.inside_bound, least);
             }
             match one {
                 Done::Refined(group, at, bound) => frontier.refined(group, at, bound),
@@ -404,7 +408,7 @@ fn work_out(
     tally.n_open += n_open;
     tally.n_illegal += frontier.n_illegal;
     let open_bound = open_bound.map(|bound| Seconds(bound * BOUND_SLACK));
-    tally.open_bound = [tally.open_bound, open_bound].into_iter().flatten().reduce(Seconds::min);
+    tally.open_bound = lesser(tally.open_bound, open_bound);
     (ranking, closest)
 }
 

@@ -160,6 +160,13 @@ pub struct Parcel {
     pub sent: u64,
 }
 
+impl Parcel {
+    /// Its part of that piece.
+    fn share(self) -> f64 {
+        self.elements as f64 / self.sent.max(1) as f64
+    }
+}
+
 /// Prices on one mesh.
 pub struct Prices<'a> {
     machine: Machine<'a>,
@@ -347,9 +354,9 @@ impl<'a> Prices<'a> {
     }
 
     /// Seconds in which a parameter is sent, its part of the piece with which it is.
-    fn sent(&self, Parcel { elements, sent }: Parcel, steps: &[Step], element: Bytes) -> f64 {
-        let whole: f64 = steps.iter().map(|step| self.step(step, &[sent], element.0)).sum();
-        whole * (elements as f64 / sent.max(1) as f64)
+    fn sent(&self, parcel: Parcel, steps: &[Step], element: Bytes) -> f64 {
+        let whole: f64 = steps.iter().map(|step| self.step(step, &[parcel.sent], element.0)).sum();
+        whole * parcel.share()
     }
 
     /// Seconds in which a new parameter reaches those who use it, as the engine sends it.
@@ -358,11 +365,9 @@ impl<'a> Prices<'a> {
         match constants.engine.parameter_spread {
             ParameterSpread::Gathered => self.sent(parcel, steps, element),
             ParameterSpread::Broadcast => {
-                let Parcel { elements, sent } = parcel;
-                let one = |step: &Step| {
-                    broadcasts(1, element * sent as f64, &self.group(&step.axes), cluster, constants).0
-                };
-                steps.iter().map(one).sum::<f64>() * (elements as f64 / sent.max(1) as f64)
+                let whole = element * parcel.sent as f64;
+                let one = |step: &Step| broadcasts(1, whole, &self.group(&step.axes), cluster, constants).0;
+                steps.iter().map(one).sum::<f64>() * parcel.share()
             }
         }
     }

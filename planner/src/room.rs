@@ -107,9 +107,7 @@ impl Scope<'_> {
         (of, limit): (Forms, f64),
     ) -> Room {
         let all = Room { n_open: candidates.len(), work: bound.work, likely: bound.work };
-        // Nobody knows how little devices hold of states whose parameters may be on hosts.
-        let on_host = self.given().parameters != HomeRule::Device;
-        if self.request.solver != Solver::Structured || !bound.grounds.is_empty() || on_host {
+        if self.request.solver != Solver::Structured || !self.knows_room(bound) {
             return all;
         }
         let leading = self.room_by(self.priced_tables((tables, bound), Forms::Leading), candidates, limit);
@@ -147,19 +145,25 @@ impl Scope<'_> {
     }
 
     /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
-    /// on its mesh with a micro-batch that is no smaller, and its bound. `None` where stages stand on several grounds.
+    /// on its mesh with a micro-batch that is no smaller, and its bound. `None` where memory says nothing of it.
     pub fn bound_in_room(
         &self,
         (tables, bound): (&Candidate, &Bound),
         candidate: &Candidate,
         (of, limit): (Forms, Seconds),
     ) -> Option<Seconds> {
-        if !bound.grounds.is_empty() {
+        if !self.knows_room(bound) {
             return None;
         }
         let tables = self.priced_tables((tables, bound), of);
         let work = self.work_in_room((&tables, &mut tables.ready()), candidate, limit.0)?;
         self.with_bubble(candidate, work)
+    }
+
+    /// Whether memory says anything of a candidate: not where stages stand on several grounds, nor where parameters may be
+    /// on hosts, for nobody knows how little devices then hold of states.
+    fn knows_room(&self, bound: &Bound) -> bool {
+        bound.grounds.is_empty() && self.given().parameters == HomeRule::Device
     }
 
     fn priced_tables<'s>(&'s self, (candidate, bound): (&'s Candidate, &'s Bound), of: Forms) -> Tables<'s> {

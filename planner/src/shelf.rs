@@ -163,46 +163,36 @@ impl<'a> Scope<'a> {
         bench: &Bench<'_>,
         base: &Given,
     ) -> Option<Vec<BTreeMap<usize, TiedUses>>> {
-        let both = [StorageRule::Optimizer, StorageRule::Gradient];
-        let mut all =
-            both.map(|cut| self.tied_uses_cut(bench, base, cut)).into_iter().collect::<Option<Vec<_>>>()?;
-        all.dedup();
-        Some(all)
-    }
-
-    /// The same, where it is free, with what a rule cuts.
-    fn tied_uses_cut(
-        &self,
-        bench: &Bench<'_>,
-        base: &Given,
-        cuts: StorageRule,
-    ) -> Option<BTreeMap<usize, TiedUses>> {
-        let mut uses: BTreeMap<usize, TiedUses> = BTreeMap::new();
+        // With gradients whole, and cut.
+        let mut both = [BTreeMap::<usize, TiedUses>::new(), BTreeMap::new()];
         for tie in &self.model().ties {
             let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Leading).into_iter().next()?;
             let choice = built.choice(&self.chooser(&built).fastest(&built.problem)?.2);
             let used = built.used(&choice, tie.copy.tensor)?;
             let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);
-            let storage = match base.storage {
-                StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => Storage::default(),
+            let storages = match base.storage {
+                StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => [Storage::default(); 2],
                 StorageRule::Free if base.forbid.zero.is_empty() => {
                     let cut = whole_axes(bench.prices.mesh(), used);
                     let home = base.homes.homes().last().copied().unwrap_or_default();
-                    let cuts_gradient =
-                        cuts == StorageRule::Gradient && bench.prices.is_crossed_at_any_time(cut);
-                    let gradient = if cuts_gradient { cut } else { AxisSet::EMPTY };
-                    Storage { home, ..Storage::on_device(AxisSet::EMPTY, gradient, cut) }
+                    let may_cut = bench.prices.is_crossed_at_any_time(cut);
+                    [AxisSet::EMPTY, if may_cut { cut } else { AxisSet::EMPTY }]
+                        .map(|gradient| Storage { home, ..Storage::on_device(AxisSet::EMPTY, gradient, cut) })
                 }
                 StorageRule::Free
                 | StorageRule::Whole
                 | StorageRule::Optimizer
                 | StorageRule::Gradient
-                | StorageRule::Parameter => choice.storage.get(&tie.copy.tensor).copied()?,
+                | StorageRule::Parameter => [choice.storage.get(&tie.copy.tensor).copied()?; 2],
             };
-            for side in [tie.owner, tie.copy] {
-                uses.entry(side.layer).or_default().insert(side.tensor, (used, storage));
+            for (uses, storage) in both.iter_mut().zip(storages) {
+                for side in [tie.owner, tie.copy] {
+                    uses.entry(side.layer).or_default().insert(side.tensor, (used, storage));
+                }
             }
         }
-        Some(uses)
+        let mut all = Vec::from(both);
+        all.dedup();
+        Some(all)
     }
 }

@@ -262,10 +262,9 @@ impl<'a> Space<'a> {
     /// context and tensor parallelism.
     fn has_keys_or_weights(&self, op: &Op) -> bool {
         let layer = self.layer;
-        let is_inner = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
         let has_matrix =
             |t: &ir::graph::TensorId| layer.is_parameter(*t) && layer.tensors[t.0].dims.len() >= 2;
-        is_inner && (matches!(op.kind, OpKind::Attention { .. }) || op.operands.iter().any(has_matrix))
+        !layer.is_end() && (matches!(op.kind, OpKind::Attention { .. }) || op.operands.iter().any(has_matrix))
     }
 
     /// Whether an operator works on expert slots.

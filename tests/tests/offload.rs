@@ -36,6 +36,18 @@ fn fresh(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("offload-{name}"))
 }
 
+/// The plan runs right in every precision, moves and holds what was predicted of it, some of everything named, and is proven.
+#[track_caller]
+fn assert_counted_and_proven(path: &Path, lines: &[&str]) {
+    let plan = path.display();
+    let verified = done(&format!("verify {plan} --precision all"));
+    for line in lines {
+        let row = verified.lines().find(|row| row.starts_with(line)).unwrap_or_default();
+        assert!(row.ends_with("equal") && !row.contains(" 0  "), "{verified}");
+    }
+    assert!(done(&format!("prove {plan}")).contains("proven"));
+}
+
 const JOB: &str = "llama-3-8b dgx-h100 --devices 1";
 
 #[test]
@@ -55,12 +67,10 @@ fn eight_billion_parameters_train_on_one_device_whose_host_updates() {
     let offload = found["predicted"]["breakdown"]["offload_s"].as_f64().unwrap();
     assert!((offload / expected - 1.0).abs() < 1e-9, "{offload} {expected}");
 
-    let verified = done(&format!("verify {plan} --precision all"));
-    for line in ["gradients to the host", "parameters from the host", "arenas on the hosts"] {
-        let row = verified.lines().find(|row| row.starts_with(line)).unwrap_or_default();
-        assert!(row.ends_with("equal") && !row.contains(" 0  "), "{verified}");
-    }
-    assert!(done(&format!("prove {plan}")).contains("proven"));
+    assert_counted_and_proven(
+        &path,
+        &["gradients to the host", "parameters from the host", "arenas on the hosts"],
+    );
     let explained = done(&format!("explain {plan} --why-not offload=none"));
     assert!(explained.contains("offload=none does not fit"), "{explained}");
 }
@@ -100,12 +110,10 @@ fn activations_of_long_sequences_hide_on_their_way_to_the_host() {
     assert!(entries.iter().map(homes).all(|(decoder, host)| decoder == host), "{entries:?}");
     assert!(found["predicted"]["stages"][0]["host_memory_bytes"].as_f64().unwrap() > 0.0);
 
-    let verified = done(&format!("verify {plan} --precision all"));
-    for line in ["activations to the host", "activations from the host", "arenas on the hosts"] {
-        let row = verified.lines().find(|row| row.starts_with(line)).unwrap_or_default();
-        assert!(row.ends_with("equal") && !row.contains(" 0  "), "{verified}");
-    }
-    assert!(done(&format!("prove {plan}")).contains("proven"));
+    assert_counted_and_proven(
+        &path,
+        &["activations to the host", "activations from the host", "arenas on the hosts"],
+    );
     let explained = done(&format!("explain {plan}"));
     assert!(explained.contains("is fetched before its backward"), "{explained}");
     let compared = done(&format!("explain {plan} --why-not offload=none"));
@@ -132,12 +140,10 @@ fn parameters_are_fetched_for_every_use() {
     let offload = found["predicted"]["breakdown"]["offload_s"].as_f64().unwrap();
     assert!((offload / expected - 1.0).abs() < 1e-9, "{offload} {expected}");
 
-    let verified = done(&format!("verify {plan} --precision all"));
-    for line in ["parameters from the host, for a use", "new parameters to the host", "arenas on the hosts"] {
-        let row = verified.lines().find(|row| row.starts_with(line)).unwrap_or_default();
-        assert!(row.ends_with("equal") && !row.contains(" 0  "), "{verified}");
-    }
-    assert!(done(&format!("prove {plan}")).contains("proven"));
+    assert_counted_and_proven(
+        &path,
+        &["parameters from the host, for a use", "new parameters to the host", "arenas on the hosts"],
+    );
     assert!(done(&format!("explain {plan}")).contains("are fetched for every use"));
 }
 
