@@ -240,13 +240,14 @@ which something is not stated, and the bulk sweep, do not count in the mean.
 const PAGE_MEMORY: &str = "\
 ## Peak memory
 
-Predicted against measured, on the device with most. *Allocated* is what frameworks count: tensors alive. *Taken* is what
-`nvidia-smi` shows: also what the allocator loses to fragments, the context, libraries and the buffers of communicators, the
-reserve. Nothing of it is fitted: 5 % of what is allocated and freed, 0.6 GiB of context, and four communicators whose buffers
-grow with the link (0.57 GiB each at 300 GB/s); a cluster file's `reserve_gib` and calibrations set it otherwise. Megatron-DeepSpeed
-copies more than Megatron-LM (`--engine megatron-deepspeed`): two buckets of 5e8 elements, of 16-bit gradients a flat copy and one in fp32, in bf16
-gradients beside their sums. Rows whose planner does not tell how it cut states over replicas (Alpa's `auto`) are left out. Of
-runs that died of memory the last column says how many are predicted to need more than a device has.
+Predicted against measured, on the device with most of those that the source looked at. *Allocated* is what frameworks count:
+tensors alive. *Taken* is what `nvidia-smi` shows: also what the allocator loses to fragments, the context, libraries and the
+buffers of communicators, the reserve. Nothing of it is fitted: 5 % of what is allocated and freed, 0.6 GiB of context, and four
+communicators whose buffers grow with the link (0.57 GiB each at 300 GB/s); a cluster file's `reserve_gib` and calibrations set it
+otherwise. DeepSpeed copies more than Megatron-LM (`copies`, `stage-outputs` of `--engine`), and its versions differ: the engine of a
+row is that of its date. Rows whose planner does not tell how it cut states over replicas (Alpa's `auto`) are left out, and so are
+korthikanti-2022's, whose peaks are the formulas of the paper. Of runs that died of memory the last column says how many are predicted
+to need more than a device has.
 ";
 
 const PAGE_FEW_RUNS: &str = "\

@@ -109,42 +109,145 @@ pub fn gathered_units(units: impl Iterator<Item = GatheredUnit>) -> Bytes {
     Bytes(first + second + gradient)
 }
 
-/// What an optimizer copies beside the states, for `n_local` parameters of a device of which it updates `n_updated`.
+/// Parameters of a device, as an optimizer that copies sees them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Owned {
+    /// Those it holds.
+    pub local: f64,
+    /// Those it updates.
+    pub updated: f64,
+    /// Those of the largest tensor.
+    pub largest: f64,
+}
+
+/// What an optimizer copies beside the states, with what the allocator keeps of it: what is freed serves the copies after it.
 ///
-/// DeepSpeed (runtime/zero/stage_1_and_2.py, runtime/bf16_optimizer.py, defaults of runtime/zero/config.py): one bucket of
-/// gradients under reduction and one of parameters being gathered, each of up to 5e8 elements; then, of 16-bit gradients, the
-/// part that is updated is flattened and cast to fp32 (`self.flatten(self.averaged_gradients[i]).to(...)`): two copies, both
-/// alive while the second is made. In bf16 gradients are summed in fp32, and those that backward yields stay beside the
-/// sums until it is done.
+/// 2e9 parameters in bf16, a fourth of them updated, 1e8 in the largest tensor: 4e9 + 0.4e9 + 1e9 bytes; in fp16 1e9 for the part's
+/// gradients, 0.2e9 + 1e9 for a fresh gradient and a bucket, where casts and the flat half of what is updated fit, and 2e9 for its fp32.
+pub fn copied_bytes(copies: Copies, owned: Owned, precision: Precision, constants: &Constants) -> Bytes {
+    let copied = Copied::of(copies, owned, precision, constants);
+    copied_for_ever(copies, (owned.local, owned.updated), precision)
+        + copied.part
+        + taken_in_turn(&copied.in_turn())
+}
+
+/// Copies that stay: bf16 gradients as backward yields them, until the next micro-batch (deepspeed/runtime/bf16_optimizer.py,
+/// `update_hp_grads`), beside their fp32 sums; and with a whole master the fp32 parameters that others update.
+fn copied_for_ever(copies: Copies, (n_local, n_updated): (f64, f64), precision: Precision) -> Bytes {
+    let (half, full) = (element_bytes(precision), element_bytes(Precision::Fp32));
+    match (copies, precision) {
+        (Copies::None, _) | (_, Precision::Fp16 | Precision::Fp32) => Bytes::ZERO,
+        (Copies::Buckets, Precision::Bf16 | Precision::Fp8) => half * n_local,
+        (Copies::WholeMaster, Precision::Bf16 | Precision::Fp8) => {
+            half * n_local + full * (n_local - n_updated)
+        }
+    }
+}
+
+/// Copies that an optimizer makes once per step, one after the other.
+#[derive(Clone, Copy, Debug, Default)]
+struct Copied {
+    /// The largest gradient as backward yields it, before it is added to the last micro-batch's.
+    fresh: Bytes,
+    /// A bucket of gradients under reduction.
+    reduced: Bytes,
+    /// The gradients of all tensors that the updated part touches, beside all that follows.
+    part: Bytes,
+    /// The largest gradient, cast to find overflows.
+    searched: Bytes,
+    /// The same for the norm.
+    normed: Bytes,
+    /// What is updated, flattened, and in fp32.
+    updated: [Bytes; 2],
+    /// A bucket of parameters being gathered.
+    gathered: Bytes,
+}
+
+impl Copied {
+    /// What DeepSpeed copies. Buckets have 5e8 elements, with contiguous gradients (runtime/zero/config.py). 16-bit gradients are
+    /// copied out of the bucket of those tensors that the updated part touches, of the fullest rank; the part is cast to fp32 to find
+    /// overflows, to fp64 for the norm, then flattened and cast to fp32 (runtime/zero/stage_1_and_2.py, `ipg_buffer`,
+    /// `grads_in_partition`, `_has_inf_or_nan`, `get_grad_norm_direct`, `step`). A bf16 gradient is cast to be added to its sum,
+    /// and sums are reduced where they lie (runtime/bf16_optimizer.py).
+    fn of(copies: Copies, owned: Owned, precision: Precision, constants: &Constants) -> Self {
+        let (half, full) = (element_bytes(precision), element_bytes(Precision::Fp32));
+        let (reduced, gathered) =
+            (half * constants.bucket_elements, half * owned.local.min(constants.bucket_elements));
+        let slice = owned.largest.min(owned.updated);
+        let touched = if owned.updated > 0.0 { (owned.largest / owned.updated).ceil().max(1.0) } else { 0.0 };
+        match (copies, precision) {
+            (Copies::None, _) => Self::default(),
+            (_, Precision::Fp32) => {
+                let part = full * owned.updated * touched;
+                Self { fresh: full * owned.largest, reduced, part, gathered, ..Self::default() }
+            }
+            (_, Precision::Bf16 | Precision::Fp8) => {
+                Self { searched: full * owned.largest, gathered, ..Self::default() }
+            }
+            (Copies::Buckets | Copies::WholeMaster, Precision::Fp16) => Self {
+                fresh: half * owned.largest,
+                reduced,
+                part: half * owned.updated * touched,
+                searched: full * slice,
+                normed: full * slice * 2.0,
+                updated: [half * owned.updated, full * owned.updated],
+                gathered,
+            },
+        }
+    }
+
+    /// What is alive at a time.
+    fn in_turn(self) -> Vec<Vec<Bytes>> {
+        let alone = |bytes: Bytes| vec![bytes];
+        let [fresh, reduced, searched, normed] =
+            [self.fresh, self.reduced, self.searched, self.normed].map(alone);
+        vec![fresh, reduced, searched, normed, self.updated.to_vec(), alone(self.gathered)]
+    }
+}
+
+/// What the caching allocator takes for tensors that are alive in turn: each has the smallest free block that is large enough,
+/// which is split, or a new one; what a turn frees is whole again for the next (pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp).
 ///
-/// 2e9 parameters in bf16, a fourth of them updated: 1e9 + 1e9 + 4e9 bytes; in fp16 1e9 + 1e9 + 3e9.
-pub fn copied_bytes(
+/// Turns of 1, of 3, then of 2 and 1: 4 bytes.
+fn taken_in_turn(turns: &[Vec<Bytes>]) -> Bytes {
+    let mut blocks: Vec<f64> = Vec::new();
+    for turn in turns {
+        let mut free: Vec<(f64, usize)> = blocks.iter().copied().zip(0..).collect();
+        for bytes in turn.iter().map(|bytes| bytes.0) {
+            let fitting = free.iter_mut().filter(|(left, _)| *left >= bytes);
+            match fitting.min_by(|a, b| a.0.total_cmp(&b.0)) {
+                Some((left, _)) => *left -= bytes,
+                None => blocks.push(bytes),
+            }
+        }
+    }
+    Bytes(blocks.iter().sum())
+}
+
+/// No less than what an optimizer copies of a layer, as many bytes for every parameter, so that those of layers add up.
+pub fn copied_gradients(
     copies: Copies,
     (n_local, n_updated): (f64, f64),
     precision: Precision,
     constants: &Constants,
 ) -> Bytes {
-    copied_buckets(copies, n_local, precision, constants)
-        + copied_gradients(copies, (n_local, n_updated), precision)
+    let owned = Owned { local: n_local, updated: n_updated, largest: 0.0 };
+    let copied = Copied::of(copies, owned, precision, constants);
+    copied_for_ever(copies, (n_local, n_updated), precision) + copied.part + copied.updated.into_iter().sum()
 }
 
-/// Of it, the two buckets.
-pub fn copied_buckets(copies: Copies, n_local: f64, precision: Precision, constants: &Constants) -> Bytes {
-    match copies {
-        Copies::None => Bytes::ZERO,
-        Copies::Buckets => element_bytes(precision) * n_local.min(constants.bucket_elements) * 2.0,
-    }
+/// No less than what it copies of a stage whatever its parameters.
+pub fn copied_buckets(copies: Copies, precision: Precision, constants: &Constants) -> Bytes {
+    let owned = Owned { local: f64::INFINITY, ..Owned::default() };
+    let Copied { reduced, gathered, .. } = Copied::of(copies, owned, precision, constants);
+    reduced + gathered
 }
 
-/// Of it, the gradients: as many bytes for every parameter, so that those of layers add up.
-pub fn copied_gradients(copies: Copies, (n_local, n_updated): (f64, f64), precision: Precision) -> Bytes {
-    match (copies, precision) {
-        (Copies::None, _) | (Copies::Buckets, Precision::Fp32) => Bytes::ZERO,
-        (Copies::Buckets, Precision::Fp16) => {
-            (element_bytes(precision) + element_bytes(Precision::Fp32)) * n_updated
-        }
-        (Copies::Buckets, Precision::Bf16 | Precision::Fp8) => element_bytes(precision) * n_local,
-    }
+/// No less than what it copies of the largest gradient of a stage, where a rank may update all of it.
+pub fn copied_tensors(copies: Copies, largest: f64, precision: Precision, constants: &Constants) -> Bytes {
+    let owned = Owned { local: largest, updated: largest, largest };
+    let Copied { fresh, part, searched, normed, .. } = Copied::of(copies, owned, precision, constants);
+    fresh + part + searched + normed
 }
 
 /// Link at which the buffers of a communicator were measured.
@@ -244,16 +347,61 @@ mod tests {
         assert!((of(4, 150e9) - of(0, 150e9)) * 2.0 - (of(4, 300e9) - of(0, 300e9)) < 1e-9);
     }
 
-    /// The figures of its comment.
+    /// The figures of its comment, and those of DeepSpeed as it was.
     #[test]
-    fn deepspeed_copies_two_buckets_and_gradients() {
+    fn deepspeed_copies_buckets_gradients_and_the_largest_of_them() {
         let constants = Constants::load();
-        let of = |copies, precision| copied_bytes(copies, (2e9, 0.5e9), precision, &constants).0;
-        assert_eq!(of(Copies::Buckets, Precision::Bf16), 6e9);
-        assert_eq!(of(Copies::Buckets, Precision::Fp16), 5e9);
+        let owned = Owned { local: 2e9, updated: 0.5e9, largest: 1e8 };
+        let of = |copies, precision| copied_bytes(copies, owned, precision, &constants).0;
+        // The bucket of parameters is larger than the cast gradient.
+        assert_eq!(of(Copies::Buckets, Precision::Bf16), 4e9 + 0.4e9 + 1e9);
+        // The blocks of the fresh gradient and of the bucket serve all that follows but what is updated in fp32.
+        assert_eq!(of(Copies::Buckets, Precision::Fp16), 1e9 + 0.2e9 + 1e9 + 2e9);
+        assert_eq!(
+            of(Copies::WholeMaster, Precision::Bf16),
+            of(Copies::Buckets, Precision::Bf16) + 4.0 * 1.5e9
+        );
+        assert_eq!(of(Copies::WholeMaster, Precision::Fp16), of(Copies::Buckets, Precision::Fp16));
         assert_eq!(of(Copies::None, Precision::Bf16), 0.0);
-        let small = copied_bytes(Copies::Buckets, (1e8, 1e8), Precision::Fp16, &constants);
-        assert_eq!(small, Bytes(2.0 * 2e8 + 6e8));
+        // The norm of a large tensor takes more than what is updated.
+        let large = Owned { local: 2e9, updated: 0.5e9, largest: 0.5e9 };
+        let large = copied_bytes(Copies::Buckets, large, Precision::Fp16, &constants);
+        assert_eq!(large, Bytes(1e9 + 1e9 + 2e9 + 4e9));
+        // Of a tensor larger than that a rank has one end, and all of it in its gradients.
+        let larger = Owned { local: 2e9, updated: 0.5e9, largest: 0.6e9 };
+        let larger = copied_bytes(Copies::Buckets, larger, Precision::Fp16, &constants);
+        assert_eq!(larger - large, Bytes(1e9 + 0.2e9));
+    }
+
+    /// What the search adds up layer by layer is no less than what a stage takes.
+    #[test]
+    fn parts_of_copies_are_no_less_than_the_whole() {
+        let constants = Constants::load();
+        for copies in [Copies::None, Copies::Buckets, Copies::WholeMaster] {
+            for precision in [Precision::Fp16, Precision::Bf16, Precision::Fp32] {
+                for (local, updated, largest) in [(2e9, 2e9, 1e9), (2e9, 5e8, 9e8), (3e8, 1e7, 1e8)] {
+                    let whole =
+                        copied_bytes(copies, Owned { local, updated, largest }, precision, &constants);
+                    let parts = copied_gradients(copies, (local, updated), precision, &constants)
+                        + copied_buckets(copies, precision, &constants)
+                        + copied_tensors(copies, largest, precision, &constants);
+                    assert!(whole <= parts, "{copies:?} {precision:?} {local}: {whole:?} {parts:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_serve_again_where_they_are_large_enough() {
+        let taken = |turns: &[&[f64]]| {
+            let turns: Vec<Vec<Bytes>> =
+                turns.iter().map(|turn| turn.iter().map(|bytes| Bytes(*bytes)).collect()).collect();
+            taken_in_turn(&turns).0
+        };
+        assert_eq!(taken(&[&[1.0], &[3.0], &[2.0, 1.0]]), 4.0);
+        assert_eq!(taken(&[&[4.0], &[1.0, 2.0, 2.0]]), 6.0);
+        assert_eq!(taken(&[&[1.0, 1.0], &[2.0]]), 4.0);
+        assert_eq!(taken(&[]), 0.0);
     }
 
     #[test]

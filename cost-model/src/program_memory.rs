@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ir::cluster::Precision;
-use ir::engine::{Accumulation, Dropout, Engine};
+use ir::engine::{Accumulation, Dropout, Engine, Recomputation};
 use ir::graph::{DimId, Layer, Op, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
 use ir::op::OpKind;
@@ -80,6 +80,8 @@ pub struct ProgramMemory {
     pub unreduced: Bytes,
     /// Tensors that stand for weight gradients which are added inside products: once, however many such layers there are.
     pub stand_ins: Bytes,
+    /// Elements of the largest gradient, of the parameter as it is used.
+    pub largest_gradient: f64,
 }
 
 impl ProgramMemory {
@@ -302,7 +304,18 @@ impl Account<'_> {
         if self.layer.ops[op.0].kind == OpKind::Add {
             return Bytes(masks * self.added_elements(op));
         }
+        if self.embeds(op) {
+            return Bytes(masks * self.elements(self.program.value(self.program.out)));
+        }
         self.work().of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
+    }
+
+    /// Whether an operator ends an embedding, behind which dropout follows (NVIDIA/Megatron-LM `Embedding.forward`, in the
+    /// sharding in which the stream leaves).
+    fn embeds(&self, op: OpId) -> bool {
+        let op = &self.layer.ops[op.0];
+        let is_kind = matches!(op.kind, OpKind::Embed | OpKind::AddPosition { .. });
+        is_kind && op.results.contains(&self.program.value(self.program.out).tensor)
     }
 
     /// Local elements of a sum.
@@ -326,7 +339,24 @@ impl Account<'_> {
     }
 
     fn kernels_kept(&self) -> Bytes {
+        self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum()
+    }
+
+    /// What kernels keep that backward has when it begins: where the engine runs all of forward again, this has made it anew.
+    fn kernels_at_backward(&self) -> Bytes {
         self.layer.op_ids().filter(|&op| self.program.keeps(op)).map(|op| self.kernel_bytes(op)).sum()
+    }
+
+    /// Whether what a kernel keeps besides values lies there between forward and backward.
+    fn keeps(&self, op: OpId) -> bool {
+        self.program.keeps(op) && !self.runs_all_again()
+    }
+
+    /// Whether the engine runs all of forward again: also what no backward of the program asks for, such as a layer's last sum
+    /// with the mask of its dropout (NVIDIA/Megatron-LM `CheckpointFunction` keeps a layer's input and nothing else).
+    fn runs_all_again(&self) -> bool {
+        self.context.engine.recomputation == Recomputation::Whole
+            && self.program.runs_products_again(self.layer)
     }
 
     fn backward_start(&self) -> BTreeSet<ValueId> {
@@ -363,6 +393,10 @@ impl Account<'_> {
     fn fresh_gradient(&self, storage: Storage) -> Bytes {
         match (storage.parameter.is_empty(), storage.gradient.is_empty()) {
             (false, _) => Bytes::ZERO,
+            // Counted with what the optimizer copies.
+            (true, true) if !self.context.engine.copies.is_none() => Bytes::ZERO,
+            // Where all are reduced at once it is what is kept.
+            (true, false) if !self.context.engine.gradient_reduction.is_by_layer() => Bytes::ZERO,
             (true, false) => self.state_bytes().gradient,
             (true, true) => element_bytes(self.context.precision),
         }
@@ -426,11 +460,14 @@ impl Account<'_> {
             if is_cut || self.program.parameters == Home::Host {
                 memory.gathered += one.parameter * whole as f64;
             }
-            if is_cut {
+            let at_once = !self.context.engine.gradient_reduction.is_by_layer();
+            if is_cut && !at_once {
                 memory.unreduced += one.gradient * if held.trained { whole as f64 } else { 0.0 };
             }
             if held.trained {
-                memory.gradients += one.gradient * cut(held.storage.gradient);
+                memory.largest_gradient = memory.largest_gradient.max(whole as f64);
+                let kept = if at_once { AxisSet::EMPTY } else { held.storage.gradient };
+                memory.gradients += one.gradient * cut(kept);
                 let updated = cut(held.storage.optimizer);
                 match held.storage.home {
                     Home::Device => memory.optimizer += one.optimizer() * updated,
@@ -446,7 +483,7 @@ impl Account<'_> {
             Walk { account: self, owners: BTreeMap::new(), buffers: BTreeMap::new(), live: Bytes::ZERO };
         start.into_iter().for_each(|value| walk.allocate(value));
         if pass == Pass::Backward {
-            walk.live += self.kernels_kept();
+            walk.live += self.kernels_at_backward();
         }
         let mut peak = walk.live;
         for (i, instruction) in code.iter().enumerate() {
@@ -454,7 +491,7 @@ impl Account<'_> {
             peak = peak.max(walk.live + self.on_their_way(instruction));
             match instruction {
                 // Kept for backward, from forward or from here, or dropped at once.
-                Instruction::Forward { op, .. } if pass == Pass::Backward || self.program.keeps(*op) => {
+                Instruction::Forward { op, .. } if pass == Pass::Backward || self.keeps(*op) => {
                     walk.live += self.kernel_bytes(*op);
                     peak = peak.max(walk.live);
                 }

@@ -6,7 +6,7 @@ use crate::program_fixture::{
     AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, lowered,
     mlp, moe,
 };
-use ir::engine::{Accumulation, Dropout, LossKernel};
+use ir::engine::{Accumulation, Copies, Dropout, GradientReduction, LossKernel};
 use ir::token_order::TokenOrder;
 
 const SHAPE: Shape = Shape { b: 2, s: 16, h: 32, heads: 4, f: 128 };
@@ -183,6 +183,43 @@ fn states_are_cut_as_stored_and_gathered_parameters_stand_apart() {
     // Cut like its optimizer state, the parameter is that state's own fp32 copy.
     assert_eq!(states(&all), [0.0, 2.0 * n, 6.0 * n]);
     assert_eq!((all.gathered, all.unreduced), (Bytes(2.0 * n), Bytes(4.0 * n)));
+}
+
+/// Gradients that are reduced all at once are whole until then, however they are cut afterwards.
+#[test]
+fn gradients_that_are_reduced_at_once_are_whole() {
+    let constants = Constants::load();
+    let cut = AxisSet::of(&[AxisId(0)]);
+    let lowered = |storage| lowered(mlp(SHAPE), SHAPE, &[2], &[DATA], &Extra { storage, recompute: &[] });
+    let at_once = |storage| {
+        let one = lowered(storage);
+        let context = context(AttentionKernel::Flash, LossKernel::Fused, &constants);
+        let engine = Engine { gradient_reduction: GradientReduction::AtOnce, ..context.engine };
+        program_memory(&MemoryContext { engine, ..context }, &one.layer, &one.mesh, &one.sizes, &one.program)
+    };
+    let n = 2.0 * 32.0 * 128.0;
+    for storage in
+        [Storage { gradient: cut, optimizer: cut, ..Storage::default() }, Storage::on_device(cut, cut, cut)]
+    {
+        let (found, by_layer) = (at_once(storage), flash(&lowered(storage)));
+        assert_eq!((found.gradients, found.unreduced), (Bytes(4.0 * n), Bytes::ZERO));
+        assert_eq!((found.optimizer, found.gathered), (by_layer.optimizer, by_layer.gathered));
+        assert_eq!(by_layer.gradients, Bytes(2.0 * n));
+    }
+}
+
+/// What the optimizer copies holds the gradient that backward yields: it is no working memory of the layer.
+#[test]
+fn the_largest_gradient_is_known_and_counted_once() {
+    let constants = Constants::load();
+    let one = lowered(mlp(NARROW), NARROW, &[1], &[], &PLAIN);
+    let context = context(AttentionKernel::Flash, LossKernel::Fused, &constants);
+    let engine = Engine { copies: Copies::Buckets, ..context.engine };
+    let copied = MemoryContext { engine, ..context };
+    let copied = program_memory(&copied, &one.layer, &one.mesh, &one.sizes, &one.program);
+    let plain = flash(&one);
+    assert_eq!((plain.largest_gradient, copied.largest_gradient), (1000.0, 1000.0));
+    assert_eq!(plain.backward_peak - copied.backward_peak, Bytes(2000.0));
 }
 
 #[test]

@@ -20,7 +20,6 @@ use ir::conversion::Step;
 use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
 use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
-use ir::op::OpKind;
 use ir::program::{Home, Instruction, Program, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::split::SplitBackward;
@@ -191,8 +190,7 @@ impl Pricing<'_> {
         let backward = &self.program.backward;
         let runs = |op: OpId| move |one: &Instruction| matches!(one, Instruction::Forward { op: own, .. } if *own == op);
         let again = |op: &OpId| backward.iter().any(runs(*op));
-        let is_product = |op: &OpId| self.layer.ops[op.0].kind == OpKind::Linear;
-        if !self.layer.op_ids().filter(is_product).any(|op| again(&op)) {
+        if !self.program.runs_products_again(self.layer) {
             return backward.clone();
         }
         // Values of the second run have names of their own; what they are of tells them.

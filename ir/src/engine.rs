@@ -36,6 +36,12 @@ pub struct Engine {
     /// What the optimizer copies beside its states.
     #[serde(skip_serializing_if = "Copies::is_none")]
     pub copies: Copies,
+    /// How many gradients are reduced in one collective, where they are cut.
+    #[serde(skip_serializing_if = "GradientReduction::is_by_layer")]
+    pub gradient_reduction: GradientReduction,
+    /// Whether a stage holds what it has sent.
+    #[serde(skip_serializing_if = "StageOutputs::are_freed")]
+    pub stage_outputs: StageOutputs,
 }
 
 impl Engine {
@@ -53,10 +59,13 @@ impl Engine {
         accumulation: Accumulation::Separate,
         parameter_spread: ParameterSpread::Gathered,
         copies: Copies::None,
+        gradient_reduction: GradientReduction::ByLayer,
+        stage_outputs: StageOutputs::Held,
     };
 
-    /// Megatron-DeepSpeed: the same with DeepSpeed's optimizers.
-    pub const MEGATRON_DEEPSPEED: Self = Self { copies: Copies::Buckets, ..Self::MEGATRON_LM };
+    /// Megatron-DeepSpeed: the same with DeepSpeed's optimizers and pipeline engine.
+    pub const MEGATRON_DEEPSPEED: Self =
+        Self { copies: Copies::Buckets, stage_outputs: StageOutputs::HeldInParts, ..Self::MEGATRON_LM };
 
     /// PyTorch FSDP around plain modules: nothing fused, parameters prefetched.
     pub const FSDP: Self = Self {
@@ -72,6 +81,8 @@ impl Engine {
         accumulation: Accumulation::Separate,
         parameter_spread: ParameterSpread::Gathered,
         copies: Copies::None,
+        gradient_reduction: GradientReduction::ByLayer,
+        stage_outputs: StageOutputs::Freed,
     };
 
     /// Reads `megatron-lm`, `fsdp,flash=current`, `kernels=eager`: a preset or none, then features that differ from it.
@@ -120,6 +131,50 @@ pub enum Copies {
     /// DeepSpeed: gradients and parameters pass through flat buckets, the update reads an fp32 copy of flattened 16-bit gradients, and
     /// bf16 gradients stay beside their fp32 sums.
     Buckets,
+    /// DeepSpeed's bf16 optimizer in the branch that became its pull request 1801 of March 2022: every rank has the fp32 copy of all
+    /// parameters, of which it updates its part (deepspeed/runtime/bf16_optimizer.py, `fp32_groups_flat`: "TODO: Need to only
+    /// track fp32 params of this partition").
+    WholeMaster,
+}
+
+/// How many gradients are reduced in one collective, where a device keeps a part of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GradientReduction {
+    /// Those of a layer, or of a bucket: then the device has its parts.
+    #[default]
+    ByLayer,
+    /// All, when backward is done: until then the device has them whole (Alpa's `all_reduce_threshold` of 2^60 bytes,
+    /// alpa-projects/alpa alpa/shard_parallel/auto_sharding.py).
+    AtOnce,
+}
+
+impl GradientReduction {
+    /// True where gradients are reduced layer by layer.
+    pub fn is_by_layer(&self) -> bool {
+        *self == Self::ByLayer
+    }
+}
+
+/// Whether a stage holds what it has sent until the backward of that micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StageOutputs {
+    /// It does not (Korthikanti et al. 2022, arXiv 2205.05198, appendix B; Megatron-Core's `deallocate_pipeline_outputs`).
+    #[default]
+    Freed,
+    /// It does: Megatron-LM until then.
+    Held,
+    /// DeepSpeed's pipeline engine: of what tensor parallel ranks all hold each keeps its part. Where there is one, all, and what
+    /// was received a second time: forward runs on a copy (deepspeed/runtime/pipe/engine.py, `_exec_forward_pass`).
+    HeldInParts,
+}
+
+impl StageOutputs {
+    /// True where nothing is held.
+    pub fn are_freed(&self) -> bool {
+        *self == Self::Freed
+    }
 }
 
 impl Copies {

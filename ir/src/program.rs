@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::{Algorithm, CommunicationClass, Rule};
 use crate::conversion::Step;
-use crate::graph::{OpId, TensorId};
+use crate::graph::{Layer, OpId, TensorId};
 use crate::mesh::AxisId;
+use crate::op::OpKind;
 use crate::sharding::Sharding;
 use crate::signature::Signature;
 use crate::work::Pass;
@@ -334,6 +335,12 @@ impl Program {
         let runs = |one: &Instruction| matches!(one, Instruction::Backward { op: other, .. } if *other == op);
         let again = |one: &Instruction| matches!(one, Instruction::Forward { op: other, .. } if *other == op);
         self.backward.iter().any(runs) && !self.backward.iter().any(again)
+    }
+
+    /// Whether backward runs some product of a layer again.
+    pub fn runs_products_again(&self, layer: &Layer) -> bool {
+        let is_product = |one: &Instruction| matches!(one, Instruction::Forward { op, .. } if layer.ops[op.0].kind == OpKind::Linear);
+        self.backward.iter().any(is_product)
     }
 
     /// A value by id.

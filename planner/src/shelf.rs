@@ -142,7 +142,7 @@ impl<'a> Scope<'a> {
             saved: entry.memory.saved_total().0 * slack,
             working: entry.memory.working().0 * slack,
             logits: entry.memory.logits.0 * slack,
-            once: entry.memory.stand_ins.0,
+            once: (entry.memory.stand_ins + self.setting.copied_tensors(entry)).0,
             gathered: entry.memory.gathered.0 * slack,
             unreduced: entry.memory.unreduced.0 * slack,
         };

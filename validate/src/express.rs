@@ -5,8 +5,8 @@
 
 use ir::cluster::Precision;
 use ir::engine::{
-    Accumulation, Engine, FlashKernel, GradientFormat, GradientOverlap, Kernels, LossKernel, ParameterSpread,
-    Recomputation, TensorOverlap,
+    Accumulation, Copies, Engine, FlashKernel, GradientFormat, GradientOverlap, GradientReduction, Kernels,
+    LossKernel, ParameterSpread, Recomputation, StageOutputs, TensorOverlap,
 };
 use ir::work::AttentionKernel;
 use planner::constraints::Constraints;
@@ -129,10 +129,15 @@ fn engine(row: &Row) -> Engine {
         "megatron-lm" if row.date.as_str() >= "2022" => Engine {
             tensor_overlap: TensorOverlap::Gradients,
             accumulation: Accumulation::Fused,
+            stage_outputs: StageOutputs::Freed,
             ..Engine::MEGATRON_LM
         },
         "megatron-lm" => Engine::MEGATRON_LM,
-        "megatron-deepspeed" => Engine::MEGATRON_DEEPSPEED,
+        // `Copies` says what changed then.
+        "megatron-deepspeed" => Engine {
+            copies: if row.date.as_str() < "2022-03" { Copies::WholeMaster } else { Copies::Buckets },
+            ..Engine::MEGATRON_DEEPSPEED
+        },
         "fsdp" => Engine::FSDP,
         "internevo" => Engine {
             flash: FlashKernel::Second,
@@ -141,10 +146,13 @@ fn engine(row: &Row) -> Engine {
             parameter_spread: ParameterSpread::Broadcast,
             ..Engine::default()
         },
+        "alpa" => Engine { gradient_reduction: GradientReduction::AtOnce, ..Engine::default() },
         _ => Engine::default(),
     };
-    // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32.
-    let halves = row.reduce == "half" || (row.stack.starts_with("megatron-") && row.precision == "fp16");
+    // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32; Alpa takes them of its fp16
+    // parameters, beside which it has fp32 ones (alpa-projects/alpa alpa/model/model_util.py, `use_master_copy`).
+    let in_halves = row.stack.starts_with("megatron-") || row.stack == "alpa";
+    let halves = row.reduce == "half" || (in_halves && row.precision == "fp16");
     Engine {
         flash: if row.attention == "flash-2" { FlashKernel::Second } else { known.flash },
         tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { known.tensor_overlap },
@@ -183,17 +191,22 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         tensor_shares: None,
         forbid: Forbid::default(),
         constraints: Constraints::default(),
-        layers_per_stage: layers_per_stage(row, pp * u64::from(vpp)),
+        layers_per_stage: layers_per_stage(row, pp * u64::from(vpp))?,
     })
 }
 
 /// As Megatron cuts: evenly, or so that embedding and head count as a layer each; what neither fits is left to the
-/// planner, as is a cut that the source made by hand.
-fn layers_per_stage(row: &Row, n_chunks: u64) -> Option<Vec<u64>> {
-    if n_chunks <= 1 || row.schedule == "balanced" {
-        return None;
-    }
-    even(row.layers, n_chunks)
+/// planner, as is a cut that the source made by hand and does not tell.
+fn layers_per_stage(row: &Row, n_chunks: u64) -> Result<Option<Vec<u64>>, Reason> {
+    let stated = row.layers_per_stage.split_whitespace().map(|count| {
+        count.parse().map_err(|_| Reason::Plan(format!("layers per stage: expected counts, found `{count}`")))
+    });
+    let stated: Vec<u64> = stated.collect::<Result<_, _>>()?;
+    Ok(match (stated.is_empty(), n_chunks, row.schedule.as_str()) {
+        (false, ..) => Some(stated),
+        (true, 0..=1, _) | (true, _, "balanced") => None,
+        (true, ..) => even(row.layers, n_chunks),
+    })
 }
 
 fn even(layers: u64, n_chunks: u64) -> Option<Vec<u64>> {

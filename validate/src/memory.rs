@@ -29,6 +29,18 @@ impl Measure {
     }
 }
 
+/// Whether a source looked at a stage: at all of them where it does not say at which.
+fn is_seen(row: &Row, stage: usize, n_stages: usize) -> bool {
+    let (is_first, is_last) = (stage == 0, stage + 1 == n_stages);
+    if row.memory_kind.contains("first rank") {
+        is_first
+    } else if row.memory_kind.contains("first/last node") {
+        is_first || is_last
+    } else {
+        true
+    }
+}
+
 /// One source.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemorySource {
@@ -80,7 +92,8 @@ fn priced(row: &Row, constants: &Constants) -> Option<MemoryRow> {
     let died = row.oom == 1;
     // Bytes are those of a plan; where a planner of theirs cut the states, it is not told how.
     let is_told = row.zero.parse::<u8>().is_ok() || row.dp == Some(1);
-    let is_measured = died || row.peak_memory_gb.is_some();
+    // Where a paper prints what its formulas say, nothing was measured.
+    let is_measured = died || row.peak_memory_gb.is_some() && !row.memory_kind.contains("formulas");
     if !(is_told && is_measured) {
         return None;
     }
@@ -99,7 +112,9 @@ fn priced(row: &Row, constants: &Constants) -> Option<MemoryRow> {
             Measure::Taken => stage.peak_memory_bytes.0,
         }
     };
-    let predicted_gib = prediction.stages.iter().map(bytes).fold(0.0, f64::max) / GIB;
+    let n_stages = prediction.stages.len();
+    let seen = prediction.stages.iter().enumerate().filter(|(at, _)| died || is_seen(row, *at, n_stages));
+    let predicted_gib = seen.map(|(_, stage)| bytes(stage)).fold(0.0, f64::max) / GIB;
     let error = predicted_gib / measured_gib - 1.0;
     Some(MemoryRow { id: row.id.clone(), measured_gib, predicted_gib, error, died })
 }
@@ -124,26 +139,73 @@ mod tests {
     use super::*;
     use crate::row::shipped;
 
+    fn of(source: &str) -> MemorySource {
+        let rows: Vec<Row> = shipped().into_iter().filter(|row| row.source == source).collect();
+        let mut report = memory_report(&rows, &Constants::load());
+        assert_eq!(report.len(), 1, "{report:?}");
+        report.remove(0)
+    }
+
     /// What `nvidia-smi` showed of Megatron-DeepSpeed on A100 and V100, of which nothing is fitted.
     #[test]
     fn taken_peaks_hold_with_the_reserve_and_what_deepspeed_copies() {
-        for (source, mean, bias) in [("bloom-prequel", 0.07, 0.03), ("bigscience-v100-1b3", 0.11, 0.08)] {
-            let rows: Vec<Row> = shipped().into_iter().filter(|row| row.source == source).collect();
-            let report = memory_report(&rows, &Constants::load());
-            let [found] = &report[..] else { panic!("{report:?}") };
+        for (source, mean, bias) in [("bloom-prequel", 0.065, 0.02), ("bigscience-v100-1b3", 0.12, 0.09)] {
+            let found = of(source);
             assert_eq!(found.measure, Measure::Taken);
             assert!(found.errors.mean <= mean && found.errors.bias.abs() <= bias, "{:?}", found.errors);
         }
     }
 
-    /// Megatron-Core with its flags known: 31 dense runs of 8 B200.
+    /// Megatron-Core with its flags known, 31 dense runs of 8 B200; and a fork of Megatron-LM, 16 runs with vocabularies of 32k to
+    /// 256k on 8 A100, on the first of them.
     #[test]
     fn allocated_peaks_hold_where_the_flags_are_known() {
-        let rows: Vec<Row> = shipped().into_iter().filter(|row| row.source == "simumax-b200").collect();
-        let report = memory_report(&rows, &Constants::load());
-        let [source] = &report[..] else { panic!("{report:?}") };
-        assert!(source.errors.rows >= 31 && source.measure == Measure::Allocated);
-        let within = source.errors.mean <= 0.015 && source.errors.max <= 0.04 && source.most_below <= 0.03;
-        assert!(within, "{:?}, most below {}", source.errors, source.most_below);
+        for (name, n_rows) in [("simumax-b200", 31), ("vocabpar-2024", 16)] {
+            let source = of(name);
+            assert!(source.errors.rows >= n_rows && source.measure == Measure::Allocated);
+            let within =
+                source.errors.mean <= 0.015 && source.errors.max <= 0.04 && source.most_below <= 0.03;
+            assert!(within, "{name}: {:?}, most below {}", source.errors, source.most_below);
+        }
+    }
+
+    /// XLA's allocator, whose reuse of buffers nobody tells.
+    #[test]
+    fn alpas_peaks_hold_with_gradients_whole_until_backward_is_done() {
+        let source = of("alpa-intra-v100");
+        let within = source.errors.mean <= 0.025 && source.errors.max <= 0.06 && source.most_below <= 0.03;
+        assert!(within && source.died_as_predicted == source.died, "{source:?}");
+    }
+
+    /// The peaks that arXiv 2205.05198 prints are its formulas, so they are none: 18 bytes per parameter of the layers, and 34 s b h of
+    /// activations, of as many layers as a first stage of an interleaved pipeline has under way (sections 3 and 4, Fig. 1).
+    #[test]
+    fn peaks_that_are_formulas_are_no_measurements() {
+        let rows: Vec<Row> = shipped().into_iter().filter(|row| row.source == "korthikanti-2022").collect();
+        assert_eq!(memory_report(&rows, &Constants::load()), []);
+        let printed: Vec<&Row> = rows.iter().filter(|row| row.peak_memory_gb.is_some()).collect();
+        assert_eq!(printed.len(), 4);
+        for row in printed {
+            let of = |count: Option<u64>| count.unwrap_or(1) as f64;
+            let (t, p, v) = (of(row.tp), of(row.pp), f64::from(row.vpp.unwrap_or(1)));
+            let (l, h) = (row.layers as f64, row.hidden as f64);
+            let states = 18.0 * 12.0 * l * h * h / (t * p);
+            let in_flight = if v > 1.0 { 1.0 + (p - 1.0) / (p * v) } else { 1.0 };
+            let activations = 34.0 * row.seq as f64 * of(row.micro_batch) * h * l / t * in_flight;
+            let formula = (states + activations) / GIB;
+            assert!((formula - row.peak_memory_gb.unwrap_or(0.0)).abs() < 0.01, "{}: {formula}", row.id);
+        }
+    }
+
+    #[test]
+    fn a_source_sees_the_stages_it_looked_at() {
+        let row = |kind: &str| Row { memory_kind: kind.into(), ..shipped().remove(0) };
+        let seen = |kind: &str| -> Vec<usize> {
+            let row = row(kind);
+            (0..3).filter(|stage| is_seen(&row, *stage, 3)).collect()
+        };
+        assert_eq!(seen("nvidia-smi max on first/last node (GB)"), [0, 2]);
+        assert_eq!(seen("GiB max allocated on the first rank"), [0]);
+        assert_eq!(seen("nvidia-smi GB per GPU"), [0, 1, 2]);
     }
 }

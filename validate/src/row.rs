@@ -97,6 +97,9 @@ pub struct Row {
     pub attention: String,
     /// `none`, `1f1b`, `interleaved`, `balanced` (1F1B with layers cut to even out the vocabulary).
     pub schedule: String,
+    /// Decoder layers of each stage in turn, a space between them, where they are known and uneven.
+    #[serde(default)]
+    pub layers_per_stage: String,
     /// What runs beside computation, separated by `;`: `gradients`, `tensor`.
     pub overlap: String,
     /// Measured time of a step.

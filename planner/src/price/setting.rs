@@ -1,6 +1,8 @@
 //! What every price of a job stands on: the machines, the job, the bytes a device has; and the price of one layer.
 
-use cost_model::memory::{StateBytes, copied_buckets, copied_gradients, reserve_bytes};
+use cost_model::memory::{
+    Owned, StateBytes, copied_buckets, copied_gradients, copied_tensors, reserve_bytes,
+};
 use cost_model::program_memory::{MemoryContext, ProgramMemory, carried_bytes, owed_bytes, program_memory};
 use cost_model::rates::element_bytes;
 use cost_model::{
@@ -245,19 +247,32 @@ impl<'a> Setting<'a> {
     }
 
     /// Parameters of a layer on a device, and those of them that the device updates: what a host updates is copied there.
-    pub(crate) fn owned(&self, entry: &Entry) -> (f64, f64) {
-        let n_local = entry.memory.gradients / self.states().gradient;
-        (n_local, if entry.memory.host > Bytes::ZERO { 0.0 } else { entry.updated })
+    pub(crate) fn owned(&self, entry: &Entry) -> Owned {
+        let updated = if entry.memory.host > Bytes::ZERO { 0.0 } else { entry.updated };
+        Owned {
+            local: entry.memory.gradients / self.states().gradient,
+            updated,
+            largest: entry.memory.largest_gradient,
+        }
     }
 
     /// Gradients of a layer that the optimizer copies.
     pub(crate) fn copied_gradients(&self, entry: &Entry) -> Bytes {
-        copied_gradients(self.job.engine.copies, self.owned(entry), self.job.precision)
+        let Owned { local, updated, .. } = self.owned(entry);
+        let constants = self.machine.constants;
+        copied_gradients(self.job.engine.copies, (local, updated), self.job.precision, constants)
+    }
+
+    /// Copies of a layer's largest gradient, once for all such layers.
+    pub(crate) fn copied_tensors(&self, entry: &Entry) -> Bytes {
+        let Owned { updated, largest, .. } = self.owned(entry);
+        let largest = if updated > 0.0 { largest } else { 0.0 };
+        copied_tensors(self.job.engine.copies, largest, self.job.precision, self.machine.constants)
     }
 
     /// Buckets that the optimizer copies through, at most.
     pub(crate) fn copied_buckets(&self) -> Bytes {
-        copied_buckets(self.job.engine.copies, f64::INFINITY, self.job.precision, self.machine.constants)
+        copied_buckets(self.job.engine.copies, self.job.precision, self.machine.constants)
     }
 
     /// Bytes of one parameter's states.

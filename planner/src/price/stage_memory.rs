@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use cost_model::MemoryBreakdown;
-use cost_model::memory::{copied_bytes, gathered_units};
+use cost_model::memory::{Owned, copied_bytes, gathered_units};
 use ir::units::Bytes;
 
 use crate::price::hosts;
@@ -18,6 +18,9 @@ use crate::price::step::Held;
 
 /// What the second part of backward waits with.
 const CARRIED: &str = "carried to weight gradients";
+
+/// What the engine holds of streams that were sent.
+const OUTPUTS: &str = "streams between stages";
 
 /// What slices leave for those before them.
 const OWED: &str = "gradients owed to earlier slices";
@@ -34,6 +37,10 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
         if carried > Bytes::ZERO {
             *memory.activations.entry(CARRIED.to_string()).or_default() += carried;
         }
+    }
+    let outputs = staged.held_outputs(setting, stage, held.saved);
+    if outputs > Bytes::ZERO {
+        memory.activations.insert(OUTPUTS.to_string(), outputs);
     }
     if held.owed > Bytes::ZERO {
         memory.activations.insert(OWED.to_string(), held.owed);
@@ -57,25 +64,27 @@ fn but_activations(
     let mut memory = MemoryBreakdown::default();
     let mut kept = held.owed;
     let mut stand_ins: BTreeMap<usize, Bytes> = BTreeMap::new();
-    let (mut n_local, mut n_updated) = (0.0, 0.0);
+    let mut owned = Owned::default();
     for (entry, count) in staged.runs(stage) {
         let own = &entry.memory;
         memory.parameters += own.parameters * count as f64;
         memory.gradients += own.gradients * count as f64;
         memory.optimizer += own.optimizer * count as f64;
         memory.host += hosts::of_layers(entry, count, held);
-        let (local, updated) = setting.owned(entry);
-        n_local += local * count as f64;
-        n_updated += updated * count as f64;
+        let of_one = setting.owned(entry);
+        owned.local += of_one.local * count as f64;
+        owned.updated += of_one.updated * count as f64;
+        owned.largest = owned.largest.max(of_one.largest);
         kept += entry.whole.saved * (count as f64 * held.saved);
         kept += entry.carried() * (count as f64 * held.carried);
         let most = stand_ins.entry(entry.kind).or_default();
         *most = most.max(own.stand_ins);
     }
+    kept += staged.held_outputs(setting, stage, held.saved);
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;
     let (precision, constants) = (setting.job.precision, setting.machine.constants);
-    let copied = copied_bytes(setting.job.engine.copies, (n_local, n_updated), precision, constants);
+    let copied = copied_bytes(setting.job.engine.copies, owned, precision, constants);
     memory.buffers = working + stand_ins.into_values().sum() + copied;
     memory.gathered_units =
         gathered_units(staged.runs(stage).map(|(entry, count)| entry.memory.unit(count as f64)));

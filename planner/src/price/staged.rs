@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use cost_model::{CollectiveKind, Group, GroupAxis, bytes_sent_per_tier, price};
 use ir::cluster::{Cluster, Tier};
 use ir::conversion::steps;
-use ir::engine::StageTransfers;
+use ir::engine::{StageOutputs, StageTransfers};
 use ir::graph::{Model, ParameterRef, TensorId};
 use ir::mesh::{AxisId, Mesh, Meshes};
 use ir::schedule::{Action, Schedule, Seat};
@@ -229,6 +229,40 @@ impl Staged<'_> {
             back_per_tier: bytes_sent_per_tier(kind, returned, &group, cluster),
             time: price(kind, most, &group, cluster, setting.machine.constants),
         }
+    }
+
+    /// Bytes that a device of a stage holds of streams which its engine does not free once they are sent, with so many
+    /// micro-batches in flight of all its chunks.
+    pub fn held_outputs(&self, setting: &Setting<'_>, stage: usize, in_flight: f64) -> Bytes {
+        let engine = setting.job.engine.stage_outputs;
+        if engine.are_freed() {
+            return Bytes::ZERO;
+        }
+        let mesh = self.meshes.of(stage as u64);
+        let bytes = |border: usize| {
+            let sent = self.sent(border);
+            let elements = sent.local_elements(mesh, &self.stream(border, setting.job.sequence)) as f64;
+            let alike = mesh.axis_ids().filter(|axis| sent.on(*axis) == Placement::Replicate);
+            let parts: u64 = alike.map(|axis| mesh.size(axis)).product();
+            (setting.activation(elements), parts as f64)
+        };
+        let is_border = |chunk: &usize| self.is_at(*chunk, stage) && chunk + 1 < self.chunks.len();
+        let outputs = (0..self.chunks.len()).filter(is_border).map(|chunk| match (engine, bytes(chunk)) {
+            (StageOutputs::Freed, _) => Bytes::ZERO,
+            (StageOutputs::Held, (whole, _)) => whole,
+            (StageOutputs::HeldInParts, (whole, parts)) => whole / parts,
+        });
+        let inputs = (1..self.chunks.len()).filter(|chunk| self.is_at(*chunk, stage));
+        let inputs = inputs.map(|chunk| match (engine, bytes(chunk - 1)) {
+            (StageOutputs::HeldInParts, (whole, parts)) if parts <= 1.0 => whole,
+            (StageOutputs::Freed | StageOutputs::Held | StageOutputs::HeldInParts, _) => Bytes::ZERO,
+        });
+        (outputs.sum::<Bytes>() + inputs.sum()) * in_flight
+    }
+
+    /// Whether a stage runs a chunk, or a copy of it.
+    fn is_at(&self, chunk: usize, stage: usize) -> bool {
+        self.schedule.placement().ranks(self.n_stages as u32, chunk as u32).contains(&(stage as u32))
     }
 
     /// The sharding in which a chunk leaves the stream.
