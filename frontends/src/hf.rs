@@ -42,12 +42,14 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("llama",       llama::llama),
     ("mistral",     llama::mistral),
     ("mixtral",     moe::mixtral),
+    ("nemotron",    gpt::nemotron),
     ("opt",         gpt::opt),
     ("phi3",        llama::phi3),
     ("qwen2",       llama::qwen2),
     ("qwen2_moe",   moe::qwen2_moe),
     ("qwen3",       llama::qwen3),
     ("qwen3_moe",   moe::qwen3_moe),
+    ("starcoder2",  gpt::starcoder2),
 ];
 
 /// Names of the supported families.

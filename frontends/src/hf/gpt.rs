@@ -4,14 +4,17 @@ use ir::op::Activation;
 
 use super::NATIVE_HINT;
 use super::fields::{Fields, HEADS, WIDTH};
-use super::heads::{RotaryDefaults, Sizes, decoder, divided_head_dim, plain_attention, rotary, sizes, tying};
+use super::heads::{
+    RotaryDefaults, Sizes, decoder, divided_head_dim, grouped_attention, plain_attention, rotary, sizes,
+    tying, uniform_window,
+};
 use crate::arch::{
     Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, LearnedPositions, MlpArch, MlpForm,
     Norm, Positions, Tying,
 };
 use crate::input_error::InputError;
 
-const LAYER_NORM_EPS: &[&str] = &["layer_norm_epsilon", "layer_norm_eps"];
+const LAYER_NORM_EPS: &[&str] = &["layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"];
 
 /// GPT-2, GPT-3 and the Megatron family.
 pub(crate) fn gpt2(fields: &Fields<'_>) -> Result<Arch, InputError> {
@@ -124,6 +127,50 @@ pub(crate) fn falcon(fields: &Fields<'_>) -> Result<Arch, InputError> {
     Ok(decoder(&sizes, norm, tied, |_| layer.clone()))
 }
 
+/// StarCoder2: grouped heads, rotated whole, and biases everywhere.
+pub(crate) fn starcoder2(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    let sizes = sizes(fields, 4096)?;
+    let bias = fields.flag("use_bias")?.unwrap_or(true);
+    let attention = HeadsAttention {
+        qkv_bias: bias,
+        out_bias: bias,
+        window: uniform_window(fields)?,
+        ..grouped_attention(fields, &sizes, 1e4)?
+    };
+    let form = MlpForm::Plain(fields.activation(&["hidden_act"], Activation::GeluTanh)?);
+    let mlp = DenseMlp { inner: fields.count(&["intermediate_size"], WIDTH)?, form, bias };
+    grouped(fields, &sizes, attention, mlp, Tying::Tied)
+}
+
+/// Nemotron (arXiv 2402.16819): grouped heads, half of each rotated, the square of a ReLU. Its norms store the gain less
+/// one, which is the same norm; here the gain itself is the parameter.
+pub(crate) fn nemotron(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    let sizes = sizes(fields, 4096)?;
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    let base = grouped_attention(fields, &sizes, 1e4)?;
+    let position = rotary(fields, base.head_dim, RotaryDefaults { theta: 1e4, share: 0.5 })?;
+    let attention = HeadsAttention { qkv_bias: bias, out_bias: bias, position, ..base };
+    let mlp = DenseMlp {
+        inner: fields.count(&["intermediate_size"], WIDTH)?,
+        form: MlpForm::Plain(fields.activation(&["hidden_act"], Activation::ReluSquared)?),
+        bias: fields.flag("mlp_bias")?.unwrap_or(false),
+    };
+    grouped(fields, &sizes, attention, mlp, Tying::Untied)
+}
+
+fn grouped(
+    fields: &Fields<'_>,
+    sizes: &Sizes,
+    attention: HeadsAttention,
+    mlp: DenseMlp,
+    default: Tying,
+) -> Result<Arch, InputError> {
+    let norm = layer_norm(fields)?;
+    let tied = tying(fields, default)?;
+    let layer = layer(Block::Sequential, &norm, attention, mlp);
+    Ok(decoder(sizes, norm, tied, |_| layer.clone()))
+}
+
 fn falcon_kv_heads(fields: &Fields<'_>, sizes: &Sizes) -> Result<u64, InputError> {
     const KV_HEADS: &[&str] = &["num_kv_heads", "n_head_kv"];
     let given = fields.count_or(KV_HEADS, HEADS, sizes.heads)?;
@@ -170,5 +217,41 @@ fn layer(block: Block, norm: &Norm, attention: HeadsAttention, mlp: DenseMlp) ->
         norm: norm.clone(),
         attention: AttentionArch::Heads(attention),
         mlp: MlpArch::Dense(mlp),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::read_model;
+
+    fn count(config: &serde_json::Value) -> u64 {
+        read_model("config.json", &config.to_string()).unwrap().n_parameters()
+    }
+
+    /// StarCoder2-15B: 15,957,889,024 in its safetensors index.
+    #[test]
+    fn starcoder2_has_the_published_count() {
+        let config = json!({
+            "model_type": "starcoder2", "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 40,
+            "num_attention_heads": 48, "num_key_value_heads": 4, "vocab_size": 49152, "norm_epsilon": 1e-5,
+            "hidden_act": "gelu_pytorch_tanh", "use_bias": true, "sliding_window": 4096,
+            "tie_word_embeddings": false,
+        });
+        assert_eq!(count(&config), 15_957_889_024);
+    }
+
+    /// Nemotron-4 340B: 9.4 billion in embeddings, 331.6 billion elsewhere (arXiv 2406.11704, section 2.1).
+    #[test]
+    fn nemotron_has_the_published_count() {
+        let config = json!({
+            "model_type": "nemotron", "hidden_size": 18432, "intermediate_size": 73728, "num_hidden_layers": 96,
+            "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 192, "vocab_size": 256_000,
+            "norm_eps": 1e-5,
+        });
+        let embeddings = 2 * 256_000 * 18432;
+        let tenths = |n: u64| (n as f64 / 1e8).round();
+        assert_eq!((tenths(embeddings), tenths(count(&config) - embeddings)), (94.0, 3316.0));
     }
 }
