@@ -187,6 +187,7 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
             element_bytes,
             token_order: plan.job.token_order,
             dropout: plan.job.engine.dropout,
+            experts: plan.job.engine.experts,
         },
         constants: &constants,
     };

@@ -6,7 +6,7 @@ use crate::program_fixture::{
     AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, lowered,
     mlp, moe,
 };
-use ir::engine::{Accumulation, Copies, Dropout, GradientReduction, LossKernel};
+use ir::engine::{Accumulation, Copies, Dropout, Experts, GradientReduction, LossKernel};
 use ir::token_order::TokenOrder;
 
 const SHAPE: Shape = Shape { b: 2, s: 16, h: 32, heads: 4, f: 128 };
@@ -23,6 +23,7 @@ fn context(attention: AttentionKernel, loss: LossKernel, constants: &Constants) 
         token_order: TokenOrder::ZigZag,
         element_bytes: 2.0,
         dropout: Dropout::Off,
+        experts: Experts::Together,
     };
     let engine = Engine { loss, accumulation: Accumulation::Separate, ..Engine::default() };
     MemoryContext { precision: Precision::Bf16, engine, kernels, constants }

@@ -16,9 +16,10 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use ir::cluster::Precision;
 use ir::conversion::Step;
 use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
-use ir::graph::{Layer, OpId, Sizes, TensorId};
+use ir::graph::{Dim, Extent, Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
 use ir::program::{Home, Instruction, Program, Storage, Update, ValueId};
 use ir::sharding::Sharding;
@@ -226,6 +227,7 @@ impl Pricing<'_> {
         let n_collectives: u32 = price.communication.values().map(|one| one.count).sum();
         let n_kernels = self.n_kernels(code, pass) + f64::from(n_collectives);
         price.launch = self.context.constants.launch() * n_kernels;
+        price.counts = self.counts(code, pass);
         price
     }
 
@@ -266,7 +268,52 @@ impl Pricing<'_> {
 
     /// Kernels that a section launches, collectives apart.
     fn n_kernels(&self, code: &[Instruction], pass: Pass) -> f64 {
-        code.iter().flat_map(|one| self.works(one, pass).0).map(|work| n_kernels(&work)).sum()
+        code.iter().map(|one| self.kernels_of(one, pass)).sum()
+    }
+
+    /// Kernels of an instruction. Where every expert has its own, each has one per product, and one that casts its operand
+    /// to eight bits; experts with a capacity are all equal, and one kernel casts for all.
+    fn kernels_of(&self, instruction: &Instruction, pass: Pass) -> f64 {
+        let works = self.works(instruction, pass).0;
+        let once: f64 = works.iter().map(n_kernels).sum();
+        if self.context.constants.engine.experts.is_together() {
+            return once;
+        }
+        let experts = |work: &Work| match work {
+            Work::Gemm { batch, .. } => *batch,
+            Work::Attention { .. } | Work::Stream { .. } => 1.0,
+        };
+        let n_experts = works.iter().map(experts).fold(1.0, f64::max);
+        let casts = self.context.precision == Precision::Fp8 && self.counts_tokens();
+        once + (n_experts - 1.0) * (works.len() as f64 + f64::from(u8::from(casts)))
+    }
+
+    /// Whether the tokens of an expert are known only when they have been routed, and the host has to know them.
+    fn counts_tokens(&self) -> bool {
+        let open = |dim: &Dim| matches!(dim.extent, Extent::Slots { capacity: None, .. });
+        !self.context.constants.engine.experts.is_together() && self.layer.dims.iter().any(open)
+    }
+
+    /// What the device waits where the host has to know how many tokens each expert got: until it does, nothing that follows
+    /// is launched, and with its lead gone the launches of all that runs inside the experts take the time that they take.
+    fn counts(&self, code: &[Instruction], pass: Pass) -> Seconds {
+        if !self.counts_tokens() {
+            return Seconds::ZERO;
+        }
+        let kind = |one: &Instruction| {
+            let Instruction::Forward { op, .. } = one else { return None };
+            Some(&self.layer.ops[op.0].kind)
+        };
+        let inside = code.iter().skip_while(|one| kind(one) != Some(&OpKind::Dispatch));
+        let inside = inside.take_while(|one| {
+            kind(one) != Some(&OpKind::Combine) && !matches!(one, Instruction::Backward { .. })
+        });
+        let (mut launched, mut runs) = (0.0, Seconds::ZERO);
+        for one in inside {
+            launched += self.kernels_of(one, pass);
+            runs += op_seconds(self.context, &self.works(one, pass).0);
+        }
+        (self.context.constants.launch() * launched - runs).max(Seconds::ZERO)
     }
 
     /// Prices what an instruction computes.

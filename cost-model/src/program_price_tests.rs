@@ -14,7 +14,7 @@ use crate::program_fixture::{
     DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, lowered, mlp, moe,
 };
 use crate::rates::tests::a100;
-use ir::engine::{Accumulation, Dropout, Engine, GradientFormat, Recomputation, TensorOverlap};
+use ir::engine::{Accumulation, Dropout, Engine, Experts, GradientFormat, Recomputation, TensorOverlap};
 
 const SHAPE: Shape = Shape { b: 8, s: 1024, h: 2048, heads: 16, f: 8192 };
 
@@ -35,12 +35,18 @@ fn price_under(lowered: &Lowered, engine: Engine, rank_offset: u64) -> ProgramPr
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
             dropout: Dropout::Off,
+            experts: engine.experts,
         },
         tensor_overlap: engine.tensor_overlap,
         rank_offset,
         home: None,
     };
     price_program(&context, &lowered.layer, &lowered.mesh, &lowered.sizes, &lowered.program)
+}
+
+/// The same with the experts of a device one after another.
+fn price_each(lowered: &Lowered) -> ProgramPrice {
+    price_under(lowered, Engine { experts: Experts::Each, ..Engine::default() }, 0)
 }
 
 fn price(lowered: &Lowered) -> ProgramPrice {
@@ -260,6 +266,7 @@ fn a_layer_takes_the_longer_of_its_work_and_its_link_to_the_host() {
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
             dropout: Dropout::Off,
+            experts: Experts::Together,
         };
         let (precision, engine) = (ir::cluster::Precision::Bf16, Engine::default());
         let memory = MemoryContext { precision, engine, kernels, constants: &of_examples() };
@@ -272,4 +279,38 @@ fn a_layer_takes_the_longer_of_its_work_and_its_link_to_the_host() {
             assert_eq!(there.waiting_for_host(), there.seconds() - here.seconds());
         }
     }
+}
+
+/// Eight experts of which each device has two: a kernel more for each of the two products forward, two for each backward,
+/// and rows read and written once more on both sides of the exchange.
+#[test]
+fn experts_one_after_another_are_launched_and_sorted_apart() {
+    let lowered = lowered(moe(SHAPE, 8), SHAPE, &[4], &[EXPERT], &PLAIN);
+    let (together, each) = (price(&lowered), price_each(&lowered));
+    let launch = of_examples().launch_s;
+    close(each.forward.launch, together.forward.launch + launch * 2.0);
+    close(each.backward.launch, together.backward.launch + launch * 4.0);
+    assert_eq!(each.forward.compute.gemm, together.forward.compute.gemm);
+    assert!(each.forward.compute.stream > together.forward.compute.stream);
+    assert_eq!(together.forward.counts, Seconds::ZERO);
+}
+
+/// With experts so small that launching them takes longer than they do, the device waits once the host knows their tokens.
+#[test]
+fn launches_behind_the_count_of_tokens_show_where_they_take_longer() {
+    let small = Shape { b: 1, s: 256, h: 64, heads: 1, f: 64 };
+    let dropless = lowered(moe(small, 8), small, &[1], &[], &PLAIN);
+    let price = price_each(&dropless);
+    // Dispatch, two products of eight experts, and what lies between them.
+    let launches = of_examples().launch_s * 18.0;
+    assert!(price.forward.counts > launches * 0.5 && price.forward.counts < launches, "{price:?}");
+    assert_eq!(price.backward.counts, Seconds::ZERO);
+    let mut layer = moe(small, 8);
+    for dim in &mut layer.dims {
+        if let Extent::Slots { capacity, .. } = &mut dim.extent {
+            *capacity = Some(1.0);
+        }
+    }
+    let limited = lowered(layer, small, &[1], &[], &PLAIN);
+    assert_eq!(price_each(&limited).forward.counts, Seconds::ZERO);
 }

@@ -69,6 +69,8 @@ pub struct SectionPrice {
     pub communication: Communication,
     /// Host time to launch it all, beside what the device does.
     pub launch: Seconds,
+    /// What the device waits while the host reads how many tokens its experts got, and launches again.
+    pub counts: Seconds,
     /// Time on the link to the host, beside what the device does, of what the layer keeps there.
     pub moved: Seconds,
     /// Bytes a device sends per tier of the cluster.
@@ -86,6 +88,7 @@ impl SectionPrice {
             sum.compute.recompute += one.compute.recompute;
             seconds += one.seconds();
             sum.weight_gradient += one.weight_gradient;
+            sum.counts += one.counts;
             for (key, price) in &one.communication {
                 sum.communication.entry(*key).or_default().add(*price);
             }
@@ -103,7 +106,7 @@ impl SectionPrice {
     }
 
     fn launched(&self) -> Seconds {
-        (self.compute.total() + self.exposed()).max(self.launch)
+        (self.compute.total() + self.exposed() + self.counts).max(self.launch)
     }
 
     /// What the device waits for launches.

@@ -42,6 +42,9 @@ pub struct Engine {
     /// Whether a stage holds what it has sent.
     #[serde(skip_serializing_if = "StageOutputs::are_freed")]
     pub stage_outputs: StageOutputs,
+    /// How the experts of a device are run.
+    #[serde(skip_serializing_if = "Experts::is_together")]
+    pub experts: Experts,
 }
 
 impl Engine {
@@ -61,6 +64,7 @@ impl Engine {
         copies: Copies::None,
         gradient_reduction: GradientReduction::ByLayer,
         stage_outputs: StageOutputs::Held,
+        experts: Experts::Each,
     };
 
     /// Megatron-DeepSpeed: the same with DeepSpeed's optimizers and pipeline engine.
@@ -83,6 +87,7 @@ impl Engine {
         copies: Copies::None,
         gradient_reduction: GradientReduction::ByLayer,
         stage_outputs: StageOutputs::Freed,
+        experts: Experts::Each,
     };
 
     /// Reads `megatron-lm`, `fsdp,flash=current`, `kernels=eager`: a preset or none, then features that differ from it.
@@ -181,6 +186,26 @@ impl Copies {
     /// True where nothing is copied.
     pub fn is_none(&self) -> bool {
         *self == Self::None
+    }
+}
+
+/// How the experts of a device are run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Experts {
+    /// All in one kernel, to which tokens come sorted; no step of it waits for the host.
+    #[default]
+    Together,
+    /// One after another, each with kernels of its own. Tokens are sorted by expert once more behind the exchange and back
+    /// before it, and without a capacity the host reads how many every expert got before it launches what follows
+    /// (Megatron-Core's all-to-all dispatcher with Transformer Engine's `GroupedLinear`).
+    Each,
+}
+
+impl Experts {
+    /// True where one kernel runs them all.
+    pub fn is_together(&self) -> bool {
+        *self == Self::Together
     }
 }
 

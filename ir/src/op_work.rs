@@ -4,7 +4,7 @@
 //! its largest tensor (cost tables of fused kernels: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Dao 2023,
 //! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
 
-use crate::engine::Dropout;
+use crate::engine::{Dropout, Experts};
 use crate::graph::{Layer, Op, Sizes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
@@ -25,6 +25,8 @@ pub struct KernelChoice {
     pub element_bytes: f64,
     /// Dropout on what enters the residual stream.
     pub dropout: Dropout,
+    /// How the experts of a device are run.
+    pub experts: Experts,
 }
 
 /// Expected local length of every factor of an operator under a strategy: of travelling blocks, all are walked.
@@ -62,9 +64,13 @@ pub fn op_work(
     let result = |i: usize| elements(&sig.results[i], local);
     let stream = |elements: f64, forward: f64, backward: f64| {
         let per_element = if pass == Pass::Forward { forward } else { backward };
-        // The table is in bytes for two-byte elements.
-        let bytes = elements * per_element * kernels.element_bytes / 2.0;
+        // The table is in bytes for two-byte elements; of expert slots, those that stay empty are not touched.
+        let bytes = elements * fill * per_element * kernels.element_bytes / 2.0;
         if bytes > 0.0 { vec![Work::Stream { bytes: Bytes(bytes), kernels: 1 }] } else { Vec::new() }
+    };
+    let sorted = match kernels.experts {
+        Experts::Together => 0.0,
+        Experts::Each => 4.0,
     };
     match &op.kind {
         OpKind::Linear => linear(sig, local, fill, pass),
@@ -76,8 +82,8 @@ pub fn op_work(
         OpKind::Bias => stream(result(0), 0.0, 2.0),
         OpKind::RmsNorm { .. } | OpKind::LayerNorm { .. } => stream(result(0), 4.0, 6.0),
         OpKind::Rope { .. } => stream(result(0), 4.0, 4.0),
-        OpKind::Glu { .. } => stream(result(0) * fill, 6.0, 10.0),
-        OpKind::Act { .. } => stream(result(0) * fill, 4.0, 6.0),
+        OpKind::Glu { .. } => stream(result(0), 6.0, 10.0),
+        OpKind::Act { .. } => stream(result(0), 4.0, 6.0),
         OpKind::Gate => stream(result(0), 4.0, 8.0),
         // With dropout a mask of one byte is written, and backward scales the gradient of one operand by it.
         OpKind::Add => match kernels.dropout {
@@ -94,9 +100,9 @@ pub fn op_work(
         OpKind::Extend => stream(result(0), 4.0, 6.0),
         OpKind::AppendShared => stream(result(0), 4.0, 4.0),
         OpKind::Route { .. } => stream(operand(0), 8.0, 8.0),
-        // Reads and writes one row per routed token; the slots that stay empty are not touched.
-        OpKind::Dispatch => stream(result(0) * fill, 4.0, 4.0),
-        OpKind::Combine => stream(operand(0) * fill, 4.0, 6.0),
+        // Reads and writes one row per routed token; once more where rows are sorted on both sides of the exchange.
+        OpKind::Dispatch => stream(result(0), 4.0 + sorted, 4.0 + sorted),
+        OpKind::Combine => stream(operand(0), 4.0 + sorted, 6.0 + sorted),
         // The three of the loss together: read, cast and exponentiate in fp32, write the gradient.
         OpKind::RowMax => stream(operand(0), 4.0, 0.0),
         OpKind::SumExp => stream(operand(0), 4.0, 10.0),
@@ -191,6 +197,7 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
         token_order: TokenOrder::Natural,
         element_bytes: 2.0,
         dropout: Dropout::Off,
+        experts: Experts::Together,
     };
     attention(sig, &whole, *window, Pass::Forward, &kernels)
         .iter()

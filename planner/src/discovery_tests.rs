@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use cost_model::Constants;
 use ir::cluster::{Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring};
-use ir::engine::{Dropout, GradientFormat, TensorOverlap};
+use ir::engine::{Dropout, Experts, GradientFormat, TensorOverlap};
 use ir::graph::Layer;
 use ir::lower::lower;
 use ir::mesh::Mesh;
@@ -100,6 +100,7 @@ fn find(layer: Layer, setting: Setting<'_>) -> Found {
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
             dropout: Dropout::Off,
+            experts: Experts::Together,
         },
         gradients: GradientFormat::Full,
         tensor_overlap: TensorOverlap::Absent,

@@ -212,6 +212,8 @@ fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins)
     };
     let inside = AxisRule::Inside(between);
     let etp_is_one = tp > 1 && (pins.etp == Some(1) || pins.etp.is_none() && !pins.forbid.etp.allows(tp));
+    // Whole experts on tensor parallel devices are a part of the degree.
+    let ep = if etp_is_one && ep.is_multiple_of(tp) { ep / tp } else { ep };
     let (mut sizes, mut rules): (Vec<u64>, Vec<AxisRule>) = match ep {
         1 if pins.zero_group.is_some_and(|group| group < dp) => {
             let group = pins.zero_group.filter(|group| *group > 0 && dp.is_multiple_of(*group))?;
@@ -224,10 +226,6 @@ fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins)
             (vec![dp / ep, ep, cp], vec![AxisRule::Sequences, AxisRule::Experts, AxisRule::Tokens])
         }
         _ if ep == dp * cp => (vec![dp, cp], vec![AxisRule::Experts, AxisRule::TokensAndExperts]),
-        _ if ep == dp * tp && etp_is_one => (vec![dp, cp], vec![AxisRule::Experts, AxisRule::Tokens]),
-        _ if ep == dp * cp * tp && etp_is_one => {
-            (vec![dp, cp], vec![AxisRule::Experts, AxisRule::TokensAndExperts])
-        }
         _ => return None,
     };
     let tensor_rule = if etp_is_one { AxisRule::InsideAndExperts(between) } else { inside };
@@ -277,6 +275,16 @@ mod tests {
         assert_eq!(found[0].rules, [AxisRule::Replicas, AxisRule::Sequences]);
         assert_eq!(shapes(8, FACTS, &Pins { zero_group: Some(3), ..pins.clone() }), []);
         assert_eq!(shapes(8, FACTS, &Pins { zero_group: Some(8), ..pins })[0].mesh.axes.len(), 1);
+    }
+
+    /// DeepSeek-V3 on 1,024 H100: 64-fold expert parallel, two of it tensor parallel elsewhere.
+    #[test]
+    fn whole_experts_on_tensor_parallel_devices_count_as_expert_parallel() {
+        let facts = Facts { kv_heads: 128, experts: 256, ..FACTS };
+        let pins = Pins { dp: Some(64), tp: Some(2), ep: Some(64), etp: Some(1), ..Pins::default() };
+        let found = shapes(128, facts, &pins);
+        assert_eq!(found[0].mesh, Mesh::of_sizes(&[2, 32, 2]).unwrap());
+        assert_eq!(found[0].rules[1], AxisRule::Experts);
     }
 
     #[test]

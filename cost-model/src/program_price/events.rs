@@ -137,13 +137,14 @@ impl Pricing<'_> {
             Passed { n_events, .. } => all[..n_events].iter().copied().fold(Seconds::ZERO, Seconds::max),
         };
         let seconds = (until(MEASURED.end) - until(MEASURED.start)) / MEASURED.len() as f64;
-        let launch = self.section(code, pass).launch;
+        let section = self.section(code, pass);
+        let launch = section.launch;
         let busy = |lane: Lane| -> Seconds {
             let all = row.events.iter().filter(|event| event.lane == lane);
             all.map(|event| event.alone).sum::<Seconds>() / ROW as f64
         };
         RowPrice {
-            seconds: seconds.max(launch),
+            seconds: (seconds + section.counts).max(launch),
             compute: busy(Lane::Compute),
             node: busy(Lane::Node),
             network: busy(Lane::Network),

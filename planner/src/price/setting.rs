@@ -188,6 +188,7 @@ impl<'a> Setting<'a> {
             token_order: job.token_order,
             element_bytes: element_bytes(precision).0,
             dropout: job.engine.dropout,
+            experts: job.engine.experts,
         };
         Some(Self {
             machine: Machine {
