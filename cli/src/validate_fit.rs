@@ -31,7 +31,7 @@ pub(crate) struct Report {
     ablated: bool,
 }
 
-/// Fits the constants to all core rows and a part of the bulk sweep.
+/// Fits the constants to all core rows but mixtures of experts, and a part of the bulk sweep.
 pub(crate) fn report(
     cases: &[Case],
     (shipped, start): (&Constants, &Constants),
@@ -39,8 +39,9 @@ pub(crate) fn report(
 ) -> Report {
     // Rows of the bulk sweep are much alike.
     const BULK_STEP: usize = 12;
-    let bulk = cases.iter().filter(|case| case.row.tier == "bulk").step_by(BULK_STEP);
-    let core: Vec<&Case> = cases.iter().filter(|case| case.row.tier == "core").chain(bulk).collect();
+    let dense = cases.iter().filter(|case| !case.row.is_mixture());
+    let bulk = dense.clone().filter(|case| case.row.tier == "bulk").step_by(BULK_STEP);
+    let core: Vec<&Case> = dense.clone().filter(|case| case.row.tier == "core").chain(bulk).collect();
     let found = global(&core, start);
     let fitted = found.fit.constants.clone();
     let without: BTreeMap<&str, f64> =

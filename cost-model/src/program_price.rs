@@ -21,6 +21,7 @@ use ir::conversion::Step;
 use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
 use ir::graph::{Dim, Extent, Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
+use ir::op::OpKind;
 use ir::program::{Home, Instruction, Program, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::split::SplitBackward;

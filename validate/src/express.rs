@@ -5,8 +5,8 @@
 
 use ir::cluster::Precision;
 use ir::engine::{
-    Accumulation, Copies, Engine, FlashKernel, GradientFormat, GradientOverlap, GradientReduction, Kernels,
-    LossKernel, ParameterSpread, Recomputation, StageOutputs, TensorOverlap,
+    Accumulation, Copies, Engine, Experts, FlashKernel, GradientFormat, GradientOverlap, GradientReduction,
+    Kernels, LossKernel, ParameterSpread, Recomputation, StageOutputs, TensorOverlap,
 };
 use ir::work::AttentionKernel;
 use planner::constraints::Constraints;
@@ -21,9 +21,6 @@ use crate::row::Row;
 /// Why a row is not priced.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Reason {
-    /// Without a model of the dispatcher nothing is claimed of mixtures of experts.
-    #[error("a mixture of experts: no claim")]
-    Experts,
     /// The model cannot be written.
     #[error("model: {0}")]
     Model(String),
@@ -43,6 +40,9 @@ pub enum Reason {
     #[error("plan: {0}")]
     Plan(String),
 }
+
+/// Software whose kernels are chosen to give the same result every time.
+pub(crate) const DETERMINISTIC: &str = "megatron-core-deterministic";
 
 /// Virtual stages that are tried where a source leaves them open.
 const VIRTUAL_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
@@ -81,16 +81,17 @@ pub fn questions(row: &Row) -> Result<Vec<Vec<Request>>, Reason> {
     Ok(lists)
 }
 
-type OpenChoices = (Vec<RecomputeKind>, Vec<u64>, Vec<u32>);
+/// Recomputation, where nothing is the search's own choice, micro-batches and virtual stages.
+type OpenChoices = (Vec<Option<RecomputeKind>>, Vec<u64>, Vec<u32>);
 
 fn open_choices(row: &Row) -> OpenChoices {
     let recompute = match row.recompute.as_str() {
-        "none" => vec![RecomputeKind::None],
-        "selective" => vec![RecomputeKind::Selective],
-        "full" => vec![RecomputeKind::Full],
+        "none" => vec![Some(RecomputeKind::None)],
+        "selective" => vec![Some(RecomputeKind::Selective)],
+        "full" => vec![Some(RecomputeKind::Full)],
         // A tiled attention kernel keeps nothing that recomputing it would save.
-        _ if row.attention == "flash" => vec![RecomputeKind::None, RecomputeKind::Full],
-        _ => vec![RecomputeKind::None, RecomputeKind::Selective, RecomputeKind::Full],
+        _ if row.attention == "flash" => vec![Some(RecomputeKind::None), None, Some(RecomputeKind::Full)],
+        _ => vec![Some(RecomputeKind::None), Some(RecomputeKind::Selective), None, Some(RecomputeKind::Full)],
     };
     let micro_batches = row.micro_batch.map_or(MICRO_BATCHES.to_vec(), |one| vec![one]);
     let virtual_stages = match (row.vpp, row.pp.unwrap_or(1)) {
@@ -138,6 +139,8 @@ fn engine(row: &Row) -> Engine {
             copies: if row.date.as_str() < "2022-03" { Copies::WholeMaster } else { Copies::Buckets },
             ..Engine::MEGATRON_DEEPSPEED
         },
+        // Its other kernels are whatever is deterministic.
+        DETERMINISTIC => Engine { accumulation: Accumulation::Separate, ..Engine::default() },
         "fsdp" => Engine::FSDP,
         "internevo" => Engine {
             flash: FlashKernel::Second,
@@ -149,6 +152,8 @@ fn engine(row: &Row) -> Engine {
         "alpa" => Engine { gradient_reduction: GradientReduction::AtOnce, ..Engine::default() },
         _ => Engine::default(),
     };
+    // From then on the experts of Blackwell run together, and nothing of a layer waits for the host.
+    let together = row.stack != "megatron-core" || row.date.as_str() >= "26.06";
     // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32; Alpa takes them of its fp16
     // parameters, beside which it has fp32 ones (alpa-projects/alpa alpa/model/model_util.py, `use_master_copy`).
     let in_halves = row.stack.starts_with("megatron-") || row.stack == "alpa";
@@ -160,11 +165,12 @@ fn engine(row: &Row) -> Engine {
         gradients: if halves { GradientFormat::Half } else { known.gradients },
         // "Cross-entropy fused" in the names of its source.
         loss: if row.id.ends_with("_cef") { LossKernel::Fused } else { known.loss },
+        experts: if together { known.experts } else { Experts::Each },
         ..known
     }
 }
 
-fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> Result<Pins, Reason> {
+fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u32)) -> Result<Pins, Reason> {
     let (tp, pp) = (row.tp.ok_or(Reason::Incomplete)?, row.pp.ok_or(Reason::Incomplete)?);
     Ok(Pins {
         tp: Some(tp),
@@ -177,7 +183,7 @@ fn pins(row: &Row, recompute: RecomputeKind, (micro_batch, vpp): (u64, u32)) -> 
         micro_batch: Some(micro_batch),
         slices: None,
         schedule: Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB }),
-        recompute: Some(recompute),
+        recompute,
         zero: row.zero.parse().ok().filter(|stage| *stage <= 3),
         zero_group: row.zero_group,
         offload: Some(OffloadKind::None),

@@ -11,7 +11,7 @@ use crate::row::Row;
 /// Links of a device family where a source states none: in the node and network, GB/s per device and direction.
 ///
 /// DGX-1 V100: 6 NVLink 2 links of 25 GB/s and four 100 Gb/s adapters per 8; A100 and later: NVSwitch, one adapter of
-/// 200 (A100) or 400 Gb/s per device.
+/// 200 (A100), 400 or, on B300 and GB300, 800 Gb/s per device.
 #[rustfmt::skip]
 const USUAL: &[Usual] = &[
     Usual { family: "v100",  node: 150.0, network: 12.5, domain: None },
@@ -19,8 +19,10 @@ const USUAL: &[Usual] = &[
     Usual { family: "h100",  node: 450.0, network: 50.0, domain: None },
     Usual { family: "h200",  node: 450.0, network: 50.0, domain: None },
     Usual { family: "b200",  node: 900.0, network: 50.0, domain: None },
+    Usual { family: "b300",  node: 900.0, network: 100.0, domain: None },
     // Of the 72 devices of a rack, runs in powers of two use 64.
     Usual { family: "gb200", node: 900.0, network: 50.0, domain: Some(64) },
+    Usual { family: "gb300", node: 900.0, network: 100.0, domain: Some(64) },
 ];
 
 /// Links of a device family.

@@ -1,5 +1,6 @@
 //! The model of a row, in the form that any model is read from.
 
+use frontends::capacity::limit_experts;
 use frontends::read_model;
 use ir::graph::Model;
 use serde_json::{Value, json};
@@ -12,14 +13,21 @@ pub(crate) fn model(row: &Row) -> Result<Model, Reason> {
     let config = match row.arch.as_str() {
         "gpt" => gpt(row)?,
         "llama" => llama(row)?,
-        _ => return Err(Reason::Experts),
+        "moe" => experts(row)?,
+        "moe-mla" => latent_experts(row)?,
+        other => return Err(Reason::Model(format!("architecture {other}"))),
     };
-    read_model(&row.id, &config.to_string()).map_err(|error| Reason::Model(error.to_string()))
+    let mut model =
+        read_model(&row.id, &config.to_string()).map_err(|error| Reason::Model(error.to_string()))?;
+    if let Some(factor) = row.capacity {
+        limit_experts(&mut model, factor);
+    }
+    Ok(model)
 }
 
 fn gpt(row: &Row) -> Result<Value, Reason> {
     if row.kv_heads.is_some_and(|heads| heads != row.heads) || row.activation != "gelu" {
-        return Err(Reason::Model(format!("{} with grouped heads, without a gate", row.activation)));
+        return grouped(row);
     }
     if row.head_dim.is_some_and(|length| length * row.heads != row.hidden) {
         return Err(Reason::Model("heads that do not add up to the stream".into()));
@@ -37,11 +45,25 @@ fn gpt(row: &Row) -> Result<Value, Reason> {
     }))
 }
 
+/// Grouped heads, or another function than GELU: rotated heads and a head of its own, as such models have them.
+fn grouped(row: &Row) -> Result<Value, Reason> {
+    let (family, activation) = match row.activation.as_str() {
+        "gelu" => ("starcoder2", "gelu_pytorch_tanh"),
+        "relu2" => ("nemotron", "relu2"),
+        other => return Err(Reason::Model(format!("activation {other} without a gate"))),
+    };
+    let mut config = llama(row)?;
+    config["model_type"] = family.into();
+    config["hidden_act"] = activation.into();
+    config["norm_epsilon"] = 1e-5.into();
+    Ok(config)
+}
+
 fn llama(row: &Row) -> Result<Value, Reason> {
     Ok(json!({
         "model_type": "llama",
         "hidden_size": row.hidden,
-        "intermediate_size": row.ffn.ok_or_else(|| Reason::Model("the width of the MLP".into()))?,
+        "intermediate_size": stated(row.ffn, "the width of the MLP")?,
         "num_hidden_layers": row.layers,
         "num_attention_heads": row.heads,
         "num_key_value_heads": row.kv_heads.unwrap_or(row.heads),
@@ -55,10 +77,52 @@ fn llama(row: &Row) -> Result<Value, Reason> {
     }))
 }
 
+/// Experts behind ordinary attention, those of every token as one.
+fn experts(row: &Row) -> Result<Value, Reason> {
+    let inner = stated(row.expert_ffn, "the width of an expert")?;
+    let shared = row.shared_experts.unwrap_or(0) * inner;
+    let mut config = llama(row)?;
+    config["model_type"] = if shared > 0 { "qwen2_moe" } else { "qwen3_moe" }.into();
+    config["qkv_bias"] = false.into();
+    config["num_experts"] = stated(row.experts, "the number of experts")?.into();
+    config["num_experts_per_tok"] = stated(row.topk, "the experts of a token")?.into();
+    config["moe_intermediate_size"] = inner.into();
+    config["shared_expert_intermediate_size"] = shared.into();
+    config["mlp_only_layers"] = (0..row.dense_layers.unwrap_or(0)).collect::<Vec<_>>().into();
+    config["norm_topk_prob"] = true.into();
+    Ok(config)
+}
+
+/// Experts behind latent attention, with the ranks and head parts of DeepSeek-V2 and V3, which the table's `moe-mla` means.
+/// Multi-token prediction is no part of the model.
+fn latent_experts(row: &Row) -> Result<Value, Reason> {
+    let mut config = llama(row)?;
+    config["model_type"] = "deepseek_v3".into();
+    for (name, value) in [
+        ("q_lora_rank", 1536),
+        ("kv_lora_rank", 512),
+        ("qk_nope_head_dim", 128),
+        ("qk_rope_head_dim", 64),
+        ("v_head_dim", 128),
+        ("num_key_value_heads", row.heads),
+        ("n_routed_experts", stated(row.experts, "the number of experts")?),
+        ("num_experts_per_tok", stated(row.topk, "the experts of a token")?),
+        ("moe_intermediate_size", stated(row.expert_ffn, "the width of an expert")?),
+        ("n_shared_experts", row.shared_experts.unwrap_or(0)),
+        ("first_k_dense_replace", row.dense_layers.unwrap_or(0)),
+    ] {
+        config[name] = value.into();
+    }
+    Ok(config)
+}
+
+fn stated(cell: Option<u64>, what: &str) -> Result<u64, Reason> {
+    cell.ok_or_else(|| Reason::Model(what.into()))
+}
+
 /// Megatron and its forks pad the vocabulary to a multiple of 128 per tensor parallel rank, so that its products are
 /// aligned (NVIDIA/Megatron-LM, `make_vocab_size_divisible_by`).
 fn vocabulary(row: &Row) -> Result<u64, Reason> {
-    let stated = row.vocab.ok_or_else(|| Reason::Model("the vocabulary".into()))?;
     let step = if row.stack.starts_with("megatron") { 128 * row.tp.unwrap_or(1) } else { 1 };
-    Ok(stated.next_multiple_of(step))
+    Ok(stated(row.vocab, "the vocabulary")?.next_multiple_of(step))
 }

@@ -7,6 +7,7 @@ use cost_model::{Constants, PARAMETERS, Parameter};
 use rayon::prelude::*;
 
 use crate::case::Case;
+use crate::express::DETERMINISTIC;
 use crate::fit::{Fit, Problem, Slopes, equal_per_source, fit, fit_nearby, huber, slopes};
 use crate::report::in_headline;
 use crate::score::{Errors, Pair};
@@ -139,14 +140,18 @@ pub fn ablated(cases: &[&Case], found: &Global) -> Vec<(&'static str, f64)> {
     PARAMETERS.iter().filter(|parameter| parameter.known.is_some()).filter_map(without).collect()
 }
 
-/// Sources whose devices and formats other sources have too.
+/// Sources whose devices and formats other sources have too; runs in deterministic mode say little of other kernels.
 pub fn covered(cases: &[&Case]) -> BTreeSet<String> {
     let worlds =
         |source: &str| -> BTreeSet<String> { judged(cases, source).into_iter().map(world).collect() };
+    let said = |source: &str| -> BTreeSet<String> {
+        let own = judged(cases, source).into_iter().filter(|case| case.row.stack != DETERMINISTIC);
+        own.map(world).collect()
+    };
     let sources: BTreeSet<&str> = cases.iter().map(|case| case.row.source.as_str()).collect();
     let is_covered = |source: &&&str| {
         let others: BTreeSet<String> =
-            sources.iter().filter(|other| *other != *source).flat_map(|other| worlds(other)).collect();
+            sources.iter().filter(|other| *other != *source).flat_map(|other| said(other)).collect();
         worlds(source).is_subset(&others)
     };
     sources.iter().filter(is_covered).map(|source| (*source).to_owned()).collect()

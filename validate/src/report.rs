@@ -22,10 +22,43 @@ pub struct Validation {
     pub mean_over_sources: f64,
     /// Their rows together.
     pub all_rows: Errors,
-    /// Each source.
+    /// Each source, without mixtures of experts.
     pub sources: Vec<SourceReport>,
+    /// Mixtures of experts, which count in no mean above.
+    pub experts: Experts,
     /// Rows that are not priced, by reason.
     pub omitted: BTreeMap<String, usize>,
+}
+
+/// Mixtures of experts, the same rows twice.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Experts {
+    /// By source and release of its software.
+    pub by_release: Vec<SourceReport>,
+    /// By model.
+    pub by_model: Vec<SourceReport>,
+}
+
+impl Experts {
+    /// All of them together.
+    pub fn all(&self) -> Errors {
+        let rows = self.by_release.iter().flat_map(|release| &release.rows);
+        Errors::of(&rows.map(RowReport::pair).collect::<Vec<_>>())
+    }
+
+    /// Errors after one factor per release, for every row the median of the others; releases of one row have none.
+    pub fn by_others(&self) -> Errors {
+        let scaled = |release: &SourceReport| -> Vec<Pair> {
+            let pairs: Vec<Pair> = release.rows.iter().map(RowReport::pair).collect();
+            let without = |at: usize| pairs.iter().enumerate().filter(move |(other, _)| *other != at);
+            let one = |at: usize| {
+                let factor = median_ratio(without(at).map(|(_, pair)| *pair))?;
+                Some(Pair { predicted: pairs[at].predicted * factor, ..pairs[at] })
+            };
+            (0..pairs.len()).filter_map(one).collect()
+        };
+        Errors::of(&self.by_release.iter().flat_map(scaled).collect::<Vec<_>>())
+    }
 }
 
 /// One source.
@@ -105,17 +138,13 @@ fn validation_of(
     predict: impl Fn(&Case) -> f64 + Send + Sync,
 ) -> Validation {
     let predicted: Vec<f64> = cases.par_iter().map(predict).collect();
-    let mut by_source: BTreeMap<String, Vec<(&Case, f64)>> = BTreeMap::new();
-    for (case, time) in cases.iter().zip(predicted) {
-        let name = match case.row.complete {
-            2 => case.row.source.clone(),
-            _ => format!("{} (in part stated)", case.row.source),
-        };
-        by_source.entry(name).or_default().push((case, time));
-    }
-    let in_table = |name: &str| omitted.iter().filter(|one| one.row.source == name).count();
-    let sources: Vec<SourceReport> =
-        by_source.iter().map(|(name, rows)| source(name, rows, in_table(name))).collect();
+    let all: Vec<(&Case, f64)> = cases.iter().zip(predicted).collect();
+    let (mixtures, dense): (Vec<_>, Vec<_>) = all.into_iter().partition(|(case, _)| case.row.is_mixture());
+    let sources = grouped(&dense, omitted, |row| named(row, row.source.clone()));
+    let experts = grouped(&mixtures, omitted, |row| named(row, format!("{} {}", row.source, row.date)));
+    let models = grouped(&mixtures, &[], |row| {
+        format!("{} wide, {} experts, {} layers", row.hidden, row.experts.unwrap_or(0), row.layers)
+    });
     let headline: Vec<&SourceReport> = sources.iter().filter(|source| source.headline).collect();
     let pairs: Vec<Pair> = headline.iter().flat_map(|source| &source.rows).map(RowReport::pair).collect();
     let total: f64 = headline.iter().map(|source| source.time.mean).sum();
@@ -127,6 +156,7 @@ fn validation_of(
         mean_over_sources: total / headline.len().max(1) as f64,
         all_rows: Errors::of(&pairs),
         sources,
+        experts: Experts { by_release: experts, by_model: models },
         omitted: reasons,
     }
 }
@@ -146,7 +176,8 @@ impl Validation {
             Some((case.row.id.clone(), terms))
         };
         let mut terms: BTreeMap<String, Terms> = cases.par_iter().filter_map(of).collect();
-        for row in self.sources.iter_mut().flat_map(|source| &mut source.rows) {
+        let all = self.sources.iter_mut().chain(&mut self.experts.by_release);
+        for row in all.flat_map(|source| &mut source.rows) {
             row.terms = terms.remove(&row.id);
         }
         self
@@ -167,6 +198,30 @@ impl RowReport {
     fn pair(&self) -> Pair {
         Pair { measured: self.measured_s, predicted: self.predicted_s }
     }
+}
+
+/// Whether everything is stated of a row is a part of the name that it is listed under.
+fn named(row: &Row, name: String) -> String {
+    if row.complete == 2 { name } else { format!("{name} (in part stated)") }
+}
+
+fn grouped(
+    cases: &[(&Case, f64)],
+    omitted: &[Omitted],
+    name_of: impl Fn(&Row) -> String,
+) -> Vec<SourceReport> {
+    let mut groups: BTreeMap<String, Vec<(&Case, f64)>> = BTreeMap::new();
+    for (case, time) in cases {
+        groups.entry(name_of(&case.row)).or_default().push((case, *time));
+    }
+    let is_mixture = cases.first().is_some_and(|(case, _)| case.row.is_mixture());
+    let of_kind = || omitted.iter().filter(|one| one.row.is_mixture() == is_mixture);
+    // A row whose group has none that is priced is listed with its source.
+    let group_of = |row: &Row| Some(name_of(row)).filter(|name| groups.contains_key(name));
+    let left_out = |name: &str| {
+        of_kind().filter(|one| group_of(&one.row).as_deref().unwrap_or(&one.row.source) == name).count()
+    };
+    groups.iter().map(|(name, rows)| source(name, rows, left_out(name))).collect()
 }
 
 fn source(name: &str, rows: &[(&Case, f64)], n_omitted: usize) -> SourceReport {
@@ -192,17 +247,21 @@ fn source(name: &str, rows: &[(&Case, f64)], n_omitted: usize) -> SourceReport {
     }
 }
 
-/// Whether a row counts: everything is stated, and it is not of the bulk sweep.
+/// Whether a row counts: everything is stated, and it is neither of the bulk sweep nor a mixture of experts.
 pub fn in_headline(row: &Row) -> bool {
-    row.tier == "core" && row.complete == 2
+    row.tier == "core" && row.complete == 2 && !row.is_mixture()
 }
 
 /// Predictions times the median of measured over predicted.
 fn scaled(pairs: &[Pair]) -> Vec<Pair> {
-    let mut ratios: Vec<f64> = pairs.iter().map(|pair| pair.measured / pair.predicted).collect();
-    ratios.sort_by(f64::total_cmp);
-    let median = ratios.get(ratios.len() / 2).copied().unwrap_or(1.0);
+    let median = median_ratio(pairs.iter().copied()).unwrap_or(1.0);
     pairs.iter().map(|pair| Pair { predicted: pair.predicted * median, ..*pair }).collect()
+}
+
+fn median_ratio(pairs: impl Iterator<Item = Pair>) -> Option<f64> {
+    let mut ratios: Vec<f64> = pairs.map(|pair| pair.measured / pair.predicted).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios.get(ratios.len() / 2).copied()
 }
 
 fn sweeps(rows: &[(&Case, f64)]) -> Option<Sweeps> {

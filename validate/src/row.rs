@@ -48,6 +48,9 @@ pub struct Row {
     pub shared_experts: Option<u64>,
     /// Layers with a dense MLP among those with experts.
     pub dense_layers: Option<u64>,
+    /// Tokens that an expert takes over those that it gets on average, where the rest is dropped.
+    #[serde(default)]
+    pub capacity: Option<f64>,
     /// Device, by its name in `fixtures/devices.json`.
     pub device: String,
     /// Devices of the run.
@@ -112,6 +115,13 @@ pub struct Row {
     pub oom: u8,
     /// Cells that were computed from others, `;` between them.
     pub derived: String,
+}
+
+impl Row {
+    /// Whether layers of the model choose among experts.
+    pub fn is_mixture(&self) -> bool {
+        self.experts.is_some()
+    }
 }
 
 /// Rows of a text with comma-separated values under a header.
