@@ -16,7 +16,7 @@ use crate::price::hosts;
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_peak;
 use crate::price::staged::{Layers, Staged};
-use crate::price::step::{Step, least, step};
+use crate::price::step::{Step, least, step, stragglers};
 use crate::schedules::{in_flight, least_bubble};
 use crate::shelf::Shelf;
 
@@ -36,6 +36,9 @@ pub struct Arranged {
     /// The step in time.
     pub step: Step,
 }
+
+/// What more programs must save to be worth them, as a fraction of the step: whoever runs the plan has to read them.
+const WORTH_PROGRAMS: f64 = 0.002;
 
 /// How the chunks of a device share its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +81,12 @@ impl Arranged {
     /// Whole step.
     pub fn step_time(&self) -> Seconds {
         self.step.time
+    }
+
+    /// Whether it is faster than one that is known: clearly so, where it has more programs.
+    pub(crate) fn is_worth_it(&self, known: &Self) -> bool {
+        let saving = if self.entries.len() > known.entries.len() { WORTH_PROGRAMS } else { 0.0 };
+        self.step_time().0 < known.step_time().0 * (1.0 - saving)
     }
 
     /// The arrangement as prices see it.
@@ -188,7 +197,8 @@ impl Scope<'_> {
         }
         let average = stages.iter().sum::<f64>() / f64::from(p);
         let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max), once: 0.0 };
-        candidate.n_micro_batches as f64 * work.filled(candidate.n_stages, least_bubble(candidate, schedule))
+        let micro_batch = work.filled(candidate.n_stages, least_bubble(candidate, schedule));
+        candidate.n_micro_batches as f64 * micro_batch * stragglers(&self.setting, candidate.meshes())
     }
 
     /// Such chunks as a schedule, simulated if that may take less than a limit; `levels` and `shelves` are those of the

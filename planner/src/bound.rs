@@ -10,6 +10,7 @@ use crate::clock::Once;
 use crate::clock::{Clock, Covers};
 use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
+use crate::price::step::stragglers;
 use crate::shelf::{Asked, Bench};
 
 /// What is known of a candidate before it is worked out.
@@ -210,10 +211,12 @@ impl Scope<'_> {
     }
 
     /// Least time of a step whose layers take `work`: the slowest stage, and fill and drain of the other stages in the
-    /// schedule that has the least.
+    /// schedule that has the least; what stragglers cost, and the host.
     ///
     /// `None` where no schedule is allowed.
     pub fn with_bubble(&self, candidate: &Candidate, work: Work) -> Option<Seconds> {
-        Some(Seconds(work.filled(candidate.n_stages, self.least_bubble(candidate)?)))
+        let pipeline = Seconds(work.filled(candidate.n_stages, self.least_bubble(candidate)?));
+        let stragglers = stragglers(&self.setting, candidate.meshes());
+        Some(pipeline * stragglers + self.constants.host_per_iteration_s)
     }
 }

@@ -58,7 +58,9 @@ struct Arrangements {
     limit: f64,
     /// Whether something was not for that.
     beaten: bool,
-    /// The fastest; of equal ones that of the first schedule.
+    /// Whether prices of memory are those between the first.
+    finer: bool,
+    /// The fastest; of equal ones that of the first schedule. At finer prices, those that are worth their programs.
     best: Option<(usize, Arranged)>,
     /// What was simulated last, and whether it fitted.
     simulated: BTreeMap<usize, (Vec<Chunk>, bool)>,
@@ -85,7 +87,7 @@ impl Arrangements {
         let Some(found) = found else { return };
         let is_better = |(known_at, known): &(usize, Arranged)| {
             let order = found.step_time().0.total_cmp(&known.step_time().0).then(at.cmp(known_at));
-            order.is_lt()
+            if self.finer { found.is_worth_it(known) } else { order.is_lt() }
         };
         if self.best.as_ref().is_none_or(is_better) {
             self.best = Some((at, found));
@@ -250,6 +252,7 @@ impl Scope<'_> {
                 break;
             }
         }
+        known.finer = true;
         for _ in 0..rounds {
             let between = known.between(&shelves);
             if between.is_empty() {

@@ -125,8 +125,7 @@ impl<'a> Frontier<'a> {
             };
             let Some(Reverse((_, task))) = next else { break };
             if self.bound(task) < limit {
-                let weighs = !must_plan && limit.is_finite();
-                tasks.push(if weighs { self.weighed_first(task) } else { task });
+                tasks.push(if limit.is_finite() { self.weighed_first(task) } else { task });
             } else {
                 n_dropped += self.n_candidates(task);
             }

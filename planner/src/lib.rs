@@ -41,6 +41,7 @@ pub mod overflow;
 pub mod evaluate;
 mod shares;
 mod unequal;
+mod polish;
 pub mod optimize;
 mod layouts;
 mod offload;

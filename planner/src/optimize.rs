@@ -5,7 +5,7 @@
 //! the most promising first, while bound(c) < best:    bound(c), or
 //!                                                     room(c), where memory is crowded, or
 //!                                                     evaluate(c)    -> work_out(), in parallel batches
-//! those that fused layers could make the best:        evaluate(c)    -> choose_forms(), in parallel batches
+//! those that were the best, once more:                evaluate(c)    -> polish()
 //! ```
 //! Layers are worked out as they were read first. Bounds are those of all forms; what a form saves there is taken for
 //! what it saves at all, so that the candidates behind the best by more than that need not be asked again. Where forms
@@ -21,23 +21,23 @@ use ir::slices::sliced_model;
 use ir::units::{Bytes, Seconds};
 use rayon::prelude::*;
 
-use crate::arrange::{Arranged, fastest};
+use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, batches};
-use crate::evaluate::{Asking, ROUNDS};
+use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Task};
-use crate::given::StorageRule;
+use crate::polish::{CROWDED, Worked, insert, polish};
 use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::room::Room;
 use crate::schedules::contradiction;
-use crate::shapes::{Facts, divisors, names_degrees, shapes};
+use crate::shapes::{Facts, divisors, finest, names_degrees, shapes};
 use crate::shares;
 use crate::unequal;
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
-const BATCH: usize = 4;
+pub(crate) const BATCH: usize = 4;
 
 /// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
 const FEW_LEFT: u64 = 16;
@@ -49,33 +49,15 @@ pub const BOUND_SLACK: f64 = 0.99;
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
 const WORTH_SHOWING: f64 = 1.3;
 
-/// Candidates that are worked out again with all forms of their layers, at most.
-const MAX_FORMS_CHOSEN: u64 = 16;
-
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
 /// time of the search.
-const MAX_FORM_BOUNDS: usize = 2000;
-
-/// Candidates that try more prices of memory, and storages for all parameters, at most.
-const MAX_REFINED: usize = 4;
-
-/// They take no more than so many times the best.
-const NEAR_BEST: f64 = 1.05;
-
-/// More prices of memory are tried where the fastest choices take at least so much of it, buffers apart.
-const CROWDED: f64 = 0.6;
-
-/// Storages that are tried.
-const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
+const MAX_FORM_BOUNDS: usize = 1300;
 
 /// Where so many times as many candidates overflow as fit, tensor degrees are tried by name as well.
 const FEW_FIT: u64 = 8;
 
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
-
-/// The same where bounds are those of the leading forms.
-const MAX_LEADING_FORMS_CHOSEN: u64 = 2;
 
 /// How the search went.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -159,21 +141,6 @@ pub struct Found<'a> {
     pub tally: Tally,
 }
 
-/// A candidate that was worked out, and its bound.
-struct Worked {
-    arranged: Arranged,
-    bound: Bound,
-    /// What all its parameters keep to, where that was found to be faster.
-    storage: Option<StorageRule>,
-}
-
-impl Worked {
-    /// Times that more prices of memory are worth a try.
-    fn rounds(&self) -> usize {
-        if self.bound.crowding < CROWDED { 0 } else { ROUNDS }
-    }
-}
-
 /// Finds the fastest arrangement.
 ///
 /// # Errors
@@ -232,8 +199,7 @@ fn searched<'a>(
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
-    refine(&scope, &mut worked);
-    choose_forms(&scope, &mut worked, tally, stop);
+    polish(&scope, &mut worked, tally, stop);
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
     }
@@ -255,8 +221,9 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     };
     let mut list = Vec::new();
     for n_stages in divisors(n_devices).into_iter().filter(wanted) {
-        let all = shapes(n_devices / n_stages, facts, &request.pins).into_iter();
-        for shape in all.filter_map(|shape| shares::shape(request, shape, n_stages)) {
+        let all = shapes(n_devices / n_stages, facts, &request.pins);
+        let all = if takes_finest(request) { finest(all, node) } else { all };
+        for shape in all.into_iter().filter_map(|shape| shares::shape(request, shape, n_stages)) {
             for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
                 let (shape, meshes) = (shape.clone(), Vec::new());
                 list.push(Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches });
@@ -265,6 +232,12 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     }
     list.extend(unequal::candidates(request, facts, &wanted));
     list
+}
+
+/// Whether meshes are left out that others cover. What is forbidden is forbidden by axes, and groups of devices lie along
+/// them.
+pub(crate) fn takes_finest(request: &Request) -> bool {
+    request.pins.forbid.is_empty() && !request.cluster.is_mixed()
 }
 
 /// Where memory is tight: the same with a tensor degree by name, unless the user names degrees. Free axes have more
@@ -452,103 +425,6 @@ enum Done {
     Weighed(Task, Option<Room>),
     /// A candidate worked out.
     WorkedOut(Box<Result<Worked, Dropped>>),
-}
-
-/// Keeps the fastest first; equals in the order in which they came.
-fn insert(ranking: &mut Vec<Worked>, one: Worked) {
-    let time = one.arranged.step_time();
-    let at = ranking.partition_point(|known| known.arranged.step_time() <= time);
-    ranking.insert(at, one);
-}
-
-/// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
-/// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
-fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
-    let pins = &scope.request.pins;
-    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
-    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
-    let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
-    let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
-    // What is equal on a mesh with more axes is the same plan.
-    let plan = |at: usize| {
-        let Arranged { candidate, step, .. } = &worked[at].arranged;
-        (candidate.n_stages, candidate.micro_batch, step.time.0.to_bits())
-    };
-    let is_near = |at: &usize| worked[*at].arranged.step_time().0 <= best * NEAR_BEST;
-    let is_another = |at: &usize| (0..*at).all(|before| plan(before) != plan(*at));
-    let near = (0..worked.len()).take_while(is_near).filter(is_another).take(MAX_REFINED);
-    let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
-    // With as many prices as before and storages as they pay it is what it was.
-    let is_new = |&(at, storage): &(usize, Option<StorageRule>)| storage.is_some() || worked[at].rounds() > 0;
-    let tasks: Vec<(usize, Option<StorageRule>)> = near.flat_map(all).filter(is_new).collect();
-    let found: Vec<Option<Arranged>> = tasks
-        .par_iter()
-        .map(|&(at, storage)| {
-            let one = &worked[at];
-            let (limit, rounds) = (one.arranged.step_time().0, one.rounds());
-            let asked = Asking { forms: Forms::Leading, limit, storage, rounds };
-            scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
-        })
-        .collect();
-    for ((at, storage), found) in tasks.into_iter().zip(found) {
-        if let Some(found) = found.filter(|found| found.step_time() < worked[at].arranged.step_time()) {
-            (worked[at].arranged, worked[at].storage) = (found, storage);
-        }
-    }
-    worked.sort_by(|a, b| a.arranged.step_time().0.total_cmp(&b.arranged.step_time().0));
-}
-
-/// Lets the candidates that fused layers could make the best choose among all forms of their layers.
-fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
-    let mut open: Vec<Worked> = std::mem::take(worked);
-    let most = if tally.bounds_leading { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
-    let best = |a: &[Worked], b: &[Worked]| {
-        a.iter().chain(b).map(|one| one.arranged.step_time().0).fold(f64::INFINITY, f64::min)
-    };
-    while !open.is_empty() {
-        let limit = best(&open, worked);
-        let (could, could_not): (Vec<Worked>, Vec<Worked>) = open.into_iter().partition(|one| {
-            let could_be_best = (one.arranged.step_time() - one.bound.saving).0 < limit;
-            tally.bounds_leading || one.bound.saving.0 > 0.0 && could_be_best
-        });
-        could_not.into_iter().for_each(|one| insert(worked, one));
-        open = could;
-        let stopped = !open.is_empty() && stop.now(tally.work);
-        if stopped {
-            tally.stopped = true;
-            let could_take = |one: &Worked| one.arranged.step_time() - one.bound.saving;
-            let least = open.iter().map(could_take).chain(tally.open_bound);
-            tally.open_bound = least.min_by(|a, b| a.0.total_cmp(&b.0));
-        }
-        if tally.n_forms_chosen >= most || stopped {
-            tally.n_forms_open = open.len() as u64;
-            open.drain(..).for_each(|one| insert(worked, one));
-        }
-        let batch: Vec<Worked> = open.drain(..open.len().min(BATCH).min(most as usize)).collect();
-        tally.n_forms_chosen += batch.len() as u64;
-        tally.work += u64::from(!batch.is_empty());
-        let found: Vec<Option<Arranged>> = batch
-            .par_iter()
-            .map(|one| {
-                let with = |storage| {
-                    let rounds = one.rounds();
-                    let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage, rounds };
-                    scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
-                };
-                // What pays with one form need not with another.
-                let stored = one.storage.and_then(|storage| with(Some(storage)));
-                fastest(with(None).into_iter().chain(stored))
-            })
-            .collect();
-        for (mut one, found) in batch.into_iter().zip(found) {
-            if let Some(arranged) = found
-                && arranged.step_time() < one.arranged.step_time()
-            {
-                one.arranged = arranged;
-            }
-            insert(worked, one);
-        }
-    }
 }
 
 /// Of two that overflow, the one that needs less; ties to the first.

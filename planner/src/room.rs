@@ -25,7 +25,10 @@ use crate::shelf::Asked;
 use crate::solve::Prepared;
 
 /// Prices of memory that are tried at most.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 8;
+
+/// The same for the memory of one stage.
+const STAGE_ROUNDS: usize = 4;
 
 /// The first, in multiples of what a byte is worth by the fastest choices, as in menus.
 const FIRST_PRICE: f64 = 0.15;
@@ -33,9 +36,9 @@ const FIRST_PRICE: f64 = 0.15;
 /// Memory becomes so many times as dear where all prices tried are too low, and as cheap where they are too high.
 const STEP: f64 = 5.0;
 
-/// After so many prices another brings a few per cent at most: none is tried where the limit is further away than this
-/// fraction of it.
-const HOPELESS: [f64; ROUNDS] = [0.75, 0.93, 0.96, 1.0];
+/// After each of the first prices `a` is set anew by what it found; no other is tried where the limit is further away than
+/// this fraction of it.
+const HOPELESS: [f64; 2] = [0.75, 0.9];
 
 /// The layers of a candidate with a choice for every price of memory.
 pub(crate) struct Tables<'s> {
@@ -69,6 +72,55 @@ struct Priced {
     states: f64,
     /// Bytes that a micro-batch keeps.
     saved: f64,
+}
+
+/// The bound at a price of memory, per stage, and how it changes with the price. It is concave: never above a tangent.
+#[derive(Clone, Copy, Debug)]
+struct Tangent {
+    price: f64,
+    value: f64,
+    slope: f64,
+}
+
+/// The closest tangents on both sides of the best price.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tangents {
+    rising: Option<Tangent>,
+    falling: Option<Tangent>,
+}
+
+impl Tangents {
+    fn add(&mut self, one: Tangent) {
+        let side = if one.slope > 0.0 { &mut self.rising } else { &mut self.falling };
+        *side = Some(one);
+    }
+
+    /// Where the two meet; nothing where one is missing or both are level.
+    fn meet(&self) -> Option<Tangent> {
+        let (a, b) = (self.rising?, self.falling?);
+        let price = (b.value - a.value + a.slope * a.price - b.slope * b.price) / (a.slope - b.slope);
+        let value = a.value + a.slope * (price - a.price);
+        (price > a.price && price < b.price).then_some(Tangent { price, value, slope: 0.0 })
+    }
+
+    /// The price to try next: where tangents meet, or far from the only one.
+    fn next_price(&self) -> f64 {
+        match (self.meet(), self.rising, self.falling) {
+            (Some(meet), ..) => meet.price,
+            (None, Some(low), None) => low.price * STEP,
+            (None, None, Some(high)) => high.price / STEP,
+            (None, Some(low), Some(high)) => (low.price * high.price).sqrt(),
+            (None, None, None) => 0.0,
+        }
+    }
+
+    /// What no price brings more than, as far as it is known.
+    fn most(&self) -> Option<f64> {
+        match (self.rising, self.falling) {
+            (Some(low), Some(high)) => Some(self.meet().map_or(low.value.max(high.value), |meet| meet.value)),
+            _ => None,
+        }
+    }
 }
 
 /// What is known of candidates in their memory.
@@ -184,32 +236,66 @@ impl Scope<'_> {
     ) -> Option<Work> {
         let flights = self.flights(candidate, tables)?;
         let (p, bound) = (candidate.n_stages as f64, tables.bound);
+        let fullest = self.fullest_stage((tables, ready), (candidate, flights.ends[0]), limit)?;
+        let free = Work { slowest: bound.work.slowest.max(fullest), ..bound.work };
         let mut most = bound.work.average;
-        let (mut too_low, mut too_high): (Option<f64>, Option<f64>) = (None, None);
-        for hopeless in HOPELESS {
+        let mut tangents = Tangents::default();
+        for round in 0..ROUNDS {
             let (weights, all) = flights.weights(ready.a * flights.ends[1]);
             let capacity = tables.capacity * all;
             let sum = self.all_priced(tables, ready, (&flights, weights))?;
-            most = most.max((sum.value - ready.price * capacity) / p);
-            let reached = self.with_bubble(candidate, in_memory(bound.work, most))?;
-            if reached >= Seconds(limit) || reached < Seconds(limit * hopeless) {
+            let tangent = Tangent {
+                price: ready.price,
+                value: (sum.value - ready.price * capacity) / p,
+                slope: (sum.weighed - capacity) / p,
+            };
+            most = most.max(tangent.value);
+            let reaches = |average: f64| self.with_bubble(candidate, in_memory(free, average));
+            let reached = reaches(most)?.0;
+            if reached >= limit || HOPELESS.get(round).is_some_and(|part| reached < limit * part) {
                 break;
             }
-            match sum.weighed > capacity {
-                true => too_low = Some(ready.price),
-                false => too_high = Some(ready.price),
-            }
-            ready.price = match (too_low, too_high) {
-                (Some(low), Some(high)) => (low * high).sqrt(),
-                (Some(low), None) => low * STEP,
-                (None, Some(high)) => high / STEP,
-                (None, None) => ready.price,
-            };
-            if sum.saved > 0.0 {
-                ready.a = (ready.a * sum.states.max(1.0) / sum.saved / flights.ends[1]).sqrt();
+            tangents.add(tangent);
+            ready.price = tangents.next_price();
+            if round < HOPELESS.len() {
+                if sum.saved > 0.0 {
+                    ready.a = (ready.a * sum.states.max(1.0) / sum.saved / flights.ends[1]).sqrt();
+                }
+                // With another `a` it is another function of the price: what was found is no more than a hint.
+                if round + 1 == HOPELESS.len() {
+                    tangents = Tangents::default();
+                }
+            } else if let Some(most) = tangents.most()
+                && reaches(most)?.0 < limit
+            {
+                break;
             }
         }
-        Some(in_memory(bound.work, most))
+        Some(in_memory(free, most))
+    }
+
+    /// Least seconds of the stage that has most layers of the most frequent kind, at least as many as rounding up gives it,
+    /// in its memory: with as few micro-batches in flight as any stage has.
+    fn fullest_stage(
+        &self,
+        (tables, ready): (&Tables<'_>, &Ready<'_>),
+        (candidate, flight): (&Candidate, f64),
+        limit: f64,
+    ) -> Option<f64> {
+        let kind = (0..self.counts.len()).max_by_key(|&kind| self.counts[kind])?;
+        let count = self.counts[kind].div_ceil(candidate.n_stages) as f64;
+        let (mut most, mut tangents, mut price): (f64, _, _) = (0.0, Tangents::default(), ready.price);
+        for _ in 0..STAGE_ROUNDS {
+            let one = priced(&ready.kinds[kind], tables, (&[(flight, 1.0)], price))?;
+            let value = one.value * count - price * tables.capacity;
+            most = most.max(value);
+            tangents.add(Tangent { price, value, slope: one.weighed * count - tables.capacity });
+            if most >= limit || tangents.most().is_some_and(|highest| highest <= tables.bound.work.slowest) {
+                break;
+            }
+            price = tangents.next_price();
+        }
+        Some(most)
     }
 
     fn flights(&self, candidate: &Candidate, tables: &Tables<'_>) -> Option<Flights> {
@@ -231,22 +317,7 @@ impl Scope<'_> {
         let ends: Vec<(f64, f64)> = flights.ends.into_iter().zip(weights).take(n_ends).collect();
         let mut sum = Priced::default();
         for (forms, &count) in ready.kinds.iter().zip(&self.counts) {
-            let mut least: Option<Priced> = None;
-            let at_ends = forms.iter().flat_map(|form| ends.iter().map(move |end| (form, end)));
-            for ((problem, prepared), &(flight, weight)) in at_ends {
-                // What the hosts may hold takes no memory of the devices, and at best no time.
-                let kept = if tables.on_host { 0.0 } else { flight / tables.in_flight };
-                let price = ready.price * weight;
-                let (value, choices) = prepared.eliminate_apart(price, price * kept)?;
-                if least.is_none_or(|least| value < least.value) {
-                    let (nodes, edges) = problem.problem.parts(&choices)?;
-                    let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
-                    let states = nodes.memory;
-                    let weighed = (states + flight * saved) * weight;
-                    least = Some(Priced { value, weighed, states, saved });
-                }
-            }
-            let (least, count) = (least?, count as f64);
+            let (least, count) = (priced(forms, tables, (&ends, ready.price))?, count as f64);
             sum.value += least.value * count;
             sum.weighed += least.weighed * count;
             sum.states += least.states * count;
@@ -254,6 +325,31 @@ impl Scope<'_> {
         }
         Some(sum)
     }
+}
+
+/// A layer of a kind in the form, on the stage and by the choice where it costs least; of every stage the micro-batches in
+/// flight and what its bytes weigh.
+fn priced(
+    forms: &[(&LayerProblem<'_>, Prepared<'_>)],
+    tables: &Tables<'_>,
+    (stages, price): (&[(f64, f64)], f64),
+) -> Option<Priced> {
+    let mut least: Option<Priced> = None;
+    let on_stages = forms.iter().flat_map(|form| stages.iter().map(move |stage| (form, stage)));
+    for ((problem, prepared), &(flight, weight)) in on_stages {
+        // What the hosts may hold takes no memory of the devices, and at best no time.
+        let kept = if tables.on_host { 0.0 } else { flight / tables.in_flight };
+        let price = price * weight;
+        let (value, choices) = prepared.eliminate_apart(price, price * kept)?;
+        if least.is_none_or(|least| value < least.value) {
+            let (nodes, edges) = problem.problem.parts(&choices)?;
+            let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
+            let states = nodes.memory;
+            let weighed = (states + flight * saved) * weight;
+            least = Some(Priced { value, weighed, states, saved });
+        }
+    }
+    least
 }
 
 impl<'s> Tables<'s> {

@@ -101,6 +101,60 @@ pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     list
 }
 
+/// Of some shapes those that no other covers: what a mesh does with one axis, another does with two that it uses alike.
+pub(crate) fn finest(list: Vec<Shape>, node: u64) -> Vec<Shape> {
+    let is_covered = |one: &Shape| list.iter().any(|other| other.covers(one, node));
+    let covered: Vec<bool> = list.iter().map(is_covered).collect();
+    list.into_iter().zip(covered).filter(|(_, covered)| !covered).map(|(shape, _)| shape).collect()
+}
+
+impl Shape {
+    /// Whether every axis of another shape is one or several neighbouring axes of this one, which together are as long and
+    /// may each do what it may. A shape does not cover itself.
+    pub(crate) fn covers(&self, other: &Shape, node: u64) -> bool {
+        if self == other || self.barred != other.barred {
+            return false;
+        }
+        let mut own = self.mesh.axis_ids();
+        other.mesh.axis_ids().all(|axis| {
+            let (mut left, may) = (other.mesh.size(axis), other.freedom(axis, node));
+            while left > 1 {
+                let part = own.next().filter(|part| may.is_some() && self.freedom(*part, node) >= may);
+                match part.map(|part| self.mesh.size(part)) {
+                    Some(size) if left.is_multiple_of(size) => left /= size,
+                    Some(_) | None => return false,
+                }
+            }
+            true
+        })
+    }
+
+    fn freedom(&self, axis: AxisId, node: u64) -> Option<Freedom> {
+        let in_node = self.mesh.stride(axis) * self.mesh.size(axis) <= node;
+        match self.rules[axis.0] {
+            AxisRule::Free if in_node => Some(Freedom::Inside),
+            AxisRule::Free | AxisRule::Around => Some(Freedom::Around),
+            AxisRule::Sequences
+            | AxisRule::Replicas
+            | AxisRule::Shares
+            | AxisRule::Experts
+            | AxisRule::Tokens
+            | AxisRule::TokensAndExperts
+            | AxisRule::Inside(_)
+            | AxisRule::InsideAndExperts(_) => None,
+        }
+    }
+}
+
+/// What an axis of which nobody said anything may do: the later may all that the earlier may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Freedom {
+    /// Sequences, tokens, experts.
+    Around,
+    /// The inside of products as well.
+    Inside,
+}
+
 /// Whether pins name what an axis of a mesh does, so that none is free.
 pub(crate) fn names_degrees(pins: &Pins) -> bool {
     pins.tp.is_some()
@@ -257,6 +311,36 @@ mod tests {
             sizes.contains(&vec![8]) && sizes.contains(&vec![4, 2]) && sizes.contains(&vec![2, 4]),
             "{sizes:?}"
         );
+    }
+
+    #[test]
+    fn axes_used_alike_stand_for_one() {
+        let sizes = |shapes: Vec<Shape>| -> Vec<Vec<u64>> {
+            let sizes = |shape: Shape| shape.mesh.axes.iter().map(|axis| axis.size).collect();
+            shapes.into_iter().map(sizes).collect()
+        };
+        // Around the node no product is cut, so of the two axes of eight only the outer may be two.
+        let all = shapes(16, FACTS, &Pins::default());
+        let left = sizes(finest(all.clone(), FACTS.node));
+        assert_eq!(left, [vec![4, 2, 2], vec![2, 4, 2], vec![2, 2, 4], vec![2, 8]]);
+        for one in sizes(all) {
+            let is_product = |fine: &Vec<u64>| {
+                let ends = |sizes: &[u64]| -> Vec<u64> {
+                    sizes
+                        .iter()
+                        .scan(1, |all, size| {
+                            *all *= size;
+                            Some(*all)
+                        })
+                        .collect()
+                };
+                ends(&one).iter().all(|end| ends(fine).contains(end))
+            };
+            assert!(left.iter().any(is_product), "{one:?}");
+        }
+        // What pins name is what they name.
+        let pinned = shapes(16, FACTS, &Pins { tp: Some(2), ..Pins::default() });
+        assert_eq!(finest(pinned.clone(), FACTS.node), pinned);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use cost_model::{
     BackwardParts, PipelineTimes, SimulateError, Totals, Transfers, Turns, lower_bound, totals,
 };
 use ir::engine::{GradientOverlap, StageTransfers};
-use ir::mesh::Mesh;
+use ir::mesh::{Mesh, Meshes};
 use ir::schedule::{Action, InFlight, ScheduleError, table};
 use ir::units::{Bytes, Seconds};
 
@@ -239,12 +239,16 @@ fn around(setting: &Setting<'_>, staged: &Staged<'_>, mut parts: StepParts) -> (
     parts.host = constants.host_per_iteration_s;
     let work =
         parts.pipeline + parts.gradient_sync + parts.parameter_gather + parts.optimizer + parts.offload;
-    let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
-    // Devices of a stage wait for each other at every collective; stages only for what they receive.
-    let widest = staged.meshes.each.iter().map(Mesh::n_devices).max();
-    let n_nodes = widest.unwrap_or(staged.meshes.alike.n_devices()).div_ceil(node);
-    parts.jitter = work * (jitter(n_nodes, constants) - 1.0);
+    parts.jitter = work * (stragglers(setting, staged.meshes) - 1.0);
     (work + parts.jitter + parts.host, parts)
+}
+
+/// Times that a step takes longer for stragglers. Devices of a stage wait for each other at every collective; stages only
+/// for what they receive.
+pub(crate) fn stragglers(setting: &Setting<'_>, meshes: Meshes<'_>) -> f64 {
+    let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
+    let widest = meshes.each.iter().map(Mesh::n_devices).max().unwrap_or(meshes.alike.n_devices());
+    jitter(widest.div_ceil(node), setting.machine.constants)
 }
 
 /// What a stage holds at its peak: when all bytes together are most, its chunks being much alike.

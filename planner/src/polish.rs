@@ -1,0 +1,208 @@
+//! What is done for the best candidates once all are worked out: more prices of memory, one storage for all parameters, all
+//! forms of their layers, fewer axes.
+
+use rayon::prelude::*;
+
+use crate::arrange::{Arranged, fastest};
+use crate::bound::Bound;
+use crate::candidate::{Candidate, Scope};
+use crate::evaluate::{Asking, ROUNDS};
+use crate::forms::Forms;
+use crate::given::StorageRule;
+use crate::optimize::{BATCH, Tally, takes_finest};
+use crate::request::Stop;
+use crate::shapes::{Facts, Shape, shapes};
+
+/// Candidates that are worked out again with all forms of their layers, at most.
+const MAX_FORMS_CHOSEN: u64 = 16;
+
+/// The same where bounds are those of the leading forms.
+const MAX_LEADING_FORMS_CHOSEN: u64 = 2;
+
+/// Candidates that try more prices of memory, and storages for all parameters, at most.
+const MAX_REFINED: usize = 4;
+
+/// They take no more than so many times the best.
+const NEAR_BEST: f64 = 1.05;
+
+/// More prices of memory are tried where the fastest choices take at least so much of it, buffers apart.
+pub(crate) const CROWDED: f64 = 0.6;
+
+/// Where memory is free, prices of choices miss something of a candidate that takes so many times its bound: launches.
+const MISSED: f64 = 1.1;
+
+/// Times that differ by no more than this fraction are those of the same plan: sums in another order.
+const SAME: f64 = 1e-6;
+
+/// Storages that are tried.
+const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
+
+/// A candidate that was worked out, and its bound.
+pub(crate) struct Worked {
+    pub(crate) arranged: Arranged,
+    pub(crate) bound: Bound,
+    /// What all its parameters keep to, where that was found to be faster.
+    pub(crate) storage: Option<StorageRule>,
+}
+
+impl Worked {
+    /// Times that more prices of memory are worth a try.
+    fn rounds(&self) -> usize {
+        if self.bound.crowding < CROWDED { 0 } else { ROUNDS }
+    }
+}
+
+/// Improves the best of what was worked out, the fastest first.
+pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
+    let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
+    look_coarser(scope, worked, of);
+    refine(scope, worked);
+    choose_forms(scope, worked, tally, stop);
+    if let Some(simpler) = worked.first().and_then(|best| on_fewer_axes(scope, best)) {
+        worked[0] = simpler;
+    }
+}
+
+/// Keeps the fastest first; equals in the order in which they came.
+pub(crate) fn insert(ranking: &mut Vec<Worked>, one: Worked) {
+    let time = one.arranged.step_time();
+    let at = ranking.partition_point(|known| known.arranged.step_time() <= time);
+    ranking.insert(at, one);
+}
+
+/// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
+/// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
+fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let pins = &scope.request.pins;
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
+    let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
+    let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
+    // What is equal on a mesh with more axes is the same plan.
+    let plan = |at: usize| {
+        let Arranged { candidate, step, .. } = &worked[at].arranged;
+        (candidate.n_stages, candidate.micro_batch, step.time.0.to_bits())
+    };
+    let is_near = |at: &usize| worked[*at].arranged.step_time().0 <= best * NEAR_BEST;
+    let is_another = |at: &usize| (0..*at).all(|before| plan(before) != plan(*at));
+    let near = (0..worked.len()).take_while(is_near).filter(is_another).take(MAX_REFINED);
+    let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
+    // With as many prices as before and storages as they pay it is what it was.
+    let is_new = |&(at, storage): &(usize, Option<StorageRule>)| storage.is_some() || worked[at].rounds() > 0;
+    let tasks: Vec<(usize, Option<StorageRule>)> = near.flat_map(all).filter(is_new).collect();
+    let found: Vec<Option<Arranged>> = tasks
+        .par_iter()
+        .map(|&(at, storage)| {
+            let one = &worked[at];
+            let (limit, rounds) = (one.arranged.step_time().0, one.rounds());
+            let asked = Asking { forms: Forms::Leading, limit, storage, rounds };
+            scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
+        })
+        .collect();
+    for ((at, storage), found) in tasks.into_iter().zip(found) {
+        if let Some(found) = found.filter(|found| found.is_worth_it(&worked[at].arranged)) {
+            (worked[at].arranged, worked[at].storage) = (found, storage);
+        }
+    }
+    worked.sort_by(|a, b| a.arranged.step_time().0.total_cmp(&b.arranged.step_time().0));
+}
+
+/// Lets the candidates that fused layers could make the best choose among all forms of their layers.
+fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
+    let mut open: Vec<Worked> = std::mem::take(worked);
+    let most = if tally.bounds_leading { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
+    let best = |a: &[Worked], b: &[Worked]| {
+        a.iter().chain(b).map(|one| one.arranged.step_time().0).fold(f64::INFINITY, f64::min)
+    };
+    while !open.is_empty() {
+        let limit = best(&open, worked);
+        let (could, could_not): (Vec<Worked>, Vec<Worked>) = open.into_iter().partition(|one| {
+            let could_be_best = (one.arranged.step_time() - one.bound.saving).0 < limit;
+            tally.bounds_leading || one.bound.saving.0 > 0.0 && could_be_best
+        });
+        could_not.into_iter().for_each(|one| insert(worked, one));
+        open = could;
+        let stopped = !open.is_empty() && stop.now(tally.work);
+        if stopped {
+            tally.stopped = true;
+            let could_take = |one: &Worked| one.arranged.step_time() - one.bound.saving;
+            let least = open.iter().map(could_take).chain(tally.open_bound);
+            tally.open_bound = least.min_by(|a, b| a.0.total_cmp(&b.0));
+        }
+        if tally.n_forms_chosen >= most || stopped {
+            tally.n_forms_open = open.len() as u64;
+            open.drain(..).for_each(|one| insert(worked, one));
+        }
+        let batch: Vec<Worked> = open.drain(..open.len().min(BATCH).min(most as usize)).collect();
+        tally.n_forms_chosen += batch.len() as u64;
+        tally.work += u64::from(!batch.is_empty());
+        let found: Vec<Option<Arranged>> = batch
+            .par_iter()
+            .map(|one| {
+                let with = |storage| {
+                    let rounds = one.rounds();
+                    let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage, rounds };
+                    scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
+                };
+                // What pays with one form need not with another.
+                let stored = one.storage.and_then(|storage| with(Some(storage)));
+                fastest(with(None).into_iter().chain(stored))
+            })
+            .collect();
+        for (mut one, found) in batch.into_iter().zip(found) {
+            if let Some(arranged) = found
+                && arranged.step_time() < one.arranged.step_time()
+            {
+                one.arranged = arranged;
+            }
+            insert(worked, one);
+        }
+    }
+}
+
+/// Works the best out on meshes that were left out for theirs, where choices are made by prices that miss something: with
+/// fewer choices others are made.
+fn look_coarser(scope: &Scope<'_>, worked: &mut Vec<Worked>, of: Forms) {
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+    let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST * MISSED;
+    let misses =
+        |one: &&Worked| one.bound.crowding < CROWDED && one.arranged.step_time() > one.bound.time * MISSED;
+    let near = worked.iter().take_while(is_near).filter(misses).take(MAX_REFINED);
+    let coarser: Vec<Candidate> = near.flat_map(|one| coarser(scope, &one.arranged.candidate)).collect();
+    let work_out = |candidate: Candidate| {
+        let bound = scope.bound(&candidate, of)?;
+        let asked = Asking { forms: Forms::Leading, limit: best, storage: None, rounds: 0 };
+        let arranged = scope.evaluate_below(&candidate, &bound, asked).ok()?;
+        Some(Worked { arranged, bound, storage: None })
+    };
+    let found: Vec<Option<Worked>> = coarser.into_par_iter().map(work_out).collect();
+    found.into_iter().flatten().for_each(|one| insert(worked, one));
+}
+
+/// A candidate on the meshes that were left out for its own, those with the fewest axes first.
+fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
+    let request = scope.request;
+    if !takes_finest(request) || !candidate.meshes.is_empty() {
+        return Vec::new();
+    }
+    let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
+    let facts = Facts::new(&request.model, request.job.sequence, node);
+    let all = shapes(candidate.shape.mesh.n_devices(), facts, &request.pins).into_iter();
+    let mut coarser: Vec<Shape> = all.filter(|shape| candidate.shape.covers(shape, node)).collect();
+    coarser.sort_by_key(|shape| shape.mesh.axes.len());
+    coarser.into_iter().map(|shape| Candidate { shape, ..candidate.clone() }).collect()
+}
+
+/// What was found, on the mesh with the fewest axes on which it takes no longer: where axes are used alike, whoever reads the
+/// plan need not see that they are several.
+fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
+    let time = found.arranged.step_time().0 * (1.0 + SAME);
+    let on = |candidate: Candidate| {
+        let bound = scope.bound(&candidate, Forms::Leading)?;
+        let asked = Asking { forms: Forms::All, limit: time, storage: found.storage, rounds: found.rounds() };
+        let arranged = scope.evaluate_below(&candidate, &bound, asked).ok()?;
+        let is_same = arranged.step_time().0 <= time;
+        is_same.then_some(Worked { arranged, bound, storage: found.storage })
+    };
+    coarser(scope, &found.arranged.candidate).into_par_iter().find_map_first(on)
+}
