@@ -111,7 +111,8 @@ impl<'a> Frontier<'a> {
     }
 
     /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted. Bounds alone are
-    /// no plan: in every `PLAN_EVERY`th batch one candidate at least is worked out, if there is one.
+    /// no plan: in every `PLAN_EVERY`th batch one candidate at least is taken up that has one, to be worked out, or weighed
+    /// before it is.
     pub(crate) fn take(&mut self, (n, batch): (usize, u64), limit: f64) -> (Vec<Task>, u64) {
         let (mut tasks, mut n_dropped): (Vec<Task>, u64) = (Vec::new(), 0);
         while tasks.len() < n {
@@ -314,7 +315,7 @@ fn slower(crowding: f64) -> f64 {
     1.0 + 0.17 * (crowding - 1.0).max(0.0)
 }
 
-/// Every so many batches of tasks, one at least works a candidate out.
+/// Every so many batches of tasks, one at least brings a candidate nearer to a plan.
 const PLAN_EVERY: u64 = 4;
 
 /// Crowding up to which micro-batches are asked about first.

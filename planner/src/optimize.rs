@@ -213,8 +213,7 @@ fn searched<'a>(
 /// Every number of stages, mesh and micro-batch that the request allows.
 fn candidates(request: &Request) -> Vec<Candidate> {
     let n_devices = request.cluster.n_devices();
-    let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
-    let facts = Facts::new(&request.model, request.job.sequence, node);
+    let facts = Facts::of(request);
     let n_layers = request.model.n_layers();
     let wanted = |p: &u64| {
         *p <= n_layers && request.pins.pp.is_none_or(|pin| pin == *p) && request.pins.forbid.pp.allows(*p)
@@ -222,7 +221,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let mut list = Vec::new();
     for n_stages in divisors(n_devices).into_iter().filter(wanted) {
         let all = shapes(n_devices / n_stages, facts, &request.pins);
-        let all = if takes_finest(request) { finest(all, node) } else { all };
+        let all = if takes_finest(request) { finest(all, facts.node) } else { all };
         for shape in all.into_iter().filter_map(|shape| shares::shape(request, shape, n_stages)) {
             for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
                 let (shape, meshes) = (shape.clone(), Vec::new());

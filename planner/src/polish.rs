@@ -169,13 +169,9 @@ fn look_coarser(scope: &Scope<'_>, worked: &mut Vec<Worked>, of: Forms) {
         |one: &&Worked| one.bound.crowding < CROWDED && one.arranged.step_time() > one.bound.time * MISSED;
     let near = worked.iter().take_while(is_near).filter(misses).take(MAX_REFINED);
     let coarser: Vec<Candidate> = near.flat_map(|one| coarser(scope, &one.arranged.candidate)).collect();
-    let work_out = |candidate: Candidate| {
-        let bound = scope.bound(&candidate, of)?;
-        let asked = Asking { forms: Forms::Leading, limit: best, storage: None, rounds: 0 };
-        let arranged = scope.evaluate_below(&candidate, &bound, asked).ok()?;
-        Some(Worked { arranged, bound, storage: None })
-    };
-    let found: Vec<Option<Worked>> = coarser.into_par_iter().map(work_out).collect();
+    let asked = Asking { forms: Forms::Leading, limit: best, storage: None, rounds: 0 };
+    let found: Vec<Option<Worked>> =
+        coarser.into_par_iter().map(|candidate| work_out(scope, &candidate, of, asked)).collect();
     found.into_iter().flatten().for_each(|one| insert(worked, one));
 }
 
@@ -185,10 +181,9 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
     if !takes_finest(request) || !candidate.meshes.is_empty() {
         return Vec::new();
     }
-    let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
-    let facts = Facts::new(&request.model, request.job.sequence, node);
+    let facts = Facts::of(request);
     let all = shapes(candidate.shape.mesh.n_devices(), facts, &request.pins).into_iter();
-    let mut coarser: Vec<Shape> = all.filter(|shape| candidate.shape.covers(shape, node)).collect();
+    let mut coarser: Vec<Shape> = all.filter(|shape| candidate.shape.covers(shape, facts.node)).collect();
     coarser.sort_by_key(|shape| shape.mesh.axes.len());
     coarser.into_iter().map(|shape| Candidate { shape, ..candidate.clone() }).collect()
 }
@@ -196,13 +191,17 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 /// What was found, on the mesh with the fewest axes on which it takes no longer: where axes are used alike, whoever reads the
 /// plan need not see that they are several.
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
-    let time = found.arranged.step_time().0 * (1.0 + SAME);
+    let limit = found.arranged.step_time().0 * (1.0 + SAME);
+    let asked = Asking { forms: Forms::All, limit, storage: found.storage, rounds: found.rounds() };
     let on = |candidate: Candidate| {
-        let bound = scope.bound(&candidate, Forms::Leading)?;
-        let asked = Asking { forms: Forms::All, limit: time, storage: found.storage, rounds: found.rounds() };
-        let arranged = scope.evaluate_below(&candidate, &bound, asked).ok()?;
-        let is_same = arranged.step_time().0 <= time;
-        is_same.then_some(Worked { arranged, bound, storage: found.storage })
+        work_out(scope, &candidate, Forms::Leading, asked).filter(|one| one.arranged.step_time().0 <= limit)
     };
     coarser(scope, &found.arranged.candidate).into_par_iter().find_map_first(on)
+}
+
+/// A candidate that nobody has a bound of yet.
+fn work_out(scope: &Scope<'_>, candidate: &Candidate, of: Forms, asked: Asking) -> Option<Worked> {
+    let bound = scope.bound(candidate, of)?;
+    let arranged = scope.evaluate_below(candidate, &bound, asked).ok()?;
+    Some(Worked { arranged, bound, storage: asked.storage })
 }

@@ -9,7 +9,7 @@ use ir::mesh::{AxisId, MAX_AXES, Mesh};
 use ir::op::OpKind;
 
 use crate::forbid::Barred;
-use crate::request::{Degrees, Pins, SequenceParallel};
+use crate::request::{Degrees, Pins, Request, SequenceParallel};
 use crate::space::{AxisRule, Between};
 
 /// Fewest tokens of a sequence that a device may be left with: below, kernels run far from their peak.
@@ -48,6 +48,12 @@ pub struct Facts {
 }
 
 impl Facts {
+    /// Those of a question.
+    pub(crate) fn of(request: &Request) -> Self {
+        let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
+        Self::new(&request.model, request.job.sequence, node)
+    }
+
     /// Reads the facts off a model.
     pub fn new(model: &Model, sequence: u64, node: u64) -> Self {
         let length = |extent: Extent| match extent {

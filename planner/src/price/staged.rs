@@ -15,9 +15,10 @@ use ir::cluster::{Cluster, Tier};
 use ir::conversion::steps;
 use ir::engine::{StageOutputs, StageTransfers};
 use ir::graph::{Model, ParameterRef, TensorId};
+use ir::lower::whole_axes;
 use ir::mesh::{AxisId, Mesh, Meshes};
 use ir::schedule::{Action, Schedule, Seat};
-use ir::sharding::{Placement, Sharding};
+use ir::sharding::Sharding;
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
@@ -185,9 +186,8 @@ impl Staged<'_> {
         pair: (u64, u64),
         (stream, bytes): (Sharding, Bytes),
     ) -> Transfer {
-        let is_alike = |axis: &AxisId| stream.on(*axis) == Placement::Replicate;
         let mesh = self.meshes.of(pair.1);
-        let axes: Vec<AxisId> = mesh.axis_ids().filter(is_alike).collect();
+        let axes = whole_axes(mesh, stream).axes();
         let parts: u64 = axes.iter().map(|&axis| mesh.size(axis)).product();
         let mut sent = self.transfer(setting, pair, bytes / parts as f64);
         if parts > 1 && pair.0 != pair.1 {
@@ -234,30 +234,28 @@ impl Staged<'_> {
     /// Bytes that a device of a stage holds of streams which its engine does not free once they are sent, with so many
     /// micro-batches in flight of all its chunks.
     pub fn held_outputs(&self, setting: &Setting<'_>, stage: usize, in_flight: f64) -> Bytes {
-        let engine = setting.job.engine.stage_outputs;
-        if engine.are_freed() {
-            return Bytes::ZERO;
-        }
+        let in_parts = match setting.job.engine.stage_outputs {
+            StageOutputs::Freed => return Bytes::ZERO,
+            StageOutputs::Held => false,
+            StageOutputs::HeldInParts => true,
+        };
         let mesh = self.meshes.of(stage as u64);
         let bytes = |border: usize| {
             let sent = self.sent(border);
             let elements = sent.local_elements(mesh, &self.stream(border, setting.job.sequence)) as f64;
-            let alike = mesh.axis_ids().filter(|axis| sent.on(*axis) == Placement::Replicate);
-            let parts: u64 = alike.map(|axis| mesh.size(axis)).product();
+            let alike = whole_axes(mesh, sent).axes();
+            let parts: u64 = alike.into_iter().map(|axis| mesh.size(axis)).product();
             (setting.activation(elements), parts as f64)
         };
         let is_border = |chunk: &usize| self.is_at(*chunk, stage) && chunk + 1 < self.chunks.len();
-        let outputs = (0..self.chunks.len()).filter(is_border).map(|chunk| match (engine, bytes(chunk)) {
-            (StageOutputs::Freed, _) => Bytes::ZERO,
-            (StageOutputs::Held, (whole, _)) => whole,
-            (StageOutputs::HeldInParts, (whole, parts)) => whole / parts,
-        });
+        let outputs = (0..self.chunks.len()).filter(is_border).map(bytes);
+        let outputs: Bytes = outputs.map(|(whole, parts)| if in_parts { whole / parts } else { whole }).sum();
+        if !in_parts {
+            return outputs * in_flight;
+        }
         let inputs = (1..self.chunks.len()).filter(|chunk| self.is_at(*chunk, stage));
-        let inputs = inputs.map(|chunk| match (engine, bytes(chunk - 1)) {
-            (StageOutputs::HeldInParts, (whole, parts)) if parts <= 1.0 => whole,
-            (StageOutputs::Freed | StageOutputs::Held | StageOutputs::HeldInParts, _) => Bytes::ZERO,
-        });
-        (outputs.sum::<Bytes>() + inputs.sum()) * in_flight
+        let alone = inputs.map(|chunk| bytes(chunk - 1)).filter(|(_, parts)| *parts <= 1.0);
+        (outputs + alone.map(|(whole, _)| whole).sum()) * in_flight
     }
 
     /// Whether a stage runs a chunk, or a copy of it.
