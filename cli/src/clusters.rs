@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use frontends::shipped_clusters;
-use ir::cluster::{Cluster, DeviceGroup, Link, Precision};
+use ir::cluster::{Cluster, DeviceGroup, Link, Nvme, Precision};
 use serde::Serialize;
 
 use crate::args::ClustersArgs;
@@ -130,7 +130,25 @@ fn describe(cluster: &Cluster) -> String {
             tiers.extend(own.map(|own| link_row(name.clone(), tier.devices, &own.link)));
         }
     }
-    format!("{head}\n{}\n{}", table(&columns, &rows), table(&links, &tiers))
+    format!("{head}\n{}{}\n{}", table(&columns, &rows), drives(cluster), table(&links, &tiers))
+}
+
+/// The NVMe drives of the groups whose nodes have some.
+fn drives(cluster: &Cluster) -> String {
+    let columns = [
+        ("nvme per node", Side::Left),
+        ("capacity", Side::Right),
+        ("read", Side::Right),
+        ("written", Side::Right),
+    ];
+    let row = |(group, nvme): (&DeviceGroup, Nvme)| {
+        let rates = [nvme.read_bytes_per_s, nvme.write_bytes_per_s].map(figures::bandwidth);
+        let [read, written] = rates;
+        vec![group.device.name.clone(), figures::bytes(nvme.capacity_bytes), read, written]
+    };
+    let have = cluster.groups.iter().filter_map(|group| Some((group, group.nvme?)));
+    let rows: Vec<Vec<String>> = have.map(row).collect();
+    if rows.is_empty() { String::new() } else { format!("\n{}", table(&columns, &rows)) }
 }
 
 fn link_row(name: String, devices: u64, link: &Link) -> Vec<String> {

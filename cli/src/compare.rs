@@ -20,11 +20,12 @@ const TOLD: usize = 3;
 
 /// What hosts hold: told only where some plan has it.
 const OFFLOAD: &str = "offload";
+const NVME: &str = "of these on NVMe drives";
 const KEPT: &str = "activations on the host";
 const PARAMETERS: &str = "parameters on the host";
 
 /// What is chosen, in the order in which it is told.
-const CHOICES: [&str; 17] = [
+const CHOICES: [&str; 18] = [
     "devices",
     "dp",
     "tp",
@@ -36,6 +37,7 @@ const CHOICES: [&str; 17] = [
     "vpp",
     "ZeRO",
     OFFLOAD,
+    NVME,
     KEPT,
     PARAMETERS,
     "recompute",
@@ -119,7 +121,7 @@ impl Comparison {
 
     fn rows_of_choices(&self) -> Vec<&'static str> {
         let is_told =
-            |name: &str, word: &String| word != "none" || ![OFFLOAD, KEPT, PARAMETERS].contains(&name);
+            |name: &str, word: &String| word != "none" || ![OFFLOAD, NVME, KEPT, PARAMETERS].contains(&name);
         let says = |name: &&str| {
             self.plans.iter().any(|column| column.choices.get(name).is_some_and(|word| is_told(name, word)))
         };
@@ -227,6 +229,7 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
         ("vpp", roles.vpp.to_string()),
         ("ZeRO", format!("{}{hybrid}", roles.zero.stage)),
         (OFFLOAD, crate::clusters::word(&roles.offload)),
+        (NVME, crate::clusters::word(&roles.optimizer_on_nvme)),
         (KEPT, crate::clusters::word(&roles.kept_on_host)),
         (PARAMETERS, crate::clusters::word(&roles.parameters_on_host)),
         ("recompute", crate::clusters::word(&roles.recompute)),

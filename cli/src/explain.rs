@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::mesh::AxisId;
 use ir::names::axes::axis_names;
-use ir::names::{Offload, OnHost};
+use ir::names::{Offload, OnHost, OnNvme};
 use ir::native::{LayerDocument, Length};
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
@@ -427,9 +427,14 @@ fn glossary(plan: &Plan) -> String {
             "between uses cut over replicas: 1 optimizer state, 2 also gradients, 3 also parameters",
         ),
         (
-            roles.offload != Offload::None,
+            roles.offload != Offload::None && roles.optimizer_on_nvme != OnNvme::All,
             "on the host",
             "states of the optimizer in the memory of the node's host, whose processors update",
+        ),
+        (
+            roles.optimizer_on_nvme != OnNvme::None,
+            "on nvme",
+            "states of the optimizer on the NVMe drives of the node: read into its host's memory, updated there and written back, once per step",
         ),
         (
             roles.kept_on_host != OnHost::None,

@@ -113,6 +113,7 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             OffloadArg::Both => OffloadKind::Both,
             OffloadArg::States => OffloadKind::States,
             OffloadArg::All => OffloadKind::All,
+            OffloadArg::Nvme => OffloadKind::Nvme,
         }),
         sequence_parallel: args.sequence_parallel.map(|switch| match switch {
             SwitchArg::On => SequenceParallel::On,

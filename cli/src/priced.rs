@@ -1,7 +1,7 @@
 //! A plan of a file with figures of its own: computed again from what the plan says, whatever figures it holds.
 
 use cost_model::Constants;
-use cost_model::offload::{HostMemory, fullest_host};
+use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::plan::check::OpenPlan;
 use ir::plan::prediction::{Prediction, StagePrediction};
 use ir::plan::{Plan, PlanError};
@@ -70,20 +70,22 @@ pub(crate) fn fits(plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
     }))
 }
 
-/// Refuses a plan whose hosts lack the memory for what they shall hold.
+/// Refuses a plan whose hosts or their drives lack the memory for what they shall hold.
 fn hosts_fit(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Result<(), Failure> {
     let request = request(plan, opened);
     let Ok(constants) = Constants::load().on(&plan.cluster, request.job.engine) else { return Ok(()) };
     let stages = (0..).zip(&predicted.stages);
-    let of_stage =
-        |(at, stage): (u64, &StagePrediction)| (stage.host_memory_bytes, plan.mesh_of(at).n_devices());
-    let stages: Vec<(Bytes, u64)> = stages.map(of_stage).collect();
-    let fullest = fullest_host((&plan.cluster, &constants), &stages);
-    match fullest.filter(|host| !host.fits()) {
+    let of_stage = |(at, stage): (u64, &StagePrediction)| {
+        let held = OnNode { host: stage.host_memory_bytes, nvme: stage.nvme_bytes };
+        (held, plan.mesh_of(at).n_devices())
+    };
+    let stages: Vec<(OnNode, u64)> = stages.map(of_stage).collect();
+    let fullest = fullest_node((&plan.cluster, &constants), &stages);
+    match fullest.filter(|node| !node.fits()) {
         None => Ok(()),
-        Some(HostMemory { stage, needed, capacity }) => Err(Failure::NoPlan(NoPlan::Overflows {
+        Some(NodeMemory { store, stage, needed, capacity }) => Err(Failure::NoPlan(NoPlan::Overflows {
             stage,
-            term: "states and activations in the memory of its node's host".into(),
+            term: store.term().into(),
             needed,
             capacity,
             relaxations: planner::relaxations(&request),

@@ -318,16 +318,28 @@ pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
     parts
 }
 
-/// What hosts hold of the states, if anything: for a device of the stage where it is most.
+/// What hosts and their drives hold of the states, if anything: for a device of the stage where it is most.
 pub(crate) fn hosts(predicted: &Prediction) -> String {
-    let held = predicted.stages.iter().map(|stage| stage.host_memory_bytes).enumerate();
+    let drives_hold = predicted.stages.iter().any(|stage| stage.nvme_bytes > Bytes::ZERO);
+    let of_hosts =
+        if drives_hold { "of gradients, and optimizer states or parameters," } else { "of optimizer states" };
+    let hosts = held_behind(predicted, ("hosts hold", of_hosts), |stage| stage.host_memory_bytes);
+    let drives =
+        held_behind(predicted, ("NVMe drives hold", "of optimizer states"), |stage| stage.nvme_bytes);
+    hosts + &drives
+}
+
+fn held_behind(
+    predicted: &Prediction,
+    (who, what): (&str, &str),
+    of: fn(&StagePrediction) -> Bytes,
+) -> String {
+    let held = predicted.stages.iter().map(of).enumerate();
     let most = held.max_by(|a, b| a.1.0.total_cmp(&b.1.0).then(b.0.cmp(&a.0)));
     match most.filter(|(_, bytes)| *bytes > Bytes::ZERO) {
         Some((stage, bytes)) => {
             let bytes = figures::bytes(bytes);
-            format!(
-                "hosts hold {bytes} of optimizer states for a device of stage {stage}, where it is most\n"
-            )
+            format!("{who} {bytes} {what} for a device of stage {stage}, where it is most\n")
         }
         None => String::new(),
     }

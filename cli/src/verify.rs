@@ -74,6 +74,9 @@ struct RunVerdict {
     /// Size, planned and used, of each rank's arena in the host's memory, where there are any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     host: Vec<BytesCheck>,
+    /// The same on the hosts' drives.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nvme: Vec<BytesCheck>,
     losses: Vec<f64>,
     /// How often the experts of a token were fixed to those that one device chose, its own choice being another.
     n_experts_fixed: u64,
@@ -232,6 +235,14 @@ fn dropped(expected: &Outcome) -> Option<Dropped> {
     (!expected.dropped.is_empty()).then_some(all)
 }
 
+/// Arenas behind those of the devices, where there are any.
+fn of_arenas(what: &str, arenas: &[RankMemory]) -> Vec<BytesCheck> {
+    match arenas.iter().any(|arena| arena.planned_peak > 0) {
+        true => BytesCheck::of_ranks(what, arenas, planned),
+        false => Vec::new(),
+    }
+}
+
 impl RunVerdict {
     fn of(
         (comparison, precision, seed): (&Comparison, Precision, u64),
@@ -273,11 +284,8 @@ impl RunVerdict {
             live: BytesCheck::of_ranks("most live at once", &outcome.memory, |memory| {
                 (memory.lower_bound, memory.most_live)
             }),
-            host: if outcome.host.iter().any(|arena| arena.planned_peak > 0) {
-                BytesCheck::of_ranks("arena on the host", &outcome.host, planned)
-            } else {
-                Vec::new()
-            },
+            host: of_arenas("arena on the host", &outcome.host),
+            nvme: of_arenas("arena on the drives", &outcome.nvme),
             losses: outcome.losses.clone(),
             n_experts_fixed: outcome.rerouted.values().sum(),
             dropped: None,
@@ -293,7 +301,8 @@ impl RunVerdict {
 
     fn checks(&self) -> impl Iterator<Item = &BytesCheck> {
         let kept = self.saved.iter().chain(&self.peak_saved);
-        self.bytes.iter().chain(kept).chain(&self.arena).chain(&self.live).chain(&self.host)
+        let behind = self.host.iter().chain(&self.nvme);
+        self.bytes.iter().chain(kept).chain(&self.arena).chain(&self.live).chain(behind)
     }
 }
 
@@ -443,6 +452,9 @@ fn bytes(run: &RunVerdict) -> String {
     if !run.host.is_empty() {
         rows.push(row(&BytesCheck::sum("arenas on the hosts", &run.host)));
     }
+    if !run.nvme.is_empty() {
+        rows.push(row(&BytesCheck::sum("arenas on the drives", &run.nvme)));
+    }
     format!("in {}:\n{}", run.precision, table(&columns, &rows))
 }
 
@@ -487,6 +499,7 @@ mod tests {
             peak_saved: Vec::new(),
             arena: Vec::new(),
             host: Vec::new(),
+            nvme: Vec::new(),
             live: Vec::new(),
             losses: Vec::new(),
             n_experts_fixed: 0,

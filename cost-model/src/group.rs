@@ -223,6 +223,7 @@ pub(crate) mod tests {
                 count,
                 devices_per_node: 8,
                 host_memory_bytes: Bytes(2e12),
+                nvme: None,
                 price_per_device_hour: None,
                 failures_per_device_hour: None,
                 links: Vec::new(),

@@ -10,6 +10,7 @@ use ir::units::{Bytes, BytesPerSecond};
 use serde::{Deserialize, Serialize};
 
 use crate::constants::Constants;
+use crate::offload::OnNode;
 use crate::rates::element_bytes;
 
 /// Bytes that one parameter's states take, each where it is stored.
@@ -291,8 +292,8 @@ pub struct MemoryBreakdown {
     pub buffers: Bytes,
     /// Allocator, context and communicators.
     pub reserve: Bytes,
-    /// States in the host's memory: no part of the total.
-    pub host: Bytes,
+    /// States in the memory of the host and on its drives: no part of the total.
+    pub on_node: OnNode,
 }
 
 impl MemoryBreakdown {
@@ -429,7 +430,7 @@ mod tests {
             gathered_units: Bytes(1e5),
             buffers: Bytes(1e6),
             reserve: Bytes(1e7),
-            host: Bytes(1e8),
+            on_node: OnNode { host: Bytes(1e8), nvme: Bytes(1e8) },
         };
         assert_eq!((memory.total(), memory.saved()), (Bytes(11_111_111.0), Bytes(1000.0)));
     }

@@ -11,7 +11,7 @@ use ir::collective::{Algorithm, CollectiveKind};
 use ir::conversion::{Step, StepKind};
 use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
-use ir::program::{Home, Instruction, Program, Side, Update, ValueId};
+use ir::program::{Home, Instruction, Program, Side, StateHome, Update, ValueId};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::split::SplitBackward;
@@ -158,14 +158,14 @@ fn ring_kept(
 }
 
 /// Elements of a parameter that all ranks of the mesh update on their hosts in one step: so many gradients go down, and so
-/// many new values come up. A cut parts a block into pieces that together are the block:
+/// many new values come up; of states on the drives as many of each are read and written. A cut parts a block into pieces that together are the block:
 /// `sum over ranks of block / parts`; none where devices update.
 ///
 /// 8 x 4 elements on 4 ranks that all use them whole, the state cut over two: 4 x 32 / 2 = 64.
 pub fn host_elements((mesh, shape): (&Mesh, &[u64]), update: &Update) -> u64 {
     match update.storage.home {
-        Home::Device => 0,
-        Home::Host => {
+        StateHome::Device => 0,
+        StateHome::Host | StateHome::Nvme => {
             let blocks = (0..mesh.n_devices()).map(|rank| mesh.coordinates(rank));
             let blocks = blocks.map(|at| block(update.used, mesh, &at, shape).iter().product::<u64>());
             let parts: u64 = update.storage.optimizer.axes().iter().map(|&axis| mesh.size(axis)).product();

@@ -181,6 +181,7 @@ fn every_parameter_that_the_host_updates_moves_once_for_every_rank_that_updates_
     assert_eq!(moved(whole), 0);
     assert_eq!(moved(whole.on_host()), 2 * 384);
     assert_eq!(moved(Storage { optimizer: cut, ..whole }.on_host()), 384);
+    assert_eq!(moved(Storage { optimizer: cut, ..whole }.on_nvme()), 384);
 }
 
 #[test]

@@ -23,14 +23,14 @@ use ir::graph::{DimId, Layer, Op, OpId, Sizes, TensorId};
 use ir::mesh::Mesh;
 use ir::op::OpKind;
 use ir::op_work::KernelChoice;
-use ir::program::{AxisSet, Home, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use ir::program::{AxisSet, Home, Instruction, Program, Side, StateHome, Storage, Update, Value, ValueId};
 use ir::split::SplitBackward;
 use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
 
 use crate::constants::Constants;
 use crate::memory::{GatheredUnit, StateBytes, logits_bytes};
-use crate::offload::host_bytes;
+use crate::offload::{gradient_bytes, host_bytes, nvme_bytes};
 use crate::program_work::ProgramWork;
 use crate::rates::element_bytes;
 use crate::tensor_bytes::{
@@ -68,8 +68,13 @@ pub struct ProgramMemory {
     pub gradients: Bytes,
     /// Optimizer states and master copies as stored.
     pub optimizer: Bytes,
-    /// The same, and gradients on their way to them, in the host's memory: no bytes of the device.
+    /// The same, and gradients on their way to them, in the host's memory, and gradients on their way to states on its drives: no
+    /// bytes of the device.
     pub host: Bytes,
+    /// States on the host's drives.
+    pub nvme: Bytes,
+    /// States of the largest parameter on the drives, in the host's memory while it is updated: once, however many layers.
+    pub nvme_passing: Bytes,
     /// What is kept from forward to backward in the host's memory, per micro-batch in flight: no bytes of the device.
     pub kept_on_host: Bytes,
     /// Parameters as stored in the host's memory: no bytes of the device.
@@ -229,7 +234,7 @@ pub fn owed_bytes(
 /// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered
 /// (FSDP: Zhao et al. 2023, arXiv 2304.11277, section 4.4). A copy on the host is none that the device could gather.
 pub fn doubles_as_master(storage: Storage) -> bool {
-    storage.home == Home::Device && !storage.parameter.is_empty() && storage.parameter == storage.optimizer
+    storage.home.is_device() && !storage.parameter.is_empty() && storage.parameter == storage.optimizer
 }
 
 struct Account<'a> {
@@ -470,8 +475,13 @@ impl Account<'_> {
                 memory.gradients += one.gradient * cut(kept);
                 let updated = cut(held.storage.optimizer);
                 match held.storage.home {
-                    Home::Device => memory.optimizer += one.optimizer() * updated,
-                    Home::Host => memory.host += host_bytes(one) * updated,
+                    StateHome::Device => memory.optimizer += one.optimizer() * updated,
+                    StateHome::Host => memory.host += host_bytes(one) * updated,
+                    StateHome::Nvme => {
+                        memory.host += gradient_bytes(one) * updated;
+                        memory.nvme += nvme_bytes(one) * updated;
+                        memory.nvme_passing = memory.nvme_passing.max(nvme_bytes(one) * updated);
+                    }
                 }
             }
         }

@@ -22,7 +22,7 @@ use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
 use ir::graph::{Dim, Extent, Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
-use ir::program::{Home, Instruction, Program, Storage, Update, ValueId};
+use ir::program::{Home, Instruction, Program, StateHome, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::split::SplitBackward;
 use ir::units::{Bytes, Seconds};
@@ -494,10 +494,11 @@ impl Pricing<'_> {
 
     fn update(&self) -> UpdatePrice {
         let states = self.states();
-        let owned = |home: Home| -> f64 {
+        let owned = |home: StateHome| -> f64 {
             let there = self.program.updates.iter().filter(|update| update.storage.home == home);
             there.map(|one| self.local_elements(one.tensor, one.used) / self.parts(one.storage)).sum()
         };
+        let on_host = |home: StateHome| HostUpdate::at(home, owned(home), states, self.host_share()).total();
         let mut bytes_per_tier = self.no_bytes();
         let communication = self.price_buckets(self.update_buckets(), &mut bytes_per_tier);
         let of = |class| {
@@ -506,8 +507,8 @@ impl Pricing<'_> {
         };
         UpdatePrice {
             gradient_reduce: of(CommunicationClass::GradientReduce),
-            optimizer: self.optimizer(owned(Home::Device), states),
-            host: self.host(owned(Home::Host), states) + self.stored_again(),
+            optimizer: self.optimizer(owned(StateHome::Device), states),
+            host: on_host(StateHome::Host) + on_host(StateHome::Nvme) + self.stored_again(),
             parameter_gather: of(CommunicationClass::Update),
             communication,
             bytes_per_tier,
@@ -527,14 +528,6 @@ impl Pricing<'_> {
     fn stored_again(&self) -> Seconds {
         let updates = self.program.updates.iter();
         self.host_share().moves(updates.map(|update| self.stored(update.tensor)).sum())
-    }
-
-    /// What the host does in place of that.
-    fn host(&self, n_parameters: f64, states: StateBytes) -> Seconds {
-        if n_parameters <= 0.0 {
-            return Seconds::ZERO;
-        }
-        HostUpdate::of(n_parameters, states, self.host_share()).total()
     }
 
     fn parts(&self, storage: Storage) -> f64 {

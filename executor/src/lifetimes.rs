@@ -5,7 +5,8 @@
 //! up to backward. What a layer keeps on the host leaves the device when its forward is over, and comes back before its
 //! backward. States of parameters live all the time, finished gradients during the update. Where the host updates a
 //! parameter, its optimizer state and its finished gradient are buffers of a second arena, the rank's share of the host's
-//! memory, and the new value is a buffer of the device until it is stored. A stream that waits on
+//! memory, and the new value is a buffer of the device until it is stored. States on the host's drives are buffers of a third,
+//! and of the second while they are updated. A stream that waits on
 //! its rank for the next chunk is a buffer, and so is what attention on a ring keeps. What an instruction has in hand is
 //! none: operands as it reads them, results before it writes them, and messages on their way.
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use ir::graph::OpId;
 use ir::op::OpKind;
-use ir::program::{AxisSet, HeldParameter, Home, Instruction, Storage, ValueId};
+use ir::program::{AxisSet, HeldParameter, Home, Instruction, StateHome, Storage, ValueId};
 use ir::schedule::{Action, Section};
 use ir::work::Pass;
 
@@ -81,11 +82,13 @@ pub(crate) struct MemoryPlan {
     pub(crate) placed: Arc<Placed>,
 }
 
-/// What a rank has in its device's memory and in its share of the host's.
+/// What a rank has in its device's memory, in its share of the host's and on its share of the host's drives.
 #[derive(Debug)]
 pub(crate) struct RankPlan {
     pub(crate) device: MemoryPlan,
     pub(crate) host: MemoryPlan,
+    /// On its drives.
+    pub(crate) nvme: MemoryPlan,
 }
 
 /// The plans of all ranks of a run; ranks with equal buffers share the work.
@@ -96,8 +99,8 @@ pub(crate) fn plans(run: &Prepared<'_>, element_bytes: u64) -> Vec<RankPlan> {
         MemoryPlan { placed: Arc::clone(placed), buffers, of }
     };
     let one = |rank: usize| {
-        let Walk { device, host, .. } = Walk::of_rank(run, rank, element_bytes);
-        RankPlan { device: placed(device), host: placed(host) }
+        let Walk { device, host, nvme, .. } = Walk::of_rank(run, rank, element_bytes);
+        RankPlan { device: placed(device), host: placed(host), nvme: placed(nvme) }
     };
     (0..run.execution.n_ranks() as usize).map(one).collect()
 }
@@ -139,6 +142,12 @@ pub(crate) fn held_of((layer_idx, unit): (LayerIdx, u32)) -> [RangeInclusive<Hel
     ]
 }
 
+/// What the update of a parameter holds.
+pub(crate) fn updated_states(key: ParameterKey) -> RangeInclusive<Held> {
+    let [first, .., last] = State::UPDATED;
+    Held::State(key, first)..=Held::State(key, last)
+}
+
 /// Buffers go from one memory to another, all at once.
 fn move_all((from, to): (&mut Lives, &mut Lives), ranges: &[RangeInclusive<Held>], moment: usize) {
     let of = |range: &RangeInclusive<Held>| from.live.range(range.clone()).map(|(held, at)| (*held, *at));
@@ -157,14 +166,15 @@ struct Walk<'a> {
     moment: usize,
     device: Lives,
     host: Lives,
+    nvme: Lives,
 }
 
 impl<'a> Walk<'a> {
     fn of_rank(run: &'a Prepared<'a>, rank: usize, element_bytes: u64) -> Self {
         let seat = Seat::new(run.execution.meshes, rank);
         let stage = seat.stage;
-        let (device, host) = (Lives::default(), Lives::default());
-        let mut walk = Self { run, seat, element_bytes, moment: 0, device, host };
+        let [device, host, nvme] = [Lives::default(), Lives::default(), Lives::default()];
+        let mut walk = Self { run, seat, element_bytes, moment: 0, device, host, nvme };
         for (key, held) in walk.parameters(stage) {
             walk.states(key, &held);
         }
@@ -195,7 +205,7 @@ impl<'a> Walk<'a> {
         }
         walk.update(stage);
         walk.moment += 1;
-        for lives in [&mut walk.device, &mut walk.host] {
+        for lives in [&mut walk.device, &mut walk.host, &mut walk.nvme] {
             let live: Vec<Held> = lives.live.keys().copied().collect();
             live.into_iter().for_each(|held| lives.drop(held, walk.moment));
         }
@@ -332,10 +342,11 @@ impl<'a> Walk<'a> {
         self.device.make(held, bytes, self.moment);
     }
 
-    fn make_in(&mut self, home: Home, held: Held, bytes: u64) {
+    fn make_in(&mut self, home: StateHome, held: Held, bytes: u64) {
         match home {
-            Home::Device => self.device.make(held, bytes, self.moment),
-            Home::Host => self.host.make(held, bytes, self.moment),
+            StateHome::Device => self.device.make(held, bytes, self.moment),
+            StateHome::Host => self.host.make(held, bytes, self.moment),
+            StateHome::Nvme => self.nvme.make(held, bytes, self.moment),
         }
     }
 
@@ -366,7 +377,7 @@ impl<'a> Walk<'a> {
         let stored = self.run.rounded().bytes(self.element_bytes);
         let parameters = self.run.program(key.0).parameters;
         let n = self.cut_elements(key, held, parameter);
-        self.make_in(parameters, Held::State(key, State::Stored), n * stored);
+        self.make_in(parameters.into(), Held::State(key, State::Stored), n * stored);
         if held.trained {
             let updated = self.cut_elements(key, held, optimizer) * self.element_bytes;
             for state in State::UPDATED {
@@ -387,13 +398,20 @@ impl<'a> Walk<'a> {
             self.make(Held::Gradient(*key), bytes);
         }
         let is_owned = |key: ParameterKey| run.stage_of(key.0) == stage && !run.is_copy(key);
-        let on_host = learned.into_iter().filter(|(_, held)| held.storage.home == Home::Host);
+        let on_host = learned.into_iter().filter(|(_, held)| held.storage.home.is_updated_by_host());
         let (owned, copies): (Vec<_>, Vec<_>) = on_host.partition(|(key, _)| is_owned(*key));
         for (key, held) in &owned {
             self.moment += 1;
             let n = self.cut_elements(*key, held, held.storage.optimizer);
             self.drop(Held::Gradient(*key));
-            self.make_in(Home::Host, Held::Gradient(*key), n * self.element_bytes);
+            self.make_in(StateHome::Host, Held::Gradient(*key), n * self.element_bytes);
+            if held.storage.home == StateHome::Nvme {
+                let states = State::UPDATED.map(|state| Held::State(*key, state));
+                let bytes = n * self.element_bytes;
+                states.into_iter().for_each(|state| self.make_in(StateHome::Host, state, bytes));
+                self.moment += 1;
+                states.into_iter().for_each(|state| self.host.drop(state, self.moment));
+            }
             self.make(Held::Updated(*key), n * run.rounded().bytes(self.element_bytes));
         }
         for (key, held) in &copies {

@@ -234,18 +234,35 @@ impl<'a, E: Element> Memory<'a, E> {
         other: &mut Self,
         ranges: &[RangeInclusive<Held>],
     ) -> Result<Vec<(u64, Width)>, ExecutorError> {
-        let of = |range: &RangeInclusive<Held>| self.now.range(range.clone()).map(|(held, _)| *held);
-        let all: Vec<Held> = ranges.iter().flat_map(of).collect();
+        let copied = self.copy_to(other, ranges)?;
+        self.of_ranges(ranges).into_iter().for_each(|held| {
+            self.drop(held);
+        });
+        Ok(copied)
+    }
+
+    /// The same, and it stays here too.
+    ///
+    /// # Errors
+    /// Where the other memory has no place for it.
+    pub(crate) fn copy_to(
+        &self,
+        other: &mut Self,
+        ranges: &[RangeInclusive<Held>],
+    ) -> Result<Vec<(u64, Width)>, ExecutorError> {
         let one = |held: Held| {
             let (Some(value), Some(lying)) = (self.get(held), self.now.get(&held)) else {
                 return Err(unfit(format!("{held:?} cannot be read where it lies")));
             };
-            let (n, width) = (lying.n_elements(), lying.width);
-            other.put(held, &value, width)?;
-            self.drop(held);
-            Ok((n, width))
+            other.put(held, &value, lying.width)?;
+            Ok((lying.n_elements(), lying.width))
         };
-        all.into_iter().map(one).collect()
+        self.of_ranges(ranges).into_iter().map(one).collect()
+    }
+
+    fn of_ranges(&self, ranges: &[RangeInclusive<Held>]) -> Vec<Held> {
+        let of = |range: &RangeInclusive<Held>| self.now.range(range.clone()).map(|(held, _)| *held);
+        ranges.iter().flat_map(of).collect()
     }
 
     /// Gives a buffer's place back; says whether it was held.
@@ -289,7 +306,9 @@ impl<'a, E: Element> Memory<'a, E> {
         over.into_iter().for_each(|held| {
             self.drop(held);
         });
-        self.seen.retain(|held, _| is_state(held));
+        // A state that is here only for its update appears anew in every step.
+        let now = &self.now;
+        self.seen.retain(|held, _| is_state(held) && now.contains_key(held));
     }
 
     pub(crate) fn report(&self) -> RankMemory {

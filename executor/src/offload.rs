@@ -1,8 +1,10 @@
-//! What lies on the host: which memory holds a state, what a layer keeps there, and what moves between a rank's two arenas.
+//! What lies on the host and its drives: which memory holds a state, what a layer keeps there, and what moves between a rank's
+//! arenas.
 //!
 //! ```text
 //! device:  gradient finished  --down-->                                         --up-->  new value, as operators take it
 //! host:                                 AdamW on the fp32 parameter and moments
+//! drives, if these hold them:   --read-->                                       --written-->
 //!
 //! device:  forward of a layer --kept, down-->                  --kept, up-->  its backward
 //! host:                                       all in between
@@ -11,16 +13,17 @@
 //! host:    parameters as they are stored                                                                     the same
 //! ```
 //! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1; Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3;
-//! Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, section 5.1.
+//! Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, sections 5.1 and 5.2.2.
 //! Bytes are counted where they are moved.
 
-use ir::program::Home;
+use ir::program::{Home, StateHome};
 
 use crate::convert::elements;
 use crate::element::Width;
 use crate::error::ExecutorError;
 use crate::kernels::Real;
-use crate::lifetimes::{Held, State, held_of};
+use crate::lifetimes::{Held, State, held_of, updated_states};
+use crate::memory::Memory;
 use crate::prepare::{ParameterKey, unfit};
 use crate::rank::{Rank, Unit};
 
@@ -39,16 +42,77 @@ pub struct HostMoves {
     pub stored_down: u64,
     /// The same, to the device for a use.
     pub stored_up: u64,
+    /// Optimizer states on the host's drives, to its memory for their update.
+    pub read: u64,
+    /// The same, back to the drives.
+    pub written: u64,
 }
 
-impl<E: Real> Rank<'_, E> {
-    /// Which memory holds a state.
-    pub(crate) fn home(&self, key: ParameterKey, state: State) -> Home {
-        let of_update = self.parameters.get(&key).map_or(Home::Device, |parameter| parameter.home);
+/// Bytes of what was moved as it lies, however numbers are rounded elsewhere: states never are.
+fn lying_bytes<E>(moved: &[(u64, Width)]) -> u64 {
+    moved.iter().map(|&(n, width)| n * width.bytes(size_of::<E>() as u64)).sum()
+}
+
+impl<'a, E: Real> Rank<'a, E> {
+    /// Which memory holds a state between updates.
+    pub(crate) fn home(&self, key: ParameterKey, state: State) -> StateHome {
+        let of_update = self.parameters.get(&key).map_or(StateHome::Device, |parameter| parameter.home);
         match state {
-            State::Stored => self.run.program(key.0).parameters,
-            State::Accumulator => Home::Device,
+            State::Stored => self.run.program(key.0).parameters.into(),
+            State::Accumulator => StateHome::Device,
             State::Master | State::First | State::Second => of_update,
+        }
+    }
+
+    /// The memory in which a state is now.
+    pub(crate) fn memory_of(&self, key: ParameterKey, state: State) -> &Memory<'a, E> {
+        match self.place_of(key, state) {
+            StateHome::Device => &self.memory,
+            StateHome::Host => &self.host,
+            StateHome::Nvme => &self.nvme,
+        }
+    }
+
+    /// The same to be written.
+    pub(crate) fn memory_of_mut(&mut self, key: ParameterKey, state: State) -> &mut Memory<'a, E> {
+        match self.place_of(key, state) {
+            StateHome::Device => &mut self.memory,
+            StateHome::Host => &mut self.host,
+            StateHome::Nvme => &mut self.nvme,
+        }
+    }
+
+    /// Where a state is now: what lies on drives is in the host's memory while it is updated.
+    fn place_of(&self, key: ParameterKey, state: State) -> StateHome {
+        let is_read = self.host.n_elements(Held::State(key, state)).is_some();
+        match self.home(key, state) {
+            StateHome::Nvme if is_read => StateHome::Host,
+            home @ (StateHome::Device | StateHome::Host | StateHome::Nvme) => home,
+        }
+    }
+
+    /// Reads the states of an update off the drives into the host's memory, where they lie there. They keep their place on the
+    /// drives, to be written over.
+    pub(crate) fn read_in(&mut self, key: ParameterKey) -> Result<(), ExecutorError> {
+        match self.home(key, State::Master) {
+            StateHome::Device | StateHome::Host => Ok(()),
+            StateHome::Nvme => {
+                let moved = self.nvme.copy_to(&mut self.host, &[updated_states(key)])?;
+                self.record.moved.read += lying_bytes::<E>(&moved);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes them back.
+    pub(crate) fn write_out(&mut self, key: ParameterKey) -> Result<(), ExecutorError> {
+        match self.home(key, State::Master) {
+            StateHome::Device | StateHome::Host => Ok(()),
+            StateHome::Nvme => {
+                let moved = self.host.move_to(&mut self.nvme, &[updated_states(key)])?;
+                self.record.moved.written += lying_bytes::<E>(&moved);
+                Ok(())
+            }
         }
     }
 
@@ -89,8 +153,8 @@ impl<E: Real> Rank<'_, E> {
     /// Bytes of so many elements of a parameter as it is stored; none where the device holds it.
     fn stored_on_host(&self, key: ParameterKey, n: usize) -> u64 {
         match self.home(key, State::Stored) {
-            Home::Device => 0,
-            Home::Host => self.rounded_bytes(n),
+            StateHome::Device => 0,
+            StateHome::Host | StateHome::Nvme => self.rounded_bytes(n),
         }
     }
 
@@ -106,8 +170,8 @@ impl<E: Real> Rank<'_, E> {
     /// Moves a finished gradient to where its update runs.
     pub(crate) fn bring_down(&mut self, key: ParameterKey) -> Result<(), ExecutorError> {
         match self.home(key, State::Master) {
-            Home::Device => Ok(()),
-            Home::Host => {
+            StateHome::Device => Ok(()),
+            StateHome::Host | StateHome::Nvme => {
                 let gradient = self.gradient(key)?;
                 self.memory.drop(Held::Gradient(key));
                 self.record.moved.down += size_of_val(gradient.as_slice()) as u64;
@@ -119,8 +183,8 @@ impl<E: Real> Rank<'_, E> {
     /// Brings a new value to the device, as operators take it.
     pub(crate) fn bring_up(&mut self, key: ParameterKey) -> Result<(), ExecutorError> {
         match self.home(key, State::Master) {
-            Home::Device => Ok(()),
-            Home::Host => {
+            StateHome::Device => Ok(()),
+            StateHome::Host | StateHome::Nvme => {
                 let new = self.read(key, State::Master)?;
                 self.record.moved.up += self.rounded_bytes(new.len());
                 self.write_updated(key, new)
@@ -131,8 +195,8 @@ impl<E: Real> Rank<'_, E> {
     /// A new value on the device, in the cut of its update.
     pub(crate) fn updated(&self, key: ParameterKey) -> Result<Vec<E>, ExecutorError> {
         match self.home(key, State::Master) {
-            Home::Device => self.read(key, State::Master),
-            Home::Host => {
+            StateHome::Device => self.read(key, State::Master),
+            StateHome::Host | StateHome::Nvme => {
                 let values = self.memory.tensor(Held::Updated(key)).map(elements);
                 values.ok_or_else(|| unfit(format!("layer {}: no new value came up", key.0)))
             }
@@ -142,8 +206,8 @@ impl<E: Real> Rank<'_, E> {
     /// Takes a new value that is on the device.
     pub(crate) fn write_updated(&mut self, key: ParameterKey, mut new: Vec<E>) -> Result<(), ExecutorError> {
         match self.home(key, State::Master) {
-            Home::Device => self.write(key, State::Master, &new),
-            Home::Host => {
+            StateHome::Device => self.write(key, State::Master, &new),
+            StateHome::Host | StateHome::Nvme => {
                 self.edges().round_all(&mut new);
                 self.memory.put_numbers(Held::Updated(key), &new, self.run.rounded())
             }

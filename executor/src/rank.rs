@@ -54,7 +54,9 @@ pub(crate) struct Record {
     pub(crate) memory: RankMemory,
     /// Bytes of its arena in the host's memory.
     pub(crate) host: RankMemory,
-    /// What it moved between the two.
+    /// Bytes of its arena on the host's drives.
+    pub(crate) nvme: RankMemory,
+    /// What it moved between them.
     pub(crate) moved: HostMoves,
     /// Per layer, choices of experts that found no slot, and all choices, if this rank saw all tokens.
     pub(crate) dropped: BTreeMap<LayerIdx, (u64, u64)>,
@@ -77,6 +79,8 @@ pub(crate) struct Rank<'a, E> {
     pub(crate) memory: Memory<'a, E>,
     /// Its share of the host's.
     pub(crate) host: Memory<'a, E>,
+    /// Its share of the host's drives.
+    pub(crate) nvme: Memory<'a, E>,
     /// Bytes of what is saved and carried.
     saved_bytes: u64,
     /// What the results of a ring that just ran are held to.
@@ -107,6 +111,7 @@ impl<'a, E: Real> Rank<'a, E> {
             record: Record::default(),
             memory: Memory::new(plan.map(|plan| &plan.device)),
             host: Memory::new(plan.map(|plan| &plan.host)),
+            nvme: Memory::new(plan.map(|plan| &plan.nvme)),
             saved_bytes: 0,
             witnesses: None,
         };
@@ -142,6 +147,7 @@ impl<'a, E: Real> Rank<'a, E> {
             comm.during(Activity::Update { step }, |comm| self.update(comm, u64::from(step)))?;
             self.memory.end_step();
             self.host.end_step();
+            self.nvme.end_step();
         }
         match self.run.execution.training.record {
             Recorded::EveryStep => {}
@@ -149,6 +155,7 @@ impl<'a, E: Real> Rank<'a, E> {
         }
         self.record.memory = self.memory.report();
         self.record.host = self.host.report();
+        self.record.nvme = self.nvme.report();
         Ok(self.record)
     }
 

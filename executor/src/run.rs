@@ -62,7 +62,9 @@ pub struct Outcome {
     pub memory: Vec<RankMemory>,
     /// Per rank, its arena in the host's memory, likewise.
     pub host: Vec<RankMemory>,
-    /// Per rank, what it moved between device and host.
+    /// Per rank, its arena on the host's drives, likewise.
+    pub nvme: Vec<RankMemory>,
+    /// Per rank, what it moved between device, host and drives.
     pub moved: Vec<HostMoves>,
     /// Experts chosen by every router: noted by a run on one device, for [`run_routed`].
     pub routes: Routes,
@@ -200,6 +202,7 @@ fn run_prepared<E: Real>(
         peak_saved: records.iter().map(|record| record.peak_saved).collect(),
         memory: records.iter().map(|record| record.memory).filter(|_| !plans.is_empty()).collect(),
         host: records.iter().map(|record| record.host).filter(|_| !plans.is_empty()).collect(),
+        nvme: records.iter().map(|record| record.nvme).filter(|_| !plans.is_empty()).collect(),
         moved: records.iter().map(|record| record.moved).collect(),
         routes: records.first().map(|record| record.routes.clone()).unwrap_or_default(),
         dropped: records.first().map(|record| record.dropped.clone()).unwrap_or_default(),

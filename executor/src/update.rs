@@ -6,12 +6,13 @@
 //! the second of two pipeline ranks that have a copy of the same layer.
 //!
 //! Where the host updates a parameter, the states of the update are in the rank's second arena: the finished gradient goes
-//! down to them, and the new value comes up, rounded as operators take it, before anybody else gets it.
+//! down to them, and the new value comes up, rounded as operators take it, before anybody else gets it. States on the host's
+//! drives are in the second arena only while they are updated.
 
 use std::collections::BTreeSet;
 
 use ir::conversion::Step;
-use ir::program::{AxisSet, Frozen, Home, Storage, Update};
+use ir::program::{AxisSet, Frozen, StateHome, Storage, Update};
 use ir::sharding::{Placement, Sharding};
 use ndarray::{Array1, ArrayD};
 
@@ -36,7 +37,7 @@ pub(crate) struct Parameter {
     n_flat: u64,
     kind: Kind,
     /// Which memory holds what the update holds.
-    pub(crate) home: Home,
+    pub(crate) home: StateHome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +112,7 @@ impl<E: Real> Rank<'_, E> {
         let own = own_block::<E>(&self.seat, frozen.used, whole);
         self.write_stored(key, self.cut(&own, frozen.cut))?;
         self.parameters
-            .insert(key, Parameter { n_flat: own.len() as u64, kind: Kind::Frozen, home: Home::Device });
+            .insert(key, Parameter { n_flat: own.len() as u64, kind: Kind::Frozen, home: StateHome::Device });
         Ok(())
     }
 
@@ -125,16 +126,13 @@ impl<E: Real> Rank<'_, E> {
     /// A state of a parameter, as it lies in memory.
     pub(crate) fn read(&self, key: ParameterKey, state: State) -> Result<Vec<E>, ExecutorError> {
         let held = Held::State(key, state);
-        let values = match self.home(key, state) {
-            Home::Device => self.memory.tensor(held),
-            Home::Host => self.host.tensor(held),
-        };
-        let values = values.map(elements);
+        let values = self.memory_of(key, state).tensor(held).map(elements);
         values.ok_or_else(|| unfit(format!("layer {}: a parameter that is not held", key.0)))
     }
 
     fn n_elements(&self, held: Held) -> Result<usize, ExecutorError> {
-        let found = self.memory.n_elements(held).or_else(|| self.host.n_elements(held));
+        let all = [&self.memory, &self.host, &self.nvme];
+        let found = all.into_iter().find_map(|memory| memory.n_elements(held));
         found.ok_or_else(|| unfit(format!("{held:?} is not held")))
     }
 
@@ -145,20 +143,14 @@ impl<E: Real> Rank<'_, E> {
         values: &[E],
     ) -> Result<(), ExecutorError> {
         let held = Held::State(key, state);
-        match self.home(key, state) {
-            Home::Device => self.memory.put_numbers(held, values, Width::Full),
-            Home::Host => self.host.put_numbers(held, values, Width::Full),
-        }
+        self.memory_of_mut(key, state).put_numbers(held, values, Width::Full)
     }
 
     /// Stores a value as operators take it.
     fn write_stored(&mut self, key: ParameterKey, mut values: Vec<E>) -> Result<(), ExecutorError> {
         self.edges().round_all(&mut values);
         let (held, width) = (Held::State(key, State::Stored), self.run.rounded());
-        match self.home(key, State::Stored) {
-            Home::Device => self.memory.put_numbers(held, &values, width),
-            Home::Host => self.host.put_numbers(held, &values, width),
-        }
+        self.memory_of_mut(key, State::Stored).put_numbers(held, &values, width)
     }
 
     /// Adds a micro-batch's gradient.
@@ -362,6 +354,7 @@ impl<E: Real> Rank<'_, E> {
         let hyper = self.run.execution.optimizer;
         let before = self.run.execution.training.from.map_or(0, |from| from.steps);
         self.bring_down(key)?;
+        self.read_in(key)?;
         let gradient = self.gradient(key)?;
         let [mut master, mut m, mut v] =
             [self.read(key, State::Master)?, self.read(key, State::First)?, self.read(key, State::Second)?];
@@ -374,7 +367,8 @@ impl<E: Real> Rank<'_, E> {
         if let Some(parameter) = self.parameters.get_mut(&key) {
             parameter.kind = Kind::Moved;
         }
-        self.bring_up(key)
+        self.bring_up(key)?;
+        self.write_out(key)
     }
 
     /// Brings the owners' new values to the copies.

@@ -5,7 +5,7 @@
 use ir::cluster::{CLUSTER_SCHEMA_VERSION, Precision};
 use ir::cluster_limits::{
     BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
-    MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
+    MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, NVME_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
 };
 use ir::units::GIB;
 
@@ -143,6 +143,14 @@ fn check_group(at: &At<'_, '_>, group: &GroupFile) -> Result<(), InputError> {
             .with_hint("`count` must be a multiple of `devices_per_node`"));
     }
     at.range("host_memory_gib", group.host_memory_gib, HOST_MEMORY_BYTES.per(GIB))?;
+    if let Some(nvme) = &group.nvme {
+        let mut path = at.path.clone();
+        path.push(key("nvme"));
+        let at = At { document: at.document, path };
+        at.range("capacity_tb", nvme.capacity_tb, NVME_BYTES.per(TERA))?;
+        at.range("read_gb_per_s", nvme.read_gb_per_s, BYTES_PER_S.per(GIGA))?;
+        at.range("write_gb_per_s", nvme.write_gb_per_s, BYTES_PER_S.per(GIGA))?;
+    }
     at.optional("price_per_device_hour", group.price_per_device_hour, PRICE_PER_HOUR)?;
     at.optional(
         "failures_per_million_device_hours",

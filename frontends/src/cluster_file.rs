@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::{
-    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Link, OwnLink, Precision, Routing, Tier,
-    Wiring,
+    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Link, Nvme, OwnLink, Precision, Routing,
+    Tier, Wiring,
 };
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, GIB, Seconds};
 use schemars::JsonSchema;
@@ -51,6 +51,9 @@ pub struct GroupFile {
     pub devices_per_node: u64,
     /// Host memory of one node in GiB.
     pub host_memory_gib: f64,
+    /// NVMe drives of one node, where a run may use them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvme: Option<NvmeFile>,
     /// Price of one device for one hour, in any currency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_device_hour: Option<f64>,
@@ -63,6 +66,28 @@ pub struct GroupFile {
     /// Where each figure comes from.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sources: BTreeMap<String, String>,
+}
+
+/// The NVMe drives of one node, all together.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NvmeFile {
+    /// What a run may take of them in TB (10^12 bytes).
+    pub capacity_tb: f64,
+    /// What they read together in GB/s, sustained.
+    pub read_gb_per_s: f64,
+    /// What they write together in GB/s, sustained.
+    pub write_gb_per_s: f64,
+}
+
+impl NvmeFile {
+    fn to_nvme(self) -> Nvme {
+        Nvme {
+            capacity_bytes: Bytes((self.capacity_tb * TERA).floor()),
+            read_bytes_per_s: BytesPerSecond(self.read_gb_per_s * GIGA),
+            write_bytes_per_s: BytesPerSecond(self.write_gb_per_s * GIGA),
+        }
+    }
 }
 
 /// A tier as the devices of one group have it among themselves.
@@ -200,6 +225,7 @@ impl GroupFile {
             count: self.count,
             devices_per_node: self.devices_per_node,
             host_memory_bytes: Bytes((self.host_memory_gib * GIB).floor()),
+            nvme: self.nvme.map(NvmeFile::to_nvme),
             price_per_device_hour: self.price_per_device_hour,
             failures_per_device_hour: self.failures_per_million_device_hours.map(|rate| rate / MILLION),
             links: self.links.iter().map(LinkFile::to_link).collect(),

@@ -85,6 +85,9 @@ pub struct DeviceGroup {
     pub devices_per_node: u64,
     /// Host memory of one node in bytes.
     pub host_memory_bytes: Bytes,
+    /// Its NVMe drives, where it has any that a run may use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvme: Option<Nvme>,
     /// Price of one device for one hour, in the cluster's currency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_device_hour: Option<f64>,
@@ -102,6 +105,18 @@ pub struct DeviceGroup {
     /// of a device that a rank has. See [`crate::cluster_ranks`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_of: Option<Box<DeviceGroup>>,
+}
+
+/// The NVMe drives of one node, all together.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Nvme {
+    /// Bytes that a run may take.
+    pub capacity_bytes: Bytes,
+    /// What they read into the host's memory, in bytes/s.
+    pub read_bytes_per_s: BytesPerSecond,
+    /// What they write from there, in bytes/s.
+    pub write_bytes_per_s: BytesPerSecond,
 }
 
 impl DeviceGroup {
@@ -287,6 +302,11 @@ impl Cluster {
     pub fn tier_between(&self, a: u64, b: u64) -> usize {
         let together = |tier: &Tier| a / tier.devices.max(1) == b / tier.devices.max(1);
         self.tiers.iter().position(together).unwrap_or(self.tiers.len().saturating_sub(1))
+    }
+
+    /// Whether every node has NVMe drives that a run may use.
+    pub fn has_nvme(&self) -> bool {
+        self.groups.iter().all(|group| group.nvme.is_some())
     }
 
     /// Whether some group has other devices or links than another.

@@ -26,6 +26,8 @@ pub const FLOPS_PER_S: Range = Range(1e10, 1e18);
 pub const MEMORY_BYTES: Range = Range(0.1 * GIB, 1e5 * GIB);
 /// Memory of a host in bytes.
 pub const HOST_MEMORY_BYTES: Range = Range(0.1 * GIB, 1e7 * GIB);
+/// Drives of a host in bytes.
+pub const NVME_BYTES: Range = Range(1e9, 1e18);
 /// Bandwidth in bytes/s.
 pub const BYTES_PER_S: Range = Range(1e7, 1e15);
 /// Latency in seconds.

@@ -15,7 +15,7 @@ use crate::graph::{DimId, Extent, Layer, Op, OpId, TensorId};
 use crate::lower::{LayerChoice, Recompute, backward_reads, gradient_tensors, whole_axes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
-use crate::program::{AxisSet, Home};
+use crate::program::{AxisSet, Home, StateHome};
 use crate::schedule::Schedule;
 use crate::signature::signature;
 use crate::strategy::{AxisUse, placements};
@@ -51,9 +51,12 @@ pub struct Roles {
     pub vpp: u64,
     /// Where the states of the parameters are cut.
     pub zero: Zero,
-    /// Whether the host holds and updates optimizer states.
+    /// Whether the host holds, in its memory or on its drives, and updates optimizer states.
     #[serde(default, skip_serializing_if = "Offload::is_none")]
     pub offload: Offload,
+    /// Whether those states lie on the drives of the host.
+    #[serde(default, skip_serializing_if = "OnNvme::is_none")]
+    pub optimizer_on_nvme: OnNvme,
     /// Whether the host holds what layers keep for backward.
     #[serde(default, skip_serializing_if = "OnHost::is_none")]
     pub kept_on_host: OnHost,
@@ -127,6 +130,26 @@ pub enum Offload {
     Some,
     /// Optimizer states of all parameters.
     Optimizer,
+}
+
+/// What the drives of nodes hold of the states (Rajbhandari et al. 2021, arXiv 2104.07857, section 5.1.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnNvme {
+    /// Nothing.
+    #[default]
+    None,
+    /// Some of the optimizer states that hosts update.
+    Some,
+    /// All of these.
+    All,
+}
+
+impl OnNvme {
+    /// True where drives hold nothing.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
 }
 
 /// Of which layers the host's memory holds what backward needs (Rhu et al. 2016, arXiv 1602.08124), or the parameters between
@@ -225,6 +248,7 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         mesh.axis_ids().filter(|&axis| test(axis)).map(|axis| mesh.size(axis)).product::<u64>()
     };
     let tensor_axes = axes.iter().filter(|(_, role)| *role == DenseRole::Tensor);
+    let homes = optimizer_homes(&arrangement.layers);
     Roles {
         dp,
         tp: degree(DenseRole::Tensor),
@@ -236,7 +260,8 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         pp: arrangement.n_stages,
         vpp: u64::from(arrangement.schedule.n_virtual_stages()),
         zero: zero(mesh, &arrangement.layers),
-        offload: offload(&arrangement.layers),
+        offload: offload(&homes),
+        optimizer_on_nvme: on_nvme(&homes),
         kept_on_host: on_host(&arrangement.layers, |choice| choice.kept),
         parameters_on_host: on_host(&arrangement.layers, |choice| choice.parameters),
         recompute: recompute(&arrangement.layers),
@@ -256,12 +281,16 @@ impl Roles {
         Self { shares: ends.map(|(&least, &most)| [least, most]), ..self }
     }
 
-    /// What the host's memory holds, in words that follow the degrees; nothing where it holds nothing.
+    /// What the host's memory and drives hold, in words that follow the degrees; nothing where it holds nothing.
     pub fn on_host(&self) -> String {
-        let optimizer = match self.offload {
-            Offload::None => "",
-            Offload::Some => ", some optimizer states on the host",
-            Offload::Optimizer => ", optimizer on the host",
+        let optimizer = match (self.offload, self.optimizer_on_nvme) {
+            (Offload::None, _) => "",
+            (Offload::Some, OnNvme::None) => ", some optimizer states on the host",
+            (Offload::Some, OnNvme::Some) => ", some optimizer states on the host and on nvme",
+            (Offload::Some, OnNvme::All) => ", some optimizer states on nvme",
+            (Offload::Optimizer, OnNvme::None) => ", optimizer on the host",
+            (Offload::Optimizer, OnNvme::Some) => ", optimizer on the host and on nvme",
+            (Offload::Optimizer, OnNvme::All) => ", optimizer on nvme",
         };
         let of_layers = |what: &str, held: OnHost| match held {
             OnHost::None => String::new(),
@@ -533,17 +562,29 @@ fn parameter_cuts(
         .collect()
 }
 
-fn offload(layers: &[PlacedLayer]) -> Offload {
+/// Where the optimizer states of all learned parameters are.
+fn optimizer_homes(layers: &[PlacedLayer]) -> Vec<StateHome> {
     let homes = |placed: &PlacedLayer| {
         let (layer, choice) = (placed.layer, placed.choice);
         let learned = choice.storage.iter().filter(|(tensor, _)| layer.is_trained(**tensor));
         learned.map(|(_, storage)| storage.home).collect::<Vec<_>>()
     };
-    let all: Vec<Home> = layers.iter().flat_map(homes).collect();
-    match (all.contains(&Home::Host), all.contains(&Home::Device)) {
+    layers.iter().flat_map(homes).collect()
+}
+
+fn offload(homes: &[StateHome]) -> Offload {
+    match (homes.iter().any(|home| home.is_updated_by_host()), homes.contains(&StateHome::Device)) {
         (false, _) => Offload::None,
         (true, true) => Offload::Some,
         (true, false) => Offload::Optimizer,
+    }
+}
+
+fn on_nvme(homes: &[StateHome]) -> OnNvme {
+    match (homes.contains(&StateHome::Nvme), homes.contains(&StateHome::Host)) {
+        (false, _) => OnNvme::None,
+        (true, true) => OnNvme::Some,
+        (true, false) => OnNvme::All,
     }
 }
 

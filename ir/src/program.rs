@@ -81,16 +81,70 @@ pub struct Storage {
     /// Cut of the optimizer state, where the update runs. Holds the other two.
     pub optimizer: AxisSet,
     /// Which memory holds the optimizer state, and so who updates.
-    pub home: Home,
+    pub home: StateHome,
 }
 
-/// Which memory holds an optimizer state, its fp32 copy of the parameter included, a layer's parameters between uses, or what it
-/// keeps for backward.
+/// Which memory holds an optimizer state, its fp32 copy of the parameter included.
 ///
 /// Of a state on the host the finished gradient goes down, the host's processors update, and the new parameter comes up in
-/// the job's format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1). What is kept goes down behind forward
-/// and comes up before backward (Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3). Parameters come up for every use (Rajbhandari et al. 2021,
-/// "ZeRO-Infinity", arXiv 2104.07857, section 5.1).
+/// the job's format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1). One on the host's drives is the same, but
+/// read before its update and written after it, parameter by parameter (Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, section 5.2.2).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum StateHome {
+    /// The device's own.
+    #[default]
+    Device,
+    /// That of its node's host.
+    Host,
+    /// NVMe drives of its node, behind the host's memory.
+    Nvme,
+}
+
+impl StateHome {
+    /// True for the device's own memory, which documents need not name.
+    pub fn is_device(&self) -> bool {
+        *self == Self::Device
+    }
+
+    /// Whether the host's processors update.
+    pub fn is_updated_by_host(self) -> bool {
+        match self {
+            Self::Device => false,
+            Self::Host | Self::Nvme => true,
+        }
+    }
+
+    /// The word that text forms have for it; none for the device's.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Device => "",
+            Self::Host => "host",
+            Self::Nvme => "nvme",
+        }
+    }
+
+    /// The home that a text form names by this word.
+    pub fn of_word(word: &str) -> Option<Self> {
+        [Self::Host, Self::Nvme].into_iter().find(|home| home.word() == word)
+    }
+}
+
+impl From<Home> for StateHome {
+    fn from(home: Home) -> Self {
+        match home {
+            Home::Device => Self::Device,
+            Home::Host => Self::Host,
+        }
+    }
+}
+
+/// Which memory holds a layer's parameters between uses, or what it keeps for backward.
+///
+/// What is kept goes down behind forward and comes up before backward (Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3).
+/// Parameters come up for every use (Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, section 5.1).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -118,12 +172,17 @@ impl Storage {
 
     /// The three cuts, all states in the device's memory.
     pub const fn on_device(parameter: AxisSet, gradient: AxisSet, optimizer: AxisSet) -> Self {
-        Self { parameter, gradient, optimizer, home: Home::Device }
+        Self { parameter, gradient, optimizer, home: StateHome::Device }
     }
 
     /// The same cuts with the optimizer state in the host's memory.
     pub fn on_host(self) -> Self {
-        Self { home: Home::Host, ..self }
+        Self { home: StateHome::Host, ..self }
+    }
+
+    /// The same cuts with the optimizer state on the host's drives.
+    pub fn on_nvme(self) -> Self {
+        Self { home: StateHome::Nvme, ..self }
     }
 
     /// The cut that holds all others: the optimizer's, or where there is none the parameter's.

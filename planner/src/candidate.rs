@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
+use cost_model::offload::NodeStore;
 use ir::engine::GradientOverlap;
 use ir::graph::Model;
 use ir::mesh::{Mesh, Meshes};
@@ -13,7 +14,7 @@ use ir::token_order::TokenOrder;
 use crate::chooser::{Chooser, Troubles};
 use crate::clock::{Clock, Covers, Every};
 use crate::forms::{first_of, forms_within, wide};
-use crate::given::{Given, HomeRule, RecomputeRule, StorageRule};
+use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::layer_problem::LayerProblem;
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Backward, Setting};
@@ -75,8 +76,10 @@ pub enum Dropped {
     NoStrategy,
     /// Its layers alone take longer than what was asked for.
     Slower,
-    /// The hosts of some node lack the memory for the states that devices cannot hold.
+    /// The host of some node, or its drives, lack the memory for the states that devices cannot hold.
     Host {
+        /// Which of the two.
+        store: NodeStore,
         /// Stage with most of them.
         stage: usize,
         /// What the devices of a node need together.
@@ -175,7 +178,11 @@ impl<'a> Scope<'a> {
             None => StorageRule::Free,
             Some(stage) => StorageRule::of_stage(stage),
         };
-        let [homes, mut kept, parameters] = self.pins().offload.unwrap_or(OffloadKind::None).rules();
+        let (mut homes, [mut kept, parameters]) = self.pins().offload.unwrap_or(OffloadKind::None).rules();
+        let no_drives = !self.request.cluster.has_nvme() || forbid.offload.contains(&OffloadKind::Nvme);
+        if homes == StateRule::Anywhere && no_drives {
+            homes = StateRule::Free;
+        }
         // Keys on a ring cannot be carried from slice to slice, nor can keys on the host.
         let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
         if kept == HomeRule::Free && (cuts || forbid.offload.contains(&OffloadKind::Activations)) {

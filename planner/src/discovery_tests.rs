@@ -55,6 +55,7 @@ fn cluster(n_nodes: u64) -> Cluster {
             count: 8 * n_nodes,
             devices_per_node: 8,
             host_memory_bytes: Bytes(1e12),
+            nvme: None,
             price_per_device_hour: None,
             failures_per_device_hour: None,
             links: Vec::new(),

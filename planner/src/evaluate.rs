@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::lower::LayerChoice;
-use ir::program::Home;
+use ir::program::{Home, StateHome};
 use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 
@@ -12,7 +12,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::Chooser;
 use crate::forms::Forms;
-use crate::given::{Given, HomeRule, StorageRule};
+use crate::given::{Given, HomeRule, StateRule, StorageRule};
 use crate::menu::MEMORY_PRICES;
 use crate::partition::Chunk;
 use crate::partition::Levels;
@@ -312,7 +312,8 @@ impl Scope<'_> {
     }
 
     /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where the host may hold
-    /// what is kept, that and the best choices there are weighed by the figures of their programs.
+    /// what is kept, that and the best choices there are weighed by the figures of their programs, and so are the same choices with
+    /// parameters on the host, and with optimizer states on its drives.
     fn add(
         &self,
         on: (&mut Shelf, usize),
@@ -333,7 +334,7 @@ impl Scope<'_> {
         };
         let (given, layer) = (self.given(), &self.forms[kind][0].layer);
         let [kept, parameters] = [given.kept, given.parameters].map(|rule| rule.on(layer));
-        if [kept, parameters] == [HomeRule::Device; 2] {
+        if [kept, parameters] == [HomeRule::Device; 2] && given.homes != StateRule::Anywhere {
             let (form, choice) = best(None)?;
             return self.put(on, bench, (kind, form), choice);
         }
@@ -348,7 +349,12 @@ impl Scope<'_> {
             let homes = parameters.homes().iter();
             homes.map(move |&home| (form, LayerChoice { parameters: home, ..choice.clone() }))
         };
-        self.put_lightest(on, bench, (kind, choices.into_iter().flat_map(in_both).collect()), price)
+        let mut choices: Vec<(usize, LayerChoice)> = choices.into_iter().flat_map(in_both).collect();
+        if given.homes == StateRule::Anywhere {
+            let on_nvme = choices.iter().filter_map(|(form, choice)| Some((*form, on_nvme(choice)?)));
+            choices.extend(on_nvme.collect::<Vec<_>>());
+        }
+        self.put_lightest(on, bench, (kind, choices), price)
     }
 
     /// Arranges what is on the shelves in every schedule; says whether all had an arrangement.
@@ -411,6 +417,14 @@ impl Scope<'_> {
     fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Vec<Chooser<'s>> {
         asked.iter().map(|(_, problem)| self.chooser(problem)).collect()
     }
+}
+
+/// A choice with the optimizer states that the host's memory holds on its drives; nothing where it holds none.
+fn on_nvme(choice: &LayerChoice) -> Option<LayerChoice> {
+    let mut there = choice.clone();
+    let on_host = there.storage.values_mut().filter(|storage| storage.home == StateHome::Host);
+    let moved = on_host.map(|storage| *storage = storage.on_nvme()).count();
+    (moved > 0).then_some(there)
 }
 
 /// One sharding of the stream on the meshes of all grounds: nothing is cut along an axis of one device.

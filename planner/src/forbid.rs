@@ -6,7 +6,7 @@
 //! shapes, each with as few bars as possible. Roles are read off an arrangement by majority; one that still bears a
 //! forbidden name is no plan (`broken`).
 
-use ir::names::{Context, Offload, OnHost, RecomputeRole, Roles};
+use ir::names::{Context, Offload, OnHost, OnNvme, RecomputeRole, Roles};
 use ir::program::{AxisSet, Storage};
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
@@ -251,6 +251,10 @@ pub(crate) fn broken(forbid: &Forbid, roles: &Roles) -> bool {
     let sequence_parallel =
         if roles.sequence_parallel { SequenceParallel::On } else { SequenceParallel::Off };
     let offload = match (roles.offload, roles.kept_on_host, roles.parameters_on_host) {
+        (Offload::Optimizer, OnHost::None, OnHost::None) if roles.optimizer_on_nvme == OnNvme::All => {
+            OffloadKind::Nvme
+        }
+        _ if !roles.optimizer_on_nvme.is_none() => OffloadKind::Allowed,
         (Offload::None, OnHost::None, OnHost::None) => OffloadKind::None,
         (Offload::Optimizer, OnHost::None, OnHost::None) => OffloadKind::Optimizer,
         (Offload::None, OnHost::All, OnHost::None) => OffloadKind::Activations,

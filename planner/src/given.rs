@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ir::graph::{Layer, TensorId};
 use ir::lower::Recompute;
 use ir::op::OpKind;
-use ir::program::{AxisSet, Home, Storage};
+use ir::program::{AxisSet, Home, StateHome, Storage};
 use ir::sharding::Sharding;
 
 use crate::clock::{Covers, Every};
@@ -24,7 +24,7 @@ pub struct Given {
     /// Where states may be cut.
     pub storage: StorageRule,
     /// Which memory may hold optimizer states.
-    pub homes: HomeRule,
+    pub homes: StateRule,
     /// Which memory may hold what layers keep for backward.
     pub kept: HomeRule,
     /// Which memory may hold parameters between uses.
@@ -41,7 +41,38 @@ pub struct Given {
     pub every: Every,
 }
 
-/// Which memory may hold the optimizer state of a parameter, what a layer keeps for backward, or its parameters.
+/// Which memory may hold the optimizer state of a parameter.
+///
+/// That a layer's states lie on drives instead of in the host's memory is no choice of an operator: on a device nothing is
+/// another for it. Where both may be, every choice is weighed with and without (`evaluate`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StateRule {
+    /// The device's.
+    #[default]
+    Device,
+    /// The device's or the host's, as it pays.
+    Free,
+    /// The same, and layer by layer the host's drives in place of its memory.
+    Anywhere,
+    /// The host's.
+    Host,
+    /// The host's drives.
+    Nvme,
+}
+
+impl StateRule {
+    /// What is left to a parameter, the device first.
+    pub(crate) fn homes(self) -> &'static [StateHome] {
+        match self {
+            Self::Device => &[StateHome::Device],
+            Self::Free | Self::Anywhere => &[StateHome::Device, StateHome::Host],
+            Self::Host => &[StateHome::Host],
+            Self::Nvme => &[StateHome::Nvme],
+        }
+    }
+}
+
+/// Which memory may hold what a layer keeps for backward, or its parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HomeRule {
     /// The device's.

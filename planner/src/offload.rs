@@ -2,16 +2,17 @@
 //!
 //! Twice the storages are about twice the search, how fast a host updates is known of few, and many jobs need their hosts
 //! for other things. So hosts come in only where nothing fits without them; where optimizer states, cut over all devices,
-//! take a good part of their memory, a plan says that hosts could have them.
+//! take a good part of their memory, a plan says that hosts could have them. Hosts' drives take what their memory cannot: of a
+//! choice with optimizer states on the host that is weighed too, layer by layer.
 //!
 //! What a layer keeps is all on its device or all on its host. In the choice problem a byte there costs no memory but time on
 //! the link, of which nobody knows yet how much shows: a few parts of it are tried, and the choices weighed by the figures of
 //! their programs, which do.
 
 use cost_model::memory::StateBytes;
-use cost_model::offload::{HostShare, fullest_host};
+use cost_model::offload::{HostShare, OnNode, fullest_node};
 use ir::lower::LayerChoice;
-use ir::names::{Offload, OnHost};
+use ir::names::{Offload, OnHost, OnNvme};
 use ir::plan::Plan;
 use ir::units::Bytes;
 
@@ -64,6 +65,8 @@ pub(crate) fn with(mut plan: Plan) -> Plan {
     let roles = &plan.roles;
     let held = [
         (roles.offload != Offload::None, "optimizer states, which they update"),
+        (roles.optimizer_on_nvme == OnNvme::All, "of these all on NVMe drives"),
+        (roles.optimizer_on_nvme == OnNvme::Some, "of these some on NVMe drives"),
         (roles.kept_on_host != OnHost::None, "what layers keep for backward"),
         (roles.parameters_on_host != OnHost::None, "parameters between uses"),
     ];
@@ -111,14 +114,15 @@ impl Scope<'_> {
         self.clock(bench.candidate, given.covers, given.every)
     }
 
-    /// Bytes that the fullest host lacks for stages of such layers.
+    /// Bytes that the fullest host, or its drives, lack for stages of such layers.
     fn lacking(&self, bench: &Bench<'_>, entry: &Entry, clock: &Clock) -> f64 {
-        let one = of_layers(entry, 1, Held { kept: clock.in_flight, ..Held::default() });
+        let held = Held { kept: clock.in_flight, ..Held::default() };
+        let all = of_layers(std::iter::once((entry, clock.layers)), held);
         let meshes = bench.candidate.meshes();
-        let stage = |stage: u64| (one * clock.layers, meshes.of(stage).n_devices());
-        let stages: Vec<(Bytes, u64)> = (0..bench.candidate.n_stages).map(stage).collect();
-        let fullest = fullest_host((&self.request.cluster, self.constants), &stages);
-        fullest.map_or(0.0, |host| (host.needed - host.capacity).0.max(0.0))
+        let stage = |stage: u64| (all, meshes.of(stage).n_devices());
+        let stages: Vec<(OnNode, u64)> = (0..bench.candidate.n_stages).map(stage).collect();
+        let fullest = fullest_node((&self.request.cluster, self.constants), &stages);
+        fullest.map_or(0.0, |node| (node.needed - node.capacity).0.max(0.0))
     }
 }
 

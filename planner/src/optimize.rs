@@ -29,7 +29,7 @@ use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Task};
 use crate::polish::{CROWDED, Worked, insert, polish};
-use crate::request::{NoPlan, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
+use crate::request::{NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::room::Room;
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, finest, names_degrees, shapes};
@@ -471,6 +471,13 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     if let Some(what) = contradiction(pins).or_else(|| forbid::contradiction(pins)) {
         return fail(what);
     }
+    if pins.offload == Some(OffloadKind::Nvme)
+        && let Some(group) = request.cluster.groups.iter().position(|group| group.nvme.is_none())
+    {
+        return fail(format!(
+            "offload=nvme: nodes of groups[{group}] of the cluster have no NVMe drives; say what they have in `nvme` there"
+        ));
+    }
     if pins.schedule.is_some_and(ScheduleKind::cuts_sequences)
         && let Err(error) = sliced_model(&request.model)
     {
@@ -515,9 +522,9 @@ fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) 
             capacity: Bytes(capacity + scope.reserve()),
             relaxations: Vec::new(),
         },
-        Some(Dropped::Host { stage, needed, capacity }) => NoPlan::NothingFits {
+        Some(Dropped::Host { store, stage, needed, capacity }) => NoPlan::NothingFits {
             stage,
-            term: "states and activations in the memory of its node's host".into(),
+            term: store.term().into(),
             needed: Bytes(needed),
             capacity: Bytes(capacity),
             relaxations: Vec::new(),

@@ -1,6 +1,6 @@
 //! What a candidate that does not fit would need at least, and for what.
 
-use cost_model::offload::{HostMemory, fullest_host};
+use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::schedule::Schedule;
 use ir::units::Bytes;
 
@@ -61,7 +61,7 @@ impl Scope<'_> {
         Dropped::Memory { stage, term, needed, capacity: capacity(chunk) }
     }
 
-    /// The node whose host lacks memory for what its devices cannot hold, if there is one.
+    /// The node whose host or drives lack memory for what its devices cannot hold, if there is one.
     fn host_overflow(
         &self,
         candidate: &Candidate,
@@ -71,18 +71,22 @@ impl Scope<'_> {
         let (n_stages, grounds) = (candidate.n_stages as usize, self.grounds(candidate));
         let in_flight = in_flight(candidate, schedule);
         let devices = |stage: u64| candidate.meshes().of(stage).n_devices();
-        let mut stages: Vec<(Bytes, u64)> =
-            (0..candidate.n_stages).map(|stage| (Bytes::ZERO, devices(stage))).collect();
+        let mut stages: Vec<(OnNode, u64)> =
+            (0..candidate.n_stages).map(|stage| (OnNode::default(), devices(stage))).collect();
         for (chunk, cut) in cuts.iter().enumerate() {
             let costs = &levels[grounds.of_chunk(schedule.placement(), chunk)].costs[0];
-            let of_kind = |kind: &usize| costs[*kind].host + costs[*kind].kept_on_host * in_flight[chunk];
-            let host = levels[0].kinds[cut.from..cut.to].iter().map(of_kind).sum();
+            let kinds = &levels[0].kinds[cut.from..cut.to];
+            let sum =
+                |of: &dyn Fn(&LayerCost) -> f64| kinds.iter().map(|&kind| of(&costs[kind])).sum::<f64>();
+            let passing = kinds.iter().map(|&kind| costs[kind].nvme_passing).fold(0.0, f64::max);
+            let host = sum(&|cost| cost.host + cost.kept_on_host * in_flight[chunk]) + passing;
             for rank in schedule.placement().ranks(n_stages as u32, chunk as u32) {
-                stages[rank as usize].0 += Bytes(host);
+                stages[rank as usize].0.host += Bytes(host);
+                stages[rank as usize].0.nvme += Bytes(sum(&|cost| cost.nvme));
             }
         }
-        let node = fullest_host((&self.request.cluster, self.constants), &stages)?;
-        let HostMemory { stage, needed, capacity } = node;
-        (!node.fits()).then_some(Dropped::Host { stage, needed: needed.0, capacity: capacity.0 })
+        let node = fullest_node((&self.request.cluster, self.constants), &stages)?;
+        let NodeMemory { store, stage, needed, capacity } = node;
+        (!node.fits()).then_some(Dropped::Host { store, stage, needed: needed.0, capacity: capacity.0 })
     }
 }

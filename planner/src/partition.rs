@@ -19,6 +19,10 @@ pub struct LayerCost {
     pub state: f64,
     /// Bytes of optimizer states and parameters in the host's memory.
     pub host: f64,
+    /// Bytes of optimizer states on the host's drives.
+    pub nvme: f64,
+    /// Of these, what passes through the host's memory at once: of any layer.
+    pub nvme_passing: f64,
     /// Bytes kept there per micro-batch in flight.
     pub kept_on_host: f64,
     /// Bytes kept per micro-batch in flight.

@@ -20,7 +20,7 @@ use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op_work::{KernelChoice, backward_work, local_lengths, op_work};
-use ir::program::{AxisSet, Home, Side, Storage};
+use ir::program::{AxisSet, Side, StateHome, Storage};
 use ir::sharding::Sharding;
 use ir::signature::Signature;
 use ir::strategy::Strategy;
@@ -149,7 +149,7 @@ struct StorageTimes {
 }
 
 /// Local elements, the memory of the optimizer state, axes that hold the parameter whole, and those of its unfinished gradient.
-type StorageKey = (Parcel, Home, [AxisSet; 2]);
+type StorageKey = (Parcel, StateHome, [AxisSet; 2]);
 
 /// A parameter on a device, and what it is sent with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -385,7 +385,7 @@ impl<'a> Prices<'a> {
     /// hide; of those of the step a fraction is `shown`.
     pub fn storages(
         &self,
-        (parcel, home): (Parcel, Home),
+        (parcel, home): (Parcel, StateHome),
         used: Sharding,
         gradient: Sharding,
         ((forward, backward), every): ((f64, f64), Every),
@@ -458,7 +458,7 @@ impl<'a> Prices<'a> {
 
     fn all_storage_times(
         &self,
-        (parcel, home): (Parcel, Home),
+        (parcel, home): (Parcel, StateHome),
         whole: AxisSet,
         unfinished: AxisSet,
     ) -> Vec<StorageTimes> {
@@ -500,11 +500,13 @@ impl<'a> Prices<'a> {
         let copy =
             if doubles_as_master(storage) { 0.0 } else { bytes.parameter.0 / self.parts(storage.parameter) };
         let (optimizer, update) = match storage.home {
-            Home::Device => {
+            StateHome::Device => {
                 let work = Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 };
                 (bytes.optimizer().0 / self.parts(storage.optimizer), self.work(&work))
             }
-            Home::Host => (0.0, HostUpdate::of(updated, bytes, self.host_share()).total().0),
+            home @ (StateHome::Host | StateHome::Nvme) => {
+                (0.0, HostUpdate::at(home, updated, bytes, self.host_share()).total().0)
+            }
         };
         let state = copy + bytes.gradient.0 / self.parts(storage.gradient) + optimizer;
         Some(StorageTimes {

@@ -113,7 +113,8 @@ fn on_hosts(request: &Request) -> Vec<Change> {
             | OffloadKind::Activations
             | OffloadKind::Both
             | OffloadKind::States
-            | OffloadKind::All,
+            | OffloadKind::All
+            | OffloadKind::Nvme,
         )
         | None => vec![("what pays on the hosts (offload=allowed)".into(), relaxed)],
     }

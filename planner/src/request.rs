@@ -10,7 +10,7 @@ use ir::units::{Bytes, GIB, Seconds};
 use ir::work::AttentionKernel;
 
 use crate::constraints::Constraints;
-use crate::given::HomeRule;
+use crate::given::{HomeRule, StateRule};
 
 /// The training job.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -175,7 +175,7 @@ pub enum RecomputeKind {
 pub enum OffloadKind {
     /// The devices' alone.
     None,
-    /// The devices' or the hosts', parameter by parameter and layer by layer, as it pays.
+    /// The devices', the hosts' or for optimizer states their drives', parameter by parameter and layer by layer, as it pays.
     Allowed,
     /// Optimizer states the hosts' alone, all else the devices'.
     Optimizer,
@@ -187,30 +187,41 @@ pub enum OffloadKind {
     States,
     /// All three the hosts' alone.
     All,
+    /// Optimizer states the hosts' drives alone, all else the devices'.
+    Nvme,
 }
 
 impl OffloadKind {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::None, Self::Allowed, Self::Optimizer, Self::Activations, Self::Both, Self::States, Self::All];
+    pub const ALL: [Self; 8] = [
+        Self::None,
+        Self::Allowed,
+        Self::Optimizer,
+        Self::Activations,
+        Self::Both,
+        Self::States,
+        Self::All,
+        Self::Nvme,
+    ];
 
-    /// Which memory may hold optimizer states, what layers keep, and parameters.
-    pub fn rules(self) -> [HomeRule; 3] {
+    /// Which memory may hold optimizer states; and what layers keep, and parameters.
+    pub fn rules(self) -> (StateRule, [HomeRule; 2]) {
         use HomeRule::{Device, Free, Host};
         match self {
-            Self::None => [Device; 3],
-            Self::Allowed => [Free; 3],
-            Self::Optimizer => [Host, Device, Device],
-            Self::Activations => [Device, Host, Device],
-            Self::Both => [Host, Host, Device],
-            Self::States => [Host, Device, Host],
-            Self::All => [Host; 3],
+            Self::None => (StateRule::Device, [Device; 2]),
+            Self::Allowed => (StateRule::Anywhere, [Free; 2]),
+            Self::Optimizer => (StateRule::Host, [Device; 2]),
+            Self::Activations => (StateRule::Device, [Host, Device]),
+            Self::Both => (StateRule::Host, [Host, Device]),
+            Self::States => (StateRule::Host, [Device, Host]),
+            Self::All => (StateRule::Host, [Host; 2]),
+            Self::Nvme => (StateRule::Nvme, [Device; 2]),
         }
     }
 
     /// Whether the hosts hold what every layer keeps.
     pub fn keeps_on_host(self) -> bool {
-        self.rules()[1] == HomeRule::Host
+        self.rules().1[0] == HomeRule::Host
     }
 }
 

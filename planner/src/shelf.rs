@@ -138,6 +138,8 @@ impl<'a> Scope<'a> {
             time: (entry.forward_seconds() + entry.backward_seconds()).0,
             state: (entry.memory.states() + self.setting.copied_gradients(entry)).0,
             host: (entry.memory.host + entry.memory.parameters_on_host).0,
+            nvme: entry.memory.nvme.0,
+            nvme_passing: entry.memory.nvme_passing.0,
             kept_on_host: entry.memory.kept_on_host.0,
             saved: entry.memory.saved_total().0 * slack,
             working: entry.memory.working().0 * slack,

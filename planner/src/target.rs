@@ -83,7 +83,8 @@ impl Target {
                 | OffloadKind::Activations
                 | OffloadKind::Both
                 | OffloadKind::States
-                | OffloadKind::All),
+                | OffloadKind::All
+                | OffloadKind::Nvme),
             ) => vec![one],
             Some(OffloadKind::Allowed) | None => vec![OffloadKind::None, OffloadKind::Optimizer],
         };
@@ -205,7 +206,12 @@ impl Target {
                 "{name} cannot run offload=optimizer: its hosts hold parameters too, or nothing"
             ));
         }
-        if pins.offload.is_some_and(|kind| kind.rules()[1..].contains(&HomeRule::Host)) {
+        if pins.offload == Some(OffloadKind::Nvme) {
+            return Err(format!(
+                "{name} is planned with optimizer states in memory: of hosts it has offload=optimizer at most"
+            ));
+        }
+        if pins.offload.is_some_and(|kind| kind.rules().1.contains(&HomeRule::Host)) {
             return Err(format!(
                 "{name} is planned with activations and parameters on the devices: of hosts it has offload=optimizer at most"
             ));

@@ -133,6 +133,7 @@ pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
         count,
         devices_per_node: 8,
         host_memory_bytes: Bytes(1e12),
+        nvme: None,
         price_per_device_hour: None,
         failures_per_device_hour: None,
         links: Vec::new(),

@@ -342,13 +342,18 @@ fn chunks(model: &Model, n_chunks: u32, chooser: &mut dyn Chooser) -> Option<Vec
     Some(chunks)
 }
 
+/// The drives of every node.
+fn drives() -> serde_json::Value {
+    json!({"capacity_tb": 1, "read_gb_per_s": 10, "write_gb_per_s": 5})
+}
+
 /// So many nodes with as many devices as any case has.
 fn cluster(n_nodes: u64) -> Option<Cluster> {
     let per_node = MAX_RANKS / n_nodes;
     let inner = json!({"name": "links", "devices": per_node, "bandwidth_gb_per_s": 100, "latency_us": 2, "wiring": "switch"});
     let outer = json!({"name": "network", "devices": MAX_RANKS, "bandwidth_gb_per_s": 25, "latency_us": 10, "wiring": "switch"});
     let tiers = if n_nodes == 1 { vec![inner] } else { vec![inner, outer] };
-    let group = json!({"device": "h100-sxm", "count": MAX_RANKS, "devices_per_node": per_node, "host_memory_gib": 64});
+    let group = json!({"device": "h100-sxm", "count": MAX_RANKS, "devices_per_node": per_node, "host_memory_gib": 64, "nvme": drives()});
     let document = json!({"schema_version": 1, "name": "fuzz", "groups": [group], "tiers": tiers});
     frontends::read_cluster("fuzz.json", &document.to_string()).ok()
 }
@@ -357,8 +362,7 @@ fn cluster(n_nodes: u64) -> Option<Cluster> {
 fn sharing() -> Option<Cluster> {
     let n = MAX_RANKS / 4;
     let tier = json!({"name": "links", "devices": 2 * n, "bandwidth_gb_per_s": 100, "latency_us": 2, "wiring": "switch"});
-    let group =
-        |device: &str| json!({"device": device, "count": n, "devices_per_node": n, "host_memory_gib": 64});
+    let group = |device: &str| json!({"device": device, "count": n, "devices_per_node": n, "host_memory_gib": 64, "nvme": drives()});
     let groups = [group("h100-sxm"), group("a100-sxm-80")];
     let document = json!({"schema_version": 1, "name": "fuzz", "groups": groups, "tiers": [tier]});
     frontends::read_cluster("fuzz.json", &document.to_string()).ok()?.with_ranks(&[3, 1])
@@ -368,6 +372,7 @@ fn sharing() -> Option<Cluster> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use ir::program::StateHome;
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
 
@@ -393,7 +398,8 @@ mod tests {
             ("cut parameters", cut(|p| !p.parameter.is_empty())),
             ("cut gradients", cut(|p| !p.gradient.is_empty() && p.parameter.is_empty())),
             ("cut optimizer", cut(|p| !p.optimizer.is_empty() && p.gradient.is_empty())),
-            ("states on the host", cut(|p| p.optimizer_home == Home::Host)),
+            ("states on the host", cut(|p| p.optimizer_home == StateHome::Host)),
+            ("states on drives", cut(|p| p.optimizer_home == StateHome::Nvme)),
             ("parameters on the host", plan.entries.iter().any(|e| e.parameters_home == Home::Host)),
             ("activations on the host", plan.entries.iter().any(|entry| entry.kept_home == Home::Host)),
             ("stream cut along hidden", stream.contains("h@")),

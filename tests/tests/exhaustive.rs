@@ -4,8 +4,9 @@
 
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
+use ir::cluster::Nvme;
 use ir::engine::{Engine, ParameterSpread, TensorOverlap};
-use ir::units::Seconds;
+use ir::units::{Bytes, BytesPerSecond, Seconds};
 use planner::bound::Bound;
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
@@ -154,6 +155,23 @@ fn a_model_whose_hosts_have_room() {
     for offload in [OffloadKind::Allowed, OffloadKind::Activations] {
         let pins = Pins { offload: Some(offload), ..Pins::default() };
         assert_search_is_exhaustive(&Request { pins, ..asked.clone() });
+    }
+}
+
+/// Hosts too small for the states that devices cannot hold, and drives behind them.
+#[test]
+fn a_model_whose_hosts_have_drives() {
+    let mut asked = question("llama-2-13b", "dgx-a100-40", 4, 16);
+    let rate = BytesPerSecond(50e9);
+    asked.cluster.groups[0].host_memory_bytes = Bytes(80e9);
+    asked.cluster.groups[0].nvme =
+        Some(Nvme { capacity_bytes: Bytes(1e13), read_bytes_per_s: rate, write_bytes_per_s: rate });
+    for offload in [OffloadKind::Allowed, OffloadKind::Nvme] {
+        let pins = Pins { offload: Some(offload), ..Pins::default() };
+        let request = Request { pins, ..asked.clone() };
+        let plan = planner::optimize(&request, &|_: Progress| ()).unwrap();
+        assert!(!plan.roles.optimizer_on_nvme.is_none(), "{}", plan.roles);
+        assert_search_is_exhaustive(&request);
     }
 }
 

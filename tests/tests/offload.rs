@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tests::{Transcript, planner};
 
 fn asked(words: &str) -> Transcript {
@@ -191,6 +191,119 @@ fn a_host_that_is_forbidden_or_too_small_is_said_to_be_what_lacks() {
     assert!(
         said.contains(
             "119.7 GiB of 57.6 GiB on stage 0, most of it states and activations in the memory of its node's host"
+        ),
+        "{said}"
+    );
+}
+
+/// A node of one H100 whose host has so much memory, and drives of so many TB that read 50 and write 25 GB/s.
+fn with_drives(name: &str, host_memory_gib: u64, capacity_tb: f64) -> String {
+    let (cluster, node) = (fresh(name), "fixtures/clusters/dgx-h100.json");
+    let mut file = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(node));
+    let group = &mut file["groups"][0];
+    group["host_memory_gib"] = host_memory_gib.into();
+    group["nvme"] = json!({"capacity_tb": capacity_tb, "read_gb_per_s": 50, "write_gb_per_s": 25});
+    std::fs::write(&cluster, file.to_string()).unwrap();
+    cluster.display().to_string()
+}
+
+/// Where the host is too small its drives make a plan fit: bytes by formula, in the plan's figures and in its run.
+#[test]
+fn drives_take_what_the_host_cannot() {
+    let path = fresh("drives.json");
+    let (plan, cluster) = (path.display(), with_drives("drives-cluster.json", 64, 30.0));
+    // Without drives this host is refused above.
+    let report = done(&format!("optimize llama-3-8b {cluster} --devices 1 -o {plan}"));
+    assert!(report.contains("optimizer on nvme"), "{report}");
+    assert!(
+        report.contains("hosts hold optimizer states, which they update; of these all on NVMe drives"),
+        "{report}"
+    );
+    assert!(report.contains("NVMe drives hold 89.7 GiB"), "{report}");
+    let stage = &read(&path)["predicted"]["stages"][0];
+    // An fp32 value and two moments of every parameter.
+    let n = 8_030_261_248.0;
+    assert_eq!(stage["nvme_bytes"].as_f64(), Some(12.0 * n));
+    assert!(stage["host_memory_bytes"].as_f64().unwrap() < 0.9 * 64.0 * f64::from(1 << 30));
+
+    assert_counted_and_proven(
+        &path,
+        &[
+            "optimizer states read off the drives",
+            "optimizer states written to the drives",
+            "arenas on the hosts",
+            "arenas on the drives",
+        ],
+    );
+    assert!(done(&format!("explain {plan}")).contains("read into its host's memory, updated there"));
+    let compared = done(&format!("explain {plan} --why-not offload=optimizer"));
+    assert!(compared.contains("offload=optimizer does not fit"), "{compared}");
+    let described = done(&format!("clusters {cluster}"));
+    assert!(described.contains("nvme per node") && described.contains("27.3 TiB"), "{described}");
+}
+
+/// Where the host has room nothing goes to its drives, unless it must; what that costs is what is read and written.
+#[test]
+fn drives_are_slower_than_memory() {
+    let cluster = with_drives("drives-roomy.json", 2048, 30.0);
+    let of = |offload: &str| -> Value {
+        let job = format!("llama-3-8b {cluster} --devices 1");
+        serde_json::from_str(&done(&format!("optimize {job} --json --pin offload={offload}"))).unwrap()
+    };
+    let [free, host, nvme] = ["allowed", "optimizer", "nvme"].map(of);
+    assert_eq!(free["roles"].get("optimizer_on_nvme"), None);
+    assert_eq!(nvme["roles"]["optimizer_on_nvme"], "all");
+    let n = 8_030_261_248.0;
+    let stage = &nvme["predicted"]["stages"][0];
+    // A gradient of every parameter, and the value and moments of the largest.
+    assert_eq!(stage["host_memory_bytes"].as_f64(), Some(4.0 * n + 12.0 * 128_256.0 * 4096.0));
+    let offload = |plan: &Value| plan["predicted"]["breakdown"]["offload_s"].as_f64().unwrap();
+    let expected = offload(&host) + 12.0 * n / 50e9 + 12.0 * n / 25e9;
+    assert!((offload(&nvme) / expected - 1.0).abs() < 1e-9, "{} {expected}", offload(&nvme));
+}
+
+#[test]
+fn drives_that_are_missing_or_full_are_said_to_be_what_lacks() {
+    let full = with_drives("drives-full.json", 64, 0.08);
+    let said = refused(&format!("optimize llama-3-8b {full} --devices 1 --pin offload=nvme"));
+    assert!(said.contains("optimizer states on its node's NVMe drives"), "{said}");
+
+    let missing = asked(&format!("optimize {JOB} --pin offload=nvme"));
+    assert_eq!(missing.code, 2, "{missing}");
+    assert!(missing.err.contains("nodes of groups[0] of the cluster have no NVMe drives"), "{missing}");
+
+    let drives = with_drives("drives-forbidden.json", 64, 30.0);
+    let said = refused(&format!(
+        "optimize llama-3-8b {drives} --devices 1 --pin offload=allowed --forbid offload=nvme"
+    ));
+    assert!(said.contains("in the memory of its node's host"), "{said}");
+    let target =
+        asked(&format!("optimize llama-3-8b {drives} --devices 1 --pin offload=nvme --target deepspeed"));
+    assert!(target.err.contains("deepspeed is planned with optimizer states in memory"), "{target}");
+}
+
+/// A plan whose drives are gone is refused where it is read, one that is named in full where they are full.
+#[test]
+fn drives_that_are_gone_or_full_refuse_what_is_given() {
+    let path = fresh("edited.json");
+    let (plan, cluster) = (path.display(), with_drives("drives-edited.json", 64, 30.0));
+    done(&format!("optimize llama-3-8b {cluster} --devices 1 -o {plan}"));
+    let mut edited = read(&path);
+    edited["cluster"]["groups"][0].as_object_mut().unwrap().remove("nvme").unwrap();
+    std::fs::write(&path, edited.to_string()).unwrap();
+    let gone = asked(&format!("explain {plan}"));
+    assert_eq!(gone.code, 2, "{gone}");
+    assert!(
+        gone.err.contains("optimizer_home: `nvme`, but nodes of `cluster.groups[0]` have no drives"),
+        "{gone}"
+    );
+    let named =
+        |cluster: &str| format!("estimate llama-3-8b {cluster} --devices 1 --offload nvme --recompute full");
+    assert!(done(&named(&cluster)).contains("optimizer on nvme, recompute full"));
+    let said = refused(&named(&with_drives("drives-estimate.json", 64, 0.08)));
+    assert!(
+        said.contains(
+            "89.7 GiB of 74.5 GiB on stage 0, most of it optimizer states on its node's NVMe drives"
         ),
         "{said}"
     );

@@ -48,8 +48,9 @@ pub(crate) struct PinArgs {
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) zero_group: Option<u64>,
     /// What lies in the hosts' memory: `none` nothing, `optimizer` optimizer states, which hosts update, `activations` what
-    /// layers keep for backward, `both` these two, `states` optimizer states and parameters, `all` all three, `allowed`
-    /// whatever is faster for each parameter and layer [default: something only where nothing fits without]
+    /// layers keep for backward, `both` these two, `states` optimizer states and parameters, `all` all three, `nvme` optimizer
+    /// states on the hosts' drives, `allowed` whatever is faster for each parameter and layer [default: something only where
+    /// nothing fits without]
     #[arg(long, value_enum)]
     pub(crate) offload: Option<OffloadArg>,
     /// Whether the stream is cut along the sequence between tensor-parallel products
@@ -129,7 +130,7 @@ pub(crate) enum ScheduleArg {
 pub(crate) enum OffloadArg {
     /// The devices'
     None,
-    /// The devices' or the hosts', parameter by parameter and layer by layer
+    /// The devices', the hosts' or for optimizer states their drives', parameter by parameter and layer by layer
     Allowed,
     /// Optimizer states the hosts'
     Optimizer,
@@ -141,6 +142,8 @@ pub(crate) enum OffloadArg {
     States,
     /// All three the hosts'
     All,
+    /// Optimizer states on the hosts' NVMe drives
+    Nvme,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

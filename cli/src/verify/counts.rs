@@ -15,7 +15,7 @@ use executor::{Class, RankMemory};
 use ir::conversion::steps;
 use ir::graph::{ParameterRef, TensorId};
 use ir::mesh::Mesh;
-use ir::program::{Home, Program, Update, ValueId};
+use ir::program::{Home, Program, StateHome, Update, ValueId};
 use ir::schedule::{Action, Section};
 use ir::sharding::{Placement, Sharding};
 use ir::split::split_backward;
@@ -28,6 +28,12 @@ const TO_HOST: &str = "gradients to the host";
 
 /// What new parameters on their way to the device are called.
 const FROM_HOST: &str = "parameters from the host";
+
+/// Optimizer states on their way off the drives for their update.
+const READ: &str = "optimizer states read off the drives";
+
+/// The same on their way back.
+const WRITTEN: &str = "optimizer states written to the drives";
 
 /// What layers keep for backward is called on its way to the host, and on its way back.
 const KEPT_DOWN: &str = "activations to the host";
@@ -117,6 +123,8 @@ pub(crate) fn counted(small: &SmallRun<'_>, outcome: &Outcome) -> Counted {
     for moved in &outcome.moved {
         add(&mut found.sent, TO_HOST.into(), moved.down);
         add(&mut found.sent, FROM_HOST.into(), moved.up);
+        add(&mut found.sent, READ.into(), moved.read);
+        add(&mut found.sent, WRITTEN.into(), moved.written);
         add(&mut found.sent, KEPT_DOWN.into(), moved.kept_down);
         add(&mut found.sent, KEPT_UP.into(), moved.kept_up);
         add(&mut found.sent, STORED_UP.into(), moved.stored_up);
@@ -430,6 +438,11 @@ impl Prediction<'_> {
                         * u64::from(STEPS);
                     add(sent, TO_HOST.into(), n * full_bytes);
                     add(sent, FROM_HOST.into(), n * self.element_bytes);
+                    if update.storage.home == StateHome::Nvme {
+                        // The value that is updated and both moments.
+                        add(sent, READ.into(), 3 * n * full_bytes);
+                        add(sent, WRITTEN.into(), 3 * n * full_bytes);
+                    }
                 }
             }
         }

@@ -22,12 +22,12 @@ use crate::names::{Arrangement, PlacedLayer, Roles, roles};
 use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
 use crate::plan::cluster_check::check_cluster;
-use crate::plan::entry::{RESERVED, write_sharding};
+use crate::plan::entry::{Entry, ParameterEntry, RESERVED, write_sharding};
 use crate::plan::shares;
 use crate::plan::sliced::{self, Sliced};
 use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
 use crate::positions::too_short;
-use crate::program::Program;
+use crate::program::{Program, StateHome};
 use crate::sharding::Sharding;
 use crate::signature::signature;
 use crate::strategy::placements;
@@ -397,6 +397,7 @@ fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError>
         if let Some(short) = too_short(layer, plan.job.sequence) {
             return fail("job.sequence", format!("{} tokens: {short}", plan.job.sequence));
         }
+        check_homes(plan, (entry, &place))?;
         let mesh = plan.mesh_of_entry(i);
         let choice = entry.choice(layer, mesh).map_err(|e| within(&place, e.place, e.what))?;
         let program =
@@ -405,6 +406,21 @@ fn open_entries(plan: &Plan, model: &Model) -> Result<Vec<OpenEntry>, PlanError>
         entries.push(OpenEntry { layer: at, choice, program: program.run_by(&rules) });
     }
     Ok(entries)
+}
+
+/// States lie on drives only where every node has some.
+fn check_homes(plan: &Plan, (entry, place): (&Entry, &str)) -> Result<(), PlanError> {
+    let on_nvme = |parameter: &ParameterEntry| parameter.optimizer_home == StateHome::Nvme;
+    let Some(at) = entry.parameters.iter().position(on_nvme) else { return Ok(()) };
+    match plan.cluster.groups.iter().position(|group| group.nvme.is_none()) {
+        None => Ok(()),
+        Some(group) => {
+            let what = format!(
+                "`nvme`, but nodes of `cluster.groups[{group}]` have no drives: expected `nvme` there, or `host` or `device` here"
+            );
+            fail(format!("{place}.parameters[{at}].optimizer_home"), what)
+        }
+    }
 }
 
 /// The layers that were asked for, in the place of those that stand for them: each must fit there.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::cluster::{CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, Link, Tier};
 use crate::cluster_limits::{
     BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
-    MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
+    MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, NVME_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
 };
 use crate::plan::PlanError;
 
@@ -94,6 +94,12 @@ fn check_group(at: &At, group: &DeviceGroup) -> Result<(), PlanError> {
         return at.fail("devices_per_node", what);
     }
     at.range("host_memory_bytes", group.host_memory_bytes.0, HOST_MEMORY_BYTES)?;
+    if let Some(nvme) = group.nvme {
+        let at = at.inside("nvme");
+        at.range("capacity_bytes", nvme.capacity_bytes.0, NVME_BYTES)?;
+        at.range("read_bytes_per_s", nvme.read_bytes_per_s.0, BYTES_PER_S)?;
+        at.range("write_bytes_per_s", nvme.write_bytes_per_s.0, BYTES_PER_S)?;
+    }
     at.optional("price_per_device_hour", group.price_per_device_hour, PRICE_PER_HOUR)?;
     at.optional("failures_per_device_hour", group.failures_per_device_hour, FAILURES_PER_HOUR)
 }

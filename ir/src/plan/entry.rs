@@ -14,7 +14,7 @@ use crate::lower::{LayerChoice, Recompute};
 use crate::mesh::{AxisId, MAX_AXES, Mesh};
 use crate::op::Linear;
 use crate::plan::PlanError;
-use crate::program::{AxisSet, Home, Storage};
+use crate::program::{AxisSet, Home, StateHome, Storage};
 use crate::sharding::{Placement, Sharding};
 use crate::signature::{Signature, signature};
 use crate::strategy::{AxisUse, Strategy};
@@ -88,8 +88,8 @@ pub struct ParameterEntry {
     /// Cut of the optimizer state.
     pub optimizer: Vec<String>,
     /// Which memory holds the optimizer state; the device's own where it is not said.
-    #[serde(default, skip_serializing_if = "Home::is_device")]
-    pub optimizer_home: Home,
+    #[serde(default, skip_serializing_if = "StateHome::is_device")]
+    pub optimizer_home: StateHome,
 }
 
 /// How collectives of one purpose run.

@@ -177,6 +177,9 @@ pub struct StagePrediction {
     /// Bytes of one device's states in the memory of its node's host.
     #[serde(default, skip_serializing_if = "is_none_of_them")]
     pub host_memory_bytes: Bytes,
+    /// Bytes of one device's states on its node's NVMe drives.
+    #[serde(default, skip_serializing_if = "is_none_of_them")]
+    pub nvme_bytes: Bytes,
     /// Bytes one device sends per step, by link tier: conversions, parameters, gradients, the stream to its neighbours,
     /// shared parameters.
     #[serde(default)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::builder::LayerBuilder;
 use crate::cluster::{
-    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier, Wiring,
+    Architecture, Cluster, Device, DeviceGroup, InSwitchReduction, Nvme, Precision, Tier, Wiring,
 };
 use crate::engine::Engine;
 use crate::graph::{Data, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, TensorId, Tie};
@@ -404,6 +404,12 @@ fn head(vocabulary: u64) -> Layer {
     b.finish(loss)
 }
 
+/// Drives of a node.
+pub(crate) fn drives() -> Nvme {
+    let rate = BytesPerSecond(1e9);
+    Nvme { capacity_bytes: Bytes(1e12), read_bytes_per_s: rate, write_bytes_per_s: rate }
+}
+
 /// One group of plain devices behind one tier.
 pub(crate) fn cluster(n_devices: u64) -> Cluster {
     let device = Device {
@@ -421,6 +427,7 @@ pub(crate) fn cluster(n_devices: u64) -> Cluster {
         count: n_devices,
         devices_per_node: n_devices,
         host_memory_bytes: Bytes(1e9),
+        nvme: None,
         price_per_device_hour: None,
         failures_per_device_hour: None,
         links: Vec::new(),

@@ -2,16 +2,19 @@
 
 use proptest::prelude::*;
 
+use crate::cluster::Nvme;
 use crate::lower::Recompute;
 use crate::op::OpKind;
 use crate::plan::Plan;
 use crate::plan::check::{check_plan, open};
 use crate::plan::entry::{Entry, read_sharding, write_sharding};
 use crate::plan::samples::{Family, Policy, Sample};
+use crate::program::StateHome;
 use crate::schedule::Schedule;
 use crate::sharding::{Placement, Sharding};
 use crate::signature::signature;
 use crate::strategy::strategies;
+use crate::units::BytesPerSecond;
 
 fn sample() -> Sample {
     Sample {
@@ -330,4 +333,19 @@ fn unequal_meshes_that_do_not_fit_are_refused() {
     insta::assert_snapshot!(broken(&|plan| plan.stage_meshes[1].axes[0].name = "y".into()), @"stage_meshes[1].axes: expected the axes of `mesh`, x0 x1");
     insta::assert_snapshot!(broken(&|plan| plan.cluster = super::samples::cluster(11)), @"n_stages: 2 stages of 4 devices exceed the cluster's 11 devices");
     insta::assert_snapshot!(broken(&|plan| plan.chunks[1][0].entry = 1), @"chunks[1][0].entry: entry 1 is on a stage of another mesh too: it needs one of its own");
+}
+
+#[test]
+fn states_lie_on_drives_only_where_every_node_has_some() {
+    let mut plan = sample().plan();
+    plan.entries[1].parameters[1].optimizer_home = StateHome::Nvme;
+    let error = check_plan(&plan).unwrap_err();
+    insta::assert_snapshot!(format!("{}: {error}", error.place), @"entries[1].parameters[1].optimizer_home: `nvme`, but nodes of `cluster.groups[0]` have no drives: expected `nvme` there, or `host` or `device` here");
+    plan.cluster.groups[0].nvme = Some(super::samples::drives());
+    let opened = open(&plan).unwrap();
+    assert!(opened.roles(&plan).to_string().contains("some optimizer states on nvme"));
+    plan.cluster.groups[0].nvme =
+        Some(Nvme { write_bytes_per_s: BytesPerSecond(0.0), ..super::samples::drives() });
+    let error = check_plan(&plan).unwrap_err();
+    assert_eq!(error.place, "cluster.groups[0].nvme.write_bytes_per_s");
 }

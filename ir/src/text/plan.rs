@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 
 use super::TextError;
 use super::graph::{self, fields};
-use super::words::{Line, lines, write_fields, write_name};
+use super::words::{Line, home_text, lines, write_fields, write_name};
 use crate::mesh::{Mesh, MeshAxis};
 use crate::names::{Arrangement, Roles, roles};
 use crate::plan::entry::{CollectiveEntry, Entry, OpEntry, ParameterEntry};
 use crate::plan::{EntryRun, Plan, check};
-use crate::program::Home;
+use crate::program::{Home, StateHome};
 use crate::schedule::Schedule;
 
 /// Fields of the document that have lines of their own, or that are left out.
@@ -82,10 +82,7 @@ fn write_entry(text: &mut String, entry: &Entry) {
             cut(&parameter.parameter),
             cut(&parameter.gradient),
             cut(&parameter.optimizer),
-            match parameter.optimizer_home {
-                Home::Device => "",
-                Home::Host => " host",
-            },
+            home_text(parameter.optimizer_home),
         ));
     }
     for row in &entry.collectives {
@@ -263,9 +260,9 @@ fn parameter_entry(line: &Line<'_>) -> Result<ParameterEntry, TextError> {
         Ok(if *word == "-" { Vec::new() } else { word.split(',').map(str::to_owned).collect() })
     };
     let optimizer_home = match line.words.get(5) {
-        None => Home::Device,
-        Some(&"host") => Home::Host,
-        Some(word) => return Err(line.error(format!("expected `host` or the end, found `{word}`"))),
+        None => StateHome::Device,
+        Some(word) => StateHome::of_word(word)
+            .ok_or_else(|| line.error(format!("expected `host`, `nvme` or the end, found `{word}`")))?,
     };
     Ok(ParameterEntry {
         tensor: line.name(1, "the parameter's name")?,
@@ -328,6 +325,9 @@ mod tests {
             let mut plan = bare(sample(family));
             plan.entries[1].kept_home = Home::Host;
             plan.entries[1].parameters_home = Home::Host;
+            plan.entries[1].parameters[0].optimizer_home = StateHome::Host;
+            plan.entries[1].parameters[1].optimizer_home = StateHome::Nvme;
+            plan.cluster.groups[0].nvme = Some(crate::plan::samples::drives());
             plan.roles = check::open(&plan).unwrap().roles(&plan);
             let text = write_plan(&plan);
             assert_eq!(read_plan(&text).as_ref(), Ok(&plan), "{text}");

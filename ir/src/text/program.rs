@@ -12,13 +12,15 @@
 //! to a value, by number inside a step, which may work on a flattened block.
 
 use super::TextError;
-use super::words::{Line, lines, write_name};
+use super::words::{Line, home_text, lines, write_name};
 use crate::collective::Algorithm;
 use crate::conversion::{Step, StepKind};
 use crate::graph::{Layer, OpId, TensorId};
 use crate::mesh::{AxisId, Mesh};
 use crate::plan::entry::{read_sharding, write_sharding};
-use crate::program::{AxisSet, Frozen, Home, Instruction, Program, Side, Storage, Update, Value, ValueId};
+use crate::program::{
+    AxisSet, Frozen, Home, Instruction, Program, Side, StateHome, Storage, Update, Value, ValueId,
+};
 use crate::sharding::Sharding;
 
 /// In place of a value that is not there.
@@ -123,10 +125,7 @@ impl Writer<'_> {
         let tensor = &self.layer.tensors[update.tensor.0];
         let used = write_sharding(update.used, self.mesh, &dims(self.layer, update.tensor));
         let Storage { parameter, gradient, optimizer, home } = update.storage;
-        let home = match home {
-            Home::Device => "",
-            Home::Host => " host",
-        };
+        let home = home_text(home);
         let cuts: String = [parameter, gradient, optimizer].map(|cut| format!(" {}", self.cut(cut))).concat();
         let (reduce, gather) = (self.steps(&update.reduce), self.steps(&update.gather));
         format!("update {}{cuts}{home} {used} :{reduce} :{gather}", write_name(&tensor.name))
@@ -373,9 +372,10 @@ impl<'a> Reader<'a> {
     fn update(&self, line: &Line<'_>) -> Result<Update, TextError> {
         let tensor = self.tensor(line, 1)?;
         let cut = |at: usize| self.cut(line, at);
-        let home = if line.words.get(5) == Some(&"host") { Home::Host } else { Home::Device };
-        let storage = Storage { home, ..Storage::on_device(cut(2)?, cut(3)?, cut(4)?) };
-        let used = Self::until(line, if home == Home::Host { 6 } else { 5 }, ":");
+        let home = line.words.get(5).and_then(|word| StateHome::of_word(word));
+        let cuts = Storage::on_device(cut(2)?, cut(3)?, cut(4)?);
+        let storage = Storage { home: home.unwrap_or_default(), ..cuts };
+        let used = Self::until(line, if home.is_some() { 6 } else { 5 }, ":");
         let second =
             used.end + 1 + line.words.iter().skip(used.end + 1).take_while(|word| **word != ":").count();
         let reduce: Result<Vec<Step>, TextError> = line
@@ -497,18 +497,20 @@ mod tests {
     }
 
     #[test]
-    fn states_on_the_host_survive() {
+    fn states_on_the_host_and_its_drives_survive() {
         let mut sample = Sample::new(Family::Dense, &[(2, Policy::Data)]);
         sample.zero = 2;
         let (model, mesh) = (sample.model(), sample.mesh());
         let layer = &model.layers[1];
         let mut choice = sample.choice(layer, &mesh);
         let first = layer.parameters().next().unwrap();
-        choice.storage.entry(first).and_modify(|storage| *storage = storage.on_host());
-        let program = lower(layer, &mesh, &layer.sizes(4, 64), &choice).unwrap();
-        let text = write_program(layer, &mesh, &program);
-        assert_eq!(text.matches(" host ").count(), 1, "{text}");
-        assert_eq!(read_program(layer, &mesh, &text).as_ref(), Ok(&program), "{text}");
+        for home in [StateHome::Host, StateHome::Nvme] {
+            choice.storage.entry(first).and_modify(|storage| storage.home = home);
+            let program = lower(layer, &mesh, &layer.sizes(4, 64), &choice).unwrap();
+            let text = write_program(layer, &mesh, &program);
+            assert_eq!(text.matches(&format!(" {} ", home.word())).count(), 1, "{text}");
+            assert_eq!(read_program(layer, &mesh, &text).as_ref(), Ok(&program), "{text}");
+        }
     }
 
     #[test]

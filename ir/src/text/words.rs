@@ -6,6 +6,7 @@
 use serde_json::Value;
 
 use super::TextError;
+use crate::program::StateHome;
 
 /// A line with its number, for errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,11 @@ impl Line<'_> {
         let word = self.words.get(at).ok_or_else(|| self.error(format!("expected {what}, found the end")))?;
         read_name(word).ok_or_else(|| self.error(format!("expected {what}, found `{word}`")))
     }
+}
+
+/// The word of a home behind others; nothing for the device's.
+pub(crate) fn home_text(home: StateHome) -> String {
+    if home.is_device() { String::new() } else { format!(" {}", home.word()) }
 }
 
 /// Cuts a text into lines of words; empty lines and what follows `#` at the start of a word are left out.

@@ -1,24 +1,34 @@
-//! What an arrangement has in the memory of hosts: optimizer states, and what layers keep for backward.
+//! What an arrangement has in the memory of hosts and on their drives: optimizer states, and what layers keep for backward.
 
-use cost_model::offload::{HostMemory, fullest_host};
+use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::units::Bytes;
 
 use crate::price::setting::{Entry, Setting};
 use crate::price::staged::Staged;
 use crate::price::step::Held;
 
-/// Bytes of so many such layers in the host's memory.
-pub fn of_layers(entry: &Entry, count: u64, held: Held) -> Bytes {
-    (entry.memory.host + entry.memory.parameters_on_host + entry.memory.kept_on_host * held.kept)
-        * count as f64
+/// What a device has on its node of so many layers each: the drives' states of the largest parameter pass through the memory.
+pub fn of_layers<'e>(layers: impl Iterator<Item = (&'e Entry, f64)>, held: Held) -> OnNode {
+    let (mut all, mut passing) = (OnNode::default(), Bytes::ZERO);
+    for (entry, count) in layers {
+        let memory = &entry.memory;
+        all.host += (memory.host + memory.parameters_on_host + memory.kept_on_host * held.kept) * count;
+        all.nvme += memory.nvme * count;
+        passing = passing.max(memory.nvme_passing);
+    }
+    OnNode { host: all.host + passing, ..all }
 }
 
-/// The node whose host is fullest; nothing where no host holds anything. `held` is that of every stage.
-pub fn fullest(setting: &Setting<'_>, staged: &Staged<'_>, held: &[Held]) -> Option<HostMemory> {
-    let of_stage = |(stage, held): (usize, &Held)| {
-        let bytes: Bytes = staged.runs(stage).map(|(entry, count)| of_layers(entry, count, *held)).sum();
-        (bytes, staged.meshes.of(stage as u64).n_devices())
+/// What a device of a stage has there.
+pub fn of_stage(staged: &Staged<'_>, stage: usize, held: Held) -> OnNode {
+    of_layers(staged.runs(stage).map(|(entry, count)| (entry, count as f64)), held)
+}
+
+/// The node whose host or drives are fullest; nothing where none hold anything. `held` is that of every stage.
+pub fn fullest(setting: &Setting<'_>, staged: &Staged<'_>, held: &[Held]) -> Option<NodeMemory> {
+    let on_node = |(stage, held): (usize, &Held)| {
+        (of_stage(staged, stage, *held), staged.meshes.of(stage as u64).n_devices())
     };
-    let stages: Vec<(Bytes, u64)> = held.iter().enumerate().map(of_stage).collect();
-    fullest_host((setting.machine.cluster, setting.machine.constants), &stages)
+    let stages: Vec<(OnNode, u64)> = held.iter().enumerate().map(on_node).collect();
+    fullest_node((setting.machine.cluster, setting.machine.constants), &stages)
 }

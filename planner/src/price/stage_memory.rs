@@ -70,7 +70,6 @@ fn but_activations(
         memory.parameters += own.parameters * count as f64;
         memory.gradients += own.gradients * count as f64;
         memory.optimizer += own.optimizer * count as f64;
-        memory.host += hosts::of_layers(entry, count, held);
         let of_one = setting.owned(entry);
         owned.local += of_one.local * count as f64;
         owned.updated += of_one.updated * count as f64;
@@ -80,6 +79,7 @@ fn but_activations(
         let most = stand_ins.entry(entry.kind).or_default();
         *most = most.max(own.stand_ins);
     }
+    memory.on_node = hosts::of_stage(staged, stage, held);
     kept += staged.held_outputs(setting, stage, held.saved);
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;

@@ -1,7 +1,7 @@
 //! Every strategy and schedule of the space, each as a small plan that has it.
 
 use ir::collective::Algorithm;
-use ir::program::Home;
+use ir::program::{Home, StateHome};
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
@@ -97,11 +97,16 @@ fn stored(axes: &[AxisWish], storage: [&'static [usize]; 3]) -> Recipe {
 
 /// Optimizer states in the host's memory.
 fn offloaded(axes: &[AxisWish], storage: [&'static [usize]; 3]) -> Recipe {
-    Recipe::of(Wishes { storage, home: Home::Host, ..Wishes::of(axes) })
+    Recipe::of(Wishes { storage, home: StateHome::Host, ..Wishes::of(axes) })
+}
+
+/// Optimizer states on the host's drives.
+fn on_nvme(axes: &[AxisWish], storage: [&'static [usize]; 3]) -> Recipe {
+    Recipe::of(Wishes { storage, home: StateHome::Nvme, ..Wishes::of(axes) })
 }
 
 /// Parameters in the host's memory between uses, and optimizer states in one of the two.
-fn infinity(axes: &[AxisWish], storage: [&'static [usize]; 3], home: Home) -> Recipe {
+fn infinity(axes: &[AxisWish], storage: [&'static [usize]; 3], home: StateHome) -> Recipe {
     Recipe::of(Wishes { storage, home, parameters: Home::Host, ..Wishes::of(axes) })
 }
 
@@ -153,10 +158,16 @@ fn storage() -> Vec<Feature> {
         both("optimizer on the host", offloaded(&data, [&[]; 3])),
         both("ZeRO-2, optimizer on the host (ZeRO-Offload)", offloaded(&data, [&[], &[0], &[0]])),
         both("ZeRO-3, optimizer on the host", offloaded(&data, [&[0]; 3])),
-        both("parameters on the host", infinity(&data, [&[]; 3], Home::Device)),
+        both("parameters on the host", infinity(&data, [&[]; 3], StateHome::Device)),
         both(
             "ZeRO-3, optimizer and parameters on the host (ZeRO-Infinity)",
-            infinity(&data, [&[0]; 3], Home::Host),
+            infinity(&data, [&[0]; 3], StateHome::Host),
+        ),
+        both("optimizer on NVMe drives", on_nvme(&data, [&[]; 3])),
+        both("ZeRO-3, optimizer on NVMe drives (ZeRO-Infinity)", on_nvme(&data, [&[0]; 3])),
+        both(
+            "ZeRO-3, optimizer on NVMe drives, parameters on the host",
+            infinity(&data, [&[0]; 3], StateHome::Nvme),
         ),
         both("hybrid sharding (HSDP, MiCS)", stored(&[DATA, DATA], [&[1]; 3])),
         both("own factor for each state (AMSP)", stored(&[DATA, DATA, DATA], [&[2], &[1], &[0, 1, 2]])),

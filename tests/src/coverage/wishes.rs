@@ -7,7 +7,7 @@ use ir::collective::Algorithm;
 use ir::graph::{Layer, Op, OpId};
 use ir::mesh::AxisId;
 use ir::op::OpKind;
-use ir::program::{AxisSet, Home, Storage};
+use ir::program::{AxisSet, Home, StateHome, Storage};
 use ir::sharding::Placement;
 use ir::signature::signature;
 use ir::strategy::{AxisUse, Placements, Strategy};
@@ -48,7 +48,7 @@ pub(super) struct Wishes {
     /// Axes over which parameters, gradients and optimizer states are cut, where the parameter is whole on them.
     pub(super) storage: [&'static [usize]; 3],
     /// Which memory holds optimizer states.
-    pub(super) home: Home,
+    pub(super) home: StateHome,
     /// Which memory holds what layers keep.
     pub(super) kept: Home,
     /// Which memory holds parameters between uses.
@@ -69,7 +69,7 @@ impl Wishes {
         Self {
             axes: axes.to_vec(),
             storage: [&[]; 3],
-            home: Home::Device,
+            home: StateHome::Device,
             kept: Home::Device,
             parameters: Home::Device,
             again: Again::Nothing,

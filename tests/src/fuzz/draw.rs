@@ -9,7 +9,7 @@ use ir::lower::{LayerChoice, Recompute, lower, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op::OpKind;
 use ir::plan::shares::{AXIS, is_sent_once, keeps_apart};
-use ir::program::{AxisSet, Home, Storage};
+use ir::program::{AxisSet, Home, StateHome, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
 use ir::strategy::{Placements, Strategy, placements, strategies};
@@ -81,7 +81,7 @@ impl Chooser for Decisions<'_> {
 
     fn storage(&mut self, whole: AxisSet) -> Storage {
         let optimizer = self.subset(whole);
-        let home = [Home::Device, Home::Host][self.pick(2)];
+        let home = [StateHome::Device, StateHome::Host, StateHome::Nvme][self.pick(3)];
         Storage { parameter: self.subset(optimizer), gradient: self.subset(optimizer), optimizer, home }
     }
 

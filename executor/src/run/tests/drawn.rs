@@ -5,7 +5,7 @@
 
 use ir::graph::Layer;
 use ir::mesh::MAX_AXES;
-use ir::program::Home;
+use ir::program::StateHome;
 use ir::strategy::{Strategy as OpStrategy, strategies};
 use proptest::prelude::*;
 
@@ -60,7 +60,7 @@ impl Dice<'_> {
                 if let Some(storage) = choice.storage.get_mut(tensor) {
                     let optimizer = self.subset(whole_axes(mesh, used));
                     let (gradient, parameter) = (self.subset(optimizer), self.subset(optimizer));
-                    let home = [Home::Device, Home::Host][self.below(2)];
+                    let home = [StateHome::Device, StateHome::Host, StateHome::Nvme][self.below(3)];
                     *storage = Storage { parameter, gradient, optimizer, home };
                 }
             }

@@ -1,14 +1,14 @@
 //! Optimizer states, what layers keep, and parameters on the host: the same numbers, two arenas, and the bytes that move between them.
 
-use ir::program::Home;
+use ir::program::{Home, StateHome};
 
 use super::*;
 use crate::job::{Recorded, Text, Training};
 use crate::observe::Nobody;
 use crate::{HostMoves, RankMemory};
 
-/// Data parallel with optimizer states cut over replicas, in one of the two memories.
-fn cut_states(model: &Model, mesh: &Mesh, home: Home) -> Vec<LayerChoice> {
+/// Data parallel with optimizer states cut over replicas, in one of the memories.
+fn cut_states(model: &Model, mesh: &Mesh, home: StateHome) -> Vec<LayerChoice> {
     let mut all = choices(model, &[&["b"]], &[Placement::Shard(0)]);
     store(model, mesh, &mut all, |cut| Storage { optimizer: cut, home, ..Storage::default() });
     all
@@ -21,8 +21,8 @@ fn sum(list: &[RankMemory], of: fn(&RankMemory) -> u64) -> u64 {
 #[test]
 fn the_host_updates_to_the_same_numbers_and_takes_its_states_from_the_device() {
     let (model, mesh) = (model(mlp(), 2), Mesh::of_sizes(&[2]).unwrap());
-    let of = |home: Home| check(&execution(&model, &mesh, cut_states(&model, &mesh, home), ONE_STAGE));
-    let (device, host) = (of(Home::Device), of(Home::Host));
+    let of = |home: StateHome| check(&execution(&model, &mesh, cut_states(&model, &mesh, home), ONE_STAGE));
+    let (device, host) = (of(StateHome::Device), of(StateHome::Host));
     assert_eq!(host.parameters, device.parameters);
     assert_eq!(sum(&device.host, |arena| arena.planned_peak), 0);
     for arena in &host.host {
@@ -38,37 +38,73 @@ fn the_host_updates_to_the_same_numbers_and_takes_its_states_from_the_device() {
     assert!(device.moved.iter().all(|one| *one == HostMoves::default()));
 }
 
+/// On the drives lie the value and both moments, in the host's memory every gradient and the states of one parameter at a time.
+#[test]
+fn drives_hold_what_the_host_updates_and_nothing_else_changes() {
+    let (model, mesh) = (model(mlp(), 2), Mesh::of_sizes(&[2]).unwrap());
+    let of = |home: StateHome| check(&execution(&model, &mesh, cut_states(&model, &mesh, home), ONE_STAGE));
+    let (host, nvme) = (of(StateHome::Host), of(StateHome::Nvme));
+    assert_eq!(
+        (&nvme.parameters, &nvme.gradients, &nvme.losses),
+        (&host.parameters, &host.gradients, &host.losses)
+    );
+    assert_eq!(nvme.memory, host.memory);
+    assert_eq!(sum(&host.nvme, |arena| arena.planned_peak), 0);
+    for arena in nvme.host.iter().chain(&nvme.nvme) {
+        assert_eq!((arena.high_water, arena.most_live), (arena.planned_peak, arena.lower_bound));
+    }
+    let sizes: Vec<u64> = nvme.parameters[0].values().map(|tensor| tensor.len() as u64).collect();
+    let (all, largest) = (sizes.iter().sum::<u64>(), sizes.iter().max().unwrap());
+    assert_eq!(sum(&nvme.nvme, |arena| arena.planned_peak), 3 * 8 * all);
+    let in_passing = sum(&nvme.host, |arena| arena.lower_bound);
+    assert_eq!(in_passing, 8 * all + 3 * 8 * largest);
+    let n_steps = nvme.losses.len() as u64;
+    for (moved, other) in nvme.moved.iter().zip(&host.moved) {
+        assert_eq!((moved.read, moved.written), (n_steps * 3 * 8 * all / 2, n_steps * 3 * 8 * all / 2));
+        assert_eq!(HostMoves { read: 0, written: 0, ..*moved }, *other);
+    }
+}
+
 /// Copies of a tied table have their owner's new value on the device, whichever memory the owner's states are in.
 #[test]
 fn tied_tables_and_copies_of_chunks_meet_on_the_device() {
     let tied = tied(model(decoder(), 4));
     let mesh = Mesh::of_sizes(&[2]).unwrap();
     for shape in [(Schedule::OneFOneB, 2, 4), (Schedule::Chimera, 2, 4), (Schedule::ZbV, 2, 4)] {
-        let all = cut_states(&tied, &mesh, Home::Host);
-        let outcome = check(&execution(&tied, &mesh, all, shape));
-        let moved = outcome.moved.iter().fold((0, 0), |(down, up), one| (down + one.down, up + one.up));
-        assert!(moved.0 > 0 && moved.0 == moved.1, "{}", shape.0);
+        for home in [StateHome::Host, StateHome::Nvme] {
+            let all = cut_states(&tied, &mesh, home);
+            let outcome = check(&execution(&tied, &mesh, all, shape));
+            let sum = |of: fn(&HostMoves) -> u64| outcome.moved.iter().map(of).sum::<u64>();
+            let down = sum(|one| one.down);
+            assert!(down > 0 && down == sum(|one| one.up), "{}", shape.0);
+            let states = if home == StateHome::Nvme { 3 * down } else { 0 };
+            assert_eq!([sum(|one| one.read), sum(|one| one.written)], [states; 2], "{}", shape.0);
+        }
     }
 }
 
 #[test]
 fn what_comes_up_is_as_operators_take_it() {
     let (model, mesh) = (model(mlp(), 1), Mesh::of_sizes(&[2]).unwrap());
-    let of = |home: Home| {
+    let of = |home: StateHome| {
         let plan = execution(&model, &mesh, cut_states(&model, &mesh, home), ONE_STAGE);
         let plan = Execution { edges: Edges::Bf16, ..plan };
         run_programs::<f32>(&plan, &programs(&plan).unwrap(), &|_, _| 0).unwrap()
     };
-    let (device, host) = (of(Home::Device), of(Home::Host));
+    let (device, host) = (of(StateHome::Device), of(StateHome::Host));
     assert_eq!(host.parameters, device.parameters);
     // Gradients go down in four bytes, parameters come up in two.
     assert!(host.moved.iter().all(|one| one.down == 2 * one.up && one.up > 0), "{:?}", host.moved);
+    // States are no narrower on the drives.
+    let nvme = of(StateHome::Nvme);
+    assert_eq!(nvme.parameters, device.parameters);
+    assert!(nvme.moved.iter().all(|one| (one.read, one.written) == (3 * one.down, 3 * one.down)));
 }
 
 #[test]
 fn training_goes_on_in_the_other_memory() {
     let (model, mesh) = (tied(model(decoder(), 2)), Mesh::of_sizes(&[2]).unwrap());
-    let train = |home: Home, steps: u32, from: Option<&States>| {
+    let train = |home: StateHome, steps: u32, from: Option<&States>| {
         let training = Training { text: Text::Chain, from, record: Recorded::States };
         let plan = execution(&model, &mesh, cut_states(&model, &mesh, home), (Schedule::OneFOneB, 2, 4));
         let plan = Execution { steps, training, ..plan };
@@ -77,14 +113,16 @@ fn training_goes_on_in_the_other_memory() {
             run_observed::<f64>(&plan, (&programs, &Routes::default()), (&|_, _| 0, &Nobody)).unwrap();
         (outcome.losses, outcome.states.unwrap())
     };
-    let (losses, whole) = train(Home::Device, 4, None);
-    let (first, before) = train(Home::Device, 2, None);
-    let (second, after) = train(Home::Host, 2, Some(&before));
-    assert_eq!([first, second].concat(), losses);
-    assert_eq!(after, whole);
+    let (losses, whole) = train(StateHome::Device, 4, None);
+    let (first, before) = train(StateHome::Device, 2, None);
+    for home in [StateHome::Host, StateHome::Nvme] {
+        let (second, after) = train(home, 2, Some(&before));
+        assert_eq!([first.clone(), second].concat(), losses);
+        assert_eq!(after, whole);
+    }
 }
 
-/// A decoder on two stages, what its layers keep for backward in one of the two memories.
+/// A decoder on two stages, what its layers keep for backward in one of the memories.
 fn kept_in(home: Home, (schedule, recompute): (Schedule, Recompute)) -> Outcome {
     let (model, mesh) = (model(decoder(), 4), Mesh::of_sizes(&[2]).unwrap());
     let mut all = choices(&model, &[&["b"]], &[Placement::Shard(0)]);
@@ -148,7 +186,7 @@ fn parameters_come_up_for_every_use() {
                     parameter: AxisSet(cut.0 & whole.0),
                     gradient: AxisSet(cut.0 & whole.0),
                     optimizer: whole,
-                    home,
+                    home: home.into(),
                 });
                 all.iter_mut().for_each(|choice| choice.parameters = parameters);
                 check(&execution(&model, &mesh, all, ONE_STAGE))
