@@ -246,19 +246,47 @@ which something is not stated, and the bulk sweep, do not count in the mean.
 const PAGE_EXPERTS: &str = "\
 ## Mixtures of experts
 
-**No claim is made of these**, and none of them counts above or had a part in the fit: how far the same prices are off where layers choose
-among experts. Nothing was fitted to them; that experts of software before 26.06 run one after another, that their tokens are sorted
-twice and that the host waits for their number ([cost-model.md](cost-model.md)) was found by looking at these rows. The same plan takes up to twice as
-long under one release as under the next, so `scaled` is after one factor per release.
+None of these counts above or had a part in the fit, and no constant was fitted to them: how far the same prices are off where layers choose
+among experts, under the dispatcher that each row's software has by its recipes
+([fixtures/published](../fixtures/published/README.md) says where they stand; [cost-model.md](cost-model.md) how each is priced):
+
+| dispatcher | of the rows |
+| --- | --- |
+| token-drop: a capacity of 1, all slots sent to the devices of their experts | megatron-bridge 25.09 but DeepSeek-V3 on H100 |
+| dropless, every copy of a token sent, by `alltoall` | simumax-b200, Qwen3-30B on H100 and all on B200 in 25.11, 26.02.01 |
+| dropless, a token once to a node and once to a device (`--engine dispatch=per-node`): DeepEP, HybridEP | the others |
+| the same, beside another micro-batch (`exchange-overlap=beside`) | DeepSeek-V3 on H100 in 25.09, on B200 in 26.04.01, on GB300 in 26.06; Qwen3-30B on B300 in 26.06 |
+| host-bound: dropless experts launched one by one, whose host waits for their counts (`experts=each`) | all dropless ones but the two with fused expert kernels in 26.06 |
+| graph: the device launches the whole step (`launches=graph`) | Qwen3-30B on GB200 and B200 in 25.09; DeepSeek-V3 on GB300 and Qwen3-30B on B300 in 26.06 |
+
+That experts run one after another, that their tokens are sorted twice and that the host waits for their number was found by looking at these rows;
+which of them have which dispatcher was not. Multi-token prediction, which all runs of DeepSeek-V3 by megatron-bridge but four of 25.11 have, is not priced (4 % of
+their work), nor is attention in eight bits (26.06), nor a shared expert beside the exchange. The same plan takes up to twice as long under one release as
+under the next, so `scaled` is after one factor per release.
 ";
 
-/// What mixtures of experts come to together.
+/// Mean error of mixtures of experts that may be claimed, if rows keep to it.
+const CLAIM_OF_EXPERTS: f64 = 0.15;
+
+/// What mixtures of experts come to together, and what is claimed of them.
 fn of_experts(found: &Validation) -> String {
     let (all, scaled) = (found.experts.all(), found.experts.by_others());
+    let by_source = found.experts.by_source();
+    let sources: Vec<String> =
+        by_source.iter().map(|(name, mean)| format!("{name} {}", percent(*mean))).collect();
+    let claim = if all.mean <= CLAIM_OF_EXPERTS {
+        format!(
+            "claimed is a mean over these rows of at most {}, with the dispatchers above; nothing of one row or release",
+            percent(CLAIM_OF_EXPERTS)
+        )
+    } else {
+        "no claim is made of them".into()
+    };
     format!(
-        "{} mixtures of experts: mean {}, median {}, bias {}; {} with one factor per release, for each row the median of its other rows",
+        "{} mixtures of experts: mean {} ({}), median {}, bias {}; {} with one factor per release, for each row the median of its other rows; {claim}",
         all.rows,
         percent(all.mean),
+        sources.join(", "),
         percent(all.median),
         signed(all.bias),
         percent(scaled.mean),

@@ -10,6 +10,7 @@ use ir::program::{Instruction, Program};
 use ir::units::Bytes;
 use ir::work::Pass;
 
+use crate::dispatch::Routing;
 use crate::program_price::{Buckets, Pricing};
 use crate::step_price::{PriceContext, price_full, price_step};
 
@@ -49,9 +50,9 @@ fn of_tensor(
     steps: &[Step],
 ) -> Vec<Rule> {
     let shape = pricing.layer.shape(tensor, pricing.sizes);
-    let element = pricing.element(tensor);
+    let (element, routing) = (pricing.element(tensor), Routing::of(pricing.layer, tensor));
     let rule = |step: &Step| {
-        let price = price_step(pricing.context, pricing.mesh, step, &shape, element)?;
+        let price = price_step(pricing.context, pricing.mesh, step, (&shape, element), routing)?;
         let (axes, algorithm) = (step.axes.clone(), price.choice.algorithm);
         Some(Rule { class, kind: price.kind, axes, tensor: Some(tensor), algorithm })
     };

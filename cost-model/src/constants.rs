@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::{Architecture, Precision};
-use ir::engine::{Engine, FlashKernel, Kernels};
+use ir::engine::{Engine, FlashKernel, Kernels, Launches};
 use ir::units::{Bytes, BytesPerSecond, Seconds};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -202,7 +202,10 @@ impl Constants {
 
     /// Host time per kernel of a layer; what is not fused is so many kernels more.
     pub(crate) fn launch(&self) -> Seconds {
-        self.launch_s * self.stream_factor()
+        match self.engine.launches {
+            Launches::Host => self.launch_s * self.stream_factor(),
+            Launches::Graph => Seconds::ZERO,
+        }
     }
 
     /// Sustained over 16-bit peak rate of the attention core on a family.

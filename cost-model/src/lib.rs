@@ -9,6 +9,7 @@ pub mod attention;
 pub mod collective;
 pub mod collective_loads;
 pub mod constants;
+pub mod dispatch;
 pub mod energy;
 pub mod exposure;
 pub mod gemm;

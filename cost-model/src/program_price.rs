@@ -5,6 +5,7 @@
 //! forward, backward = compute + exposed communication                                -> SectionPrice::seconds()
 //! compute           = sum of the work of every operator that runs, recomputed ones apart
 //! exposed           = tensor conversions: all, but for gathers and scatters beside products     -> exposure.rs
+//!                     and tokens sent to experts beside another micro-batch                    -> dispatch.rs
 //!                   + parameter gathers and gradient reductions of the micro-batch: what a layer's compute,
 //!                     running one layer ahead or behind, does not hide                     -> gathered_layer()
 //! update            = gradients reduced, optimizer here or on the host, parameters gathered; once per step, nothing
@@ -29,6 +30,7 @@ use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
 use crate::collective::CollectiveKind;
+use crate::dispatch::{Routing, cover, shown};
 use crate::exposure::{Beside, Neighbours, OpSeconds, exposed};
 use crate::memory::{StateBytes, update_traffic};
 use crate::offload::{HostShare, HostUpdate};
@@ -407,15 +409,36 @@ impl Pricing<'_> {
         let element = self.element(value.tensor);
         let beside = Beside { before: neighbours.before(input), after: neighbours.after(output) };
         let overlap = self.context.tensor_overlap;
+        let routing = Routing::of(self.layer, value.tensor);
+        let mut cover = self.cover(routing);
         for step in steps {
-            let Some(one) = price_step(self.context, self.mesh, step, &shape, element) else { continue };
+            let Some(one) = price_step(self.context, self.mesh, step, (&shape, element), routing) else {
+                continue;
+            };
             let total = one.choice.time;
-            let exposed = exposed(total, (one.kind, value.side), beside, overlap, self.context.constants);
+            let exposed = match (one.kind, routing) {
+                (CollectiveKind::AllToAll, Some(_)) => {
+                    let (shows, left) = shown(total, cover, self.context.constants);
+                    cover = left;
+                    shows
+                }
+                _ => exposed(total, (one.kind, value.side), beside, overlap, self.context.constants),
+            };
             let class = CommunicationClass::of_conversion(value.side, pass);
             let entry = price.communication.entry((class, one.kind)).or_default();
             entry.add(CommunicationPrice { count: 1, total, exposed });
             add_tiers(&mut price.bytes_per_tier, &one.bytes_per_tier);
         }
+    }
+
+    /// What an exchange of tokens may hide behind.
+    pub(crate) fn cover(&self, routing: Option<Routing>) -> Seconds {
+        let PriceContext { device, precision, constants, ref kernels, .. } = *self.context;
+        if routing.is_none() || constants.engine.exchange_overlap.is_absent() {
+            return Seconds::ZERO;
+        }
+        let seconds = |work: &Work| work_time(work, device, precision, constants);
+        cover((self.layer, self.sizes), self.mesh, kernels, seconds)
     }
 
     /// Real bytes of an element of an activation or its gradient, as far as it is filled.

@@ -9,6 +9,7 @@ use ir::units::Bytes;
 
 use crate::collective::{Algorithm, Choice, CollectiveKind, broadcasts, choose};
 use crate::constants::Constants;
+use crate::dispatch::{Routing, exchange};
 use crate::group::{Group, GroupAxis};
 use crate::traffic::bytes_sent_per_tier;
 
@@ -46,16 +47,23 @@ pub struct StepPrice {
     pub bytes_per_tier: Vec<Bytes>,
 }
 
-/// Price of one step of a conversion of a tensor of `shape`; nothing for a local one.
+/// Price of one step of a conversion of a tensor of `shape`, with the routing of its tokens where it has some for experts;
+/// nothing for a local one. Bytes are those of the program, which sends every copy of a token.
 pub fn price_step(
     context: &PriceContext<'_>,
     mesh: &Mesh,
     step: &Step,
-    shape: &[u64],
-    element: Bytes,
+    (shape, element): (&[u64], Bytes),
+    routing: Option<Routing>,
 ) -> Option<StepPrice> {
     let kind = collective_kind(step.kind)?;
-    Some(price_full(context, mesh, (kind, &step.axes), element * full_elements(step, mesh, shape)))
+    let full = element * full_elements(step, mesh, shape);
+    let price = price_full(context, mesh, (kind, &step.axes), full);
+    let group = group_of(context, mesh, &step.axes);
+    let change = (step.kind, step.before, step.after);
+    let worlds = (context.cluster, context.constants);
+    let choice = routing.and_then(|routing| exchange(routing, change, (full, mesh), &group, worlds));
+    Some(StepPrice { choice: choice.unwrap_or(price.choice), ..price })
 }
 
 /// The tensor that a step's price is about: what a rank holds before, or gathers.

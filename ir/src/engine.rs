@@ -45,6 +45,15 @@ pub struct Engine {
     /// How the experts of a device are run.
     #[serde(skip_serializing_if = "Experts::is_together")]
     pub experts: Experts,
+    /// How tokens reach experts on other devices.
+    #[serde(skip_serializing_if = "Dispatch::is_all_to_all")]
+    pub dispatch: Dispatch,
+    /// Tokens sent to experts and back beside computation.
+    #[serde(skip_serializing_if = "ExchangeOverlap::is_absent")]
+    pub exchange_overlap: ExchangeOverlap,
+    /// Who launches kernels.
+    #[serde(skip_serializing_if = "Launches::are_by_host")]
+    pub launches: Launches,
 }
 
 impl Engine {
@@ -65,6 +74,9 @@ impl Engine {
         gradient_reduction: GradientReduction::ByLayer,
         stage_outputs: StageOutputs::Held,
         experts: Experts::Each,
+        dispatch: Dispatch::AllToAll,
+        exchange_overlap: ExchangeOverlap::Absent,
+        launches: Launches::Host,
     };
 
     /// Megatron-DeepSpeed: the same with DeepSpeed's optimizers and pipeline engine.
@@ -88,6 +100,9 @@ impl Engine {
         gradient_reduction: GradientReduction::ByLayer,
         stage_outputs: StageOutputs::Freed,
         experts: Experts::Each,
+        dispatch: Dispatch::AllToAll,
+        exchange_overlap: ExchangeOverlap::Absent,
+        launches: Launches::Host,
     };
 
     /// Reads `megatron-lm`, `fsdp,flash=current`, `kernels=eager`: a preset or none, then features that differ from it.
@@ -118,6 +133,15 @@ impl Engine {
         let mut fields = serde_json::to_value(self).map_err(plain)?;
         fields[name.replace('-', "_")] = value.into();
         serde_json::from_value(fields).map_err(plain)
+    }
+
+    /// How rows are put in order of their experts: twice, as where these run one after another, but for an engine that sends
+    /// tokens once, which has nothing to sort before it knows their devices.
+    pub fn sorting(&self) -> Experts {
+        match self.dispatch {
+            Dispatch::AllToAll => self.experts,
+            Dispatch::PerNode => Experts::Together,
+        }
     }
 
     /// True for the engine of a job that names none.
@@ -206,6 +230,65 @@ impl Experts {
     /// True where one kernel runs them all.
     pub fn is_together(&self) -> bool {
         *self == Self::Together
+    }
+}
+
+/// How tokens reach experts on other devices, and come back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dispatch {
+    /// A copy for every expert that is chosen, each from the device that has the token to the one that has the expert
+    /// (Megatron-Core's `alltoall` dispatcher, DeepSpeed-MoE). It is what programs say and the executor runs.
+    #[default]
+    AllToAll,
+    /// A token crosses to a node once and to a device once, however many experts it has there: sent to the device of the
+    /// same place in that node, forwarded inside the node while more arrives, and on its way back summed before it crosses
+    /// (DeepSeek-V3, arXiv 2412.19437 section 3.2.2; DeepEP and HybridEP, Megatron-Core's `flex` dispatcher).
+    PerNode,
+}
+
+impl Dispatch {
+    /// True where every copy is sent by itself.
+    pub fn is_all_to_all(&self) -> bool {
+        *self == Self::AllToAll
+    }
+}
+
+/// Whether tokens are sent to experts and back beside the computation of another micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExchangeOverlap {
+    /// They are not: experts wait for their tokens, and what follows for the experts.
+    #[default]
+    Absent,
+    /// They are: a forward of one micro-batch runs layer by layer with a backward of another, and what one sends travels
+    /// while the other computes (Megatron-Core's `overlap_moe_expert_parallel_comm`; DeepSeek-V3's DualPipe).
+    Beside,
+}
+
+impl ExchangeOverlap {
+    /// True where everything waits for tokens.
+    pub fn is_absent(&self) -> bool {
+        *self == Self::Absent
+    }
+}
+
+/// Who launches kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Launches {
+    /// The host, one after another.
+    #[default]
+    Host,
+    /// The device, from a graph of the whole step (Megatron-Core's `cuda_graph_scope=full_iteration`): nothing waits for the
+    /// host, and experts have as much room as their capacity, or a reserve, says.
+    Graph,
+}
+
+impl Launches {
+    /// True where the host launches them.
+    pub fn are_by_host(&self) -> bool {
+        *self == Self::Host
     }
 }
 

@@ -25,7 +25,7 @@ pub struct KernelChoice {
     pub element_bytes: f64,
     /// Dropout on what enters the residual stream.
     pub dropout: Dropout,
-    /// How the experts of a device are run.
+    /// How rows are put in order of their experts: as experts that are run so ask for.
     pub experts: Experts,
 }
 

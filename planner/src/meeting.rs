@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use cost_model::dispatch::Routing;
 use cost_model::exposure::{Beside, OpSeconds};
 use ir::graph::{Layer, Sizes, TensorId};
 use ir::op::OpKind;
@@ -93,7 +94,10 @@ impl Meeting<'_> {
         let shape = self.layer.shape(self.tensor, self.sizes);
         let dims = &self.layer.tensors[self.tensor.0].dims;
         let filled = dims.iter().map(|dim| self.sizes.filled[dim.0]).fold(1.0, f64::min);
-        let price = |from: &[Sharding], to: &[Sharding]| prices.conversions((&shape, filled), from, to);
+        let routing = Routing::of(self.layer, self.tensor);
+        let cover = prices.cover((self.layer, self.sizes), routing);
+        let price =
+            |from: &[Sharding], to: &[Sharding]| prices.conversions((&shape, filled, routing), from, to);
         let there = Matrix::new(left, right, |port| port.value, price);
         let back = match self.carries {
             Carries::Values => None,
@@ -113,13 +117,14 @@ impl Meeting<'_> {
             // A gradient is yielded by its reader's backward and read by its producer's.
             let backward = Beside { before: to.backward, after: from.backward };
             let mut pair = Passage {
-                forward: prices.shows(there, Side::Primal, forward),
-                backward: prices.shows(back, Side::Gradient, backward),
+                forward: prices.shows(there, Side::Primal, forward, cover),
+                backward: prices.shows(back, Side::Gradient, backward, cover),
                 saved: 0.0,
             };
             // In backward, a value is read by its reader's backward, whatever yields it.
-            let again =
-                |before: OpSeconds| prices.shows(there, Side::Primal, Beside { before, after: to.backward });
+            let again = |before: OpSeconds| {
+                prices.shows(there, Side::Primal, Beside { before, after: to.backward }, cover)
+            };
             if right[j].flag {
                 match (is_fork, left[i].flag) {
                     // A fork's results are its operand; it must have been marked as needed.

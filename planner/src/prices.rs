@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use cost_model::collective::broadcasts;
+use cost_model::dispatch::{Routing, cover, exchange, shown};
 use cost_model::exposure::{Beside, OpSeconds, exposed};
 use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
 use cost_model::offload::{HostShare, HostUpdate};
@@ -68,12 +69,15 @@ pub struct Conversion {
     gather: f64,
     scatter: f64,
     reduce: f64,
+    /// Tokens to experts or back.
+    exchange: f64,
     other: f64,
 }
 
 impl Conversion {
-    fn add(&mut self, kind: StepKind, time: f64) {
+    fn add(&mut self, kind: StepKind, routing: Option<Routing>, time: f64) {
         match kind {
+            StepKind::AllToAll { .. } if routing.is_some() => self.exchange += time,
             StepKind::AllGather { .. } => self.gather += time,
             StepKind::ReduceScatter { .. } => self.scatter += time,
             StepKind::AllReduce => self.reduce += time,
@@ -108,6 +112,7 @@ struct Conversions {
 struct Known {
     shape: Vec<u64>,
     filled: f64,
+    routing: Option<Routing>,
     /// Per pair of numbers: not asked yet, or where its seconds are.
     places: Vec<Vec<Option<NonZeroU32>>>,
     /// Seconds, where there is a way; the first is nobody's.
@@ -123,10 +128,13 @@ impl Conversions {
         shardings.iter().map(number).collect()
     }
 
-    fn of_shape(&mut self, shape: &[u64], filled: f64) -> &mut Known {
-        let same = |known: &Known| known.shape == shape && known.filled.total_cmp(&filled).is_eq();
+    fn of_shape(&mut self, shape: &[u64], filled: f64, routing: Option<Routing>) -> &mut Known {
+        let same = |known: &Known| {
+            known.shape == shape && known.filled.total_cmp(&filled).is_eq() && known.routing == routing
+        };
         let at = self.shapes.iter().position(same).unwrap_or_else(|| {
-            self.shapes.push(Known { shape: shape.to_vec(), filled, places: Vec::new(), times: vec![None] });
+            let (shape, places, times) = (shape.to_vec(), Vec::new(), vec![None]);
+            self.shapes.push(Known { shape, filled, routing, places, times });
             self.shapes.len() - 1
         });
         &mut self.shapes[at]
@@ -278,24 +286,26 @@ impl<'a> Prices<'a> {
         work_time(work, self.machine.device, self.machine.precision, self.machine.constants).0
     }
 
-    /// Seconds of the conversions of a tensor of `shape`, of which a fraction `filled` is moved, from every sharding of
-    /// one list to every one of another, row by row; `None` where there is no way.
+    /// Seconds of the conversions of a tensor of `shape`, of which a fraction `filled` is moved, as its tokens are routed, from
+    /// every sharding of one list to every one of another, row by row; `None` where there is no way.
     pub fn conversions(
         &self,
-        (shape, filled): (&[u64], f64),
+        (shape, filled, routing): (&[u64], f64, Option<Routing>),
         from: &[Sharding],
         to: &[Sharding],
     ) -> Vec<Option<Conversion>> {
         let bytes = self.machine.kernels.element_bytes * filled;
         let time = |from: Sharding, to: Sharding| {
             let mut sum = Conversion::default();
-            ways(from, to, |change| sum.add(change.kind, self.change(change, shape, bytes)))?;
+            ways(from, to, |change| {
+                sum.add(change.kind, routing, self.change(change, (shape, bytes), routing));
+            })?;
             Some(sum)
         };
         let mut all = self.conversions.borrow_mut();
         let (rows, columns) = (all.numbers(from), all.numbers(to));
         let n = all.numbers.len();
-        let known = all.of_shape(shape, filled);
+        let known = all.of_shape(shape, filled, routing);
         known.places.resize_with(n, Vec::new);
         let mut list = Vec::with_capacity(rows.len() * columns.len());
         for (&before, &row) in from.iter().zip(&rows) {
@@ -316,10 +326,20 @@ impl<'a> Prices<'a> {
         list
     }
 
-    /// Seconds that show of a conversion, of a value or of a gradient, between products.
-    pub fn shows(&self, conversion: Conversion, side: Side, beside: Beside) -> f64 {
+    /// What an exchange of a tensor's tokens may hide behind.
+    pub fn cover(&self, (layer, sizes): (&Layer, &Sizes), routing: Option<Routing>) -> Seconds {
+        let Machine { kernels, constants, .. } = &self.machine;
+        if routing.is_none() || constants.engine.exchange_overlap.is_absent() {
+            return Seconds::ZERO;
+        }
+        cover((layer, sizes), self.mesh, kernels, |work| Seconds(self.work(work)))
+    }
+
+    /// Seconds that show of a conversion, of a value or of a gradient, between products, or of tokens behind what covers them.
+    pub fn shows(&self, conversion: Conversion, side: Side, beside: Beside, cover: Seconds) -> f64 {
         let Machine { tensor_overlap, constants, .. } = &self.machine;
-        let Conversion { gather, scatter, reduce, other } = conversion;
+        let Conversion { gather, scatter, reduce, exchange, other } = conversion;
+        let other = other + shown(Seconds(exchange), cover, constants).0.0;
         if gather + scatter + reduce == 0.0 {
             return other;
         }
@@ -336,19 +356,28 @@ impl<'a> Prices<'a> {
     /// Seconds of one step of a conversion.
     pub fn step(&self, step: &Step, shape: &[u64], element_bytes: f64) -> f64 {
         let Step { kind, before, after, .. } = *step;
-        self.change(Change { kind, axes: AxisSet::of(&step.axes), before, after }, shape, element_bytes)
+        let change = Change { kind, axes: AxisSet::of(&step.axes), before, after };
+        self.change(change, (shape, element_bytes), None)
     }
 
-    fn change(&self, change: Change, shape: &[u64], element_bytes: f64) -> f64 {
+    fn change(&self, change: Change, (shape, element_bytes): (&[u64], f64), routing: Option<Routing>) -> f64 {
         let Change { kind, axes, before, after } = change;
         let Some(collective) = kind.collective() else { return 0.0 };
         // Of a gather, what comes together.
         let whole = if collective == CollectiveKind::AllGather { after } else { before };
         let full = whole.local_elements(self.mesh, shape) as f64 * element_bytes;
+        let worlds = (self.machine.cluster, self.machine.constants);
+        if let Some(routing) = routing.filter(|_| collective == CollectiveKind::AllToAll) {
+            let group = self.group(&axes.axes());
+            let change = (kind, before, after);
+            if let Some(choice) = exchange(routing, change, (Bytes(full), self.mesh), &group, worlds) {
+                return choice.time.0;
+            }
+        }
         let time = || {
             let mut groups = self.groups.borrow_mut();
             let group = groups.entry(axes).or_insert_with(|| self.group(&axes.axes()));
-            price(collective, Bytes(full), group, self.machine.cluster, self.machine.constants).0
+            price(collective, Bytes(full), group, worlds.0, worlds.1).0
         };
         *self.collectives.borrow_mut().entry((collective, axes, full.to_bits())).or_insert_with(time)
     }

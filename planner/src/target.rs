@@ -10,13 +10,14 @@
 //! where nothing fits without, or where the user says so. Each space is searched, the fastest plan counts, and nothing in the union is
 //! faster than the least of their bounds.
 //!
-//! | engine | ZeRO | optimizer on hosts | recompute | schedules | keys of other devices | between products of tp |
-//! |---|---|---|---|---|---|---|
-//! | Megatron-Core `arguments.py` | 0, 1 | with 1 (`--optimizer-cpu-offload`) | none, selective, full | 1F1B, interleaved | all | tokens cut |
-//! | TorchTitan `job_config.py` | 0, 2, 3 | no: it moves parameters too | none, selective, full | GPipe, 1F1B, interleaved, ZB-V, DualPipeV | gathered, ring | tokens cut |
-//! | DeepSpeed `runtime/config.py`, `pipe/engine.py` | 0, 1; 2, 3 without a pipeline | with 1, 2, 3 (`offload_optimizer`) | none, full | 1F1B | Ulysses | whole |
+//! | engine | ZeRO | optimizer on hosts | recompute | schedules | keys of other devices | between products of tp | tokens to experts |
+//! |---|---|---|---|---|---|---|---|
+//! | Megatron-Core `arguments.py` | 0, 1 | with 1 (`--optimizer-cpu-offload`) | none, selective, full | 1F1B, interleaved | all | tokens cut | every copy, or once to a node (`flex`), beside another micro-batch |
+//! | TorchTitan `job_config.py` | 0, 2, 3 | no: it moves parameters too | none, selective, full | GPipe, 1F1B, interleaved, ZB-V, DualPipeV | gathered, ring | tokens cut | every copy, or once to a node (`expert_parallel_comm_backend`) |
+//! | DeepSpeed `runtime/config.py`, `pipe/engine.py` | 0, 1; 2, 3 without a pipeline | with 1, 2, 3 (`offload_optimizer`) | none, full | 1F1B | Ulysses | whole | every copy |
 
 use cost_model::Constants;
+use ir::engine::{Dispatch, Engine, ExchangeOverlap, Launches};
 use ir::plan::Plan;
 use ir::units::Seconds;
 
@@ -136,6 +137,31 @@ impl Target {
             Self::Megatron | Self::TorchTitan => SequenceParallel::On,
             Self::DeepSpeed => SequenceParallel::Off,
         }
+    }
+
+    /// Refuses features of `--engine` that it has not.
+    ///
+    /// # Errors
+    /// The feature, and what the engine does in its place.
+    pub fn check_features(self, engine: &Engine) -> Result<(), String> {
+        let name = self.name();
+        let (by_node, beside, graph) = match self {
+            Self::Megatron => (true, true, true),
+            Self::TorchTitan => (true, false, false),
+            Self::DeepSpeed => (false, false, false),
+        };
+        if engine.dispatch == Dispatch::PerNode && !by_node {
+            return Err(format!(
+                "{name} cannot run dispatch=per-node: it sends a copy of a token per expert"
+            ));
+        }
+        if engine.exchange_overlap == ExchangeOverlap::Beside && !beside {
+            return Err(format!("{name} cannot run exchange-overlap=beside: experts wait for their tokens"));
+        }
+        if engine.launches == Launches::Graph && !graph {
+            return Err(format!("{name} cannot run launches=graph: its host launches kernels"));
+        }
+        Ok(())
     }
 
     /// The spaces of the engine within what the user has chosen, none empty by contradiction.
@@ -260,7 +286,9 @@ pub fn optimize_for(
     target: Target,
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let spaces = target.spaces(&request.pins).map_err(|what| NoPlan::Impossible { what })?;
+    let impossible = |what| NoPlan::Impossible { what };
+    target.check_features(&request.job.engine).map_err(impossible)?;
+    let spaces = target.spaces(&request.pins).map_err(impossible)?;
     let constants = Constants::load();
     let (mut plans, mut refused): (Vec<Plan>, Option<NoPlan>) = (Vec::new(), None);
     for pins in spaces {
@@ -354,6 +382,21 @@ mod tests {
         assert_eq!(Target::DeepSpeed.spaces(&pins).unwrap().len(), 4);
         pins.forbid.zero = vec![0, 1];
         assert!(Target::DeepSpeed.spaces(&pins).unwrap_err().contains("none of what"));
+    }
+
+    #[test]
+    fn features_that_an_engine_lacks_are_refused() {
+        let by_node = Engine { dispatch: Dispatch::PerNode, ..Engine::default() };
+        let beside = Engine { exchange_overlap: ExchangeOverlap::Beside, ..by_node };
+        assert!(ALL.iter().all(|target| target.check_features(&Engine::default()).is_ok()));
+        let graph = Engine { launches: Launches::Graph, ..beside };
+        assert_eq!(Target::Megatron.check_features(&graph), Ok(()));
+        assert_eq!(Target::TorchTitan.check_features(&by_node), Ok(()));
+        let said = |target: Target, engine: &Engine| target.check_features(engine).unwrap_err();
+        assert!(said(Target::TorchTitan, &beside).contains("exchange-overlap=beside"));
+        assert!(said(Target::DeepSpeed, &beside).contains("dispatch=per-node"));
+        let only = Engine { launches: Launches::Graph, ..Engine::default() };
+        assert!(said(Target::DeepSpeed, &only).contains("its host launches kernels"));
     }
 
     #[test]

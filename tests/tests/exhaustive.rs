@@ -5,7 +5,7 @@
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use ir::cluster::Nvme;
-use ir::engine::{Engine, ParameterSpread, TensorOverlap};
+use ir::engine::{Dispatch, Engine, ExchangeOverlap, ParameterSpread, TensorOverlap};
 use ir::units::{Bytes, BytesPerSecond, Seconds};
 use planner::bound::Bound;
 use planner::candidate::{Candidate, Scope, micro_batches};
@@ -183,6 +183,15 @@ fn a_model_on_two_nodes() {
 #[test]
 fn a_model_with_experts() {
     assert_search_is_exhaustive(&question("qwen3-30b-a3b", "dgx-h200", 8, 64));
+}
+
+/// A token crosses to a node once, and experts of one micro-batch compute while tokens of another travel.
+#[test]
+fn tokens_sent_once_to_a_node_beside_another_micro_batch() {
+    let asked = question("qwen3-30b-a3b", "dgx-h100", 16, 64);
+    let by_node = Engine { dispatch: Dispatch::PerNode, ..asked.job.engine };
+    let engine = Engine { exchange_overlap: ExchangeOverlap::Beside, ..by_node };
+    assert_search_is_exhaustive(&Request { job: Job { engine, ..asked.job }, ..asked });
 }
 
 #[test]

@@ -3,13 +3,16 @@
 //! What a source leaves open (recomputation, micro-batch, virtual stages) becomes several questions; the fastest plan
 //! that fits in the devices' memory stands for the row. Nothing is chosen by its error.
 
+use std::collections::BTreeMap;
+
 use ir::cluster::Precision;
 use ir::engine::{
-    Accumulation, Copies, Engine, Experts, FlashKernel, GradientFormat, GradientOverlap, GradientReduction,
-    Kernels, LossKernel, ParameterSpread, Recomputation, StageOutputs, TensorOverlap,
+    Accumulation, Copies, Dispatch, Engine, ExchangeOverlap, Experts, FlashKernel, GradientFormat,
+    GradientOverlap, GradientReduction, Kernels, Launches, LossKernel, ParameterSpread, Recomputation,
+    StageOutputs, TensorOverlap,
 };
 use ir::work::AttentionKernel;
-use planner::constraints::Constraints;
+use planner::constraints::{Constraints, Kept, LayerConstraints};
 use planner::request::{
     Forbid, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
 };
@@ -43,6 +46,20 @@ pub enum Reason {
 
 /// Software whose kernels are chosen to give the same result every time.
 pub(crate) const DETERMINISTIC: &str = "megatron-core-deterministic";
+
+/// Operators of Megatron's recompute module `mla_up_proj`: projections up from the ranks, rotated and put together
+/// (NVIDIA/Megatron-LM megatron/core/transformer/moe/README.md).
+const MLA_UP: [&str; 6] = [
+    "attention.q",
+    "attention.q_rope",
+    "attention.k",
+    "attention.v",
+    "attention.k_rope",
+    "attention.k_append",
+];
+
+/// Of its module `mlp`.
+const MLP: [&str; 3] = ["mlp.gate", "mlp.up", "mlp.glu"];
 
 /// Virtual stages that are tried where a source leaves them open.
 const VIRTUAL_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
@@ -89,6 +106,8 @@ fn open_choices(row: &Row) -> OpenChoices {
         "none" => vec![Some(RecomputeKind::None)],
         "selective" => vec![Some(RecomputeKind::Selective)],
         "full" => vec![Some(RecomputeKind::Full)],
+        // By constraints, which leave nothing open.
+        _ if !again(row).is_empty() => vec![None],
         // A tiled attention kernel keeps nothing that recomputing it would save.
         _ if row.attention == "flash" => vec![Some(RecomputeKind::None), None, Some(RecomputeKind::Full)],
         _ => vec![Some(RecomputeKind::None), Some(RecomputeKind::Selective), None, Some(RecomputeKind::Full)],
@@ -152,8 +171,8 @@ fn engine(row: &Row) -> Engine {
         "alpa" => Engine { gradient_reduction: GradientReduction::AtOnce, ..Engine::default() },
         _ => Engine::default(),
     };
-    // From then on the experts of Blackwell run together, and nothing of a layer waits for the host.
-    let together = row.stack != "megatron-core" || row.date.as_str() >= "26.06";
+    // But where a source says otherwise, with Transformer Engine's `GroupedLinear`.
+    let together = row.stack != "megatron-core" || row.expert_kernels == "together";
     // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32; Alpa takes them of its fp16
     // parameters, beside which it has fp32 ones (alpa-projects/alpa alpa/model/model_util.py, `use_master_copy`).
     let in_halves = row.stack.starts_with("megatron-") || row.stack == "alpa";
@@ -166,6 +185,9 @@ fn engine(row: &Row) -> Engine {
         // "Cross-entropy fused" in the names of its source.
         loss: if row.id.ends_with("_cef") { LossKernel::Fused } else { known.loss },
         experts: if together { known.experts } else { Experts::Each },
+        dispatch: if row.dispatch == "per-node" { Dispatch::PerNode } else { known.dispatch },
+        exchange_overlap: if beside("experts") { ExchangeOverlap::Beside } else { known.exchange_overlap },
+        launches: if row.launches == "graph" { Launches::Graph } else { known.launches },
         ..known
     }
 }
@@ -196,9 +218,25 @@ fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u
         shares: None,
         tensor_shares: None,
         forbid: Forbid::default(),
-        constraints: Constraints::default(),
+        constraints: Constraints { layers: again(row) },
         layers_per_stage: layers_per_stage(row, pp * u64::from(vpp))?,
     })
+}
+
+/// What a source says is computed again where that is neither all nor nothing.
+fn again(row: &Row) -> BTreeMap<String, LayerConstraints> {
+    let said = |part: &str| row.recompute.split('+').any(|one| one == part);
+    let but = |ops: &[&str]| {
+        let kept = [("*".into(), Kept::Keep)].into_iter();
+        let recompute = kept.chain(ops.iter().map(|op| ((*op).into(), Kept::Again))).collect();
+        LayerConstraints { recompute, ..LayerConstraints::default() }
+    };
+    let up: &[&str] = if said("mla-up") { &MLA_UP } else { &[] };
+    let dense: Vec<&str> = up.iter().chain(if said("mlp") { &MLP[..] } else { &[] }).copied().collect();
+    if dense.is_empty() {
+        return BTreeMap::new();
+    }
+    [("*".into(), but(up)), ("dense".into(), but(&dense))].into()
 }
 
 /// As Megatron cuts: evenly, or so that embedding and head count as a layer each; what neither fits is left to the

@@ -93,7 +93,8 @@ fn experts(row: &Row) -> Result<Value, Reason> {
     Ok(config)
 }
 
-/// Experts behind latent attention, with the ranks and head parts of DeepSeek-V2 and V3, which the table's `moe-mla` means.
+/// Experts behind latent attention, with the ranks and head parts of DeepSeek-V2 and V3, which the table's `moe-mla` means, and
+/// with their groups: three of eight may be chosen from in V2, four in V3 (arXiv 2405.04434 section 2.2.2, 2412.19437 section 4.2).
 /// Multi-token prediction is no part of the model.
 fn latent_experts(row: &Row) -> Result<Value, Reason> {
     let mut config = llama(row)?;
@@ -107,6 +108,8 @@ fn latent_experts(row: &Row) -> Result<Value, Reason> {
         ("num_key_value_heads", row.heads),
         ("n_routed_experts", stated(row.experts, "the number of experts")?),
         ("num_experts_per_tok", stated(row.topk, "the experts of a token")?),
+        ("n_group", 8),
+        ("topk_group", if row.experts == Some(256) { 4 } else { 3 }),
         ("moe_intermediate_size", stated(row.expert_ffn, "the width of an expert")?),
         ("n_shared_experts", row.shared_experts.unwrap_or(0)),
         ("first_k_dense_replace", row.dense_layers.unwrap_or(0)),

@@ -46,6 +46,16 @@ impl Experts {
         Errors::of(&rows.map(RowReport::pair).collect::<Vec<_>>())
     }
 
+    /// Mean error of each source, whatever its release.
+    pub fn by_source(&self) -> BTreeMap<&str, f64> {
+        let mut pairs: BTreeMap<&str, Vec<Pair>> = BTreeMap::new();
+        for release in &self.by_release {
+            let source = release.name.split(' ').next().unwrap_or_default();
+            pairs.entry(source).or_default().extend(release.rows.iter().map(RowReport::pair));
+        }
+        pairs.into_iter().map(|(source, pairs)| (source, Errors::of(&pairs).mean)).collect()
+    }
+
     /// Errors after one factor per release, for every row the median of the others; releases of one row have none.
     pub fn by_others(&self) -> Errors {
         let scaled = |release: &SourceReport| -> Vec<Pair> {

@@ -85,7 +85,8 @@ pub struct Row {
     pub global_batch: Option<u64>,
     /// `1` where the stream is cut along the sequence between tensor-parallel products.
     pub sequence_parallel: String,
-    /// `none`, `selective`, `full`, `custom`.
+    /// `none`, `selective`, `full`, `custom`, or what is computed again, `+` between it: `mla-up` (latent attention's projections
+    /// up), `mlp` (of dense layers among those with experts).
     pub recompute: String,
     /// ZeRO stage, or words where the framework chose.
     pub zero: String,
@@ -103,8 +104,18 @@ pub struct Row {
     /// Decoder layers of each stage in turn, a space between them, where they are known and uneven.
     #[serde(default)]
     pub layers_per_stage: String,
-    /// What runs beside computation, separated by `;`: `gradients`, `tensor`.
+    /// What runs beside computation, separated by `;`: `gradients`, `tensor`, `experts` (tokens to experts, beside another
+    /// micro-batch).
     pub overlap: String,
+    /// `per-node` where a token crosses to a node and to a device once, however many experts it has there.
+    #[serde(default)]
+    pub dispatch: String,
+    /// `together` where one kernel runs all experts of a device.
+    #[serde(default)]
+    pub expert_kernels: String,
+    /// `graph` where the device launches a whole step by itself.
+    #[serde(default)]
+    pub launches: String,
     /// Measured time of a step.
     pub step_s: Option<f64>,
     /// Measured peak of device memory.

@@ -29,6 +29,7 @@ use ir::work::Pass;
 
 use super::{Pricing, op_seconds};
 use crate::collective::CollectiveKind;
+use crate::dispatch::{Routing, shown};
 use crate::events::{Event, Lane, Urgency, ends};
 use crate::exposure::{Beside, Neighbours, OpSeconds, inputs, outputs};
 use crate::links::{Reach, reach};
@@ -396,11 +397,23 @@ impl<'r> Row<'r> {
         let element = pricing.element(value.tensor);
         let beside = Beside { before: self.neighbours.before(input), after: self.neighbours.after(output) };
         let mut made = self.made.get(&input).cloned().unwrap_or_default();
+        let routing = Routing::of(pricing.layer, value.tensor);
+        let mut cover = pricing.cover(routing);
         for step in steps {
-            let Some(one) = price_step(context, pricing.mesh, step, &shape, element) else { continue };
+            let priced = price_step(context, pricing.mesh, step, (&shape, element), routing);
+            let Some(one) = priced else { continue };
             let way = way(one.kind, value.side, beside, context.tensor_overlap);
             let lane = pricing.lane(&step.axes);
-            made = self.send((lane, one.kind, one.choice.time), way, &made);
+            // In a row of layers of one micro-batch there is no other: of what hides behind it, only what shows is waited for.
+            let time = match (one.kind, routing) {
+                (CollectiveKind::AllToAll, Some(_)) => {
+                    let (shows, left) = shown(one.choice.time, cover, context.constants);
+                    cover = left;
+                    shows
+                }
+                _ => one.choice.time,
+            };
+            made = self.send((lane, one.kind, time), way, &made);
         }
         self.made.insert(output, made);
     }

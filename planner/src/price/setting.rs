@@ -188,7 +188,7 @@ impl<'a> Setting<'a> {
             token_order: job.token_order,
             element_bytes: element_bytes(precision).0,
             dropout: job.engine.dropout,
-            experts: job.engine.experts,
+            experts: job.engine.sorting(),
         };
         Some(Self {
             machine: Machine {
