@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ir::graph::{ParameterRef, TensorId};
 use ir::lower::LayerChoice;
 use ir::program::{Home, StateHome};
 use ir::schedule::Schedule;
@@ -351,7 +352,13 @@ impl Scope<'_> {
         };
         let mut choices: Vec<(usize, LayerChoice)> = choices.into_iter().flat_map(in_both).collect();
         if given.homes == StateRule::Anywhere {
-            let on_nvme = choices.iter().filter_map(|(form, choice)| Some((*form, on_nvme(choice)?)));
+            let ties = &self.model().ties;
+            let is_tied = |tensor: TensorId| {
+                let own = ParameterRef { layer: kind, tensor };
+                ties.iter().any(|tie| tie.owner == own || tie.copy == own)
+            };
+            let on_nvme =
+                choices.iter().filter_map(|(form, choice)| Some((*form, on_nvme(choice, &is_tied)?)));
             choices.extend(on_nvme.collect::<Vec<_>>());
         }
         self.put_lightest(on, bench, (kind, choices), price)
@@ -419,11 +426,15 @@ impl Scope<'_> {
     }
 }
 
-/// A choice with the optimizer states that the host's memory holds on its drives; nothing where it holds none.
-fn on_nvme(choice: &LayerChoice) -> Option<LayerChoice> {
+/// A choice with the optimizer states that the host's memory holds on its drives, but for those of tied parameters, which are
+/// decided for all their layers at once; nothing where it holds none.
+fn on_nvme(choice: &LayerChoice, is_tied: &dyn Fn(TensorId) -> bool) -> Option<LayerChoice> {
     let mut there = choice.clone();
-    let on_host = there.storage.values_mut().filter(|storage| storage.home == StateHome::Host);
-    let moved = on_host.map(|storage| *storage = storage.on_nvme()).count();
+    let on_host = there
+        .storage
+        .iter_mut()
+        .filter(|(tensor, storage)| storage.home == StateHome::Host && !is_tied(**tensor));
+    let moved = on_host.map(|(_, storage)| *storage = storage.on_nvme()).count();
     (moved > 0).then_some(there)
 }
 

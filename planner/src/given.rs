@@ -70,6 +70,16 @@ impl StateRule {
             Self::Nvme => &[StateHome::Nvme],
         }
     }
+
+    /// Those to try for parameters that are one, which are stored in one way: off the device where they may be.
+    pub(crate) fn tied_homes(self) -> &'static [StateHome] {
+        match self {
+            Self::Device => &[StateHome::Device],
+            Self::Free | Self::Host => &[StateHome::Host],
+            Self::Anywhere => &[StateHome::Host, StateHome::Nvme],
+            Self::Nvme => &[StateHome::Nvme],
+        }
+    }
 }
 
 /// Which memory may hold what a layer keeps for backward, or its parameters.

@@ -278,7 +278,8 @@ impl Builder<'_, '_> {
                 let in_one = |&home| {
                     self.prices.storages((parcel, home), used, gradient, (own, self.clock.shown.every))
                 };
-                given.homes.homes().iter().flat_map(in_one).collect()
+                let tied = given.tied.get(&tensor).map(|(_, wanted)| std::slice::from_ref(&wanted.home));
+                tied.unwrap_or(given.homes.homes()).iter().flat_map(in_one).collect()
             } else {
                 self.prices.frozen_storages(parcel, used, (own, self.clock.shown.every))
             };

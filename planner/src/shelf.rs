@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use ir::graph::{Sizes, TensorId};
 use ir::lower::{LayerChoice, lower, whole_axes};
 use ir::mesh::Mesh;
-use ir::program::{AxisSet, Storage};
+use ir::program::{AxisSet, StateHome, Storage};
 use ir::sharding::Sharding;
 
 use crate::candidate::{Candidate, Scope};
@@ -159,41 +159,49 @@ impl<'a> Scope<'a> {
     /// the smaller behind the faster.
     ///
     /// The use is that of the copy's fastest choice; optimizer states are cut as far as they can be and are on the host
-    /// where they may be, and gradients are whole or cut, unless the user says otherwise.
+    /// or its drives where they may be, and gradients are whole or cut, unless the user says otherwise.
     pub(crate) fn tied_uses(
         &self,
         bench: &Bench<'_>,
         base: &Given,
     ) -> Option<Vec<BTreeMap<usize, TiedUses>>> {
-        // With gradients whole, and cut.
-        let mut both = [BTreeMap::<usize, TiedUses>::new(), BTreeMap::new()];
+        // With gradients whole, and cut, in each of the memories.
+        let homes = base.homes.tied_homes();
+        let mut all = vec![BTreeMap::<usize, TiedUses>::new(); 2 * homes.len()];
         for tie in &self.model().ties {
             let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Leading).into_iter().next()?;
             let choice = built.choice(&self.chooser(&built).fastest(&built.problem)?.2);
             let used = built.used(&choice, tie.copy.tensor)?;
             let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);
-            let storages = match base.storage {
-                StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => [Storage::default(); 2],
+            let storages: Vec<Storage> = match base.storage {
+                StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => {
+                    vec![Storage::default(); all.len()]
+                }
                 StorageRule::Free if base.forbid.zero.is_empty() => {
                     let cut = whole_axes(bench.prices.mesh(), used);
-                    let home = base.homes.homes().last().copied().unwrap_or_default();
                     let may_cut = bench.prices.is_crossed_at_any_time(cut);
-                    [AxisSet::EMPTY, if may_cut { cut } else { AxisSet::EMPTY }]
-                        .map(|gradient| Storage { home, ..Storage::on_device(AxisSet::EMPTY, gradient, cut) })
+                    let gradients = [AxisSet::EMPTY, if may_cut { cut } else { AxisSet::EMPTY }];
+                    let stored = |home: &StateHome| {
+                        let home = *home;
+                        gradients.map(|gradient| Storage {
+                            home,
+                            ..Storage::on_device(AxisSet::EMPTY, gradient, cut)
+                        })
+                    };
+                    homes.iter().flat_map(stored).collect()
                 }
                 StorageRule::Free
                 | StorageRule::Whole
                 | StorageRule::Optimizer
                 | StorageRule::Gradient
-                | StorageRule::Parameter => [choice.storage.get(&tie.copy.tensor).copied()?; 2],
+                | StorageRule::Parameter => vec![choice.storage.get(&tie.copy.tensor).copied()?; all.len()],
             };
-            for (uses, storage) in both.iter_mut().zip(storages) {
+            for (uses, storage) in all.iter_mut().zip(storages) {
                 for side in [tie.owner, tie.copy] {
                     uses.entry(side.layer).or_default().insert(side.tensor, (used, storage));
                 }
             }
         }
-        let mut all = Vec::from(both);
         all.dedup();
         Some(all)
     }

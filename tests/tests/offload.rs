@@ -242,6 +242,31 @@ fn drives_take_what_the_host_cannot() {
     assert!(described.contains("nvme per node") && described.contains("27.3 TiB"), "{described}");
 }
 
+/// A tied table is stored in one way in both layers that use it, whichever of them would lack its host more alone.
+#[test]
+fn a_tied_table_lies_in_one_memory() {
+    let node = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/clusters/rtx4090-x8.json");
+    let (path, cluster) = (fresh("tied.json"), fresh("tied-cluster.json"));
+    for host_memory_gib in [67, 12, 8] {
+        let mut file = read(&node);
+        let group = &mut file["groups"][0];
+        group["host_memory_gib"] = host_memory_gib.into();
+        group["nvme"] = json!({"capacity_tb": 4, "read_gb_per_s": 14, "write_gb_per_s": 10});
+        std::fs::write(&cluster, file.to_string()).unwrap();
+        let asked = format!("optimize gpt2-xl {} --devices 1 --pin offload=allowed", cluster.display());
+        done(&format!("{asked} -o {}", path.display()));
+        let found = read(&path);
+        let home = |layer: &str, tensor: &str| {
+            let entries = found["entries"].as_array().unwrap();
+            let entry = entries.iter().find(|entry| entry["layer"] == layer).unwrap();
+            let parameters = entry["parameters"].as_array().unwrap();
+            parameters.iter().find(|one| one["tensor"] == tensor).unwrap()["optimizer_home"].clone()
+        };
+        assert_eq!(home("embedding", "table"), home("head", "logits.weight"));
+        assert_counted_and_proven(&path, &[]);
+    }
+}
+
 /// Where the host has room nothing goes to its drives, unless it must; what that costs is what is read and written.
 #[test]
 fn drives_are_slower_than_memory() {
