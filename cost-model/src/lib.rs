@@ -11,6 +11,7 @@ pub mod collective_loads;
 pub mod constants;
 pub mod dispatch;
 pub mod energy;
+pub mod expert_launches;
 pub mod exposure;
 pub mod gemm;
 pub mod group;

@@ -17,12 +17,10 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use ir::cluster::Precision;
 use ir::conversion::Step;
 use ir::engine::{Accumulation, GradientOverlap, ParameterSpread, Recomputation};
-use ir::graph::{Dim, Extent, Layer, OpId, Sizes, TensorId};
+use ir::graph::{Layer, OpId, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
-use ir::op::OpKind;
 use ir::program::{Home, Instruction, Program, StateHome, Storage, Update, ValueId};
 use ir::sharding::Sharding;
 use ir::split::SplitBackward;
@@ -31,6 +29,7 @@ use ir::work::{Pass, Work};
 
 use crate::collective::CollectiveKind;
 use crate::dispatch::{Routing, cover, shown};
+use crate::expert_launches::{behind_counts, kernels, n_casts, waits};
 use crate::exposure::{Beside, Neighbours, OpSeconds, exposed};
 use crate::memory::{StateBytes, update_traffic};
 use crate::offload::{HostShare, HostUpdate};
@@ -49,7 +48,7 @@ use crate::step_price::{
 use crate::stream::stream_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
 use crate::traffic::bytes_sent_per_tier;
-use crate::work_time::{n_kernels, work_time};
+use crate::work_time::work_time;
 
 mod events;
 
@@ -274,49 +273,33 @@ impl Pricing<'_> {
         code.iter().map(|one| self.kernels_of(one, pass)).sum()
     }
 
-    /// Kernels of an instruction. Where every expert has its own, each has one per product, and one that casts its operand
-    /// to eight bits; experts with a capacity are all equal, and one kernel casts for all.
     fn kernels_of(&self, instruction: &Instruction, pass: Pass) -> f64 {
-        let works = self.works(instruction, pass).0;
-        let once: f64 = works.iter().map(n_kernels).sum();
-        if self.context.constants.engine.experts.is_together() {
-            return once;
-        }
-        let experts = |work: &Work| match work {
-            Work::Gemm { batch, .. } => *batch,
-            Work::Attention { .. } | Work::Stream { .. } => 1.0,
-        };
-        let n_experts = works.iter().map(experts).fold(1.0, f64::max);
-        let casts = self.context.precision == Precision::Fp8 && self.counts_tokens();
-        once + (n_experts - 1.0) * (works.len() as f64 + f64::from(u8::from(casts)))
+        let experts = self.context.constants.engine.experts;
+        let n_casts = n_casts(self.layer, experts, self.context.precision);
+        kernels(&self.works(instruction, pass).0, experts, n_casts)
     }
 
-    /// Whether the tokens of an expert are known only when they have been routed, and the host has to know them.
-    fn counts_tokens(&self) -> bool {
-        let open = |dim: &Dim| matches!(dim.extent, Extent::Slots { capacity: None, .. });
-        !self.context.constants.engine.experts.is_together() && self.layer.dims.iter().any(open)
-    }
-
-    /// What the device waits where the host has to know how many tokens each expert got: until it does, nothing that follows
-    /// is launched, and with its lead gone the launches of all that runs inside the experts take the time that they take.
+    /// What the device waits where the host has to know how many tokens each expert got.
     fn counts(&self, code: &[Instruction], pass: Pass) -> Seconds {
-        if !self.counts_tokens() {
-            return Seconds::ZERO;
-        }
-        let kind = |one: &Instruction| {
-            let Instruction::Forward { op, .. } = one else { return None };
-            Some(&self.layer.ops[op.0].kind)
+        let behind = behind_counts(self.layer, self.context.constants.engine.experts);
+        let runs = |one: &Instruction| match one {
+            Instruction::Forward { op, .. } => Some(op.0),
+            Instruction::Load { .. }
+            | Instruction::Parameter { .. }
+            | Instruction::Backward { .. }
+            | Instruction::Convert { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => None,
         };
-        let inside = code.iter().skip_while(|one| kind(one) != Some(&OpKind::Dispatch));
-        let inside = inside.take_while(|one| {
-            kind(one) != Some(&OpKind::Combine) && !matches!(one, Instruction::Backward { .. })
-        });
-        let (mut launched, mut runs) = (0.0, Seconds::ZERO);
-        for one in inside {
-            launched += self.kernels_of(one, pass);
-            runs += op_seconds(self.context, &self.works(one, pass).0);
-        }
-        (self.context.constants.launch() * launched - runs).max(Seconds::ZERO)
+        // Tokens that are not sent again are counted already.
+        let from_dispatch = code.iter().skip_while(|one| runs(one).is_none_or(|op| op != behind.start));
+        let again = from_dispatch.take_while(|one| !matches!(one, Instruction::Backward { .. }));
+        let inside = again.filter(|one| runs(one).is_some_and(|op| behind.contains(&op)));
+        let waits = |one: &Instruction| {
+            let seconds = op_seconds(self.context, &self.works(one, pass).0);
+            waits(self.kernels_of(one, pass), seconds, self.context.constants)
+        };
+        inside.map(waits).sum()
     }
 
     /// Prices what an instruction computes.

@@ -1,3 +1,4 @@
+use ir::graph::Extent;
 use ir::mesh::AxisId;
 use ir::op_work::KernelChoice;
 use ir::program::AxisSet;

@@ -5,9 +5,8 @@ use ir::sharding::Sharding;
 use ir::units::Seconds;
 
 use crate::candidate::{Candidate, Scope};
-use crate::chooser::too_large;
-use crate::clock::Once;
-use crate::clock::{Clock, Covers};
+use crate::chooser::{Cheapest, too_large};
+use crate::clock::{Clock, Covers, Spans};
 use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
 use crate::price::step::stragglers;
@@ -100,7 +99,7 @@ impl Scope<'_> {
         let given = self.given_fastest();
         let kinds = 0..self.forms.len();
         let mut asked: Vec<Asked<'_>> = kinds.map(|kind| self.asked(bench, kind, &given, of)).collect();
-        let clock = |covers| self.clock(bench.candidate, covers, given.every);
+        let clock = |covers| self.clock(bench.candidate, covers);
         let (whole, all) = (Covers::default(), clock(Covers::default()));
         let (covered, once) = self.bound_of(bench, &asked, (of, whole, all))?;
         let shows = once.uncovered() / bench.candidate.n_stages as f64;
@@ -120,9 +119,9 @@ impl Scope<'_> {
         bench: &Bench<'_>,
         asked: &[Asked<'_>],
         (of, covers, clock): (Forms, Covers, Clock),
-    ) -> Option<(Bound, Once)> {
+    ) -> Option<(Bound, Spans)> {
         let candidate = bench.candidate;
-        let mut once = Once::default();
+        let mut once = Spans::default();
         let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
         let mut main: Option<(f64, Sharding, f64)> = None;
         let (mut rounded, mut rounded_plain): (f64, f64) = (0.0, 0.0);
@@ -132,18 +131,21 @@ impl Scope<'_> {
         for (kind, forms) in self.forms.iter().enumerate() {
             let asked = &asked[kind];
             let (form, problem) = asked.first().filter(|(form, _)| of == Forms::Leading || *form == 0)?;
-            let (time, unit, choices) = self.chooser(problem).fastest(&problem.problem)?;
+            let Cheapest { bound: time, choices, .. } = self.chooser(problem).cheapest(0.0)?;
+            let cost = problem.problem.total(&choices)?;
+            let unit = cost.time / cost.memory.max(1.0);
             let count = self.counts[kind] as f64;
             total += time * count;
-            bytes += problem.problem.total(&choices)?.memory * count;
+            bytes += cost.memory * count;
             let choice = problem.choice(&choices);
-            once = once.plus(problem.once(&choices), count);
+            once = once.plus(problem.spans(&choices), count);
             // The kind that takes most of the time decides in which sharding the stream passes everywhere.
             if !forms[0].layer.is_end() && main.is_none_or(|(most, ..)| time * count > most) {
                 main = Some((time * count, choice.stream, unit));
             }
             choices_made.push((*form, choice));
-            let of_form = |(_, form): &(usize, LayerProblem<'_>)| Some(self.chooser(form).cheapest(0.0)?.0);
+            let of_form =
+                |(_, form): &(usize, LayerProblem<'_>)| Some(self.chooser(form).cheapest(0.0)?.bound);
             let least = asked[1..].iter().filter_map(of_form).fold(time, f64::min);
             saved += (time - least) * count;
             layers.push(LayerTimes { least, plain: time });
@@ -186,7 +188,7 @@ impl Scope<'_> {
         let of_kind = |kind: usize| {
             let mut times = vec![None; self.forms[kind].len()];
             for (form, problem) in self.asked(&bench, kind, &given, Forms::All) {
-                times[form] = self.chooser(&problem).cheapest(0.0).map(|(time, _)| time);
+                times[form] = self.chooser(&problem).cheapest(0.0).map(|found| found.bound);
             }
             times
         };

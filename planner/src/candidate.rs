@@ -12,7 +12,7 @@ use ir::mesh::{Mesh, Meshes};
 use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
-use crate::clock::{Clock, Covers, Every};
+use crate::clock::{Clock, Covers};
 use crate::forms::{first_of, forms_within, wide};
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::layer_problem::LayerProblem;
@@ -149,8 +149,8 @@ impl<'a> Scope<'a> {
     }
 
     /// The choice problem of a layer in the hands of the solver that is asked for.
-    pub(crate) fn chooser<'s>(&'s self, problem: &'s LayerProblem<'_>) -> Chooser<'s> {
-        Chooser::new(self.request.solver, &problem.problem, &self.troubles)
+    pub(crate) fn chooser<'s>(&'s self, problem: &'s LayerProblem<'s>) -> Chooser<'s> {
+        Chooser::new(self.request.solver, problem, &self.troubles)
     }
 
     pub(crate) fn model(&self) -> &'a Model {
@@ -191,7 +191,7 @@ impl<'a> Scope<'a> {
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
         let constraints = self.pins().constraints.clone();
         let forbid = forbid.clone();
-        let (tied, covers, every) = (BTreeMap::new(), Covers::default(), Every::Own);
+        let (tied, covers) = (BTreeMap::new(), Covers::default());
         Given {
             stream: None,
             tied,
@@ -204,7 +204,6 @@ impl<'a> Scope<'a> {
             forbid,
             constraints,
             covers,
-            every,
         }
     }
 
@@ -212,7 +211,7 @@ impl<'a> Scope<'a> {
     pub(crate) fn given_fastest(&self) -> Given {
         let given = self.given();
         if given.kept == HomeRule::Host {
-            return Given { every: Every::Layer, ..given };
+            return given;
         }
         let recompute = match given.recompute {
             RecomputeRule::Free | RecomputeRule::ButProducts => RecomputeRule::Never,
@@ -220,15 +219,15 @@ impl<'a> Scope<'a> {
             // The least of it is the fastest.
             RecomputeRule::AtLeastAttention => RecomputeRule::AttentionOnly,
         };
-        Given { recompute, every: Every::Layer, ..given }
+        Given { recompute, ..given }
     }
 
     /// How often things happen, where compute covers what it does.
-    pub fn clock(&self, candidate: &Candidate, covers: Covers, every: Every) -> Clock {
+    pub fn clock(&self, candidate: &Candidate, covers: Covers) -> Clock {
         let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
         let layers = (self.model().n_layers() as f64 / p).max(1.0);
         match self.request.job.engine.gradient_overlap {
-            GradientOverlap::Beside => Clock::beside((m, p.min(m)), layers, (covers, every), self.constants),
+            GradientOverlap::Beside => Clock::beside((m, p.min(m)), layers, covers, self.constants),
             GradientOverlap::Absent => Clock::after((m, p.min(m)), layers),
         }
     }

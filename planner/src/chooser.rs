@@ -33,56 +33,141 @@ impl Troubles {
     }
 }
 
-/// One choice problem in the hands of a solver.
-pub enum Chooser<'a> {
-    /// The structured solver's.
+/// The choices of a layer at a price of memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cheapest {
+    /// Seconds with what their bytes cost, every pass taking the longer of what it computes and what it sends.
+    pub value: f64,
+    /// The best choices that were found.
+    pub choices: Vec<usize>,
+    /// No choices cost less than this.
+    pub bound: f64,
+    /// The choices that cost least by the sum that says so.
+    pub at_bound: Vec<usize>,
+}
+
+/// Means of the two sums that are tried beyond the sums themselves, at most.
+const MEANS: usize = 2;
+
+/// One layer's choice problem in the hands of a solver.
+///
+/// A pass that computes for `w` and sends for `c` beside it takes `max(w + slow c, c + slow w)`
+/// (`cost_model::overlap::side_by_side`). Either is a sum over choices, the problem's or that with the *excess* of the
+/// second over the first; the longer is not. Where the cheapest by the first send for longer, those by the second are asked
+/// for, and where these do not, those by a mean of the two, where their lines cross: no mean is above the longer.
+pub struct Chooser<'a> {
+    problem: &'a LayerProblem<'a>,
+    by: By<'a>,
+}
+
+/// A solver.
+enum By<'a> {
+    /// The structured one.
     Structured(Prepared<'a>),
-    /// The integer program's.
-    Program(&'a Problem, &'a Troubles),
+    /// The integer program.
+    Program(&'a Troubles),
 }
 
 impl<'a> Chooser<'a> {
     /// Hands a problem over.
-    pub fn new(solver: Solver, problem: &'a Problem, troubles: &'a Troubles) -> Self {
-        match solver {
-            Solver::Structured => Self::Structured(Prepared::new(problem)),
-            Solver::Microlp => Self::Program(problem, troubles),
-        }
+    pub fn new(solver: Solver, problem: &'a LayerProblem<'a>, troubles: &'a Troubles) -> Self {
+        let by = match solver {
+            Solver::Structured => By::Structured(Prepared::new(&problem.problem)),
+            Solver::Microlp => By::Program(troubles),
+        };
+        Self { problem, by }
     }
 
-    /// Least `time + price * memory`, and the choices that reach it. `None` where every combination is forbidden, or
-    /// where the program gave up, which is noted.
-    pub fn cheapest(&self, price: f64) -> Option<(f64, Vec<usize>)> {
-        match self {
-            Self::Structured(prepared) => prepared.eliminate(price),
-            Self::Program(problem, troubles) => {
-                match ilp::cheapest(problem, price) {
-                    Ok(answer) => answer,
-                    Err(error) => {
-                        troubles.note(format!("the integer program of a layer gave up ({error}); leave it to the structured solver"));
-                        None
-                    }
-                }
-            }
-        }
+    /// Least `time + price * memory`. `None` where every combination is forbidden, or where the program gave up, which is
+    /// noted.
+    pub fn cheapest(&self, price: f64) -> Option<Cheapest> {
+        self.cheapest_apart(price, price)
     }
 
     /// The same with a price of its own for what is kept for backward.
-    pub fn cheapest_apart(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
-        match self {
-            Self::Structured(prepared) => prepared.eliminate_apart(price, kept),
-            Self::Program(problem, troubles) => {
-                let paid = problem.with_edges_at(kept);
-                Chooser::Program(&paid, troubles).cheapest(price)
+    pub fn cheapest_apart(&self, price: f64, kept: f64) -> Option<Cheapest> {
+        let ask = |parts: [f64; 2]| {
+            let (cost, choices) = match parts {
+                [0.0, 0.0] => self.least(price, kept),
+                _ => self.least_with(price, kept, &self.problem.part_of_excess(parts)),
+            }?;
+            let excess = self.problem.excess(&choices);
+            let longer = |at: usize| excess[at].max(0.0) - excess[at] * parts[at];
+            Some((cost, cost + longer(0) + longer(1), excess, choices))
+        };
+        let (cost, value, excess, choices) = ask([0.0; 2])?;
+        let mut best = Cheapest { value, choices: choices.clone(), bound: cost, at_bound: choices };
+        let leans = excess.map(|one| if one > 0.0 { 1.0 } else { 0.0 });
+        // Along the line from the first sum to the second, the least cost and how it rises.
+        let slope = |excess: [f64; 2]| excess[0] * leans[0] + excess[1] * leans[1];
+        let (mut low, mut high) = ((0.0, cost, slope(excess)), None);
+        if low.2 <= 0.0 {
+            return Some(best);
+        }
+        for _ in 0..=MEANS {
+            let part = match high {
+                None => 1.0,
+                Some((at, cost, slope)) => {
+                    let (from, least, rises): (f64, f64, f64) = low;
+                    let part = (cost - least + rises * from - slope * at) / (rises - slope);
+                    // Both lines are level with what was found already.
+                    if part <= from || part >= at {
+                        break;
+                    }
+                    part
+                }
+            };
+            let (cost, value, excess, choices) = ask(leans.map(|lean| lean * part))?;
+            if cost > best.bound {
+                best = Cheapest { bound: cost, at_bound: choices.clone(), ..best };
             }
+            if value < best.value {
+                best = Cheapest { value, choices, ..best };
+            }
+            match (slope(excess) > 0.0, high.is_none()) {
+                (true, true) => break,
+                (true, false) => low = (part, cost, slope(excess)),
+                (false, _) => high = Some((part, cost, slope(excess))),
+            }
+        }
+        Some(best)
+    }
+
+    /// The same where what an operator sends hides behind nothing but itself, and what that costs. Where all of a layer covers
+    /// them, parameters cost the same for the same memory and are all cut or none; here those that hide least are the last
+    /// to be cut, which leaves choices between the two.
+    pub fn cheapest_by_own(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
+        self.least_with(price, kept, &self.problem.own_excess())
+    }
+
+    fn least(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
+        match &self.by {
+            By::Structured(prepared) => prepared.eliminate_apart(price, kept),
+            By::Program(troubles) => program(&self.problem.problem, (price, kept), troubles),
         }
     }
 
-    /// Least seconds of a layer per step, whatever memory it takes, and the seconds that a byte is worth there.
-    pub fn fastest(&self, problem: &Problem) -> Option<(f64, f64, Vec<usize>)> {
-        let (time, choices) = self.cheapest(0.0)?;
-        let cost = problem.total(&choices)?;
-        Some((time, cost.time / cost.memory.max(1.0), choices))
+    fn least_with(&self, price: f64, kept: f64, more: &[Vec<f64>]) -> Option<(f64, Vec<usize>)> {
+        match &self.by {
+            By::Structured(prepared) => prepared.eliminate_with(price, kept, more),
+            By::Program(troubles) => {
+                program(&self.problem.problem.with_more_at_nodes(more), (price, kept), troubles)
+            }
+        }
+    }
+}
+
+/// The integer program's answer.
+fn program(problem: &Problem, (price, kept): (f64, f64), troubles: &Troubles) -> Option<(f64, Vec<usize>)> {
+    let paid = (price.total_cmp(&kept).is_ne()).then(|| problem.with_edges_at(kept));
+    match ilp::cheapest(paid.as_ref().unwrap_or(problem), price) {
+        Ok(answer) => answer,
+        Err(error) => {
+            troubles.note(format!(
+                "the integer program of a layer gave up ({error}); leave it to the structured solver"
+            ));
+            None
+        }
     }
 }
 

@@ -1,8 +1,7 @@
 //! How often a step has what a layer's choice costs, and how much of it shows.
 //!
 //! A choice inside a layer is priced before anything is known of the stage that it will stand in. A clock says how often
-//! its passes count, and which fraction of what is sent once per step, or beside compute, is waited for: it is what makes
-//! a choice problem either the search's (what layers hide by themselves) or a bound's (what a whole stage may hide).
+//! its passes count, and which fraction of what is sent once per step is waited for.
 
 use cost_model::Constants;
 
@@ -17,6 +16,9 @@ pub struct Clock {
     pub backward: f64,
     /// So much shows of what a step has once.
     pub shown: Shown,
+    /// So much of what a layer sends beside its compute, every micro-batch, shows where the compute is longer, and so much
+    /// of the compute where it is not: 1 in an engine that sends when it has computed.
+    pub slow: f64,
     /// Kept activations count this often: micro-batches in flight.
     pub in_flight: f64,
     /// Layers of a stage, which share the room for the parameters of the two that are gathered at once.
@@ -30,20 +32,6 @@ pub struct Shown {
     pub reduce: f64,
     /// Fraction of the parameters spread once per step.
     pub spread: f64,
-    /// What is sent every micro-batch.
-    pub every: Every,
-}
-
-/// Behind what parameters are gathered and gradients reduced that move every micro-batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Every {
-    /// Behind the compute of their own operator: what layers take their choices by where memory is tight.
-    #[default]
-    Own,
-    /// Behind whatever the layer computes, as if there were always enough of it: what a bound may count on.
-    Layer,
-    /// Behind nothing.
-    Alone,
 }
 
 /// Whether the compute of a stage covers what it sends beside it once per step.
@@ -76,7 +64,7 @@ impl Clock {
     pub fn beside(
         (micro_batches, in_flight): (f64, f64),
         layers: f64,
-        (covers, every): (Covers, Every),
+        covers: Covers,
         constants: &Constants,
     ) -> Self {
         let (bucket, slow) = (1.0 / layers, constants.overlap_slowdown_fraction);
@@ -86,21 +74,34 @@ impl Clock {
             Cover::Part => (1.0, micro_batches - hidden),
         };
         let ((reduce, backward), (spread, forward)) = (of(covers.reduce), of(covers.spread));
-        Self { micro_batches, forward, backward, shown: Shown { reduce, spread, every }, in_flight, layers }
+        let (shown, slow) = (Shown { reduce, spread }, constants.gathered_overlap_slowdown_fraction);
+        Self { micro_batches, forward, backward, shown, slow, in_flight, layers }
     }
 
     /// The same in an engine that sends when it has computed.
     pub fn after((micro_batches, in_flight): (f64, f64), layers: f64) -> Self {
         let (forward, backward) = (micro_batches, micro_batches);
-        let shown = Shown { reduce: 1.0, spread: 1.0, every: Every::Alone };
-        Self { micro_batches, forward, backward, shown, in_flight, layers }
+        let (shown, slow) = (Shown { reduce: 1.0, spread: 1.0 }, 1.0);
+        Self { micro_batches, forward, backward, shown, slow, in_flight, layers }
+    }
+
+    /// Seconds of a step that an operator's choice adds, if passes compute for longer than they send.
+    pub(crate) fn seconds(&self, of: Spans) -> f64 {
+        (of.forward + of.waits + of.gather * self.slow) * self.forward
+            + (of.backward + of.every * self.slow) * self.backward
+            + of.shown(self.shown)
+    }
+
+    /// Seconds that forward and backward add to it if they send for longer; less than nothing where they compute for longer.
+    pub(crate) fn excess(&self, of: Spans) -> [f64; 2] {
+        let hidden = 1.0 - self.slow;
+        [(of.gather - of.forward) * hidden * self.forward, (of.every - of.backward) * hidden * self.backward]
     }
 }
 
-/// Seconds of a choice that a step has once, were nothing hidden, and of the compute of a micro-batch, behind which they
-/// may hide.
+/// Seconds of a choice: what a step has once, were nothing hidden, and what a micro-batch computes and sends beside that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Once {
+pub struct Spans {
     /// Gradients reduced.
     pub reduce: f64,
     /// Parameters spread.
@@ -111,9 +112,15 @@ pub struct Once {
     pub forward: f64,
     /// Backward.
     pub backward: f64,
+    /// Parameters gathered beside forward.
+    pub gather: f64,
+    /// Parameters gathered and gradients reduced beside backward.
+    pub every: f64,
+    /// What forward waits for launches.
+    pub waits: f64,
 }
 
-impl Once {
+impl Spans {
     /// Of `count` layers more.
     pub fn plus(self, other: Self, count: f64) -> Self {
         Self {
@@ -122,6 +129,9 @@ impl Once {
             update: self.update + other.update * count,
             forward: self.forward + other.forward * count,
             backward: self.backward + other.backward * count,
+            gather: self.gather + other.gather * count,
+            every: self.every + other.every * count,
+            waits: self.waits + other.waits * count,
         }
     }
 

@@ -11,10 +11,9 @@ use ir::sharding::{Placement, Sharding};
 use crate::arrange::{Arranged, Failed, Share, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
-use crate::chooser::Chooser;
+use crate::chooser::{Cheapest, Chooser};
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, StateRule, StorageRule};
-use crate::menu::MEMORY_PRICES;
 use crate::partition::Chunk;
 use crate::partition::Levels;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
@@ -29,6 +28,10 @@ const CUT_SLACK: f64 = 0.97;
 /// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
 /// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
 const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
+
+/// Prices of memory tried, as multiples of (time of the fastest plan) / (memory of the fastest plan): from free to a
+/// price at which memory is all that counts. Between two of them a stage mixes layers of both.
+const MEMORY_PRICES: [f64; 6] = [0.0, 0.03, 0.15, 0.6, 3.0, 1000.0];
 
 /// Times that prices of memory between those in use are tried: after three, neighbours are a fifth apart.
 pub(crate) const ROUNDS: usize = 3;
@@ -50,6 +53,23 @@ pub(crate) struct Asking {
     pub(crate) storage: Option<StorageRule>,
     /// Times that prices of memory between those in use are tried, at most.
     pub(crate) rounds: usize,
+}
+
+/// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hides {
+    /// Behind their own operator.
+    BehindOperator,
+    /// Behind all that their layer computes, as in its program.
+    BehindLayer,
+}
+
+/// Choice problems in the hands of the solver: on every ground, of every kind.
+#[derive(Clone, Copy)]
+struct Questions<'q, 's> {
+    asked: &'q [Vec<Asked<'s>>],
+    ready: &'q [Vec<Vec<Chooser<'s>>>],
+    hides: Hides,
 }
 
 /// Arrangements of a candidate so far, by the place of their schedule.
@@ -171,7 +191,7 @@ impl Scope<'_> {
             let Some((_, problem)) = asked.first() else { continue };
             let chooser = self.chooser(problem);
             let unit = bound.on(0).seconds_per_byte;
-            let at = |multiple: &f64| Some(chooser.cheapest(multiple * unit)?.1);
+            let at = |multiple: &f64| Some(chooser.cheapest(multiple * unit)?.choices);
             for choices in STREAM_PRICES.iter().filter_map(at) {
                 let stream = self.passes(kind, &problem.choice(&choices));
                 if !streams.contains(&stream) {
@@ -236,12 +256,37 @@ impl Scope<'_> {
             .collect();
         let ready: Vec<Vec<Vec<Chooser<'_>>>> =
             asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
+        let mut best: Result<(Arranged, usize), Dropped> = Err(Dropped::NoStrategy);
+        for hides in [Hides::BehindOperator, Hides::BehindLayer] {
+            let limit = best.as_ref().map_or(limit, |(best, _)| best.step_time().0);
+            let questions = Questions { asked: &asked, ready: &ready, hides };
+            let found = self.at_prices((benches, shelves.clone()), bound, questions, (limit, rounds));
+            best = match (best, found) {
+                (Ok(best), Ok(found)) => Ok(if found.0.is_worth_it(&best.0) { found } else { best }),
+                (Err(Dropped::NoStrategy | Dropped::Slower), found) => found,
+                (best, Err(_)) => best,
+                (Err(_), found) => found,
+            };
+        }
+        best
+    }
+
+    /// The fastest by choices at rising prices of memory, behind the first that is on the shelves; and at how many prices.
+    fn at_prices<'s>(
+        &'s self,
+        (benches, mut shelves): (&[Bench<'s>], Vec<Shelf>),
+        bound: &Bound,
+        Questions { asked, ready, hides }: Questions<'_, '_>,
+        (limit, rounds): (f64, usize),
+    ) -> Result<(Arranged, usize), Dropped> {
+        let candidate = benches[0].candidate;
+        let mut known = Arrangements { limit, ..Arrangements::default() };
         let mut multiples = vec![MEMORY_PRICES[0]];
         let add_level = |shelves: &mut [Shelf], multiple: f64, level: usize| {
             for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
                 let price = multiple * bound.on(ground).seconds_per_byte;
                 for (kind, (asked, ready)) in asked[ground].iter().zip(&ready[ground]).enumerate() {
-                    self.add((shelf, level), bench, (kind, asked, ready), price)?;
+                    self.add((shelf, level), bench, (kind, asked, ready), (price, hides))?;
                 }
             }
             Some(())
@@ -305,7 +350,8 @@ impl Scope<'_> {
                 Some((form, choice)) => self.put((shelf, 0), bench, (kind, *form), choice.clone())?,
                 None => {
                     let asked = self.asked(bench, kind, &with_tied(base, tied, kind), forms);
-                    self.add((shelf, 0), bench, (kind, &asked, &self.choosers(&asked)), 0.0)?;
+                    let ready = self.choosers(&asked);
+                    self.add((shelf, 0), bench, (kind, &asked, &ready), (0.0, Hides::BehindLayer))?;
                 }
             }
         }
@@ -320,13 +366,16 @@ impl Scope<'_> {
         on: (&mut Shelf, usize),
         bench: &Bench<'_>,
         (kind, asked, ready): (usize, &Asked<'_>, &[Chooser<'_>]),
-        price: f64,
+        (price, hides): (f64, Hides),
     ) -> Option<()> {
         let best = |kept: Option<f64>| {
             let solved = asked.iter().zip(ready).filter_map(|((form, problem), ready)| {
-                let (objective, choices) = match kept {
-                    None => ready.cheapest(price)?,
-                    Some(kept) => ready.cheapest_apart(price, kept)?,
+                let kept = kept.unwrap_or(price);
+                let (objective, choices) = match hides {
+                    Hides::BehindOperator => ready.cheapest_by_own(price, kept)?,
+                    Hides::BehindLayer => ready
+                        .cheapest_apart(price, kept)
+                        .map(|Cheapest { value, choices, .. }| (value, choices))?,
                 };
                 Some((objective, *form, problem, choices))
             });

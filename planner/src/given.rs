@@ -8,7 +8,7 @@ use ir::op::OpKind;
 use ir::program::{AxisSet, Home, StateHome, Storage};
 use ir::sharding::Sharding;
 
-use crate::clock::{Covers, Every};
+use crate::clock::Covers;
 use crate::constraints::Constraints;
 use crate::request::{ContextKind, Forbid};
 
@@ -37,8 +37,6 @@ pub struct Given {
     pub constraints: Constraints,
     /// What compute covers of the communication that a step has once.
     pub covers: Covers,
-    /// What it covers of what is sent every micro-batch.
-    pub every: Every,
 }
 
 /// Which memory may hold the optimizer state of a parameter.

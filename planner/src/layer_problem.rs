@@ -6,8 +6,10 @@
 //! conversions both ways and the bytes that are kept. The rules are those of `ir::lower`, priced.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
+use cost_model::expert_launches::behind_counts;
 use cost_model::exposure::{OpSeconds, is_view};
 use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
@@ -19,7 +21,7 @@ use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
 use ir::work::Pass;
 
-use crate::clock::{Clock, Every, Once};
+use crate::clock::{Clock, Spans};
 use crate::constraints::Kept;
 use crate::given::{Given, RecomputeRule, StorageRule};
 use crate::meeting::{Carries, End, Meeting, Pace, Passage, Port, number};
@@ -36,8 +38,8 @@ struct Form {
     places: Arc<Placements>,
     /// Which of its operator's paces.
     pace: usize,
-    /// Seconds of a micro-batch's passes.
-    passes: Once,
+    /// What a micro-batch's passes compute.
+    passes: Spans,
 }
 
 /// One choice of an operator: a form, and where its parameters live.
@@ -54,8 +56,7 @@ struct Pick {
 struct Stored {
     storage: Vec<(TensorId, Storage)>,
     cost: Cost,
-    /// What of it a step has once.
-    once: Once,
+    spans: Spans,
 }
 
 /// What the choices of an operator are made of.
@@ -77,9 +78,8 @@ impl Choices {
         &self.stored[pick.stored as usize]
     }
 
-    /// What a choice has once per step, and what that may hide behind.
-    fn once(&self, pick: Pick) -> Once {
-        self.stored(pick).once.plus(self.form(pick).passes, 1.0)
+    fn spans(&self, pick: Pick) -> Spans {
+        self.stored(pick).spans.plus(self.form(pick).passes, 1.0)
     }
 }
 
@@ -106,6 +106,8 @@ struct Builder<'a, 'p> {
     gradients: BTreeSet<TensorId>,
     /// Elements of all parameters of the layer.
     n_parameters: u64,
+    /// Operators that are launched only when the host knows the tokens of its experts.
+    behind_counts: Range<usize>,
     /// Operators whose results backward could read, were all computed again: the others never are, whatever is said of them.
     needed: BTreeSet<OpId>,
 }
@@ -135,6 +137,7 @@ impl<'a> LayerProblem<'a> {
             streams,
             n_parameters: layer.parameters().map(|t| layer.shape(t, sizes).iter().product::<u64>()).sum(),
             needed: needed_again(layer, &gradients),
+            behind_counts: behind_counts(layer, prices.machine().constants.engine.experts),
             gradients,
         };
         let mut nodes = Vec::new();
@@ -150,14 +153,10 @@ impl<'a> LayerProblem<'a> {
 
     /// Prices it as another clock counts that differs in what compute covers.
     pub fn set_clock(&mut self, clock: Clock) {
-        let (forward, backward) = (clock.forward - self.clock.forward, clock.backward - self.clock.backward);
-        let reduce = clock.shown.reduce - self.clock.shown.reduce;
-        let spread = clock.shown.spread - self.clock.shown.spread;
         for (node, op) in self.problem.nodes.iter_mut().zip(&self.ops) {
             for (cost, &pick) in node.choices.iter_mut().zip(&op.picks) {
-                let once = op.once(pick);
-                cost.time += once.forward * forward + once.backward * backward;
-                cost.time += once.reduce * reduce + once.spread * spread;
+                let spans = op.spans(pick);
+                cost.time += clock.seconds(spans) - self.clock.seconds(spans);
             }
         }
         for (edge, passages) in self.problem.edges.iter_mut().zip(&self.passages) {
@@ -199,10 +198,33 @@ impl LayerProblem<'_> {
         self.ops.iter().zip(choices).map(|(op, &choice)| (op, op.picks[choice]))
     }
 
-    /// What a solution has once per step, and what that may hide behind.
-    pub fn once(&self, choices: &[usize]) -> Once {
-        let picked = self.picked(choices).map(|(op, pick)| op.once(pick));
-        picked.fold(Once::default(), |sum, one| sum.plus(one, 1.0))
+    /// What a solution takes, between operators apart.
+    pub fn spans(&self, choices: &[usize]) -> Spans {
+        let picked = self.picked(choices).map(|(op, pick)| op.spans(pick));
+        picked.fold(Spans::default(), |sum, one| sum.plus(one, 1.0))
+    }
+
+    /// Seconds that forward and backward of a solution add to a step where they send for longer than they compute; negative
+    /// where they compute for longer.
+    pub(crate) fn excess(&self, choices: &[usize]) -> [f64; 2] {
+        self.clock.excess(self.spans(choices))
+    }
+
+    /// So much of that of every choice of every node.
+    pub(crate) fn part_of_excess(&self, parts: [f64; 2]) -> Vec<Vec<f64>> {
+        self.of_excess(|[forward, backward]| forward * parts[0] + backward * parts[1])
+    }
+
+    /// What every choice adds where nothing but its own operator covers what it sends.
+    pub(crate) fn own_excess(&self) -> Vec<Vec<f64>> {
+        self.of_excess(|[forward, backward]| forward.max(0.0) + backward.max(0.0))
+    }
+
+    fn of_excess(&self, of: impl Fn([f64; 2]) -> f64) -> Vec<Vec<f64>> {
+        let own = |op: &Choices, pick: Pick| of(self.clock.excess(op.spans(pick)));
+        let of_op = |op: &Choices| op.picks.iter().map(|&pick| own(op, pick)).collect();
+        let streams = vec![0.0; self.streams.len()];
+        self.ops.iter().map(of_op).chain([streams]).collect()
     }
 
     /// Sharding in which a choice uses a parameter; `None` for a tensor that no operator reads.
@@ -231,19 +253,24 @@ impl Builder<'_, '_> {
             let backward = self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets));
             let pace = place(&mut own.paces, Pace { forward: forward.products, backward: backward.products });
             let (forward, backward) = (forward.total, backward.total);
+            let waits = match self.behind_counts.contains(&op.0) {
+                true => self.prices.waits(self.layer, one, sig, (strategy, self.sizes)),
+                false => 0.0,
+            };
             let first = own.stored.len();
-            own.stored.append(&mut self.storages(op, &places, (forward, backward), given));
+            let until = if backward > 0.0 { Pass::Backward } else { Pass::Forward };
+            own.stored.append(&mut self.storages(op, &places, until, given));
             let places = Arc::new(places);
             for recompute in self.recompute_options(one, given) {
                 let runs_again =
                     recompute == Recompute::Again && one.kind != OpKind::Fork && self.needed.contains(&op);
                 let again = if runs_again { forward } else { 0.0 };
-                let time = forward * self.clock.forward + (backward + again) * self.clock.backward;
+                let passes = Spans { forward, backward: backward + again, waits, ..Spans::default() };
+                let time = self.clock.seconds(passes);
                 for (at, stored) in own.stored.iter().enumerate().skip(first) {
                     choices.push(stored.cost.plus(Cost { time, memory: 0.0 }));
                     own.picks.push(Pick { form: own.forms.len() as u32, stored: at as u32 });
                 }
-                let passes = Once { forward, backward: backward + again, ..Once::default() };
                 own.forms.push(Form { strategy, recompute, places: Arc::clone(&places), pace, passes });
             }
         }
@@ -262,7 +289,7 @@ impl Builder<'_, '_> {
     }
 
     /// Storages of all parameters of an operator, combined.
-    fn storages(&self, op: OpId, places: &Placements, own: (f64, f64), given: &Given) -> Vec<Stored> {
+    fn storages(&self, op: OpId, places: &Placements, until: Pass, given: &Given) -> Vec<Stored> {
         let mut list = vec![Stored::default()];
         for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
             if !self.layer.is_parameter(tensor) {
@@ -271,17 +298,14 @@ impl Builder<'_, '_> {
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             // Programs send the parameters of a layer in as few pieces as they can; a bound must not count one each.
-            let sent = if given.every == Every::Layer { self.n_parameters.max(elements) } else { elements };
-            let parcel = Parcel { elements, sent };
+            let parcel = Parcel { elements, sent: self.n_parameters.max(elements) };
             let mut storages = if self.layer.is_trained(tensor) {
                 let gradient = places.operand_gradients[i];
-                let in_one = |&home| {
-                    self.prices.storages((parcel, home), used, gradient, (own, self.clock.shown.every))
-                };
+                let in_one = |&home| self.prices.storages((parcel, home), used, gradient);
                 let tied = given.tied.get(&tensor).map(|(_, wanted)| std::slice::from_ref(&wanted.home));
                 tied.unwrap_or(given.homes.homes()).iter().flat_map(in_one).collect()
             } else {
-                self.prices.frozen_storages(parcel, used, (own, self.clock.shown.every))
+                self.prices.frozen_storages(parcel, used, until)
             };
             let whole = self.prices.shardable(ir::lower::whole_axes(self.prices.mesh(), used));
             let said = given.constraints.storage(self.layer, tensor).map(StorageRule::of_stage);
@@ -303,11 +327,10 @@ impl Builder<'_, '_> {
                         let mut all = Vec::with_capacity(before.storage.len() + 1);
                         all.extend_from_slice(&before.storage);
                         all.push((tensor, *storage));
-                        let every = price.per_micro_batch * self.clock.micro_batches;
-                        let time = every + price.once.shown(self.clock.shown);
+                        let time = self.clock.seconds(price.spans);
                         let memory = price.state + price.gathered / self.clock.layers;
                         let cost = before.cost.plus(Cost { time, memory });
-                        Stored { storage: all, cost, once: before.once.plus(price.once, 1.0) }
+                        Stored { storage: all, cost, spans: before.spans.plus(price.spans, 1.0) }
                     })
                 })
                 .collect();

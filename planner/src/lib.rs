@@ -23,7 +23,6 @@ pub mod meeting;
 mod stream;
 pub mod layer_problem;
 pub mod chooser;
-pub mod menu;
 pub mod shapes;
 pub mod partition;
 pub mod price;
@@ -245,6 +244,8 @@ pub fn relaxations(request: &Request) -> Vec<Relaxation> {
 
 #[cfg(test)]
 mod solver_tests;
+#[cfg(test)]
+mod chooser_tests;
 #[cfg(test)]
 mod test_models;
 #[cfg(test)]

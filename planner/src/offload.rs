@@ -111,7 +111,7 @@ impl Scope<'_> {
 
     fn plain_clock(&self, bench: &Bench<'_>) -> Clock {
         let given = self.given();
-        self.clock(bench.candidate, given.covers, given.every)
+        self.clock(bench.candidate, given.covers)
     }
 
     /// Bytes that the fullest host, or its drives, lack for stages of such layers.

@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 
 use cost_model::collective::broadcasts;
 use cost_model::dispatch::{Routing, cover, exchange, shown};
+use cost_model::expert_launches;
 use cost_model::exposure::{Beside, OpSeconds, exposed};
 use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
 use cost_model::offload::{HostShare, HostUpdate};
@@ -28,7 +29,7 @@ use ir::strategy::Strategy;
 use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
-use crate::clock::{Every, Once};
+use crate::clock::Spans;
 use crate::forbid::Barred;
 use crate::space::{AxisRule, AxisView, Reach};
 use crate::ways::ways;
@@ -87,13 +88,11 @@ impl Conversion {
     }
 }
 
-/// What one storage of one parameter costs: seconds per micro-batch and per step, bytes of state.
+/// What one storage of one parameter costs: seconds, were nothing hidden, and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StoragePrice {
-    /// Added to forward and backward of every micro-batch.
-    pub per_micro_batch: f64,
-    /// Once per step, were nothing hidden.
-    pub once: Once,
+    /// What is sent every micro-batch and once per step, and the update.
+    pub spans: Spans,
     /// Parameter, gradient and optimizer state on the device.
     pub state: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
@@ -154,6 +153,15 @@ struct StorageTimes {
     update: f64,
     state: f64,
     gathered: f64,
+}
+
+impl StorageTimes {
+    fn price(&self) -> StoragePrice {
+        let Self { gather, every, reduce, spread, update, state, gathered, .. } = *self;
+        // Backward gathers again what forward did.
+        let spans = Spans { gather, every: gather + every, reduce, spread, update, ..Spans::default() };
+        StoragePrice { spans, state, gathered }
+    }
 }
 
 /// Local elements, the memory of the optimizer state, axes that hold the parameter whole, and those of its unfinished gradient.
@@ -238,6 +246,20 @@ impl<'a> Prices<'a> {
         let local = local_lengths(sig, strategy, self.mesh, sizes);
         let work = op_work((layer, op, sig), &local, sizes, pass, &self.machine.kernels);
         self.op_time((sig, strategy), (&local, pass), &work)
+    }
+
+    /// Seconds that a device waits in an operator's forward where the host has no lead over it: its kernels are launched
+    /// when it is to run.
+    pub fn waits(&self, layer: &Layer, op: &Op, sig: &Signature, at: (Strategy, &Sizes)) -> f64 {
+        let (strategy, sizes) = at;
+        let Machine { constants, precision, kernels, .. } = &self.machine;
+        let local = local_lengths(sig, strategy, self.mesh, sizes);
+        let work = op_work((layer, op, sig), &local, sizes, Pass::Forward, kernels);
+        let runs = Seconds(work.iter().map(|one| self.work(one)).sum());
+        let experts = constants.engine.experts;
+        let n_casts = expert_launches::n_casts(layer, experts, *precision);
+        let n_kernels = expert_launches::kernels(&work, experts, n_casts);
+        expert_launches::waits(n_kernels, runs, constants).0
     }
 
     /// Seconds of an operator's backward, as far as its operands get gradients.
@@ -409,15 +431,11 @@ impl<'a> Prices<'a> {
 
     /// Storages of a parameter that an operator uses in a sharding, with the optimizer state in one of the memories, each
     /// with its price; the plain one first.
-    ///
-    /// `forward` and `backward` are the operator's own seconds, behind which gathers and reductions of a micro-batch can
-    /// hide; of those of the step a fraction is `shown`.
     pub fn storages(
         &self,
         (parcel, home): (Parcel, StateHome),
         used: Sharding,
         gradient: Sharding,
-        ((forward, backward), every): ((f64, f64), Every),
     ) -> Vec<(Storage, StoragePrice)> {
         let whole = whole_axes(self.mesh, used);
         let unfinished = AxisSet::of(&gradient.partial_axes());
@@ -425,30 +443,27 @@ impl<'a> Prices<'a> {
         let times = known
             .entry((parcel, home, [whole, unfinished]))
             .or_insert_with(|| self.all_storage_times((parcel, home), whole, unfinished));
-        times.iter().map(|one| (one.storage, self.storage_price(one, (forward, backward), every))).collect()
+        times.iter().map(|one| (one.storage, one.price())).collect()
     }
 
-    /// Storages of a frozen parameter, each with its price; the plain one first. It is gathered before the operator, and
-    /// before its backward if that runs; nothing else is ever sent or updated.
+    /// Storages of a frozen parameter that is read until one of the passes, each with its price; the plain one first. It is
+    /// gathered before the operator, and before its backward if that reads it; nothing else is ever sent or updated.
     pub fn frozen_storages(
         &self,
         parcel: Parcel,
         used: Sharding,
-        ((forward, backward), every): ((f64, f64), Every),
+        until: Pass,
     ) -> Vec<(Storage, StoragePrice)> {
         let element = StateBytes::adamw(self.machine.precision, GradientFormat::Full).parameter;
         let elements = parcel.elements;
         let price = |cut: AxisSet| {
             let gather = self.sent(parcel, &flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY)?, element);
-            let again = if backward > 0.0 { self.shows_beside(gather, backward, every) } else { 0.0 };
-            let per_micro_batch = self.shows_beside(gather, forward, every) + again;
+            let again = if until == Pass::Backward { gather } else { 0.0 };
+            let spans = Spans { gather, every: again, ..Spans::default() };
             let whole = elements as f64 * element.0;
             let state = whole / self.parts(cut);
             let gathered = gathered(cut, (Bytes(whole), Bytes::ZERO));
-            Some((
-                Storage::frozen(cut),
-                StoragePrice { per_micro_batch, state, gathered, ..StoragePrice::default() },
-            ))
+            Some((Storage::frozen(cut), StoragePrice { spans, state, gathered }))
         };
         let cuts = self.cuts(elements, whole_axes(self.mesh, used));
         let cuts = cuts.into_iter().filter(|cut| self.is_crossed_at_any_time(*cut));
@@ -552,37 +567,6 @@ impl<'a> Prices<'a> {
             state: local * state,
             gathered: gathered(storage.parameter, (bytes.parameter * local, bytes.gradient * local)),
         })
-    }
-
-    /// Gathers and reductions of every micro-batch run beside the operator (FSDP prefetch).
-    fn storage_price(
-        &self,
-        times: &StorageTimes,
-        (forward, backward): (f64, f64),
-        every: Every,
-    ) -> StoragePrice {
-        let shows = |sent: f64, computed: f64| self.shows_beside(sent, computed, every);
-        StoragePrice {
-            per_micro_batch: shows(times.gather, forward) + shows(times.gather + times.every, backward),
-            once: Once {
-                reduce: times.reduce,
-                spread: times.spread,
-                update: times.update,
-                ..Once::default()
-            },
-            state: times.state,
-            gathered: times.gathered,
-        }
-    }
-
-    /// What shows of what is sent every micro-batch, beside an operator's own compute or its layer's.
-    fn shows_beside(&self, sent: f64, computed: f64, every: Every) -> f64 {
-        let slowdown = self.machine.constants.gathered_overlap_slowdown_fraction;
-        match every {
-            Every::Own => (sent - computed).max(0.0) + slowdown * sent.min(computed),
-            Every::Layer => slowdown * sent,
-            Every::Alone => sent,
-        }
     }
 }
 

@@ -83,6 +83,16 @@ impl Problem {
         Self { nodes: self.nodes.clone(), edges: self.edges.iter().map(edge).collect() }
     }
 
+    /// The same where choices of nodes take so much more time.
+    #[must_use]
+    pub fn with_more_at_nodes(&self, more: &[Vec<f64>]) -> Self {
+        let slower = |(cost, more): (&Cost, &f64)| Cost { time: cost.time + more, ..*cost };
+        let node = |(node, more): (&Node, &Vec<f64>)| Node {
+            choices: node.choices.iter().zip(more).map(slower).collect(),
+        };
+        Self { nodes: self.nodes.iter().zip(more).map(node).collect(), edges: self.edges.clone() }
+    }
+
     /// Price of one choice per node, from scratch; `None` where a pair is forbidden.
     pub fn total(&self, choices: &[usize]) -> Option<Cost> {
         let (nodes, edges) = self.parts(choices)?;

@@ -17,12 +17,12 @@ use ir::units::Seconds;
 
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
+use crate::chooser::{Cheapest, Chooser};
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule};
 use crate::layer_problem::LayerProblem;
 use crate::request::Solver;
 use crate::shelf::Asked;
-use crate::solve::Prepared;
 
 /// Prices of memory that are tried at most.
 const ROUNDS: usize = 8;
@@ -55,7 +55,7 @@ pub(crate) struct Tables<'s> {
 
 /// The layers of all stages in the hands of the solver.
 struct Ready<'t> {
-    kinds: Vec<Vec<(&'t LayerProblem<'t>, Prepared<'t>)>>,
+    kinds: Vec<Vec<(&'t LayerProblem<'t>, Chooser<'t>)>>,
     /// Price and `a` to start with.
     price: f64,
     a: f64,
@@ -177,7 +177,7 @@ impl Scope<'_> {
 
     /// How many of the candidates may be faster, and the least work of the smallest.
     fn room_by(&self, tables: Tables<'_>, candidates: &[&Candidate], limit: f64) -> Option<(usize, Work)> {
-        let mut ready = tables.ready();
+        let mut ready = self.ready(&tables);
         let slower =
             |one: &Candidate, work: Work| self.with_bubble(one, work).is_none_or(|time| time.0 >= limit);
         // What the smallest does not reach, some of the larger may.
@@ -208,7 +208,7 @@ impl Scope<'_> {
             return None;
         }
         let tables = self.priced_tables((tables, bound), of);
-        let work = self.work_in_room((&tables, &mut tables.ready()), candidate, limit.0)?;
+        let work = self.work_in_room((&tables, &mut self.ready(&tables)), candidate, limit.0)?;
         self.with_bubble(candidate, work)
     }
 
@@ -220,11 +220,20 @@ impl Scope<'_> {
 
     fn priced_tables<'s>(&'s self, (candidate, bound): (&'s Candidate, &'s Bound), of: Forms) -> Tables<'s> {
         let bench = self.bench(candidate);
-        let given = Given { covers: bound.covers, every: self.given_fastest().every, ..self.given() };
+        let given = Given { covers: bound.covers, ..self.given() };
         let kinds = (0..self.forms.len()).map(|kind| self.asked(&bench, kind, &given, of)).collect();
-        let in_flight = self.clock(candidate, given.covers, given.every).in_flight;
+        let in_flight = self.clock(candidate, given.covers).in_flight;
         let on_host = given.kept != HomeRule::Device;
         Tables { candidate, bound, capacity: bench.setting.capacity, kinds, in_flight, on_host }
+    }
+
+    fn ready<'t>(&'t self, tables: &'t Tables<'t>) -> Ready<'t> {
+        let one = |(_, problem): &'t (usize, LayerProblem<'t>)| (problem, self.chooser(problem));
+        Ready {
+            kinds: tables.kinds.iter().map(|forms| forms.iter().map(one).collect()).collect(),
+            price: FIRST_PRICE * tables.bound.seconds_per_byte,
+            a: 1.0,
+        }
     }
 
     /// Least work of a candidate in its memory, as far as prices of it were tried.
@@ -330,17 +339,17 @@ impl Scope<'_> {
 /// A layer of a kind in the form, on the stage and by the choice where it costs least; of every stage the micro-batches in
 /// flight and what its bytes weigh.
 fn priced(
-    forms: &[(&LayerProblem<'_>, Prepared<'_>)],
+    forms: &[(&LayerProblem<'_>, Chooser<'_>)],
     tables: &Tables<'_>,
     (stages, price): (&[(f64, f64)], f64),
 ) -> Option<Priced> {
     let mut least: Option<Priced> = None;
     let on_stages = forms.iter().flat_map(|form| stages.iter().map(move |stage| (form, stage)));
-    for ((problem, prepared), &(flight, weight)) in on_stages {
+    for ((problem, chooser), &(flight, weight)) in on_stages {
         // What the hosts may hold takes no memory of the devices, and at best no time.
         let kept = if tables.on_host { 0.0 } else { flight / tables.in_flight };
         let price = price * weight;
-        let (value, choices) = prepared.eliminate_apart(price, price * kept)?;
+        let Cheapest { bound: value, at_bound: choices, .. } = chooser.cheapest_apart(price, price * kept)?;
         if least.is_none_or(|least| value < least.value) {
             let (nodes, edges) = problem.problem.parts(&choices)?;
             let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
@@ -350,17 +359,6 @@ fn priced(
         }
     }
     least
-}
-
-impl<'s> Tables<'s> {
-    fn ready(&'s self) -> Ready<'s> {
-        let one = |(_, problem): &'s (usize, LayerProblem<'s>)| (problem, Prepared::new(&problem.problem));
-        Ready {
-            kinds: self.kinds.iter().map(|forms| forms.iter().map(one).collect()).collect(),
-            price: FIRST_PRICE * self.bound.seconds_per_byte,
-            a: 1.0,
-        }
-    }
 }
 
 /// The work of stages whose average takes more in their memory than where memory is free. What of it a step has once is

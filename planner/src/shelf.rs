@@ -25,6 +25,7 @@ use crate::rewrite::Variant;
 pub(crate) type TiedUses = BTreeMap<TensorId, (Sharding, Storage)>;
 
 /// The choices tried so far for every layer kind, with their figures.
+#[derive(Clone)]
 pub(crate) struct Shelf {
     /// Per kind, distinct choices.
     pub(crate) entries: Vec<Vec<Entry>>,
@@ -84,7 +85,7 @@ impl<'a> Scope<'a> {
         given: &Given,
         forms: Forms,
     ) -> Asked<'s> {
-        let clock = self.clock(bench.candidate, given.covers, given.every);
+        let clock = self.clock(bench.candidate, given.covers);
         let of = |form: usize| {
             let layer = &self.forms[kind][form].layer;
             let sizes = &bench.sizes[kind][form];
@@ -170,7 +171,7 @@ impl<'a> Scope<'a> {
         let mut all = vec![BTreeMap::<usize, TiedUses>::new(); 2 * homes.len()];
         for tie in &self.model().ties {
             let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Leading).into_iter().next()?;
-            let choice = built.choice(&self.chooser(&built).fastest(&built.problem)?.2);
+            let choice = built.choice(&self.chooser(&built).cheapest(0.0)?.choices);
             let used = built.used(&choice, tie.copy.tensor)?;
             let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);
             let storages: Vec<Storage> = match base.storage {

@@ -109,8 +109,22 @@ impl<'a> Prepared<'a> {
         self.least(Weights::priced(nodes), Weights::priced(edges))
     }
 
+    /// The same where choices of nodes take so much more time.
+    pub fn eliminate_with(&self, nodes: f64, edges: f64, more: &[Vec<f64>]) -> Option<(f64, Vec<usize>)> {
+        self.least_with(Weights::priced(nodes), Weights::priced(edges), |node, choice| more[node][choice])
+    }
+
     fn least(&self, nodes: Weights, edges: Weights) -> Option<(f64, Vec<usize>)> {
-        let moved = Moved::new(self.weighed(nodes, edges)).narrow(Aim::Cheapest)?;
+        self.least_with(nodes, edges, |_, _| 0.0)
+    }
+
+    fn least_with(
+        &self,
+        nodes: Weights,
+        edges: Weights,
+        more: impl Fn(usize, usize) -> f64,
+    ) -> Option<(f64, Vec<usize>)> {
+        let moved = Moved::new(self.weighed(nodes, edges, more)).narrow(Aim::Cheapest)?;
         let choices = moved.weighed.choices.clone();
         let (value, classes) = bucket::cheapest(moved.weighed)?;
         let choice = |(node, &class): (usize, &usize)| choices[node][class];
@@ -118,9 +132,10 @@ impl<'a> Prepared<'a> {
     }
 
     /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice.
-    fn weighed(&self, nodes: Weights, edges: Weights) -> Weighed {
+    fn weighed(&self, nodes: Weights, edges: Weights, more: impl Fn(usize, usize) -> f64) -> Weighed {
         let cheapest = |node: usize, class: &Vec<usize>| {
-            let cost = |&choice: &usize| (nodes.of(self.problem.nodes[node].choices[choice]), choice);
+            let own = |choice: usize| nodes.of(self.problem.nodes[node].choices[choice]) + more(node, choice);
+            let cost = |&choice: &usize| (own(choice), choice);
             let first = cost(&class[0]);
             class[1..].iter().map(cost).fold(first, |best, next| if next.0 < best.0 { next } else { best })
         };

@@ -2,14 +2,21 @@
 
 use std::collections::BTreeMap;
 
+use cost_model::Constants;
 use ir::builder::LayerBuilder;
 use ir::cluster::{
     Architecture, CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier,
     Wiring,
 };
+use ir::engine::{Dropout, Experts, GradientFormat, TensorOverlap};
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
 use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
+use ir::op_work::KernelChoice;
+use ir::token_order::TokenOrder;
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use ir::work::AttentionKernel;
+
+use crate::prices::Machine;
 
 /// Sizes of a small transformer.
 #[derive(Clone, Copy)]
@@ -158,4 +165,80 @@ pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
         reserve_bytes: Bytes(4e9),
         calibration: None,
     }
+}
+
+/// Nodes of eight A100 with a network of 25 GB/s per device.
+pub(crate) fn a100s(n_nodes: u64) -> Cluster {
+    let device = Device {
+        name: "a100".into(),
+        architecture: Architecture::Ampere,
+        peak_flops_per_s: [(Precision::Bf16, FlopsPerSecond(312e12))].into(),
+        memory_bytes: Bytes(80e9),
+        memory_bandwidth_bytes_per_s: BytesPerSecond(2.039e12),
+        compute_units: 108,
+        host_link_bytes_per_s: BytesPerSecond(31e9),
+        watts: None,
+    };
+    let tier = |name: &str, devices, bandwidth, latency| Tier {
+        name: name.into(),
+        devices,
+        bandwidth_bytes_per_s: BytesPerSecond(bandwidth),
+        latency_s: Seconds(latency),
+        wiring: Wiring::Switch,
+        oversubscription: 1.0,
+        routing: Default::default(),
+        in_switch_reduction: InSwitchReduction::Absent,
+    };
+    Cluster {
+        schema_version: 1,
+        name: "test".into(),
+        groups: vec![DeviceGroup {
+            device,
+            count: 8 * n_nodes,
+            devices_per_node: 8,
+            host_memory_bytes: Bytes(1e12),
+            nvme: None,
+            price_per_device_hour: None,
+            failures_per_device_hour: None,
+            links: Vec::new(),
+            nodes: None,
+            part_of: None,
+        }],
+        tiers: vec![tier("nvlink", 8, 300e9, 2e-6), tier("infiniband", 8 * n_nodes, 25e9, 5e-6)],
+        reserve_bytes: Bytes(2e9),
+        calibration: None,
+    }
+}
+
+/// Those machines with flash attention and 16-bit numbers.
+pub(crate) fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants) -> Machine<'a> {
+    Machine {
+        cluster,
+        device: &cluster.groups[0].device,
+        home: None,
+        constants,
+        precision: Precision::Bf16,
+        kernels: KernelChoice {
+            attention: AttentionKernel::Flash,
+            token_order: TokenOrder::ZigZag,
+            element_bytes: 2.0,
+            dropout: Dropout::Off,
+            experts: Experts::Together,
+        },
+        gradients: GradientFormat::Full,
+        tensor_overlap: TensorOverlap::Absent,
+    }
+}
+
+/// Norm, product, residual: a layer with few enough choices to try them all.
+pub(crate) fn one_product(width: Width) -> Layer {
+    let mut b = start("product", width);
+    let x = b.stream();
+    let n = norm(&mut b, "norm", x);
+    let w = b.parameter("w", "h f", Init::Normal);
+    let y = b.op("linear", OpKind::Linear, &[n, w], "b s f");
+    let v = b.parameter("v", "f h", Init::Normal);
+    let z = b.op("back", OpKind::Linear, &[y, v], "b s h");
+    let out = b.op("add", OpKind::Add, &[x, z], "b s h");
+    b.finish(out)
 }

@@ -7,15 +7,14 @@ use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shippe
 use ir::plan::Plan;
 use ir::plan::check::open;
 use planner::candidate::{Candidate, Scope, micro_batches};
-use planner::clock::Every;
 use planner::forms::Forms;
 use planner::given::{Given, RecomputeRule};
 use planner::layer_problem::LayerProblem;
-use planner::menu::fastest;
 use planner::prices::Prices;
 use planner::request::{Job, Pins, Progress, Request, SequenceParallel, Solver};
 use planner::rewrite::{Variant, is_form_of, variants};
 use planner::shapes::{Facts, shapes};
+use planner::solve::eliminate;
 
 fn question(model: &str, cluster: &str, devices: u64, pins: Pins) -> Request {
     let model = read_model(model, shipped_model(model).unwrap().text).unwrap();
@@ -94,12 +93,12 @@ fn the_bound_of_a_candidate_is_the_least_of_all_forms() {
     for candidate in &candidates(&request) {
         let Some(bound) = scope.bound(candidate, Forms::All) else { continue };
         let prices = Prices::new(scope.machine.clone(), &candidate.shape.mesh, &candidate.shape.rules);
-        let clock = scope.clock(candidate, bound.covers, Every::Layer);
-        let given = Given { recompute: RecomputeRule::Never, every: Every::Layer, ..Given::default() };
+        let clock = scope.clock(candidate, bound.covers);
+        let given = Given { recompute: RecomputeRule::Never, ..Given::default() };
         let time = |form: &Variant| {
             let sizes = form.layer.sizes(candidate.micro_batch, request.job.sequence);
             let problem = LayerProblem::new(&form.layer, &sizes, &prices, clock, &given)?;
-            Some(fastest(&problem)?.0)
+            Some(eliminate(&problem.problem, 0.0)?.0)
         };
         let of_kind = |forms: &Vec<Variant>| forms.iter().filter_map(time).fold(f64::INFINITY, f64::min);
         let least: f64 =
