@@ -1,4 +1,5 @@
-//! Our plans against a rule of thumb, over shipped models and clusters: `cargo bench -p tests --bench baseline`.
+//! Our plans against a rule of thumb, over shipped models and clusters: `cargo bench -p tests --bench baseline`, with names of
+//! clusters behind `--` for those alone.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -11,7 +12,9 @@ const CLUSTERS: [(&str, u64); 4] =
 
 fn main() {
     let mut all = Vec::new();
-    for (cluster, devices) in CLUSTERS {
+    let named: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
+    let is_asked = |(name, _): &(&str, u64)| named.is_empty() || named.iter().any(|own| own == name);
+    for (cluster, devices) in CLUSTERS.into_iter().filter(is_asked) {
         let mut ratios = Vec::new();
         let mut n_without_rule = 0;
         for model in shipped_models() {
