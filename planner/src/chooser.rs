@@ -133,7 +133,7 @@ impl<'a> Chooser<'a> {
         Some(best)
     }
 
-    /// The same where what an operator sends hides behind nothing but itself, and what that costs. Where all of a layer covers
+    /// The same where parameters are sent one by one behind nothing but their own operator, and what that costs. Where all of a layer covers
     /// them, parameters cost the same for the same memory and are all cut or none; here those that hide least are the last
     /// to be cut, which leaves choices between the two.
     pub fn cheapest_by_own(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {

@@ -25,7 +25,7 @@ use crate::clock::{Clock, Spans};
 use crate::constraints::Kept;
 use crate::given::{Given, RecomputeRule, StorageRule};
 use crate::meeting::{Carries, End, Meeting, Pace, Passage, Port, number};
-use crate::prices::{Parcel, Prices, local_parameter};
+use crate::prices::{Parcel, Prices, StoragePrice, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
 use crate::space::{Space, is_activation};
 use crate::stream;
@@ -57,6 +57,8 @@ struct Stored {
     storage: Vec<(TensorId, Storage)>,
     cost: Cost,
     spans: Spans,
+    /// The same where every parameter is sent by itself.
+    alone: Spans,
 }
 
 /// What the choices of an operator are made of.
@@ -212,16 +214,23 @@ impl LayerProblem<'_> {
 
     /// So much of that of every choice of every node.
     pub(crate) fn part_of_excess(&self, parts: [f64; 2]) -> Vec<Vec<f64>> {
-        self.of_excess(|[forward, backward]| forward * parts[0] + backward * parts[1])
+        self.of_picks(|op, pick| {
+            let [forward, backward] = self.clock.excess(op.spans(pick));
+            forward * parts[0] + backward * parts[1]
+        })
     }
 
-    /// What every choice adds where nothing but its own operator covers what it sends.
+    /// What every choice adds where parameters are sent one by one, and nothing but its own operator covers that.
     pub(crate) fn own_excess(&self) -> Vec<Vec<f64>> {
-        self.of_excess(|[forward, backward]| forward.max(0.0) + backward.max(0.0))
+        self.of_picks(|op, pick| {
+            let alone = op.stored(pick).alone.plus(op.form(pick).passes, 1.0);
+            let [forward, backward] = self.clock.excess(alone);
+            let more = self.clock.seconds(alone) - self.clock.seconds(op.spans(pick));
+            more + forward.max(0.0) + backward.max(0.0)
+        })
     }
 
-    fn of_excess(&self, of: impl Fn([f64; 2]) -> f64) -> Vec<Vec<f64>> {
-        let own = |op: &Choices, pick: Pick| of(self.clock.excess(op.spans(pick)));
+    fn of_picks(&self, own: impl Fn(&Choices, Pick) -> f64) -> Vec<Vec<f64>> {
         let of_op = |op: &Choices| op.picks.iter().map(|&pick| own(op, pick)).collect();
         let streams = vec![0.0; self.streams.len()];
         self.ops.iter().map(of_op).chain([streams]).collect()
@@ -298,14 +307,18 @@ impl Builder<'_, '_> {
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             // Programs send the parameters of a layer in as few pieces as they can; a bound must not count one each.
-            let parcel = Parcel { elements, sent: self.n_parameters.max(elements) };
+            let together = Parcel { elements, sent: self.n_parameters.max(elements) };
             let mut storages = if self.layer.is_trained(tensor) {
                 let gradient = places.operand_gradients[i];
-                let in_one = |&home| self.prices.storages((parcel, home), used, gradient);
+                let priced =
+                    |home, sent| self.prices.storages((Parcel { elements, sent }, home), used, gradient);
+                let in_one = |&home| with_alone(priced(home, together.sent), &priced(home, elements));
                 let tied = given.tied.get(&tensor).map(|(_, wanted)| std::slice::from_ref(&wanted.home));
                 tied.unwrap_or(given.homes.homes()).iter().flat_map(in_one).collect()
             } else {
-                self.prices.frozen_storages(parcel, used, until)
+                let alone = Parcel { elements, sent: elements };
+                let priced = |parcel| self.prices.frozen_storages(parcel, used, until);
+                with_alone(priced(together), &priced(alone))
             };
             let whole = self.prices.shardable(ir::lower::whole_axes(self.prices.mesh(), used));
             let said = given.constraints.storage(self.layer, tensor).map(StorageRule::of_stage);
@@ -316,21 +329,23 @@ impl Builder<'_, '_> {
                     false => rule.admits_frozen(storage, whole),
                 }) && given.forbid.admits(storage, whole)
             };
-            storages.retain(|(storage, _)| admits(*storage));
+            storages.retain(|(storage, ..)| admits(*storage));
             if let Some((wanted_use, wanted)) = given.tied.get(&tensor) {
-                storages.retain(|(storage, _)| used == *wanted_use && storage == wanted);
+                storages.retain(|(storage, ..)| used == *wanted_use && storage == wanted);
             }
             list = list
                 .iter()
                 .flat_map(|before| {
-                    storages.iter().map(move |(storage, price)| {
+                    storages.iter().map(move |(storage, price, alone)| {
                         let mut all = Vec::with_capacity(before.storage.len() + 1);
                         all.extend_from_slice(&before.storage);
                         all.push((tensor, *storage));
                         let time = self.clock.seconds(price.spans);
                         let memory = price.state + price.gathered / self.clock.layers;
                         let cost = before.cost.plus(Cost { time, memory });
-                        Stored { storage: all, cost, spans: before.spans.plus(price.spans, 1.0) }
+                        let (spans, alone) =
+                            (before.spans.plus(price.spans, 1.0), before.alone.plus(*alone, 1.0));
+                        Stored { storage: all, cost, spans, alone }
                     })
                 })
                 .collect();
@@ -474,6 +489,17 @@ impl Builder<'_, '_> {
         let edge = Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table };
         (edge, passages)
     }
+}
+
+/// Storages at the prices at which all parameters of a layer are sent together, each with what it takes by itself.
+fn with_alone(
+    together: Vec<(Storage, StoragePrice)>,
+    alone: &[(Storage, StoragePrice)],
+) -> Vec<(Storage, StoragePrice, Spans)> {
+    let pair = |((storage, price), (_, alone)): ((Storage, StoragePrice), &(Storage, StoragePrice))| {
+        (storage, price, alone.spans)
+    };
+    together.into_iter().zip(alone).map(pair).collect()
 }
 
 /// Operators of whose results backward needs one, where everything is computed again that backward needs.

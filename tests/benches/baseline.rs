@@ -2,6 +2,7 @@
 //! clusters behind `--` for those alone.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
+#![expect(clippy::disallowed_methods, reason = "a benchmark has a command line of its own")]
 
 use frontends::shipped_models;
 use tests::baseline::{by_rule, found, question};
