@@ -118,7 +118,7 @@ pub fn exchange(
     routing: Routing,
     (kind, before, after): (StepKind, Sharding, Sharding),
     (full, mesh): (Bytes, &Mesh),
-    group: &Group,
+    group: impl FnOnce() -> Group,
     (cluster, constants): (&ir::cluster::Cluster, &Constants),
 ) -> Option<Choice> {
     let StepKind::AllToAll { from, to } = kind else { return None };
@@ -131,7 +131,7 @@ pub fn exchange(
     let cut = if cuts.1 { after } else { before };
     let parts: f64 = cut.axes_of(dim).map(|axis| mesh.size(axis) as f64).product();
     let of_device = routing.experts as f64 / parts;
-    relayed(full, |members| routing.share(of_device * members), group, (cluster, constants))
+    relayed(full, |members| routing.share(of_device * members), &group(), (cluster, constants))
 }
 
 /// What one exchange of a layer may hide behind where it runs beside another micro-batch.

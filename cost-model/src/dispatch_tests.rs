@@ -68,7 +68,7 @@ fn the_slowest_tier_sets_the_time_of_an_exchange_by_nodes() {
     let change = (StepKind::AllToAll { from: 0, to: 1 }, cut(0), cut(1));
     let full = Bytes(1e9);
     let ask = |constants: &Constants, routing: Routing| {
-        exchange(routing, change, (full, &mesh), &group, (&cluster, constants))
+        exchange(routing, change, (full, &mesh), || group.clone(), (&cluster, constants))
     };
     assert_eq!(ask(&constants, routing), None, "every copy by itself");
     constants.engine = Engine { dispatch: Dispatch::PerNode, ..Engine::default() };
@@ -113,7 +113,9 @@ fn deepep_is_within_a_quarter_of_its_published_bandwidths() {
         let cut = |dim: u8| Sharding::REPLICATED.with(ir::mesh::AxisId(0), Placement::Shard(dim));
         let change = (StepKind::AllToAll { from: 0, to: 1 }, cut(0), cut(1));
         let tokens = Bytes(4096.0 * 7168.0);
-        let found = exchange(routing, change, (tokens * 8.0, &mesh), &group, (&cluster, &constants)).unwrap();
+        let found =
+            exchange(routing, change, (tokens * 8.0, &mesh), || group.clone(), (&cluster, &constants))
+                .unwrap();
         let block = if nodes > 1 { 256.0 / nodes as f64 } else { 32.0 };
         let logical = tokens.0 * routing.share(block) * 8.0 / found.time.0 / 1e9;
         let error = logical / published - 1.0;

@@ -59,10 +59,10 @@ pub fn price_step(
     let kind = collective_kind(step.kind)?;
     let full = element * full_elements(step, mesh, shape);
     let price = price_full(context, mesh, (kind, &step.axes), full);
-    let group = group_of(context, mesh, &step.axes);
+    let group = || group_of(context, mesh, &step.axes);
     let change = (step.kind, step.before, step.after);
     let worlds = (context.cluster, context.constants);
-    let choice = routing.and_then(|routing| exchange(routing, change, (full, mesh), &group, worlds));
+    let choice = routing.and_then(|routing| exchange(routing, change, (full, mesh), group, worlds));
     Some(StepPrice { choice: choice.unwrap_or(price.choice), ..price })
 }
 

@@ -3,6 +3,7 @@
 //! Both are exact, so plans differ by ties at most. The program is slower by orders of magnitude; it is there so that
 //! whoever doubts the structured solver can plan without it.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
@@ -58,6 +59,8 @@ const MEANS: usize = 2;
 pub struct Chooser<'a> {
     problem: &'a LayerProblem<'a>,
     by: By<'a>,
+    /// What choices add by what hides behind their own operator, the same at every price.
+    own_excess: OnceCell<Vec<Vec<f64>>>,
 }
 
 /// A solver.
@@ -75,7 +78,12 @@ impl<'a> Chooser<'a> {
             Solver::Structured => By::Structured(Prepared::new(&problem.problem)),
             Solver::Microlp => By::Program(troubles),
         };
-        Self { problem, by }
+        Self { problem, by, own_excess: OnceCell::new() }
+    }
+
+    /// The problem, and what its choices mean.
+    pub fn problem(&self) -> &'a LayerProblem<'a> {
+        self.problem
     }
 
     /// Least `time + price * memory`. `None` where every combination is forbidden, or where the program gave up, which is
@@ -137,7 +145,7 @@ impl<'a> Chooser<'a> {
     /// them, parameters cost the same for the same memory and are all cut or none; here those that hide least are the last
     /// to be cut, which leaves choices between the two.
     pub fn cheapest_by_own(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
-        self.least_with(price, kept, &self.problem.own_excess())
+        self.least_with(price, kept, self.own_excess.get_or_init(|| self.problem.own_excess()))
     }
 
     fn least(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {

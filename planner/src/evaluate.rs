@@ -64,13 +64,8 @@ enum Hides {
     BehindLayer,
 }
 
-/// Choice problems in the hands of the solver: on every ground, of every kind.
-#[derive(Clone, Copy)]
-struct Questions<'q, 's> {
-    asked: &'q [Vec<Asked<'s>>],
-    ready: &'q [Vec<Vec<Chooser<'s>>>],
-    hides: Hides,
-}
+/// The forms of a layer kind that are asked, in the hands of the solver.
+type Choosers<'s> = Vec<(usize, Chooser<'s>)>;
 
 /// Arrangements of a candidate so far, by the place of their schedule.
 #[derive(Default)]
@@ -254,13 +249,12 @@ impl Scope<'_> {
             .enumerate()
             .map(|(ground, bench)| self.all_asked(bench, (&base(ground), tied), forms))
             .collect();
-        let ready: Vec<Vec<Vec<Chooser<'_>>>> =
+        let ready: Vec<Vec<Choosers<'_>>> =
             asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
         let mut best: Result<(Arranged, usize), Dropped> = Err(Dropped::NoStrategy);
         for hides in [Hides::BehindOperator, Hides::BehindLayer] {
             let limit = best.as_ref().map_or(limit, |(best, _)| best.step_time().0);
-            let questions = Questions { asked: &asked, ready: &ready, hides };
-            let found = self.at_prices((benches, shelves.clone()), bound, questions, (limit, rounds));
+            let found = self.at_prices((benches, shelves.clone()), bound, (&ready, hides), (limit, rounds));
             best = match (best, found) {
                 (Ok(best), Ok(found)) => Ok(if found.0.is_worth_it(&best.0) { found } else { best }),
                 (Err(Dropped::NoStrategy | Dropped::Slower), found) => found,
@@ -276,7 +270,7 @@ impl Scope<'_> {
         &'s self,
         (benches, mut shelves): (&[Bench<'s>], Vec<Shelf>),
         bound: &Bound,
-        Questions { asked, ready, hides }: Questions<'_, '_>,
+        (ready, hides): (&[Vec<Choosers<'_>>], Hides),
         (limit, rounds): (f64, usize),
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
@@ -285,8 +279,8 @@ impl Scope<'_> {
         let add_level = |shelves: &mut [Shelf], multiple: f64, level: usize| {
             for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
                 let price = multiple * bound.on(ground).seconds_per_byte;
-                for (kind, (asked, ready)) in asked[ground].iter().zip(&ready[ground]).enumerate() {
-                    self.add((shelf, level), bench, (kind, asked, ready), (price, hides))?;
+                for (kind, ready) in ready[ground].iter().enumerate() {
+                    self.add((shelf, level), bench, (kind, ready), (price, hides))?;
                 }
             }
             Some(())
@@ -350,8 +344,7 @@ impl Scope<'_> {
                 Some((form, choice)) => self.put((shelf, 0), bench, (kind, *form), choice.clone())?,
                 None => {
                     let asked = self.asked(bench, kind, &with_tied(base, tied, kind), forms);
-                    let ready = self.choosers(&asked);
-                    self.add((shelf, 0), bench, (kind, &asked, &ready), (0.0, Hides::BehindLayer))?;
+                    self.add((shelf, 0), bench, (kind, &self.choosers(&asked)), (0.0, Hides::BehindLayer))?;
                 }
             }
         }
@@ -365,19 +358,19 @@ impl Scope<'_> {
         &self,
         on: (&mut Shelf, usize),
         bench: &Bench<'_>,
-        (kind, asked, ready): (usize, &Asked<'_>, &[Chooser<'_>]),
+        (kind, ready): (usize, &Choosers<'_>),
         (price, hides): (f64, Hides),
     ) -> Option<()> {
         let best = |kept: Option<f64>| {
-            let solved = asked.iter().zip(ready).filter_map(|((form, problem), ready)| {
+            let solved = ready.iter().filter_map(|(form, chooser)| {
                 let kept = kept.unwrap_or(price);
                 let (objective, choices) = match hides {
-                    Hides::BehindOperator => ready.cheapest_by_own(price, kept)?,
-                    Hides::BehindLayer => ready
+                    Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
+                    Hides::BehindLayer => chooser
                         .cheapest_apart(price, kept)
                         .map(|Cheapest { value, choices, .. }| (value, choices))?,
                 };
-                Some((objective, *form, problem, choices))
+                Some((objective, *form, chooser.problem(), choices))
             });
             let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
             best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
@@ -470,8 +463,8 @@ impl Scope<'_> {
         shelves.iter().map(|shelf| self.levels(shelf)).collect()
     }
 
-    fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Vec<Chooser<'s>> {
-        asked.iter().map(|(_, problem)| self.chooser(problem)).collect()
+    fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Choosers<'s> {
+        asked.iter().map(|(form, problem)| (*form, self.chooser(problem))).collect()
     }
 }
 

@@ -307,16 +307,15 @@ impl Builder<'_, '_> {
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             // Programs send the parameters of a layer in as few pieces as they can; a bound must not count one each.
-            let together = Parcel { elements, sent: self.n_parameters.max(elements) };
+            let [together, alone] =
+                [self.n_parameters.max(elements), elements].map(|sent| Parcel { elements, sent });
             let mut storages = if self.layer.is_trained(tensor) {
                 let gradient = places.operand_gradients[i];
-                let priced =
-                    |home, sent| self.prices.storages((Parcel { elements, sent }, home), used, gradient);
-                let in_one = |&home| with_alone(priced(home, together.sent), &priced(home, elements));
+                let priced = |parcel, home| self.prices.storages((parcel, home), used, gradient);
+                let in_one = |&home| with_alone(priced(together, home), &priced(alone, home));
                 let tied = given.tied.get(&tensor).map(|(_, wanted)| std::slice::from_ref(&wanted.home));
                 tied.unwrap_or(given.homes.homes()).iter().flat_map(in_one).collect()
             } else {
-                let alone = Parcel { elements, sent: elements };
                 let priced = |parcel| self.prices.frozen_storages(parcel, used, until);
                 with_alone(priced(together), &priced(alone))
             };

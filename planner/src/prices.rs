@@ -390,9 +390,9 @@ impl<'a> Prices<'a> {
         let full = whole.local_elements(self.mesh, shape) as f64 * element_bytes;
         let worlds = (self.machine.cluster, self.machine.constants);
         if let Some(routing) = routing.filter(|_| collective == CollectiveKind::AllToAll) {
-            let group = self.group(&axes.axes());
+            let group = || self.group(&axes.axes());
             let change = (kind, before, after);
-            if let Some(choice) = exchange(routing, change, (Bytes(full), self.mesh), &group, worlds) {
+            if let Some(choice) = exchange(routing, change, (Bytes(full), self.mesh), group, worlds) {
                 return choice.time.0;
             }
         }

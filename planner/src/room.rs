@@ -55,7 +55,7 @@ pub(crate) struct Tables<'s> {
 
 /// The layers of all stages in the hands of the solver.
 struct Ready<'t> {
-    kinds: Vec<Vec<(&'t LayerProblem<'t>, Chooser<'t>)>>,
+    kinds: Vec<Vec<Chooser<'t>>>,
     /// Price and `a` to start with.
     price: f64,
     a: f64,
@@ -228,7 +228,7 @@ impl Scope<'_> {
     }
 
     fn ready<'t>(&'t self, tables: &'t Tables<'t>) -> Ready<'t> {
-        let one = |(_, problem): &'t (usize, LayerProblem<'t>)| (problem, self.chooser(problem));
+        let one = |(_, problem): &'t (usize, LayerProblem<'t>)| self.chooser(problem);
         Ready {
             kinds: tables.kinds.iter().map(|forms| forms.iter().map(one).collect()).collect(),
             price: FIRST_PRICE * tables.bound.seconds_per_byte,
@@ -339,19 +339,19 @@ impl Scope<'_> {
 /// A layer of a kind in the form, on the stage and by the choice where it costs least; of every stage the micro-batches in
 /// flight and what its bytes weigh.
 fn priced(
-    forms: &[(&LayerProblem<'_>, Chooser<'_>)],
+    forms: &[Chooser<'_>],
     tables: &Tables<'_>,
     (stages, price): (&[(f64, f64)], f64),
 ) -> Option<Priced> {
     let mut least: Option<Priced> = None;
     let on_stages = forms.iter().flat_map(|form| stages.iter().map(move |stage| (form, stage)));
-    for ((problem, chooser), &(flight, weight)) in on_stages {
+    for (chooser, &(flight, weight)) in on_stages {
         // What the hosts may hold takes no memory of the devices, and at best no time.
         let kept = if tables.on_host { 0.0 } else { flight / tables.in_flight };
         let price = price * weight;
         let Cheapest { bound: value, at_bound: choices, .. } = chooser.cheapest_apart(price, price * kept)?;
         if least.is_none_or(|least| value < least.value) {
-            let (nodes, edges) = problem.problem.parts(&choices)?;
+            let (nodes, edges) = chooser.problem().problem.parts(&choices)?;
             let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
             let states = nodes.memory;
             let weighed = (states + flight * saved) * weight;

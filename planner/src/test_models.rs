@@ -124,15 +124,15 @@ pub(crate) fn experts(width: Width, experts: u64, top_k: u64) -> Layer {
     b.finish(out)
 }
 
-/// A cluster of groups of so many devices, each group's of its own kind, and of tiers of so many.
-pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
-    let group = |(at, &count): (usize, &u64)| DeviceGroup {
+/// Devices in nodes of eight, `slow` times as slow as an A100 and with as much less memory.
+fn group(name: &str, count: u64, (slow, memory_bandwidth): (f64, f64)) -> DeviceGroup {
+    DeviceGroup {
         device: Device {
-            name: format!("device {at}"),
+            name: name.into(),
             architecture: Architecture::Ampere,
-            peak_flops_per_s: BTreeMap::from([(Precision::Bf16, FlopsPerSecond(312e12 / (at + 1) as f64))]),
-            memory_bytes: Bytes(80e9 / (at + 1) as f64),
-            memory_bandwidth_bytes_per_s: BytesPerSecond(2e12),
+            peak_flops_per_s: BTreeMap::from([(Precision::Bf16, FlopsPerSecond(312e12 / slow))]),
+            memory_bytes: Bytes(80e9 / slow),
+            memory_bandwidth_bytes_per_s: BytesPerSecond(memory_bandwidth),
             compute_units: 108,
             host_link_bytes_per_s: BytesPerSecond(31e9),
             watts: None,
@@ -146,40 +146,11 @@ pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
         links: Vec::new(),
         nodes: None,
         part_of: None,
-    };
-    let tier = |(at, &devices): (usize, &u64)| Tier {
-        name: format!("tier {at}"),
-        devices,
-        bandwidth_bytes_per_s: BytesPerSecond(300e9 / 10_f64.powi(at as i32)),
-        latency_s: Seconds(2e-6),
-        wiring: Wiring::Switch,
-        oversubscription: 1.0,
-        routing: Default::default(),
-        in_switch_reduction: InSwitchReduction::Absent,
-    };
-    Cluster {
-        schema_version: CLUSTER_SCHEMA_VERSION,
-        name: "mixed".into(),
-        groups: counts.iter().enumerate().map(group).collect(),
-        tiers: tiers.iter().enumerate().map(tier).collect(),
-        reserve_bytes: Bytes(4e9),
-        calibration: None,
     }
 }
 
-/// Nodes of eight A100 with a network of 25 GB/s per device.
-pub(crate) fn a100s(n_nodes: u64) -> Cluster {
-    let device = Device {
-        name: "a100".into(),
-        architecture: Architecture::Ampere,
-        peak_flops_per_s: [(Precision::Bf16, FlopsPerSecond(312e12))].into(),
-        memory_bytes: Bytes(80e9),
-        memory_bandwidth_bytes_per_s: BytesPerSecond(2.039e12),
-        compute_units: 108,
-        host_link_bytes_per_s: BytesPerSecond(31e9),
-        watts: None,
-    };
-    let tier = |name: &str, devices, bandwidth, latency| Tier {
+fn tier(name: &str, devices: u64, (bandwidth, latency): (f64, f64)) -> Tier {
+    Tier {
         name: name.into(),
         devices,
         bandwidth_bytes_per_s: BytesPerSecond(bandwidth),
@@ -188,26 +159,36 @@ pub(crate) fn a100s(n_nodes: u64) -> Cluster {
         oversubscription: 1.0,
         routing: Default::default(),
         in_switch_reduction: InSwitchReduction::Absent,
-    };
+    }
+}
+
+fn cluster(name: &str, (groups, tiers): (Vec<DeviceGroup>, Vec<Tier>), reserve: f64) -> Cluster {
     Cluster {
-        schema_version: 1,
-        name: "test".into(),
-        groups: vec![DeviceGroup {
-            device,
-            count: 8 * n_nodes,
-            devices_per_node: 8,
-            host_memory_bytes: Bytes(1e12),
-            nvme: None,
-            price_per_device_hour: None,
-            failures_per_device_hour: None,
-            links: Vec::new(),
-            nodes: None,
-            part_of: None,
-        }],
-        tiers: vec![tier("nvlink", 8, 300e9, 2e-6), tier("infiniband", 8 * n_nodes, 25e9, 5e-6)],
-        reserve_bytes: Bytes(2e9),
+        schema_version: CLUSTER_SCHEMA_VERSION,
+        name: name.into(),
+        groups,
+        tiers,
+        reserve_bytes: Bytes(reserve),
         calibration: None,
     }
+}
+
+/// A cluster of groups of so many devices, each group's of its own kind, and of tiers of so many.
+pub(crate) fn mixed(counts: &[u64], tiers: &[u64]) -> Cluster {
+    let group_of =
+        |(at, &count): (usize, &u64)| group(&format!("device {at}"), count, ((at + 1) as f64, 2e12));
+    let tier_of = |(at, &devices): (usize, &u64)| {
+        tier(&format!("tier {at}"), devices, (300e9 / 10_f64.powi(at as i32), 2e-6))
+    };
+    let groups = counts.iter().enumerate().map(group_of).collect();
+    cluster("mixed", (groups, tiers.iter().enumerate().map(tier_of).collect()), 4e9)
+}
+
+/// Nodes of eight A100 with a network of 25 GB/s per device.
+pub(crate) fn a100s(n_nodes: u64) -> Cluster {
+    let groups = vec![group("a100", 8 * n_nodes, (1.0, 2.039e12))];
+    let tiers = vec![tier("nvlink", 8, (300e9, 2e-6)), tier("infiniband", 8 * n_nodes, (25e9, 5e-6))];
+    cluster("test", (groups, tiers), 2e9)
 }
 
 /// Those machines with flash attention and 16-bit numbers.
