@@ -9,6 +9,7 @@
 //! counted as kept.
 
 use ir::graph::OpId;
+use ir::op::{AttentionMask, OpKind};
 use ir::program::ValueId;
 use ir::work::Pass;
 use ndarray::{ArrayD, IxDyn};
@@ -58,11 +59,11 @@ impl Ring {
     }
 }
 
-/// Keys, values and their positions: operands 1, 2 and 4 of attention.
+/// Keys, values and, under a causal mask, their positions: operands 1, 2 and 4 of attention.
 struct Block<E> {
     keys: Value<E>,
     values: Value<E>,
-    positions: Value<E>,
+    positions: Option<Value<E>>,
 }
 
 impl<'a, E: Real> Rank<'a, E> {
@@ -92,7 +93,7 @@ impl<'a, E: Real> Rank<'a, E> {
         let context = self.context(at, op);
         let class = if at.place.phase == Phase::Forward { Class::Forward } else { Class::Recompute };
         let refused = |this: &Self, source| this.refused(at, op, source);
-        let mut block = own_block(operands)?;
+        let mut block = own_block(context.kind, operands)?;
         let mut all = attend(&context, operands, Turn::First).map_err(|source| refused(self, source))?;
         let witness = self.audits(at, op).then(|| ForwardWitness::new(&context, operands, ring.n()));
         let mut witness = witness.transpose().map_err(|source| refused(self, source))?;
@@ -147,7 +148,7 @@ impl<'a, E: Real> Rank<'a, E> {
         let ids = ids.iter().copied().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
         let context = self.context(at, op);
         let refused = |this: &Self, source| this.refused(at, op, source);
-        let mut block = own_block(&operands)?;
+        let mut block = own_block(context.kind, &operands)?;
         let own = block_backward(&context, &operands, (&all, gradient), Turn::First)
             .map_err(|source| refused(self, source))?;
         let witness = self
@@ -181,9 +182,10 @@ impl<'a, E: Real> Rank<'a, E> {
             Some((dk, dv)) => (dk + &own.dk, dv + &own.dv),
             None => (own.dk, own.dv),
         };
-        let mut gradients = vec![Some(dq), Some(dk), Some(dv), None, None];
+        let mut gradients = vec![Some(dq), Some(dk), Some(dv)];
+        // Positions lie between, and sinks are last.
+        gradients.resize(operands.len() - usize::from(own.d_sinks.is_some()), None);
         gradients.extend(own.d_sinks.map(Some));
-        gradients.resize(operands.len(), None);
         Ok(gradients)
     }
 
@@ -206,7 +208,10 @@ impl<'a, E: Real> Rank<'a, E> {
             keys: Value::Float(ring.hop(comm, tag(ids[1]), numbers(block.keys)?)?),
             values: Value::Float(ring.hop(comm, tag(ids[2]), numbers(block.values)?)?),
             // Positions are known to all.
-            positions: self.load_at(at, ids[4], ring.devices[ring.before(step)])?,
+            positions: match block.positions {
+                Some(_) => Some(self.load_at(at, ids[4], ring.devices[ring.before(step)])?),
+                None => None,
+            },
         })
     }
 
@@ -216,17 +221,23 @@ impl<'a, E: Real> Rank<'a, E> {
     }
 }
 
-fn own_block<E: Real>(operands: &[&Value<E>]) -> Result<Block<E>, ExecutorError> {
-    match operands {
-        [_, keys, values, _, positions, ..] => {
-            Ok(Block { keys: (*keys).clone(), values: (*values).clone(), positions: (*positions).clone() })
-        }
-        _ => Err(unfit("attention has fewer than five operands".into())),
+fn own_block<E: Real>(kind: &OpKind, operands: &[&Value<E>]) -> Result<Block<E>, ExecutorError> {
+    let mut block = match operands {
+        [_, keys, values, ..] => Block { keys: (*keys).clone(), values: (*values).clone(), positions: None },
+        _ => return Err(unfit("attention has fewer than three operands".into())),
+    };
+    if let OpKind::Attention { mask: AttentionMask::Causal, .. } = kind {
+        let positions = operands.get(4).ok_or_else(|| unfit("causal attention has no positions".into()))?;
+        block.positions = Some((*positions).clone());
     }
+    Ok(block)
 }
 
 fn with_block<'v, E>(operands: &[&'v Value<E>], block: &'v Block<E>) -> Vec<&'v Value<E>> {
     let mut list = operands.to_vec();
-    (list[1], list[2], list[4]) = (&block.keys, &block.values, &block.positions);
+    (list[1], list[2]) = (&block.keys, &block.values);
+    if let Some(positions) = &block.positions {
+        list[4] = positions;
+    }
     list
 }

@@ -74,6 +74,7 @@ pub(crate) struct BackwardWitness {
     gradient: Twice<Tensor<f64>>,
     own: Twice<BlockGradients<f64>>,
     n: f64,
+    n_operands: usize,
     /// The largest difference of what was passed on, in units of what is allowed.
     pub(crate) worst: f64,
 }
@@ -92,7 +93,7 @@ impl BackwardWitness {
         let all = Twice { exact, moved: shifted };
         let gradient = Twice { exact: wide(gradient), moved: moved_numbers(&wide(gradient), n) };
         let own = gradients(context, operands, (&all, &gradient), (Turn::First, n))?;
-        Ok(Self { all, gradient, own, n, worst: 0.0 })
+        Ok(Self { all, gradient, own, n, n_operands: operands.len(), worst: 0.0 })
     }
 
     /// Gradients by a block that came by, which the rank adds to the sums that came with it, if any, and passes on.
@@ -119,7 +120,11 @@ impl BackwardWitness {
         let values = self.sum(home.map(|(_, values)| values), (&self.own.exact.dv, &self.own.moved.dv));
         let Twice { exact, moved } = self.own;
         let sinks = exact.d_sinks.zip(moved.d_sinks).map(|(exact, moved)| Witness { exact, moved });
-        vec![Some(Witness { exact: exact.dq, moved: moved.dq }), Some(keys), Some(values), None, None, sinks]
+        let mut all = vec![Some(Witness { exact: exact.dq, moved: moved.dq }), Some(keys), Some(values)];
+        // Positions lie between, and sinks are last.
+        all.resize_with(self.n_operands - usize::from(sinks.is_some()), || None);
+        all.extend(sinks.map(Some));
+        all
     }
 
     fn sum<E: Real>(

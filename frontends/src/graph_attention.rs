@@ -6,7 +6,7 @@
 
 use ir::builder::LayerBuilder;
 use ir::graph::{Data, Init, Role, TensorId};
-use ir::op::{AttentionBias, OpKind, RotarySide};
+use ir::op::{AttentionBias, AttentionMask, OpKind, RotarySide};
 
 use crate::arch::{AttentionArch, HeadsAttention, LatentAttention, Positions};
 use crate::graph_parts::{bias, linear, rms_norm};
@@ -66,8 +66,13 @@ fn heads(b: &mut LayerBuilder, arch: &HeadsAttention, x: TensorId, positions: Te
         k = b.op("attention.k_rope", kind, &[k, positions], K);
     }
     let (score_bias, extra) = score_bias(b, arch);
-    let kind =
-        OpKind::Attention { scale: arch.scale, window: arch.window, softcap: arch.softcap, bias: score_bias };
+    let kind = OpKind::Attention {
+        scale: arch.scale,
+        window: arch.window,
+        softcap: arch.softcap,
+        bias: score_bias,
+        mask: AttentionMask::Causal,
+    };
     let mut operands = vec![q, k, v, positions, positions];
     operands.extend(extra);
     let core = b.op("attention.core", kind, &operands, Q);
@@ -105,7 +110,13 @@ fn latent(b: &mut LayerBuilder, arch: &LatentAttention, x: TensorId, positions: 
     let k = linear(b, "attention.k", normed, ["l k m", "b s k m"]);
     let v = linear(b, "attention.v", normed, ["l k n", "b s k n"]);
     let k = b.op("attention.k_append", OpKind::AppendShared, &[k, rotated], K);
-    let kind = OpKind::Attention { scale: None, window: None, softcap: None, bias: AttentionBias::None };
+    let kind = OpKind::Attention {
+        scale: None,
+        window: None,
+        softcap: None,
+        bias: AttentionBias::None,
+        mask: AttentionMask::Causal,
+    };
     let core = b.op("attention.core", kind, &[q, k, v, positions, positions], "b s k r n");
     let out = linear(b, "attention.out", core, ["k r n h", STREAM]);
     if arch.bias { bias(b, "attention.out", out, ["h", STREAM]) } else { out }

@@ -57,7 +57,11 @@ fn check_attributes(document: &Document<'_>, native: &ModelDocument) -> Result<(
             let path = [key("layers"), Step::Index(i), key("ops"), Step::Index(j), key("kind")];
             let given = document.value["layers"][i]["ops"][j]["kind"].as_object();
             let known = serde_json::to_value(&op.kind).ok();
-            let is_known = |name: &String| known.as_ref().is_none_or(|value| has_attribute(value, name));
+            // What is left out where it is the usual is known all the same.
+            let is_left_out = |name: &String| name == "mask" && matches!(op.kind, OpKind::Attention { .. });
+            let is_known = |name: &String| {
+                is_left_out(name) || known.as_ref().is_none_or(|value| has_attribute(value, name))
+            };
             if let Some(name) = given.into_iter().flat_map(|map| map.keys()).find(|name| !is_known(name)) {
                 let what = format!("`{}` is no attribute of operator {}", clip(name), op.kind.line().name);
                 return Err(document.error(&path, what));

@@ -2,7 +2,7 @@
 //! rotation, labels in the loss.
 
 use ir::native::{DimDocument, LayerDocument, Length, OpDocument, TensorDocument, TensorRole};
-use ir::op::{AttentionBias, OpKind};
+use ir::op::{AttentionBias, AttentionMask, OpKind};
 
 use crate::document::{Document, key};
 use crate::input_error::InputError;
@@ -95,6 +95,7 @@ fn wanted_roles(kind: &OpKind) -> &'static [(usize, TensorRole, &'static str)] {
     match kind {
         OpKind::Embed => &[(0, TensorRole::Tokens, "tokens")],
         OpKind::AddPosition { .. } | OpKind::Rope { .. } => &[(1, POSITIONS.0, POSITIONS.1)],
+        OpKind::Attention { mask: AttentionMask::Full, .. } => &[],
         OpKind::Attention { bias: AttentionBias::Slopes, .. } => &[
             (3, POSITIONS.0, POSITIONS.1),
             (4, POSITIONS.0, POSITIONS.1),

@@ -2,8 +2,8 @@
 //!
 //! Nothing else in the program uses these words to decide anything. A name is derived from which loop an axis cuts,
 //! never from an operator: the batch (data), the sequence of everything (context), the sequence outside and the heads
-//! inside attention (Ulysses), a loop of the weights (tensor), the experts (expert). Attention is the operator that
-//! walks the sequence twice; the experts are the dim before the slots; the vocabulary is the dim of unequal blocks.
+//! inside attention (Ulysses), a loop of the weights (tensor), the experts (expert). Attention is the operator whose
+//! keys may travel; the experts are the dim before the slots; the vocabulary is the dim of unequal blocks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::mesh::{AxisId, Mesh};
 use crate::op::OpKind;
 use crate::program::{AxisSet, Home, StateHome};
 use crate::schedule::Schedule;
-use crate::signature::signature;
+use crate::signature::{FactorId, signature};
 use crate::strategy::{AxisUse, placements};
 
 pub mod axes;
@@ -411,14 +411,15 @@ fn has_weights(layer: &Layer, op: &Op) -> bool {
     op.operands.iter().any(|&t| layer.is_parameter(t) && layer.tensors[t.0].dims.len() >= 2)
 }
 
-/// Walks the sequence twice: once as queries, once as keys.
-fn is_attention(layer: &Layer, op: &Op) -> bool {
-    let walks_sequence = |dim: DimId| matches!(layer.dims[dim.0].extent, Extent::Sequence);
-    signature(layer, op).factors.iter().filter(|factor| walks_sequence(factor.dim)).count() == 2
-}
-
+/// The operator that meets keys in a loop of their own; first one whose queries and keys are of one sequence.
 fn attention_of(layer: &Layer) -> Option<OpId> {
-    layer.op_ids().find(|op| is_attention(layer, &layer.ops[op.0]))
+    let dims = |op: &OpId| {
+        let sig = signature(layer, &layer.ops[op.0]);
+        let dim = |factor: FactorId| sig.factors.get(factor.0 as usize).map(|factor| factor.dim);
+        sig.ring.map(|ring| (dim(ring.queries), dim(ring.keys)))
+    };
+    let own = |op: &OpId| dims(op).is_some_and(|(queries, keys)| queries == keys);
+    layer.op_ids().find(own).or_else(|| layer.op_ids().find(|op| dims(op).is_some()))
 }
 
 /// The layers that speak for the model: those with attention, else those with weights, else all.

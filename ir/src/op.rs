@@ -90,7 +90,8 @@ pub enum OpKind {
         /// Whether the rotated elements are the first or the last of the dim.
         side: RotarySide,
     },
-    /// `q[b s k r d] k[b t k d] v[b t k n] qpos[s] kpos[t] (slopes[k r])? (sinks[k r])? -> y[b s k r n]`.
+    /// `q[b s k r d] k[b t k d] v[b t k n] qpos[s] kpos[t] (slopes[k r])? (sinks[k r])? -> y[b s k r n]`; where every
+    /// query sees every key, without positions: `q k v (sinks[k r])? -> y`, and `t` may be of any length.
     Attention {
         /// Scores are multiplied by this; `None` is `1/sqrt(d)`.
         scale: Option<f64>,
@@ -98,8 +99,11 @@ pub enum OpKind {
         window: Option<u64>,
         /// `cap * tanh(score / cap)`.
         softcap: Option<f64>,
-        /// True operand 5: per-head slopes of a linear position bias (ALiBi).
+        /// The last operand: per-head slopes of a linear position bias (ALiBi), or sinks.
         bias: AttentionBias,
+        /// Which keys a query sees.
+        #[serde(default, skip_serializing_if = "AttentionMask::is_causal")]
+        mask: AttentionMask,
     },
     /// `gate up -> y`.
     Glu {
@@ -190,10 +194,37 @@ pub enum RotarySide {
 pub enum AttentionBias {
     /// None.
     None,
-    /// Operand 5 holds per-head slopes times key position (ALiBi).
+    /// The last operand holds per-head slopes times key position (ALiBi).
     Slopes,
-    /// Operand 5 holds per-head logits that join the softmax and are dropped (attention sinks).
+    /// The last operand holds per-head logits that join the softmax and are dropped (attention sinks).
     Sinks,
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttentionMask {
+    /// Those of its own and of earlier positions, of one sequence.
+    #[default]
+    Causal,
+    /// All: of its own sequence, as in an encoder, or of another value, as in cross-attention (Vaswani et al. 2017, arXiv
+    /// 1706.03762, section 3.2.3).
+    Full,
+}
+
+impl AttentionMask {
+    /// True where later positions are hidden.
+    pub fn is_causal(&self) -> bool {
+        *self == Self::Causal
+    }
+
+    /// Operands before slopes or sinks: queries, keys, values and, where these matter, the positions of both.
+    pub fn n_operands(self) -> usize {
+        match self {
+            Self::Causal => 5,
+            Self::Full => 3,
+        }
+    }
 }
 
 /// Whether the weights of the chosen experts are divided by their sum.

@@ -5,9 +5,9 @@
 //! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
 
 use crate::engine::{Dropout, Experts};
-use crate::graph::{Layer, Op, Sizes};
+use crate::graph::{Extent, Layer, Op, Sizes};
 use crate::mesh::{AxisId, Mesh};
-use crate::op::OpKind;
+use crate::op::{AttentionMask, OpKind};
 use crate::signature::{FactorId, Signature};
 use crate::strategy::Strategy;
 use crate::token_order::TokenOrder;
@@ -74,7 +74,9 @@ pub fn op_work(
     };
     match &op.kind {
         OpKind::Linear => linear(sig, local, fill, pass),
-        OpKind::Attention { window, .. } => attention(sig, local, *window, pass, kernels),
+        OpKind::Attention { window, mask, .. } => {
+            attention((layer, sig), local, (*mask, *window), pass, kernels)
+        }
         //                                    elements            forward  backward   bytes per element
         OpKind::Embed => stream(result(0), 6.0, 6.0),
         OpKind::AddPosition { .. } => stream(result(0), 6.0, 4.0),
@@ -161,17 +163,25 @@ fn linear(sig: &Signature, local: &[f64], fill: f64, pass: Pass) -> Vec<Work> {
 }
 
 fn attention(
-    sig: &Signature,
+    (layer, sig): (&Layer, &Signature),
     local: &[f64],
-    window: Option<u64>,
+    (mask, window): (AttentionMask, Option<u64>),
     pass: Pass,
     kernels: &KernelChoice,
 ) -> Vec<Work> {
     let at = |dims: &[FactorId], i: usize| dims.get(i).map_or(1.0, |f| local[f.0 as usize]);
     let (q, k, v) = (&sig.operands[0], &sig.operands[1], &sig.operands[2]);
     let keys = at(k, 1);
-    // The device with most work is waited for.
-    let unmasked = kernels.token_order.unmasked(keys / at(q, 1), keys, window);
+    // Only the tokens of a sequence are put in another order.
+    let is_sequence = q.get(1).is_some_and(|f| {
+        matches!(layer.dims[sig.factors[f.0 as usize].dim.0].extent, Extent::Sequence | Extent::UpToSlice)
+    });
+    let order = if is_sequence { kernels.token_order } else { TokenOrder::Natural };
+    let unmasked = match mask {
+        // The device with most work is waited for.
+        AttentionMask::Causal => order.unmasked(keys / at(q, 1), keys, window),
+        AttentionMask::Full => 1.0,
+    };
     vec![Work::Attention {
         batch_heads: at(q, 0) * at(q, 2) * at(q, 3),
         queries: at(q, 1),
@@ -185,13 +195,13 @@ fn attention(
 }
 
 /// Model FLOPs of one forward pass of an operator on the whole micro-batch: products, and attention over the fraction
-/// `unmasked` of the square.
+/// `unmasked` of the square; without a word over what the mask leaves.
 pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmasked: Option<f64>) -> f64 {
     let whole: Vec<f64> = sig.factors.iter().map(|factor| sizes.dims[factor.dim.0] as f64).collect();
     if op.kind == OpKind::Linear {
         return 2.0 * filled(layer, op, sizes) * whole.iter().product::<f64>();
     }
-    let OpKind::Attention { window, .. } = &op.kind else { return 0.0 };
+    let OpKind::Attention { window, mask, .. } = &op.kind else { return 0.0 };
     let kernels = KernelChoice {
         attention: AttentionKernel::Flash,
         token_order: TokenOrder::Natural,
@@ -199,7 +209,7 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
         dropout: Dropout::Off,
         experts: Experts::Together,
     };
-    attention(sig, &whole, *window, Pass::Forward, &kernels)
+    attention((layer, sig), &whole, (*mask, *window), Pass::Forward, &kernels)
         .iter()
         .map(|work| match work {
             Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
@@ -208,4 +218,68 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
             Work::Gemm { .. } | Work::Stream { .. } => 0.0,
         })
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builder::LayerBuilder;
+    use crate::graph::{Data, Role};
+    use crate::op::AttentionBias;
+    use crate::signature::signature;
+
+    /// A layer with attention alone: eight queries per sequence, keys of the same or of `m`, five of them.
+    fn attending(mask: AttentionMask, keys: &str) -> Layer {
+        let mut b = LayerBuilder::new("attending");
+        [("k", 2), ("r", 3), ("d", 4), ("m", 5)].into_iter().for_each(|(name, length)| b.fixed(name, length));
+        let q = b.tensor("q", "b s k r d", Role::Activation);
+        let [k, v] = ["key", "value"].map(|name| b.tensor(name, &format!("b {keys} k d"), Role::Activation));
+        let positions = b.tensor("positions", "s", Role::Data(Data::Positions));
+        let mut operands = vec![q, k, v];
+        operands.resize(mask.n_operands(), positions);
+        let bias = AttentionBias::None;
+        let kind = OpKind::Attention { scale: None, window: None, softcap: None, bias, mask };
+        let y = b.op("core", kind, &operands, "b s k r d");
+        b.finish(y)
+    }
+
+    fn flops(mask: AttentionMask, keys: &str) -> f64 {
+        let layer = attending(mask, keys);
+        let op = &layer.ops[0];
+        model_flops(&layer, op, &signature(&layer, op), &layer.sizes(7, 8), None)
+    }
+
+    /// Two products of length four for each of 7 x 6 heads and each pair of query and key.
+    #[test]
+    fn without_a_mask_every_pair_of_query_and_key_is_counted() {
+        let heads = 2.0 * 7.0 * 6.0 * (4.0 + 4.0);
+        assert_eq!(flops(AttentionMask::Causal, "s"), heads * 8.0 * 8.0 / 2.0);
+        assert_eq!(flops(AttentionMask::Full, "s"), heads * 8.0 * 8.0);
+        assert_eq!(flops(AttentionMask::Full, "m"), heads * 8.0 * 5.0);
+    }
+
+    /// Of causal attention the device with the last tokens has most; without a mask all devices have as much.
+    #[test]
+    fn cutting_queries_halves_the_work_of_attention_without_a_mask() {
+        let work = |mask, queries: f64| {
+            let layer = attending(mask, "s");
+            let (op, sig) = (&layer.ops[0], signature(&layer, &layer.ops[0]));
+            let mut local: Vec<f64> = vec![1.0; sig.factors.len()];
+            let at = |name: &str| sig.factor(name).map_or(0, |factor| factor.0 as usize);
+            (local[at("s")], local[at("t")]) = (queries, 8.0);
+            let kernels = KernelChoice {
+                attention: AttentionKernel::Flash,
+                token_order: TokenOrder::Natural,
+                element_bytes: 2.0,
+                dropout: Dropout::Off,
+                experts: Experts::Together,
+            };
+            match op_work((&layer, op, &sig), &local, &layer.sizes(1, 8), Pass::Forward, &kernels)[..] {
+                [Work::Attention { queries, keys, unmasked, .. }] => queries * keys * unmasked,
+                ref other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([8.0, 4.0].map(|queries| work(AttentionMask::Full, queries)), [64.0, 32.0]);
+        assert_eq!([8.0, 4.0].map(|queries| work(AttentionMask::Causal, queries)), [32.0, 24.0]);
+    }
 }

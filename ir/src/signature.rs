@@ -4,7 +4,7 @@
 //! operators one by one.
 
 use crate::graph::{DimId, Extent, Layer, Op, TensorId};
-use crate::op::{AttentionBias, Missing, OpKind, Whole};
+use crate::op::{AttentionBias, AttentionMask, Missing, OpKind, Whole};
 
 /// Position of a factor in its operator's signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,7 +13,7 @@ pub struct FactorId(pub u8);
 /// One loop of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factor {
-    /// Name: that of the dim it walks, `t` for the keys of attention.
+    /// Name: that of the dim it walks; for the keys of attention `t`, or `tt` where the queries' dims have that name.
     pub name: String,
     /// A dim it walks; its length is the loop's.
     pub dim: DimId,
@@ -105,7 +105,7 @@ impl Signature {
 /// The signature of an operator of a layer.
 pub fn signature(layer: &Layer, op: &Op) -> Signature {
     let line = op.kind.line();
-    let mut builder = Builder { layer, kind: &op.kind, factors: Vec::new() };
+    let mut builder = Builder { layer, op, factors: Vec::new() };
     let operands: Vec<Vec<FactorId>> =
         op.operands.iter().enumerate().map(|(i, &tensor)| builder.walk(tensor, Some(i))).collect();
     let results: Vec<Vec<FactorId>> = op.results.iter().map(|&tensor| builder.walk(tensor, None)).collect();
@@ -155,7 +155,7 @@ pub fn signature(layer: &Layer, op: &Op) -> Signature {
 
 struct Builder<'a> {
     layer: &'a Layer,
-    kind: &'a OpKind,
+    op: &'a Op,
     factors: Vec<Factor>,
 }
 
@@ -168,15 +168,28 @@ impl Builder<'_> {
     /// Name of the loop that walks a dim: the dim's, but for the two renamings.
     fn name(&self, dim: DimId, at: usize, operand: Option<usize>) -> String {
         let own = &self.layer.dims[dim.0];
-        match (self.kind, operand) {
-            (OpKind::Attention { .. }, Some(1 | 2)) if at == 1 => "t".into(),
-            (OpKind::Attention { .. }, Some(4)) => "t".into(),
+        match (&self.op.kind, operand) {
+            (OpKind::Attention { .. }, Some(1 | 2)) if at == 1 => self.keys_loop(),
+            (OpKind::Attention { mask: AttentionMask::Causal, .. }, Some(4)) => self.keys_loop(),
             (OpKind::Dispatch | OpKind::Combine, _) if own.extent.is_one_slot_per_token() => {
                 let sequence = self.layer.dims.iter().find(|d| d.extent == Extent::Sequence);
                 sequence.map_or_else(|| own.name.clone(), |dim| dim.name.clone())
             }
             _ => own.name.clone(),
         }
+    }
+
+    /// Name of the loop over keys: no other loop's, whatever the dims are called.
+    fn keys_loop(&self) -> String {
+        let queries = self.op.operands.first().map(|queries| self.layer.tensors[queries.0].dims.as_slice());
+        let is_taken = |name: &str| {
+            queries.is_some_and(|dims| dims.iter().any(|dim| self.layer.dims[dim.0].name == name))
+        };
+        let mut name = "t".to_owned();
+        while is_taken(&name) {
+            name.push('t');
+        }
+        name
     }
 
     fn factor(&mut self, dim: DimId, name: String) -> FactorId {
@@ -215,7 +228,9 @@ pub fn check_operands(layer: &Layer, op: &Op) -> Result<(), String> {
             op.results.len()
         ));
     }
-    shape_rule(layer, op).map_err(|what| format!("operator `{}` ({}): {what}", op.name, op.kind.line().name))
+    mask_rule(layer, op)
+        .and_then(|()| shape_rule(layer, op))
+        .map_err(|what| format!("operator `{}` ({}): {what}", op.name, op.kind.line().name))
 }
 
 /// Allowed numbers of operands and results.
@@ -243,10 +258,31 @@ fn arity(kind: &OpKind) -> (Vec<usize>, Vec<usize>) {
         OpKind::Dispatch | OpKind::Combine => (vec![2, 3], vec![1]),
         OpKind::AddPosition { .. } | OpKind::LayerNorm { .. } | OpKind::CrossEntropy => (vec![3], vec![1]),
         OpKind::Route { .. } => (vec![1, 2], vec![1]),
-        OpKind::Attention { bias, .. } => match bias {
-            AttentionBias::None => (vec![5], vec![1]),
-            AttentionBias::Slopes | AttentionBias::Sinks => (vec![6], vec![1]),
+        OpKind::Attention { bias, mask, .. } => match bias {
+            AttentionBias::None => (vec![mask.n_operands()], vec![1]),
+            AttentionBias::Slopes | AttentionBias::Sinks => (vec![mask.n_operands() + 1], vec![1]),
         },
+    }
+}
+
+/// Windows and slopes count positions, which attention that sees all keys does not know; a causal mask compares
+/// positions of one sequence.
+fn mask_rule(layer: &Layer, op: &Op) -> Result<(), String> {
+    let OpKind::Attention { window, bias, mask, .. } = &op.kind else { return Ok(()) };
+    let extent = |operand: usize| {
+        let dim = layer.tensors[op.operands[operand].0].dims.get(1);
+        dim.map(|dim| layer.dims[dim.0].extent)
+    };
+    let of_two = matches!((extent(0), extent(1)), (Some(queries), Some(keys))
+        if queries != keys && keys != Extent::UpToSlice);
+    match mask {
+        AttentionMask::Full if window.is_some() => Err("a window needs the mask `causal`".into()),
+        AttentionMask::Full if *bias == AttentionBias::Slopes => Err("slopes need the mask `causal`".into()),
+        AttentionMask::Causal if of_two => Err(
+            "under the mask `causal` queries and keys are of one sequence; for keys of another, use the mask `full`"
+                .into(),
+        ),
+        AttentionMask::Causal | AttentionMask::Full => Ok(()),
     }
 }
 
@@ -278,7 +314,8 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
         OpKind::Gate => operand(0) == result && operand(1) == &result[..result.len().saturating_sub(1)],
         OpKind::Embed => operand(0).len() == 2 && operand(1).len() == 2 && result.len() == 3,
         OpKind::AddPosition { .. } => operand(0) == result && operand(1).len() == 1 && operand(2).len() == 2,
-        OpKind::Attention { .. } => {
+        OpKind::Attention { mask, .. } => {
+            let extra = op.operands.get(mask.n_operands()).map(|&extra| dims(extra));
             operand(0).len() == 5
                 && operand(1).len() == 4
                 && operand(2).len() == 4
@@ -289,6 +326,7 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
                 && operand(1)[0] == operand(0)[0]
                 && operand(1)[2] == operand(0)[2]
                 && operand(2)[..3] == operand(1)[..3]
+                && extra.is_none_or(|extra| extra == &operand(0)[2..4])
         }
         OpKind::Split { sizes } => splits(layer, op, sizes),
         OpKind::Extend => {
@@ -363,6 +401,7 @@ fn fixed(layer: &Layer, dim: DimId) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::builder::LayerBuilder;
     use crate::graph::{Dim, Role, Tensor};
 
     /// The parts' common dim is a loop that the operand lacks: cutting it would cut nothing that comes in.
@@ -386,5 +425,35 @@ mod tests {
             out: TensorId(1),
         };
         assert_eq!(signature(&layer, &op).display(&layer, &op), "split: x[s f] -> k[s d] v[s d]  whole f d");
+    }
+
+    /// Dims may be called `t`; keys still have a loop of their own. A causal mask compares positions of one sequence.
+    #[test]
+    fn attention_without_a_mask_takes_no_positions_and_keys_of_any_length() {
+        let checked = |mask, keys: &str, window: Option<u64>, bias, extra: &[&str]| {
+            let mut b = LayerBuilder::new("layer");
+            for (name, length) in [("t", 6), ("m", 5), ("k", 2), ("r", 3), ("d", 4)] {
+                b.fixed(name, length);
+            }
+            let mut operands = vec![b.tensor("q", "b t k r d", Role::Activation)];
+            operands.push(b.tensor("key", &format!("b {keys} k d"), Role::Activation));
+            operands.push(b.tensor("value", &format!("b {keys} k d"), Role::Activation));
+            operands.extend(extra.iter().map(|dims| b.tensor(dims, dims, Role::Activation)));
+            let kind = OpKind::Attention { scale: None, window, softcap: None, bias, mask };
+            let y = b.op("core", kind, &operands, "b t k r d");
+            let layer = b.finish(y);
+            check_operands(&layer, &layer.ops[0])
+                .map(|()| signature(&layer, &layer.ops[0]).display(&layer, &layer.ops[0]))
+        };
+        let (full, causal) = (AttentionMask::Full, AttentionMask::Causal);
+        let (none, slopes) = (AttentionBias::None, AttentionBias::Slopes);
+        insta::assert_snapshot!(checked(full, "t", None, none, &[]).unwrap(), @"attention: q[b t k r d] key[b tt k d] value[b tt k d] -> core[b t k r d]  whole d tt");
+        insta::assert_snapshot!(checked(full, "m", None, AttentionBias::Sinks, &["k r"]).unwrap(), @"attention: q[b t k r d] key[b tt k d] value[b tt k d] k r[k r] -> core[b t k r d]  whole d tt");
+        insta::assert_snapshot!(checked(causal, "t", Some(2), none, &["t", "t"]).unwrap(), @"attention: q[b t k r d] key[b tt k d] value[b tt k d] t[t] t[tt] -> core[b t k r d]  whole d tt");
+        insta::assert_snapshot!(checked(causal, "m", None, none, &["t", "m"]).unwrap_err(), @"operator `core` (attention): under the mask `causal` queries and keys are of one sequence; for keys of another, use the mask `full`");
+        insta::assert_snapshot!(checked(full, "t", Some(2), none, &[]).unwrap_err(), @"operator `core` (attention): a window needs the mask `causal`");
+        insta::assert_snapshot!(checked(full, "t", None, slopes, &["k r"]).unwrap_err(), @"operator `core` (attention): slopes need the mask `causal`");
+        insta::assert_snapshot!(checked(full, "t", None, none, &["t", "t"]).unwrap_err(), @"operator `core`: attention takes [3] operands and gives [1] results, found 5 and 1");
+        insta::assert_snapshot!(checked(full, "t", None, AttentionBias::Sinks, &["k d"]).unwrap_err(), @"operator `core` (attention): the dims of its tensors do not fit: attention: q[b t k r d] key[b tt k d] value[b tt k d] k d[k d] -> core[b t k r d]  whole d tt");
     }
 }

@@ -53,6 +53,17 @@ pub enum NotSliceable {
         /// The operator.
         op: String,
     },
+    /// Every query sees all keys, also those of slices that have not run.
+    #[error(
+        "layer `{layer}`, operator `{op}`: its mask is `full`, so that its first tokens see the last: it cannot be run \
+         slice by slice"
+    )]
+    SeesAll {
+        /// The layer.
+        layer: String,
+        /// The operator.
+        op: String,
+    },
     /// Nothing learned leads to its keys, so that nothing keeps them.
     #[error("layer `{layer}`, operator `{op}` has no backward, so nothing keeps its keys for the next slice")]
     NoBackward {
@@ -298,8 +309,9 @@ impl Extended<'_> {
 
 /// Whether an operator does for every token what it would do for a sequence of that token alone; attention may not.
 fn works_by_tokens(layer: &Layer, op: &Op) -> Result<(), NotSliceable> {
-    if matches!(op.kind, OpKind::Attention { .. }) {
-        return Ok(());
+    if let OpKind::Attention { mask, .. } = op.kind {
+        let sees_all = || NotSliceable::SeesAll { layer: layer.name.clone(), op: op.name.clone() };
+        return if mask.is_causal() { Ok(()) } else { Err(sees_all()) };
     }
     let sig = signature(layer, op);
     let is_limited =

@@ -1,7 +1,7 @@
 //! The core of attention: scores, softmax, weighted sum, with grouped query heads.
 //!
-//! Query head `(k, r)` reads key-value head `k`. What a query sees follows from positions, which are operands, so
-//! that queries may be any block of the sequence. Backward recomputes the probabilities `P`:
+//! Query head `(k, r)` reads key-value head `k`. What a query sees under a causal mask follows from positions, which are
+//! operands, so that queries may be any block of the sequence; without one it sees all keys. Backward recomputes the probabilities `P`:
 //! `dV = P' dY`, `dP = dY V'`, `dS = P * (dP - rowsum(P * dP))`, `dQ = dS K`, `dK = dS' Q` (Dao et al. 2022, app. B).
 //! `ring` uses the scores and heads of this file where keys come block by block.
 
@@ -9,7 +9,7 @@ use ndarray::{
     Array2, Array4, Array5, ArrayBase, ArrayView2, ArrayView4, ArrayView5, Axis, Ix2, Ix4, Ix5, RawData,
 };
 
-use ir::op::AttentionBias;
+use ir::op::{AttentionBias, AttentionMask, OpKind};
 
 use super::call::{Call, flat};
 use super::linear::matmul;
@@ -22,19 +22,18 @@ pub(super) struct Scoring {
     window: Option<u64>,
     softcap: Option<f64>,
     bias: AttentionBias,
+    mask: AttentionMask,
 }
 
 impl Scoring {
-    pub(super) fn new(
-        scale: Option<f64>,
-        window: Option<u64>,
-        softcap: Option<f64>,
-        bias: AttentionBias,
-    ) -> Self {
-        Self { scale, window, softcap, bias }
+    pub(super) fn of(kind: &OpKind) -> Result<Self, KernelError> {
+        if let OpKind::Attention { scale, window, softcap, bias, mask } = *kind {
+            return Ok(Self { scale, window, softcap, bias, mask });
+        }
+        Err(KernelError::Unfit { op: kind.line().name, what: "it has no queries and keys" })
     }
 
-    /// How far back a query looks to a key; `None` where it does not see it.
+    /// How far back a query looks to a key under a causal mask; `None` where it does not see it.
     fn behind(&self, query: i64, key: i64) -> Option<i64> {
         let behind = query.saturating_sub(key);
         let near = |window| u64::try_from(behind).is_ok_and(|behind| behind < window);
@@ -48,8 +47,8 @@ pub(super) struct Operands<'a, T> {
     pub(super) q: ArrayView5<'a, T>,
     pub(super) k: ArrayView4<'a, T>,
     pub(super) v: ArrayView4<'a, T>,
-    qpos: Vec<i64>,
-    kpos: Vec<i64>,
+    /// Of queries and of keys, where the mask asks for them.
+    positions: Option<[Vec<i64>; 2]>,
     /// Slope or sink of every head.
     extra: Option<ArrayView2<'a, T>>,
 }
@@ -131,7 +130,8 @@ pub(super) fn backward<T: Real>(
         let mut dk = head.of_keys(dk.view_mut());
         dk += &matmul(ds.t(), operands.query(head));
     }
-    let mut gradients = vec![Some(dq.into_dyn()), Some(dk.into_dyn()), Some(dv.into_dyn()), None, None];
+    let mut gradients = vec![Some(dq.into_dyn()), Some(dk.into_dyn()), Some(dv.into_dyn())];
+    gradients.resize(scoring.mask.n_operands(), None);
     if scoring.bias == AttentionBias::Sinks {
         gradients.push(Some(d_sink.into_dyn()));
     }
@@ -147,17 +147,23 @@ impl<'a, T: Real> Operands<'a, T> {
         let extra = match scoring.bias {
             AttentionBias::None => None,
             AttentionBias::Slopes | AttentionBias::Sinks => {
-                Some(call.float(5)?.view().into_dimensionality::<Ix2>().map_err(|_| unfit())?)
+                let at = scoring.mask.n_operands();
+                Some(call.float(at)?.view().into_dimensionality::<Ix2>().map_err(|_| unfit())?)
             }
         };
         let ((b, s, heads, r, d), (_, t, _, _), (_, _, _, n)) = (q.dim(), k.dim(), v.dim());
         call.same_shape(k.shape(), &[b, t, heads, d])?;
         call.same_shape(v.shape(), &[b, t, heads, n])?;
-        call.same_shape(call.operand_shape(3)?, &[s])?;
-        call.same_shape(call.operand_shape(4)?, &[t])?;
         extra.map_or(Ok(()), |extra| call.same_shape(extra.shape(), &[heads, r]))?;
-        let (qpos, kpos) = (flat(call.index(3)?).into_owned(), flat(call.index(4)?).into_owned());
-        Ok(Self { scoring, q, k, v, qpos, kpos, extra })
+        let positions = match scoring.mask {
+            AttentionMask::Full => None,
+            AttentionMask::Causal => {
+                call.same_shape(call.operand_shape(3)?, &[s])?;
+                call.same_shape(call.operand_shape(4)?, &[t])?;
+                Some([flat(call.index(3)?).into_owned(), flat(call.index(4)?).into_owned()])
+            }
+        };
+        Ok(Self { scoring, q, k, v, positions, extra })
     }
 
     pub(super) fn result_shape(&self) -> [usize; 5] {
@@ -203,8 +209,9 @@ impl<'a, T: Real> Operands<'a, T> {
 
     /// Whether some query sees some key.
     pub(super) fn sees_anything(&self) -> bool {
-        let sees = |&query: &i64| self.kpos.iter().any(|&key| self.scoring.behind(query, key).is_some());
-        self.qpos.iter().any(sees)
+        let Some([queries, keys]) = &self.positions else { return true };
+        let sees = |&query: &i64| keys.iter().any(|&key| self.scoring.behind(query, key).is_some());
+        queries.iter().any(sees)
     }
 
     /// Queries by keys; what is not seen is minus infinity.
@@ -212,7 +219,12 @@ impl<'a, T: Real> Operands<'a, T> {
         let mut scores = matmul(self.query(head), self.key(head).t());
         let mut slope = Array2::zeros(scores.dim());
         for ((i, j), score) in scores.indexed_iter_mut() {
-            match self.scoring.behind(self.qpos[i], self.kpos[j]) {
+            let behind = match &self.positions {
+                Some([queries, keys]) => self.scoring.behind(queries[i], keys[j]),
+                // Nothing of a score follows from how far a key is.
+                None => Some(0),
+            };
+            match behind {
                 Some(behind) => (*score, slope[[i, j]]) = self.score(head, *score, behind),
                 None => *score = T::neg_infinity(),
             }

@@ -92,9 +92,7 @@ pub fn forward<T: Real>(ctx: &Context<'_>, operands: &[&Value<T>]) -> Result<Vec
         OpKind::Rope { theta, dims, side } => {
             one(rope::forward(&call, rope::Rotary::new(*theta, *dims, *side)))
         }
-        OpKind::Attention { scale, window, softcap, bias } => {
-            one(attention::forward(&call, attention::Scoring::new(*scale, *window, *softcap, *bias)))
-        }
+        OpKind::Attention { .. } => one(attention::forward(&call, attention::Scoring::of(ctx.kind)?)),
         OpKind::Glu { gating } => one(elementwise::glu(&call, *gating)),
         OpKind::Act { act } => one(elementwise::act(&call, *act)),
         OpKind::Gate => one(elementwise::gate(&call)),
@@ -155,9 +153,7 @@ pub fn backward<T: Real>(
         OpKind::Rope { theta, dims, side } => {
             rope::backward(&call, rope::Rotary::new(*theta, *dims, *side), g)
         }
-        OpKind::Attention { scale, window, softcap, bias } => {
-            attention::backward(&call, attention::Scoring::new(*scale, *window, *softcap, *bias), g)
-        }
+        OpKind::Attention { .. } => attention::backward(&call, attention::Scoring::of(ctx.kind)?, g),
         OpKind::Glu { gating } => elementwise::glu_backward(&call, *gating, g),
         OpKind::Act { act } => elementwise::act_backward(&call, *act, g),
         OpKind::Gate => elementwise::gate_backward(&call, g),

@@ -7,7 +7,6 @@
 //! Dao 2023, arXiv 2307.08691, section 3.1; Liu et al. 2023, arXiv 2310.01889. What a query does not see has score minus
 //! infinity; a query that sees nothing has `l` of minus infinity and `y` of zero, which merging keeps.
 
-use ir::op::OpKind;
 use ndarray::{Array2, Array4, Array5, Axis, Ix5};
 
 use super::attention::{Head, Operands, Scores, Scoring};
@@ -68,7 +67,7 @@ pub(crate) fn attend<T: Real>(
 ) -> Result<Attended<T>, KernelError> {
     let given: Vec<Option<&Value<T>>> = operands.iter().map(|&value| Some(value)).collect();
     let call = Call::new(ctx, &given)?;
-    let operands = Operands::of(&call, scoring(ctx)?)?;
+    let operands = Operands::of(&call, Scoring::of(ctx.kind)?)?;
     let shape = operands.result_shape();
     let mut found = Attended {
         y: Array5::zeros(shape),
@@ -99,7 +98,7 @@ pub(crate) fn block_backward<T: Real>(
 ) -> Result<BlockGradients<T>, KernelError> {
     let given: Vec<Option<&Value<T>>> = operands.iter().map(|&value| Some(value)).collect();
     let call = Call::new(ctx, &given)?;
-    let operands = Operands::of(&call, scoring(ctx)?)?;
+    let operands = Operands::of(&call, Scoring::of(ctx.kind)?)?;
     call.same_shape(gradient.shape(), &operands.result_shape())?;
     call.same_shape(all.y.shape(), &operands.result_shape())?;
     let wrong = |_| call.unfit("a gradient has the wrong dims");
@@ -149,11 +148,4 @@ fn log_sum_exp<T: Real>(row: impl Iterator<Item = T> + Clone) -> T {
 /// `exp(score - log)`; nothing is seen where the sum is zero.
 fn probability<T: Real>(score: T, log: T) -> T {
     if log == T::neg_infinity() { T::zero() } else { (score - log).exp() }
-}
-
-fn scoring(ctx: &Context<'_>) -> Result<Scoring, KernelError> {
-    if let OpKind::Attention { scale, window, softcap, bias } = ctx.kind {
-        return Ok(Scoring::new(*scale, *window, *softcap, *bias));
-    }
-    Err(KernelError::Unfit { op: ctx.kind.line().name, what: "it does not meet its keys block by block" })
 }

@@ -11,7 +11,9 @@ use crate::graph::{Data, Extent, Init, Layer, Model, Op, ParameterRef, Role, Seg
 use crate::lower::{LayerChoice, Recompute, whole_axes};
 use crate::mesh::Mesh;
 use crate::native;
-use crate::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
+use crate::op::{
+    Activation, AttentionBias, AttentionMask, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore,
+};
 use crate::plan::entry::Entry;
 use crate::plan::{EntryRun, InputDigests, Job, Optimizer, PLAN_SCHEMA_VERSION, Plan, RankMap, check};
 use crate::program::{AxisSet, Home, Storage};
@@ -313,7 +315,13 @@ fn queries_and_keys(b: &mut LayerBuilder, x: TensorId, window: Option<u64>) -> T
     let k = linear(b, "k", x, ["h k d", "b s k d"]);
     let k = b.op("k_rope", rope, &[k, positions], "b s k d");
     let v = linear(b, "v", x, ["h k d", "b s k d"]);
-    let core = OpKind::Attention { scale: None, window, softcap: None, bias: AttentionBias::None };
+    let core = OpKind::Attention {
+        scale: None,
+        window,
+        softcap: None,
+        bias: AttentionBias::None,
+        mask: AttentionMask::Causal,
+    };
     let o = b.op("core", core, &[q, k, v, positions, positions], "b s k r d");
     linear(b, "o", o, ["k r d h", "b s h"])
 }
@@ -336,7 +344,13 @@ fn latent(b: &mut LayerBuilder, x: TensorId) -> TensorId {
     let k = linear(b, "k", parts[0], ["l k m", "b s k m"]);
     let v = linear(b, "v", parts[0], ["l k n", "b s k n"]);
     let k = b.op("k_append", OpKind::AppendShared, &[k, shared], "b s k d");
-    let core = OpKind::Attention { scale: None, window: None, softcap: None, bias: AttentionBias::None };
+    let core = OpKind::Attention {
+        scale: None,
+        window: None,
+        softcap: None,
+        bias: AttentionBias::None,
+        mask: AttentionMask::Causal,
+    };
     let o = b.op("core", core, &[q, k, v, positions, positions], "b s k r n");
     linear(b, "o", o, ["k r n h", "b s h"])
 }

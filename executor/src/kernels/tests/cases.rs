@@ -2,8 +2,8 @@
 
 use ir::graph::{Data, Dim, DimId, Extent, Init, Layer, Op, Role, Sizes, Tensor as GraphTensor, TensorId};
 use ir::op::{
-    Activation as A, AttentionBias as Bias, Gating, GroupScore, Normalize, OpKind as K, RotarySide,
-    RouterScore,
+    Activation as A, AttentionBias as Bias, AttentionMask as Mask, Gating, GroupScore, Normalize,
+    OpKind as K, RotarySide, RouterScore,
 };
 use ir::signature::{Signature, check_operands, signature};
 use ndarray::IxDyn;
@@ -186,6 +186,7 @@ impl Parser {
         let extent = match name {
             "b" => Extent::MicroBatch,
             "s" => Extent::Sequence,
+            "t" => Extent::UpToSlice,
             "c" => Extent::Slots { filled: 0.5, capacity: None },
             "slots" => Extent::Slots { filled: 0.5, capacity: Some(1.0) },
             "v" => Extent::Uneven(length),
@@ -243,7 +244,9 @@ fn norms() -> List {
 }
 
 fn attentions() -> List {
-    let attention = |scale, window, softcap, bias| K::Attention { scale, window, softcap, bias };
+    let attention =
+        |scale, window, softcap, bias| K::Attention { scale, window, softcap, bias, mask: Mask::Causal };
+    let full = |softcap, bias| K::Attention { scale: None, window: None, softcap, bias, mask: Mask::Full };
     vec![
         (
             attention(None, None, None, Bias::None),
@@ -268,6 +271,14 @@ fn attentions() -> List {
         (
             attention(None, None, None, Bias::None),
             "q[b:2 s:3 k:2 r:2 d:6] k[b t:5 k d] v[b t k n:3] qpos[s] kpos[t] -> y[b s k r n]",
+        ),
+        (full(None, Bias::None), "q[b:2 s:4 k:2 r:3 d:4] k[b s k d] v[b s k n:3] -> y[b s k r n]"),
+        // Queries whose dim has the name that keys' loops have.
+        (full(None, Bias::None), "q[b:2 t:4 k:2 r:1 d:3] k[b t k d] v[b t k n:2] -> y[b t k r n]"),
+        (full(Some(0.9), Bias::None), "q[b:2 s:3 k:2 r:2 d:4] k[b m:6 k d] v[b m k n:3] -> y[b s k r n]"),
+        (
+            full(None, Bias::Sinks),
+            "q[b:2 s:5 k:2 r:2 d:3] k[b m:2 k d] v[b m k n:4] sinks[k r] -> y[b s k r n]",
         ),
     ]
 }
@@ -354,9 +365,9 @@ fn number(kind: &K) -> usize {
         K::LayerNorm { .. } => 5,
         K::Rope { side: RotarySide::First, .. } => 6,
         K::Rope { side: RotarySide::Last, .. } => 7,
-        K::Attention { bias: Bias::None, .. } => 8,
+        K::Attention { bias: Bias::None, mask: Mask::Causal, .. } => 8,
         K::Attention { bias: Bias::Slopes, .. } => 9,
-        K::Attention { bias: Bias::Sinks, .. } => 10,
+        K::Attention { bias: Bias::Sinks, mask: Mask::Causal, .. } => 10,
         K::Glu { gating: Gating::Product { .. } } => 11,
         K::Glu { gating: Gating::ClampedProduct { .. } } => 12,
         K::Act { act: A::Silu } => 13,
@@ -383,11 +394,13 @@ fn number(kind: &K) -> usize {
         K::CrossEntropy => 34,
         K::SumLoss => 35,
         K::Extend => 36,
+        K::Attention { bias: Bias::None, mask: Mask::Full, .. } => 37,
+        K::Attention { bias: Bias::Sinks, mask: Mask::Full, .. } => 38,
     }
 }
 
 /// One more than the last of them.
-const N_KINDS: usize = 37;
+const N_KINDS: usize = 39;
 
 #[test]
 fn every_operator_has_a_case() {

@@ -1,7 +1,8 @@
 //! Operators against closed formulas and against each other.
 
 use ir::op::{
-    Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind as K, RotarySide, RouterScore,
+    Activation, AttentionBias, AttentionMask, Gating, GroupScore, Normalize, OpKind as K, RotarySide,
+    RouterScore,
 };
 use ndarray::{IxDyn, arr1, arr2};
 
@@ -122,29 +123,31 @@ fn rotation_pairs_the_halves() {
     assert_close(&y, &expected, 1e-15, "rotation");
 }
 
-const HEAD: &str = "q[b:1 s:1 k:1 r:1 d:1] k[b t:3 k d] v[b t k n:1] qpos[s] kpos[t]";
+const HEAD: &str = "q[b:1 s:1 k:1 r:1 d:1] k[b t:3 k d] v[b t k n:1]";
 
 /// One query of value one against keys at positions 0, 1, 2.
 fn attend(kind: K, keys: &[f64; 3], position: i64, extra: Option<f64>) -> f64 {
-    let mut operands = vec![
-        float(&[1; 5], &[1.0]),
-        float(&[1, 3, 1, 1], keys),
-        float(&[1, 3, 1, 1], &[1.0, 10.0, 100.0]),
-        index(&[position]),
-        index(&[0, 1, 2]),
-    ];
+    let mut operands =
+        vec![float(&[1; 5], &[1.0]), float(&[1, 3, 1, 1], keys), float(&[1, 3, 1, 1], &[1.0, 10.0, 100.0])];
+    let K::Attention { bias, mask, .. } = &kind else { panic!("{kind:?} is not attention") };
+    let positions = match mask {
+        AttentionMask::Full => "",
+        AttentionMask::Causal => {
+            operands.extend([index(&[position]), index(&[0, 1, 2])]);
+            " qpos[s] kpos[t]"
+        }
+    };
     operands.extend(extra.map(|extra| float(&[1, 1], &[extra])));
-    let K::Attention { bias, .. } = &kind else { panic!("{kind:?} is not attention") };
     let bias = match bias {
         AttentionBias::None => "",
         AttentionBias::Slopes => " slopes[k r]",
         AttentionBias::Sinks => " sinks[k r]",
     };
-    run(kind, &format!("{HEAD}{bias} -> y[b s k r n]"), &operands).sum()
+    run(kind, &format!("{HEAD}{positions}{bias} -> y[b s k r n]"), &operands).sum()
 }
 
 fn attention(window: Option<u64>, softcap: Option<f64>, bias: AttentionBias) -> K {
-    K::Attention { scale: Some(2.0), window, softcap, bias }
+    K::Attention { scale: Some(2.0), window, softcap, bias, mask: AttentionMask::Causal }
 }
 
 #[test]
@@ -167,6 +170,20 @@ fn attention_is_a_weighted_mean_of_what_is_seen() {
     close(attend(slopes, &keys, 2, Some(0.3)), mean(&[0.2, 1.7, -0.2], &[1.0, 10.0, 100.0]));
     let sinks = attention(None, None, AttentionBias::Sinks);
     close(attend(sinks, &keys, 1, Some(0.9)), mean(&[0.2, 1.4, 0.9], &[1.0, 10.0, 0.0]));
+    // Without a mask the first query sees the last key.
+    let full = |softcap, bias| K::Attention {
+        scale: Some(2.0),
+        window: None,
+        softcap,
+        bias,
+        mask: AttentionMask::Full,
+    };
+    let all = mean(&[0.2, 1.4, -0.8], &[1.0, 10.0, 100.0]);
+    close(attend(full(None, AttentionBias::None), &keys, 0, None), all);
+    let all = mean(&[capped(0.2), capped(1.4), capped(-0.8)], &[1.0, 10.0, 100.0]);
+    close(attend(full(Some(0.5), AttentionBias::None), &keys, 0, None), all);
+    let all = mean(&[0.2, 1.4, -0.8, 0.9], &[1.0, 10.0, 100.0, 0.0]);
+    close(attend(full(None, AttentionBias::Sinks), &keys, 0, Some(0.9)), all);
 }
 
 #[test]

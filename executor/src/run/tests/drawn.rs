@@ -10,7 +10,7 @@ use ir::strategy::{Strategy as OpStrategy, strategies};
 use proptest::prelude::*;
 
 use super::*;
-use model::{MICRO_BATCH, SEQUENCE, embedding_with_positions};
+use model::{ATTENTIONS, MICRO_BATCH, SEQUENCE, attending, embedding_with_positions};
 
 /// Plans per body: enough to see each strategy of each operator beside most others of its neighbours.
 const CASES: u32 = 40;
@@ -123,6 +123,11 @@ proptest! {
         let mut model = model(decoder(), 2);
         model.layers[0] = embedding_with_positions();
         run_drawn(&model, &drawn);
+    }
+
+    #[test]
+    fn every_drawn_plan_of_attention_is_right(drawn in drawn(), kind in prop::sample::select(&ATTENTIONS[..])) {
+        run_drawn(&model(attending(kind), 2), &drawn);
     }
 
     #[test]

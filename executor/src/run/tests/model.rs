@@ -8,7 +8,9 @@ use ir::graph::{
 };
 use ir::lower::{LayerChoice, Recompute};
 use ir::mesh::{Mesh, Meshes};
-use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
+use ir::op::{
+    Activation, AttentionBias, AttentionMask, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore,
+};
 use ir::program::{Home, Storage};
 use ir::schedule::{Schedule, table};
 use ir::sharding::Sharding;
@@ -134,27 +136,32 @@ pub(super) fn mlp() -> Layer {
 }
 
 pub(super) fn attention_kind(bias: AttentionBias) -> OpKind {
-    OpKind::Attention { scale: None, window: Some(5), softcap: Some(20.0), bias }
+    OpKind::Attention { scale: None, window: Some(5), softcap: Some(20.0), bias, mask: AttentionMask::Causal }
 }
 
-/// Attention as models vary it: bias, window and cap.
-pub(super) const ATTENTIONS: [(AttentionBias, Option<u64>, Option<f64>); 5] = [
-    (AttentionBias::None, None, None),
-    (AttentionBias::None, Some(3), None),
-    (AttentionBias::None, Some(5), Some(2.0)),
-    (AttentionBias::Slopes, None, None),
-    (AttentionBias::Sinks, Some(6), None),
+/// Bias, window, cap and mask of an attention.
+pub(super) type Attending = (AttentionBias, Option<u64>, Option<f64>, AttentionMask);
+
+/// Attention as models vary it.
+pub(super) const ATTENTIONS: [Attending; 7] = [
+    (AttentionBias::None, None, None, AttentionMask::Causal),
+    (AttentionBias::None, Some(3), None, AttentionMask::Causal),
+    (AttentionBias::None, Some(5), Some(2.0), AttentionMask::Causal),
+    (AttentionBias::Slopes, None, None, AttentionMask::Causal),
+    (AttentionBias::Sinks, Some(6), None, AttentionMask::Causal),
+    (AttentionBias::None, None, None, AttentionMask::Full),
+    (AttentionBias::Sinks, None, Some(2.0), AttentionMask::Full),
 ];
 
 /// Attention alone: grouped queries, and values of another length than keys, as latent attention has them.
-pub(super) fn attending((bias, window, softcap): (AttentionBias, Option<u64>, Option<f64>)) -> Layer {
+pub(super) fn attending((bias, window, softcap, mask): Attending) -> Layer {
     let extra = match bias {
         AttentionBias::None => "",
         AttentionBias::Slopes => "@slopes[k r]",
         AttentionBias::Sinks => "*sinks[k r]",
     };
-    let attention =
-        format!("q[b s k r d] kk[b s k d] vv[b s k f] @positions[s] @keys[s] {extra} -> o[b s k r f]");
+    let positions = if mask.is_causal() { "@positions[s] @keys[s]" } else { "" };
+    let attention = format!("q[b s k r d] kk[b s k d] vv[b s k f] {positions} {extra} -> o[b s k r f]");
     layer(
         "attending",
         &[
@@ -164,7 +171,7 @@ pub(super) fn attending((bias, window, softcap): (AttentionBias, Option<u64>, Op
             (OpKind::Linear, "n1[b s h] *wq[h k r d] -> q[b s k r d]"),
             (OpKind::Linear, "n2[b s h] *wk[h k d] -> kk[b s k d]"),
             (OpKind::Linear, "n3[b s h] *wv[h k f] -> vv[b s k f]"),
-            (OpKind::Attention { scale: Some(1.5), window, softcap, bias }, &attention),
+            (OpKind::Attention { scale: Some(1.5), window, softcap, bias, mask }, &attention),
             (OpKind::Linear, "o[b s k r f] *wo[k r f h] -> oo[b s h]"),
             (OpKind::Add, "oo[b s h] x2[b s h] -> out[b s h]"),
         ],

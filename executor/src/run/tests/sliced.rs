@@ -6,7 +6,10 @@ use ir::op::{AttentionBias, OpKind};
 use ir::schedule::{Section, parse_row};
 use ir::slices::{NotSliceable, Slices, sliced_choice, sliced_model};
 
-use super::model::{MICRO_BATCH, SEQUENCE, attention_kind, embedding_with_positions, layer, limited_experts};
+use super::model::{
+    ATTENTIONS, MICRO_BATCH, SEQUENCE, attending, attention_kind, embedding_with_positions, layer,
+    limited_experts,
+};
 use super::*;
 
 /// The sliced form of a model and of choices for it.
@@ -179,5 +182,7 @@ fn what_joins_tokens_is_refused() {
     let weight = mixed.layers[1].ops[wide].operands[1];
     mixed.layers[1].tensors[weight.0].dims.push(ir::graph::DimId(sequence));
     insta::assert_snapshot!(said(&mixed, &choices(&mixed, &[], &[])), @"layer `mlp`, operator `linear 2` works on whole sequences: it cannot be run slice by slice");
+    let full = model(attending(ATTENTIONS[5]), 1);
+    insta::assert_snapshot!(said(&full, &choices(&full, &[], &[])), @"layer `attending`, operator `attention 6`: its mask is `full`, so that its first tokens see the last: it cannot be run slice by slice");
     assert_eq!((SEQUENCE, MICRO_BATCH), (8, 8));
 }

@@ -2,7 +2,9 @@
 
 use ir::builder::LayerBuilder;
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
-use ir::op::{Activation, AttentionBias, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
+use ir::op::{
+    Activation, AttentionBias, AttentionMask, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore,
+};
 
 /// Number of layers in [`all`].
 pub(crate) const COUNT: usize = 7;
@@ -41,7 +43,7 @@ fn rope(dims: u64) -> OpKind {
 }
 
 fn core(bias: AttentionBias) -> OpKind {
-    OpKind::Attention { scale: None, window: None, softcap: None, bias }
+    OpKind::Attention { scale: None, window: None, softcap: None, bias, mask: AttentionMask::Causal }
 }
 
 fn positions(b: &mut LayerBuilder) -> TensorId {
