@@ -4,12 +4,14 @@
 //! `splitmix64` of a counter (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"), so that an
 //! element does not depend on how many were drawn before it.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::f64::consts::PI;
 use std::ops::Range;
 
 use ndarray::{ArrayD, IxDyn};
 
-use ir::graph::{Data, Dim, Extent, Init, Layer, Model, TensorId};
+use ir::graph::{Data, Dim, DimId, Extent, Init, Layer, Model, Role, TensorId};
 use ir::op::OpKind;
 
 use crate::job::Text;
@@ -91,30 +93,93 @@ fn from_counter(shape: &[u64], value: impl Fn(u64) -> f64) -> ArrayD<f64> {
     })
 }
 
-/// Rows of the smallest table that tokens or labels point into; `None` for a model without one.
-pub(crate) fn vocabulary(model: &Model) -> Option<u64> {
-    let of_layer = |layer: &Layer| {
-        let sizes = layer.sizes(0, 0);
-        let table = |kind: &OpKind, operands: &[TensorId]| {
-            if *kind == OpKind::Embed {
-                layer.shape(operands[1], &sizes).first().copied()
-            } else if *kind == OpKind::Pick {
-                layer.shape(operands[0], &sizes).last().copied()
-            } else {
-                None
-            }
-        };
-        layer.ops.iter().filter_map(|op| table(&op.kind, &op.operands)).min()
-    };
-    model.layers.iter().filter_map(of_layer).min()
+/// The texts of a batch: token tensors of one name are one text, whichever layers read them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Texts {
+    /// The text that labels continue: of those over sequences the last that layers read, if there is one from a
+    /// vocabulary like that of the loss among these.
+    continued: Option<String>,
+    /// Rows of the smallest table that each is looked up in; those of the scores count for the one that is continued.
+    rows: BTreeMap<String, u64>,
+    /// Columns of the scores that labels point into.
+    scores: Option<u64>,
 }
+
+impl Texts {
+    /// Those of a model; `None` where tokens or labels have no table to point into.
+    pub(crate) fn of(model: &Model) -> Option<Self> {
+        let mut texts = Self::default();
+        let mut over_sequences = Vec::new();
+        for run in &model.sequence {
+            let layer = &model.layers[run.layer];
+            let sizes = layer.sizes(0, 0);
+            for op in &layer.ops {
+                if op.kind == OpKind::Embed {
+                    let text = &layer.tensors[op.operands[0].0];
+                    let rows = layer.shape(op.operands[1], &sizes).first().copied()?;
+                    texts
+                        .rows
+                        .entry(text.name.clone())
+                        .and_modify(|least| *least = rows.min(*least))
+                        .or_insert(rows);
+                    let is_sequence = |dim: &DimId| layer.dims[dim.0].extent == Extent::Sequence;
+                    if text.dims.iter().any(is_sequence) {
+                        over_sequences.push(text.name.clone());
+                    }
+                } else if op.kind == OpKind::Pick {
+                    let columns = layer.shape(op.operands[0], &sizes).last().copied();
+                    texts.scores = texts.scores.into_iter().chain(columns).min();
+                }
+            }
+        }
+        let speaks = |name: &&String| texts.rows.get(*name).copied() == texts.scores;
+        let continued = over_sequences.iter().rfind(speaks).or(over_sequences.last());
+        texts.continued = continued.cloned();
+        if let (Some(name), Some(columns)) = (continued, texts.scores) {
+            texts.rows.entry(name.clone()).and_modify(|least| *least = columns.min(*least));
+        }
+        let is_drawn = |role: Role| matches!(role, Role::Data(Data::Tokens | Data::Labels));
+        let asks = model.layers.iter().flat_map(|layer| &layer.tensors).any(|tensor| is_drawn(tensor.role));
+        (!asks || texts.vocabulary().is_some()).then_some(texts)
+    }
+
+    /// Words of the text that labels continue, or of labels that continue none.
+    pub(crate) fn vocabulary(&self) -> Option<u64> {
+        let continued = self.continued.as_ref().and_then(|name| self.rows.get(name));
+        continued.copied().or(self.scores).or_else(|| self.rows.values().min().copied())
+    }
+
+    /// The stream of random numbers of a text, and its words.
+    fn text(&self, name: &str) -> Drawn {
+        match self.rows.get(name) {
+            Some(&words) if self.continued.as_deref() != Some(name) => {
+                Drawn { stream: format!("text {name}").into(), words }
+            }
+            Some(_) | None => self.continued(),
+        }
+    }
+
+    fn continued(&self) -> Drawn {
+        Drawn { stream: CONTINUED.into(), words: self.vocabulary().unwrap_or(1) }
+    }
+}
+
+/// What the tokens of a text are drawn from.
+struct Drawn {
+    /// Name of the stream of random numbers.
+    stream: Cow<'static, str>,
+    words: u64,
+}
+
+/// The stream of random numbers of the text that labels continue.
+const CONTINUED: &str = "tokens";
 
 /// What data tensors are made from.
 pub(crate) struct Batch<'a> {
     pub(crate) seed: u64,
     /// Position in its sequence of every token, in the order in which they are laid out.
     pub(crate) positions: &'a [u64],
-    pub(crate) vocabulary: u64,
+    pub(crate) texts: &'a Texts,
     /// Sequences of a micro-batch.
     pub(crate) micro_batch: u64,
     /// Which labels the loss counts.
@@ -175,12 +240,18 @@ impl Batch<'_> {
         let dims: Vec<&Dim> = layer.tensors[tensor.0].dims.iter().map(|dim| &layer.dims[dim.0]).collect();
         match data {
             Data::Tokens => {
-                Value::Index(self.by_place((&shape, &dims), first, |row, at| self.token(seq, row, at)))
+                let text = self.texts.text(&layer.tensors[tensor.0].name);
+                let token = |row, at| self.token(&text, (seq, row), at);
+                Value::Index(self.by_place((&shape, &dims), first, token))
             }
             Data::Labels => {
                 Value::Index(self.by_place((&shape, &dims), first, |row, at| self.label(seq, row, at)))
             }
             Data::Positions => Value::Index(self.by_place((&shape, &dims), first, |_, at| at as i64)),
+            Data::Features => {
+                let name = format!("features {}", layer.tensors[tensor.0].name);
+                Value::Float(self.features((&shape, &dims), first, (&name, seq)).mapv(E::from_f64))
+            }
             Data::AlibiSlopes => {
                 let heads = shape.iter().product();
                 Value::Float(from_counter(&shape, |head| slope(head, heads)).mapv(E::from_f64))
@@ -209,12 +280,12 @@ impl Batch<'_> {
         if self.counting == Counting::Answers && left_out {
             return IGNORED;
         }
-        self.token(seq, row, position + 1)
+        self.token(&self.texts.continued(), (seq, row), position + 1)
     }
 
-    fn token(&self, seq: u64, row: u64, position: u64) -> i64 {
-        let random = Random::new(self.seed, self.sequence(seq, row), "tokens");
-        let vocabulary = self.vocabulary.max(1);
+    fn token(&self, drawn: &Drawn, (seq, row): (u64, u64), position: u64) -> i64 {
+        let random = Random::new(self.seed, self.sequence(seq, row), &drawn.stream);
+        let vocabulary = drawn.words.max(1);
         match self.text {
             Text::Noise => (random.bits(position) % vocabulary) as i64,
             Text::Chain => chained(random, position, vocabulary) as i64,
@@ -226,7 +297,7 @@ impl Batch<'_> {
         self.first_sequence + seq * self.micro_batch + row
     }
 
-    /// Integers as a function of the sequence and of the position in it, from the `first` token of a slice on.
+    /// Integers as a function of the sequence and of the place in it, from the `first` token of a slice on.
     fn by_place(
         &self,
         (shape, dims): (&[u64], &[&Dim]),
@@ -235,12 +306,44 @@ impl Batch<'_> {
     ) -> ArrayD<i64> {
         let shape: Vec<usize> = shape.iter().map(|&n| n as usize).collect();
         let along = |extent: Extent| dims.iter().position(|dim| dim.extent == extent);
-        let (row, so_far) = (along(Extent::MicroBatch), along(Extent::UpToSlice));
-        let own = along(Extent::Sequence).map(|dim| (dim, first));
-        let at = own.or(so_far.map(|dim| (dim, 0)));
+        let row = along(Extent::MicroBatch);
+        let at = (0..dims.len()).find(|dim| Some(*dim) != row);
         ArrayD::from_shape_fn(IxDyn(&shape), |i| {
-            let position = at.map_or(0, |(dim, first)| self.positions[first + i[dim]]);
-            value(row.map_or(0, |dim| i[dim] as u64), position)
+            let place = at.map_or(0, |dim| self.place(dims[dim].extent, first, i[dim]));
+            value(row.map_or(0, |dim| i[dim] as u64), place)
+        })
+    }
+
+    /// Where the `i`-th row of a dim is: of a sequence as its tokens are laid out, else the `i`-th.
+    fn place(&self, extent: Extent, first: usize, i: usize) -> u64 {
+        match extent {
+            Extent::Sequence => self.positions[first + i],
+            Extent::UpToSlice => self.positions[i],
+            Extent::Fixed(_) | Extent::Uneven(_) | Extent::MicroBatch | Extent::Slots { .. } => i as u64,
+        }
+    }
+
+    /// Normal numbers of a name, each a function of its sequence and of its place there.
+    fn features(
+        &self,
+        (shape, dims): (&[u64], &[&Dim]),
+        first: usize,
+        (name, seq): (&str, u64),
+    ) -> ArrayD<f64> {
+        let lengths: Vec<usize> = shape.iter().map(|&n| n as usize).collect();
+        let random = |row| Random::new(self.seed, self.sequence(seq, row), name);
+        let rows: Vec<Random> = (0..self.micro_batch).map(random).collect();
+        let is_row = |dim: usize| dims[dim].extent == Extent::MicroBatch;
+        // Of a slice, places are those in its whole sequence.
+        let whole = |dim: usize| match dims[dim].extent {
+            Extent::Sequence | Extent::UpToSlice => self.positions.len() as u64,
+            Extent::Fixed(_) | Extent::Uneven(_) | Extent::MicroBatch | Extent::Slots { .. } => shape[dim],
+        };
+        ArrayD::from_shape_fn(IxDyn(&lengths), |i| {
+            let inner = (0..dims.len()).filter(|&dim| !is_row(dim));
+            let at = inner.fold(0, |at, dim| at * whole(dim) + self.place(dims[dim].extent, first, i[dim]));
+            let row = (0..dims.len()).find(|&dim| is_row(dim)).map_or(0, |dim| i[dim]);
+            rows.get(row).map_or(0.0, |random| random.normal(at))
         })
     }
 }
@@ -270,6 +373,8 @@ fn slope(head: u64, heads: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use ir::graph::Segment;
+
     use super::*;
 
     #[test]
@@ -296,13 +401,22 @@ mod tests {
         assert_eq!([0, 1, 2].map(|head| slope(head, 3)), [1.0 / 16.0, 1.0 / 256.0, 0.25]);
     }
 
+    /// One text of fifty words.
+    fn texts() -> Texts {
+        Texts {
+            continued: Some("tokens".into()),
+            rows: BTreeMap::from([("tokens".into(), 50)]),
+            scores: None,
+        }
+    }
+
     #[test]
     fn micro_batches_count_different_numbers_of_tokens() {
-        let positions: Vec<u64> = (0..16).collect();
+        let (positions, texts): (Vec<u64>, Texts) = ((0..16).collect(), texts());
         let batch = Batch {
             seed: 1,
             positions: &positions,
-            vocabulary: 50,
+            texts: &texts,
             micro_batch: 2,
             counting: Counting::Answers,
             text: Text::Noise,
@@ -328,27 +442,31 @@ mod tests {
 
     #[test]
     fn the_data_goes_on_where_it_stopped() {
+        let texts = texts();
         let batch = |first_sequence| Batch {
             seed: 1,
             positions: &[0, 1, 2, 3],
-            vocabulary: 50,
+            texts: &texts,
             micro_batch: 2,
             counting: Counting::Answers,
             text: Text::Chain,
             first_sequence,
         };
         let (whole, rest) = (batch(0), batch(6));
-        assert_eq!(whole.token(4, 1, 2), rest.token(1, 1, 2));
+        let text = texts.text("tokens");
+        assert_eq!(whole.token(&text, (4, 1), 2), rest.token(&text, (1, 1), 2));
         assert_eq!(whole.label(4, 1, 2), rest.label(1, 1, 2));
         assert_eq!(whole.n_counted(4), rest.n_counted(1));
     }
 
     #[test]
     fn labels_are_the_tokens_that_follow() {
+        let texts = texts();
+        let text = texts.text("tokens");
         let batch = Batch {
             seed: 1,
             positions: &[0, 3, 1, 2],
-            vocabulary: 50,
+            texts: &texts,
             micro_batch: 2,
             counting: Counting::All,
             text: Text::Noise,
@@ -360,7 +478,7 @@ mod tests {
         ];
         let of = |shift| {
             let dims: Vec<&Dim> = dims.iter().collect();
-            batch.by_place((&[2, 4], &dims), 0, |r, p| batch.token(5, r, p + shift))
+            batch.by_place((&[2, 4], &dims), 0, |r, p| batch.token(&text, (5, r), p + shift))
         };
         let (tokens, labels) = (of(0), of(1));
         for row in 0..2 {
@@ -368,5 +486,104 @@ mod tests {
             assert_eq!(labels[[row, 2]], tokens[[row, 3]]);
             assert_eq!(labels[[row, 3]], tokens[[row, 1]]);
         }
+    }
+
+    /// A batch of two sequences of eight tokens in zig-zag order over two devices.
+    fn zig_zag<'a>(texts: &'a Texts, positions: &'a [u64]) -> Batch<'a> {
+        let (counting, text) = (Counting::All, Text::Noise);
+        Batch { seed: 1, positions, texts, micro_batch: 2, counting, text, first_sequence: 0 }
+    }
+
+    const ZIG_ZAG: [u64; 8] = [0, 1, 6, 7, 2, 3, 4, 5];
+
+    fn given(batch: &Batch<'_>, (name, dims): (&str, &str), data: Data, tokens: Range<u64>) -> Value<f64> {
+        let mut b = ir::builder::LayerBuilder::new("layer");
+        [("t", 5), ("m", 3)].into_iter().for_each(|(name, length)| b.fixed(name, length));
+        let tensor = b.tensor(name, dims, Role::Data(data));
+        let layer = b.finish(tensor);
+        batch.data(&layer, 0, data, Slot { tensor, seq: 3, tokens })
+    }
+
+    #[test]
+    fn texts_of_other_names_are_other_texts_and_what_has_a_fixed_length_keeps_its_order() {
+        let rows = [("tokens", 50), ("source", 40)].map(|(name, rows)| (name.to_owned(), rows));
+        let texts = Texts { continued: Some("tokens".into()), rows: BTreeMap::from(rows), scores: Some(50) };
+        let batch = zig_zag(&texts, &ZIG_ZAG);
+        let index = |tensor, data| given(&batch, tensor, data, 0..8).as_index().unwrap().clone();
+        let source = index(("source", "b t"), Data::Tokens);
+        assert!(source.shape() == [2, 5] && source.iter().all(|token| (0..40).contains(token)), "{source}");
+        assert_eq!(index(("positions", "t"), Data::Positions).into_raw_vec_and_offset().0, [0, 1, 2, 3, 4]);
+        assert_eq!(
+            index(("positions", "s"), Data::Positions).iter().map(|&at| at as u64).collect::<Vec<_>>(),
+            ZIG_ZAG
+        );
+        let (own, other) = (index(("tokens", "b s"), Data::Tokens), index(("source", "b s"), Data::Tokens));
+        assert_ne!(own, other);
+        assert_eq!(other[[1, 4]], source[[1, 2]]);
+        let labels = index(("labels", "b s"), Data::Labels);
+        // The token after position 6 stands beside it, that after position 1 where the other run begins.
+        assert_eq!([labels[[1, 2]], labels[[1, 1]]], [own[[1, 3]], own[[1, 4]]]);
+    }
+
+    #[test]
+    fn features_are_functions_of_their_sequence_and_place() {
+        let texts = Texts::default();
+        let natural: Vec<u64> = (0..8).collect();
+        let (batch, mixed) = (zig_zag(&texts, &natural), zig_zag(&texts, &ZIG_ZAG));
+        let numbers =
+            |batch, tensor, tokens| given(batch, tensor, Data::Features, tokens).into_float().unwrap();
+        let patches = numbers(&batch, ("patches", "b t m"), 0..8);
+        assert_eq!(patches.shape(), [2, 5, 3]);
+        assert_eq!(patches, numbers(&mixed, ("patches", "b t m"), 0..8));
+        assert_ne!(patches, numbers(&batch, ("frames", "b t m"), 0..8));
+        let all = patches.iter().map(|x| (x * 1e6) as i64).collect::<std::collections::BTreeSet<_>>();
+        assert_eq!(all.len(), 30);
+        let frames = numbers(&batch, ("frames", "b s m"), 0..8);
+        let order = ZIG_ZAG.map(|at| at as usize);
+        assert_eq!(numbers(&mixed, ("frames", "b s m"), 0..8), frames.select(ndarray::Axis(1), &order));
+        let slice = numbers(&batch, ("frames", "b s m"), 3..7);
+        assert_eq!(slice, frames.select(ndarray::Axis(1), &[3, 4, 5, 6]));
+    }
+
+    #[test]
+    fn labels_continue_the_last_text_over_sequences_whose_words_they_are() {
+        const WORDS: u64 = 19;
+        let scores = || {
+            let mut b = ir::builder::LayerBuilder::new("scores");
+            b.dim("v", Extent::Uneven(WORDS));
+            let z = b.tensor("z", "b s v", Role::Activation);
+            let labels = b.tensor("labels", "b s", Role::Data(Data::Labels));
+            let picked = b.op("picked", OpKind::Pick, &[z, labels], "b s");
+            b.finish(picked)
+        };
+        let of = |tables: &[(&str, &str, u64)]| {
+            let mut b = ir::builder::LayerBuilder::new("embedding");
+            [("h", 8), ("t", 5)].into_iter().for_each(|(name, length)| b.fixed(name, length));
+            let mut out = TensorId(0);
+            for (i, (name, dim, rows)) in tables.iter().enumerate() {
+                b.dim(&format!("v{i}"), Extent::Uneven(*rows));
+                let tokens = b.tensor(name, &format!("b {dim}"), Role::Data(Data::Tokens));
+                let table = b.parameter(&format!("table{i}"), &format!("v{i} h"), Init::Normal);
+                out = b.op(&format!("y{i}"), OpKind::Embed, &[tokens, table], &format!("b {dim} h"));
+            }
+            let model = Model {
+                name: "texts".into(),
+                default_sequence: 8,
+                layers: vec![b.finish(out), scores()],
+                sequence: [0, 1].map(|layer| Segment { layer, count: 1 }).to_vec(),
+                ties: Vec::new(),
+            };
+            Texts::of(&model).unwrap()
+        };
+        let texts =
+            of(&[("source", "s", WORDS), ("target", "s", WORDS), ("kinds", "s", 2), ("image", "t", 30)]);
+        assert_eq!((texts.continued.as_deref(), texts.vocabulary()), (Some("target"), Some(WORDS)));
+        assert_eq!((texts.text("kinds").words, texts.text("image").words), (2, 30));
+        assert_eq!(
+            (texts.text("target").stream, texts.text("source").stream),
+            ("tokens".into(), "text source".into())
+        );
+        let texts = of(&[("tokens", "s", 12)]);
+        assert_eq!((texts.continued.as_deref(), texts.vocabulary()), (Some("tokens"), Some(12)));
     }
 }

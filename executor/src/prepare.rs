@@ -21,7 +21,7 @@ use crate::audit::Leaves;
 use crate::element::{Edges, Width};
 use crate::error::ExecutorError;
 use crate::handover::{self, Part};
-use crate::initial::{self, Batch, Counting};
+use crate::initial::{self, Batch, Counting, Texts};
 use crate::job::{Execution, Instance, LayerIdx};
 use crate::kernels;
 use crate::label::{Phase, Place};
@@ -61,7 +61,7 @@ pub(crate) struct Prepared<'a> {
     /// What every parameter begins with.
     pub(crate) initial: BTreeMap<ParameterKey, ArrayD<f64>>,
     positions: Vec<u64>,
-    vocabulary: u64,
+    texts: Texts,
     counting: Counting,
     /// Per step, the tokens that the loss counts.
     n_counted: Vec<u64>,
@@ -146,7 +146,7 @@ impl<'a> Prepared<'a> {
             positions,
             counting: Counting::of(execution.model),
             n_counted: Vec::new(),
-            vocabulary: initial::vocabulary(execution.model)
+            texts: Texts::of(execution.model)
                 .ok_or_else(|| unfit("the model has no vocabulary to draw tokens from".into()))?,
         };
         let n = u64::from(execution.n_micro_batches);
@@ -291,7 +291,7 @@ impl<'a> Prepared<'a> {
             (Role::Data(Data::Tokens | Data::Labels | Data::Positions), _) => Width::Integer,
             (Role::Parameter(_) | Role::Frozen(_), Side::Gradient) => Width::Full,
             (Role::Activation, _) if layer.producer(value.tensor).is_some_and(kept) => Width::Full,
-            (Role::Data(Data::AlibiSlopes | Data::RouterBias), _) => Width::Full,
+            (Role::Data(Data::AlibiSlopes | Data::RouterBias | Data::Features), _) => Width::Full,
             (Role::Parameter(_) | Role::Frozen(_) | Role::Activation, _) => self.rounded(),
         }
     }
@@ -321,10 +321,10 @@ impl<'a> Prepared<'a> {
 
     pub(crate) fn batch(&self) -> Batch<'_> {
         let Execution { seed, micro_batch, training, .. } = *self.execution;
-        let (positions, vocabulary) = (self.positions.as_slice(), self.vocabulary);
+        let (positions, texts) = (self.positions.as_slice(), &self.texts);
         let first_sequence = training.from.map_or(0, |from| from.sequences);
         let text = training.text;
-        Batch { seed, positions, vocabulary, micro_batch, counting: self.counting, text, first_sequence }
+        Batch { seed, positions, texts, micro_batch, counting: self.counting, text, first_sequence }
     }
 
     /// Tokens of a step, over all micro-batches, that the loss counts: one for each rank to divide by, so that a

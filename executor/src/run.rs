@@ -152,9 +152,9 @@ pub fn run_observed<E: Real>(
     run_prepared::<E>(&prepared, &lifetimes::plans(&prepared, size_of::<E>() as u64), (tier_of, observer))
 }
 
-/// Words of a model: rows of the smallest table that its tokens or labels point into.
+/// Words of a model: rows of the smallest table that its labels and the tokens before them point into.
 pub fn vocabulary(model: &Model) -> Option<u64> {
-    initial::vocabulary(model)
+    initial::Texts::of(model).and_then(|texts| texts.vocabulary())
 }
 
 /// The states with which a run begins.

@@ -233,7 +233,8 @@ fn is_learned(role: TensorRole) -> bool {
         | TensorRole::Labels
         | TensorRole::Positions
         | TensorRole::AlibiSlopes
-        | TensorRole::RouterBias => false,
+        | TensorRole::RouterBias
+        | TensorRole::Features => false,
     }
 }
 
@@ -317,6 +318,57 @@ mod tests {
             "{}",
             fault(&value)
         );
+    }
+
+    #[test]
+    fn data_have_the_dims_of_their_role_and_features_are_read_by_any_operator() {
+        let with = |dims: &str, role: &str, operand: Option<&str>| {
+            let mut value = native("gpt2");
+            let layer = &mut value["layers"][1];
+            let mut add = |list: &str, item: Value| layer[list].as_array_mut().unwrap().push(item);
+            add("dims", serde_json::json!({"name": "places", "length": {"fixed": 7}}));
+            add("tensors", serde_json::json!({"name": "given", "dims": dims, "role": role}));
+            let products = layer["ops"].as_array_mut().unwrap();
+            let product = products.iter_mut().find(|op| op["kind"]["op"] == "linear").unwrap();
+            if let Some(name) = operand {
+                product["operands"][1] = name.into();
+            }
+            value
+        };
+        for (dims, role) in [("b places", "tokens"), ("places", "positions"), ("b s places", "features")] {
+            let text = with(dims, role, None).to_string();
+            assert!(read_model("m.json", &text).is_ok(), "{role}");
+        }
+        let said = |dims, role| fault(&with(dims, role, None));
+        let expected = "`given` has the wrong dims for its role: expected a micro-batch dim, then others";
+        assert!(said("places b", "features").contains(expected), "{}", said("places b", "features"));
+        let expected = "expected one dim, a sequence or of fixed length";
+        assert!(said("b places", "positions").contains(expected), "{}", said("b places", "positions"));
+        let expected = "must have role activation, parameter or features";
+        let misread = fault(&with("b s", "tokens", Some("given")));
+        assert!(misread.contains(expected), "{misread}");
+        let read = fault(&with("b places", "features", Some("given")));
+        assert!(!read.contains("must have role"), "{read}");
+    }
+
+    #[test]
+    fn a_mask_may_be_named_and_is_left_out_where_it_is_causal() {
+        let masked = |mask: &str| {
+            let mut value = native("gpt2");
+            let ops = value["layers"][1]["ops"].as_array_mut().unwrap();
+            let core = ops.iter_mut().find(|op| op["kind"]["op"] == "attention").unwrap();
+            core["kind"]["mask"] = mask.into();
+            if mask == "full" {
+                core["operands"].as_array_mut().unwrap().truncate(3);
+            }
+            value
+        };
+        let written = |value: &Value| {
+            let model = read_model("m.json", &value.to_string()).unwrap_or_else(|error| panic!("{error}"));
+            serde_json::to_value(ir::native::write(&model)).unwrap()
+        };
+        assert_eq!(written(&masked("causal")), native("gpt2"));
+        assert_eq!(written(&masked("full")), masked("full"));
     }
 
     #[test]

@@ -38,8 +38,10 @@ pub(crate) fn check_roles(
 
 fn shape_of(role: TensorRole) -> &'static str {
     match role {
-        TensorRole::Tokens | TensorRole::Labels => "expected a micro-batch dim, then a sequence dim",
-        TensorRole::Positions => "expected one sequence dim",
+        TensorRole::Tokens => "expected a micro-batch dim, then a sequence dim or one of fixed length",
+        TensorRole::Labels => "expected a micro-batch dim, then a sequence dim",
+        TensorRole::Positions => "expected one dim, a sequence or of fixed length",
+        TensorRole::Features => "expected a micro-batch dim, then others, of sequence or fixed length",
         TensorRole::AlibiSlopes | TensorRole::RouterBias => "expected dims of fixed length",
         TensorRole::Activation
         | TensorRole::Parameter
@@ -56,10 +58,17 @@ fn has_shape_of_role(layer: &LayerDocument, tensor: &TensorDocument) -> bool {
         return true;
     }
     match tensor.role {
-        TensorRole::Tokens | TensorRole::Labels => {
-            matches!(lengths[..], [Some(Length::MicroBatch), Some(Length::Sequence)])
+        TensorRole::Tokens => {
+            matches!(lengths[..], [Some(Length::MicroBatch), Some(Length::Sequence | Length::Fixed(_))])
         }
-        TensorRole::Positions => matches!(lengths[..], [Some(Length::Sequence)]),
+        TensorRole::Labels => matches!(lengths[..], [Some(Length::MicroBatch), Some(Length::Sequence)]),
+        TensorRole::Positions => matches!(lengths[..], [Some(Length::Sequence | Length::Fixed(_))]),
+        TensorRole::Features => {
+            let is_given = |length: &Option<&Length>| {
+                matches!(length, Some(Length::Sequence | Length::Fixed(_) | Length::Uneven(_)))
+            };
+            matches!(&lengths[..], [Some(Length::MicroBatch), others @ ..] if others.iter().all(is_given))
+        }
         TensorRole::AlibiSlopes | TensorRole::RouterBias => {
             lengths.iter().all(|length| matches!(length, Some(Length::Fixed(_) | Length::Uneven(_))))
         }
@@ -83,13 +92,28 @@ fn misplaced(layer: &LayerDocument, op: &OpDocument) -> Option<(usize, &'static 
         return Some((at, name));
     }
     let is_computed = |at: &usize| {
-        !wanted.iter().any(|(other, ..)| other == at)
-            && role(*at).is_some_and(|found| shape_of(found) != shape_of(TensorRole::Activation))
+        !wanted.iter().any(|(other, ..)| other == at) && role(*at).is_some_and(|found| !holds_numbers(found))
     };
-    (0..op.operands.len()).find(is_computed).map(|at| (at, "activation or parameter"))
+    (0..op.operands.len()).find(is_computed).map(|at| (at, "activation, parameter or features"))
 }
 
-/// Places of an operator that hold data, and the role's name in files.
+/// What any operator may read.
+fn holds_numbers(role: TensorRole) -> bool {
+    match role {
+        TensorRole::Activation
+        | TensorRole::Parameter
+        | TensorRole::ParameterOne
+        | TensorRole::ParameterZero
+        | TensorRole::Features => true,
+        TensorRole::Tokens
+        | TensorRole::Labels
+        | TensorRole::Positions
+        | TensorRole::AlibiSlopes
+        | TensorRole::RouterBias => false,
+    }
+}
+
+/// Places of an operator that hold data of its own, and the role's name in files.
 fn wanted_roles(kind: &OpKind) -> &'static [(usize, TensorRole, &'static str)] {
     const POSITIONS: (TensorRole, &str) = (TensorRole::Positions, "positions");
     match kind {

@@ -99,12 +99,14 @@ pub enum Init {
 /// What a data tensor holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Token numbers `[b s]`.
+    /// Token numbers `[b s]`, or of a text of fixed length `[b t]`. Tensors of one name are one text in all layers.
     Tokens,
     /// The next token of each position `[b s]`.
     Labels,
-    /// Index of each position in its sequence `[s]`.
+    /// Index of each position in its sequence `[s]`, or along a dim of fixed length `[t]`.
     Positions,
+    /// Numbers given with the batch `[b ..]`, such as patches of an image. Tensors of one name are the same in all layers.
+    Features,
     /// Slopes of the linear position bias, per head.
     AlibiSlopes,
     /// A router's correction bias: a buffer adjusted outside the gradient.
@@ -272,6 +274,38 @@ impl Layer {
     /// True for a tensor that is kept from step to step, learned or frozen.
     pub fn is_parameter(&self, tensor: TensorId) -> bool {
         self.tensors[tensor.0].role.init().is_some()
+    }
+
+    /// Whether a dim counts tokens, or what an encoder has in their place: the tokens of a sequence, and of dims of fixed
+    /// length those that data have between sequences and features, that queries or keys of attention walk, and that lie
+    /// between the sequences and the last dim of the stream.
+    pub fn counts_tokens(&self, dim: DimId) -> bool {
+        match self.dims.get(dim.0).map(|dim| dim.extent) {
+            Some(Extent::Sequence | Extent::UpToSlice) => return true,
+            Some(Extent::Fixed(_)) => {}
+            Some(Extent::Uneven(_) | Extent::MicroBatch | Extent::Slots { .. }) | None => return false,
+        }
+        let inner = |tensor: &TensorId| {
+            let dims = self.tensors.get(tensor.0).map(|tensor| tensor.dims.as_slice()).unwrap_or_default();
+            matches!(dims, [_, between @ .., _] if between.contains(&dim))
+        };
+        let given = |tensor: TensorId| match self.tensors[tensor.0].role {
+            Role::Data(Data::Tokens | Data::Labels | Data::Positions) => {
+                self.tensors[tensor.0].dims.contains(&dim)
+            }
+            Role::Data(Data::Features) => inner(&tensor),
+            Role::Data(Data::AlibiSlopes | Data::RouterBias)
+            | Role::Activation
+            | Role::Parameter(_)
+            | Role::Frozen(_) => false,
+        };
+        let attends = |op: &Op| {
+            matches!(op.kind, OpKind::Attention { .. })
+                && op.operands.iter().take(2).any(|operand| self.tensors[operand.0].dims.get(1) == Some(&dim))
+        };
+        self.stream_in.iter().chain([&self.out]).any(inner)
+            || self.tensor_ids().any(given)
+            || self.ops.iter().any(attends)
     }
 
     /// True for the layers at the ends, which pass the stream on one side only: embedding, and the loss.

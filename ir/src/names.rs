@@ -380,6 +380,7 @@ fn cut_loop(placed: PlacedLayer, op: OpId, axis: AxisId) -> Option<Loop> {
         Extent::MicroBatch => Loop::Batch,
         Extent::Sequence | Extent::UpToSlice => Loop::Sequence,
         Extent::Slots { .. } => Loop::Slots,
+        Extent::Fixed(_) | Extent::Uneven(_) if layer.counts_tokens(dim) => Loop::Sequence,
         Extent::Fixed(_) | Extent::Uneven(_) if is_expert_dim(layer, dim) => Loop::Expert,
         Extent::Fixed(_) | Extent::Uneven(_) => Loop::Weight,
     })
@@ -411,15 +412,17 @@ fn has_weights(layer: &Layer, op: &Op) -> bool {
     op.operands.iter().any(|&t| layer.is_parameter(t) && layer.tensors[t.0].dims.len() >= 2)
 }
 
-/// The operator that meets keys in a loop of their own; first one whose queries and keys are of one sequence.
+/// The operator that meets keys in a loop of their own: first one whose queries are tokens of the sequence, then one whose
+/// keys are of the same dim as its queries.
 fn attention_of(layer: &Layer) -> Option<OpId> {
-    let dims = |op: &OpId| {
+    let rank = |op: OpId| {
         let sig = signature(layer, &layer.ops[op.0]);
+        let ring = sig.ring?;
         let dim = |factor: FactorId| sig.factors.get(factor.0 as usize).map(|factor| factor.dim);
-        sig.ring.map(|ring| (dim(ring.queries), dim(ring.keys)))
+        let (queries, keys) = (dim(ring.queries)?, dim(ring.keys)?);
+        Some((layer.dims[queries.0].extent != Extent::Sequence, queries != keys, op))
     };
-    let own = |op: &OpId| dims(op).is_some_and(|(queries, keys)| queries == keys);
-    layer.op_ids().find(own).or_else(|| layer.op_ids().find(|op| dims(op).is_some()))
+    layer.op_ids().filter_map(rank).min().map(|(.., op)| op)
 }
 
 /// The layers that speak for the model: those with attention, else those with weights, else all.
@@ -464,8 +467,15 @@ fn layer_role(placed: PlacedLayer, axis: AxisId) -> DenseRole {
         dense.iter().copied().filter(|op| has_weights(layer, &layer.ops[op.0])).collect();
     let weights_cut = weighty.iter().any(|&op| cut_loop(placed, op, axis) == Some(Loop::Weight));
     let outside = if weighty.is_empty() { dense } else { weighty };
-    let most = majority(outside.iter().map(|&op| (cut_loop(placed, op, axis), 1))).flatten();
     let attention = attention_of(layer);
+    // What makes keys of another length says nothing of the queries' tokens.
+    let queries = attention.and_then(|op| layer.tensors[layer.ops[op.0].operands[0].0].dims.get(1));
+    let beside = |op: &OpId| {
+        queries
+            .is_some_and(|dim| tensors_of(&layer.ops[op.0]).all(|t| !layer.tensors[t.0].dims.contains(dim)))
+    };
+    let most = outside.iter().filter(|op| !beside(op)).map(|&op| (cut_loop(placed, op, axis), 1));
+    let most = majority(most).flatten();
     let inside = attention.and_then(|op| cut_loop(placed, op, axis));
     let is_ring = attention.is_some_and(|op| placed.choice.strategies[op.0].ring_axes().contains(&axis));
     match (inside, most) {
@@ -488,7 +498,7 @@ fn stream_cut(layers: &[PlacedLayer], axis: AxisId) -> bool {
     let cut = |placed: PlacedLayer| {
         placed.layer.stream_in.is_some_and(|stream| {
             let dims = &placed.layer.tensors[stream.0].dims;
-            let is_sequence = |dim: &DimId| matches!(placed.layer.dims[dim.0].extent, Extent::Sequence);
+            let is_sequence = |dim: &DimId| placed.layer.counts_tokens(*dim);
             let at = dims.iter().position(is_sequence);
             at.is_some_and(|at| placed.choice.stream.axes_of(at).any(|own| own == axis))
         })

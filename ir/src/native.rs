@@ -144,16 +144,18 @@ pub enum TensorRole {
     ParameterOne,
     /// Learned, starts near zero.
     ParameterZero,
-    /// Token numbers `[b s]`.
+    /// Token numbers `[b s]`, `s` a sequence or of fixed length.
     Tokens,
     /// Next tokens `[b s]`.
     Labels,
-    /// Positions `[s]`.
+    /// Positions `[s]`, `s` a sequence or of fixed length.
     Positions,
     /// Per-head slopes of a linear position bias.
     AlibiSlopes,
     /// A router's correction bias.
     RouterBias,
+    /// Numbers given with the batch `[b ..]`.
+    Features,
 }
 
 impl TensorRole {
@@ -316,6 +318,7 @@ fn role(role: TensorRole) -> Role {
         TensorRole::Positions => Role::Data(Data::Positions),
         TensorRole::AlibiSlopes => Role::Data(Data::AlibiSlopes),
         TensorRole::RouterBias => Role::Data(Data::RouterBias),
+        TensorRole::Features => Role::Data(Data::Features),
     }
 }
 
@@ -403,5 +406,6 @@ fn write_role(role: Role) -> TensorRole {
         Role::Data(Data::Positions) => TensorRole::Positions,
         Role::Data(Data::AlibiSlopes) => TensorRole::AlibiSlopes,
         Role::Data(Data::RouterBias) => TensorRole::RouterBias,
+        Role::Data(Data::Features) => TensorRole::Features,
     }
 }

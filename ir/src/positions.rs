@@ -14,7 +14,7 @@ pub struct TooShort {
     pub table: String,
     /// Rows it has.
     pub rows: u64,
-    /// Rows it needs: one for every token of the sequence, and those that are skipped.
+    /// Rows it needs: one for every token of the sequence or place of a fixed length, and those that are skipped.
     pub needed: u64,
 }
 
@@ -31,7 +31,16 @@ pub fn too_short(layer: &Layer, sequence: u64) -> Option<TooShort> {
         let OpKind::AddPosition { offset } = op.kind else { return None };
         let table = &layer.tensors[op.operands.get(2)?.0];
         let Extent::Fixed(rows) = layer.dims[table.dims.first()?.0].extent else { return None };
-        let needed = sequence.saturating_add(offset);
+        let along = layer.tensors[op.operands.get(1)?.0].dims.first()?;
+        let places = match layer.dims[along.0].extent {
+            Extent::Fixed(length) => length,
+            Extent::Sequence
+            | Extent::UpToSlice
+            | Extent::Uneven(_)
+            | Extent::MicroBatch
+            | Extent::Slots { .. } => sequence,
+        };
+        let needed = places.saturating_add(offset);
         let short = TooShort { layer: layer.name.clone(), table: table.name.clone(), rows, needed };
         (rows < needed).then_some(short)
     })

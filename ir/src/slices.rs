@@ -64,6 +64,17 @@ pub enum NotSliceable {
         /// The operator.
         op: String,
     },
+    /// Something of the batch has no tokens of the sequence.
+    #[error(
+        "layer `{layer}`: `{tensor}` is of no token of the sequence, so that every slice would need all of it: the layer \
+         cannot be run slice by slice"
+    )]
+    NoTokens {
+        /// The layer.
+        layer: String,
+        /// The tensor.
+        tensor: String,
+    },
     /// Nothing learned leads to its keys, so that nothing keeps them.
     #[error("layer `{layer}`, operator `{op}` has no backward, so nothing keeps its keys for the next slice")]
     NoBackward {
@@ -156,6 +167,9 @@ pub fn sliced_model(model: &Model) -> Result<Model, NotSliceable> {
 /// # Errors
 /// The first operator that joins tokens otherwise than by attention.
 pub fn sliced_layer(layer: &Layer) -> Result<Layer, NotSliceable> {
+    if let Some(tensor) = layer.tensors.iter().find(|tensor| is_beside_tokens(layer, tensor)) {
+        return Err(NotSliceable::NoTokens { layer: layer.name.clone(), tensor: tensor.name.clone() });
+    }
     layer.ops.iter().try_for_each(|op| works_by_tokens(layer, op))?;
     // What is kept of keys is what their backward reads, and goes with it.
     let gradients = gradient_tensors(layer);
@@ -305,6 +319,13 @@ impl Extended<'_> {
         self.layer.tensors.push(tensor);
         TensorId(self.layer.tensors.len() - 1)
     }
+}
+
+/// Whether a tensor is one per sequence of the batch, but none of its tokens.
+fn is_beside_tokens(layer: &Layer, tensor: &Tensor) -> bool {
+    let has = |test: &dyn Fn(Extent) -> bool| tensor.dims.iter().any(|dim| test(layer.dims[dim.0].extent));
+    has(&|extent| extent == Extent::MicroBatch)
+        && !has(&|extent| matches!(extent, Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. }))
 }
 
 /// Whether an operator does for every token what it would do for a sequence of that token alone; attention may not.

@@ -7,6 +7,7 @@ use ir::cluster::{Cluster, DeviceGroup};
 use ir::collective::Rule;
 use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, lower};
+use ir::op::{AttentionMask, OpKind};
 use ir::plan::check::open;
 use ir::plan::entry::Entry as EntryDocument;
 use ir::plan::prediction::{Breakdown, RunnerUp, SearchReport};
@@ -134,7 +135,8 @@ fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
     let of_entry = |entry: &Entry| {
         let layer = &scope.wide.layers[entry.kind];
         layer.ops.iter().zip(&entry.choice.strategies).any(|(op, strategy)| {
-            let ring = signature(layer, op).ring;
+            let is_causal = matches!(op.kind, OpKind::Attention { mask: AttentionMask::Causal, .. });
+            let ring = signature(layer, op).ring.filter(|_| is_causal);
             let cuts = |axis| ring.is_some_and(|ring| strategy.on(axis).divides() == Some(ring.queries));
             arranged.candidate.shape.mesh.axis_ids().any(cuts)
         })

@@ -82,6 +82,8 @@ pub struct Space<'a> {
     whole: BTreeSet<DimId>,
     /// Dims of experts.
     experts: BTreeSet<DimId>,
+    /// Dims of tokens, or of what an encoder has in their place.
+    tokens: BTreeSet<DimId>,
     /// How attention may see keys that other devices hold, if it is decided.
     context: Option<ContextKind>,
     /// How it may not.
@@ -93,6 +95,8 @@ impl<'a> Space<'a> {
     pub fn new(layer: &'a Layer, context: Option<ContextKind>) -> Self {
         let mut whole = BTreeSet::new();
         let mut experts = BTreeSet::new();
+        let tokens: BTreeSet<DimId> =
+            (0..layer.dims.len()).map(DimId).filter(|&dim| layer.counts_tokens(dim)).collect();
         // The stream passes whole in its hidden dim.
         whole.extend(
             layer
@@ -108,10 +112,11 @@ impl<'a> Space<'a> {
             }
             let sig = signature(layer, op);
             // Attention keeps the keys' loop whole; the sequence itself can be cut everywhere else.
-            let closed = sig.factors.iter().filter(|f| f.split == Split::Whole && fixed(layer, f.dim));
-            whole.extend(closed.map(|factor| factor.dim));
+            let closed =
+                |f: &&Factor| f.split == Split::Whole && fixed(layer, f.dim) && !tokens.contains(&f.dim);
+            whole.extend(sig.factors.iter().filter(closed).map(|factor| factor.dim));
         }
-        Self { layer, whole, experts, context, no_context: &[] }
+        Self { layer, whole, experts, tokens, context, no_context: &[] }
     }
 
     /// The space without some ways to see keys that other devices hold.
@@ -144,6 +149,7 @@ impl<'a> Space<'a> {
         Some(match self.layer.dims[factor.dim.0].extent {
             Extent::MicroBatch => Class::Sequences,
             Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => Class::Tokens,
+            Extent::Fixed(_) | Extent::Uneven(_) if self.tokens.contains(&factor.dim) => Class::Tokens,
             Extent::Fixed(_) | Extent::Uneven(_) if self.experts.contains(&factor.dim) => Class::Experts,
             Extent::Fixed(_) | Extent::Uneven(_) => Class::Inside,
         })
@@ -353,4 +359,36 @@ fn defers(kind: &OpKind) -> bool {
 /// True for a tensor that is computed.
 pub fn is_activation(layer: &Layer, tensor: ir::graph::TensorId) -> bool {
     layer.tensors[tensor.0].role == Role::Activation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prove::tests::layers::crossing;
+
+    /// What a rule lets an axis of four do to an operator.
+    fn uses(rule: AxisRule, name: &str) -> Vec<String> {
+        let (layer, mesh) = (crossing(), Mesh::of_sizes(&[4]).unwrap_or(Mesh { axes: Vec::new() }));
+        let op = layer.ops.iter().find(|op| op.name == name).unwrap();
+        let sig = signature(&layer, op);
+        let view = AxisView { reach: Reach::Node, rule, barred: Barred::default() };
+        let sizes = layer.sizes(4, 8);
+        let all = Space::new(&layer, None).strategies(op, &sig, (&mesh, &[view]), &sizes);
+        let word = |strategy: &Strategy| match strategy.on(AxisId(0)) {
+            AxisUse::Factor(factor) => sig.factors[factor.0 as usize].name.clone(),
+            AxisUse::Ring(_) => "ring".into(),
+            AxisUse::Same | AxisUse::Defer | AxisUse::Through => "-".into(),
+        };
+        all.iter().map(word).collect()
+    }
+
+    /// Places of fixed length are cut where tokens are, and where products are cut they are not.
+    #[test]
+    fn places_of_an_encoder_are_its_tokens() {
+        let inside = AxisRule::Inside(Between::Same);
+        assert_eq!([uses(inside, "eq"), uses(AxisRule::Tokens, "eq")], [["k"], ["m"]]);
+        assert_eq!([uses(inside, "seen"), uses(inside, "core")], [["k"], ["k"]]);
+        assert_eq!(uses(AxisRule::Tokens, "seen"), ["m", "ring"]);
+        assert_eq!(uses(AxisRule::Tokens, "core"), ["s", "ring"]);
+    }
 }

@@ -204,6 +204,29 @@ fn keys_travel_round_a_ring() {
     }
 }
 
+/// Two sequences of micro-batches, two blocks of tokens and two of heads: what sees all keys is the same on all of them, the
+/// tokens in every order, keys gathered or travelling.
+#[test]
+fn attention_without_a_mask_on_a_grid_of_data_context_and_heads() {
+    let mesh = Mesh::of_sizes(&[2, 2, 2]).unwrap();
+    let full = model::attending(model::ATTENTIONS[6]);
+    for (body, tokens) in [(full, ["s", "s"]), (model::crossing(), ["s", "m"])] {
+        let model = model(body, 2);
+        let stream = [Placement::Shard(0), Placement::Shard(1), Placement::Replicate];
+        for ring in [false, true] {
+            let mut context = if ring { vec!["ring"] } else { Vec::new() };
+            context.extend(tokens);
+            let choices = choices(&model, &[&["b"], &context, &["k", "v", "h"]], &stream);
+            for order in [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped] {
+                let execution = execution(&model, &mesh, choices.clone(), ONE_STAGE);
+                let outcome = check(&Execution { tokens: TokenLayout { order, parts: 2 }, ..execution });
+                let hops = outcome.traffic().contains_key(&(Class::Forward, CollectiveKind::SendReceive, 0));
+                assert_eq!(hops, ring);
+            }
+        }
+    }
+}
+
 #[test]
 fn pipelines_of_every_schedule() {
     let interleaved = Schedule::Interleaved { virtual_stages: 2 };

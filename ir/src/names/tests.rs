@@ -82,6 +82,15 @@ fn keys_that_travel_are_ring_attention() {
 }
 
 #[test]
+fn keys_of_another_length_leave_an_axis_its_name() {
+    let name = |policy| named(&Sample::new(Family::Crossing, &[(2, Policy::Data), (4, policy)]));
+    assert!(name(Policy::Gather).starts_with("dp 2, cp 4 gather, "));
+    assert!(name(Policy::Ring).starts_with("dp 2, cp 4 ring, "));
+    assert!(name(Policy::Ulysses).starts_with("dp 2, cp 4 ulysses, "));
+    assert!(name(Policy::TensorSequence).starts_with("dp 2, tp 4 sp, "));
+}
+
+#[test]
 fn an_axis_on_the_experts_is_expert_parallel_and_data_parallel_outside() {
     let name = named(&Sample::new(Family::Experts, &[(2, Policy::Data), (8, Policy::Expert)]));
     assert_eq!(name, "dp 16, ep 8, ZeRO-0, recompute none, micro-batch 1 x 2");

@@ -34,6 +34,8 @@ pub(crate) enum Family {
     Experts,
     /// Latent attention, experts in groups behind dense first layers.
     Latent,
+    /// Queries of the stream over keys of another length, made of numbers of the batch.
+    Crossing,
 }
 
 /// What an axis is meant to do.
@@ -89,6 +91,7 @@ impl Sample {
         let (body, n_first): (Vec<Layer>, u64) = match self.family {
             Family::Dense => (vec![decoder("decoder", grouped, |b, x| mlp(b, x, "f"))], 0),
             Family::Experts => (vec![decoder("moe", windowed, |b, x| experts(b, x, 1))], 0),
+            Family::Crossing => (vec![decoder("decoder", crossing, |b, x| mlp(b, x, "f"))], 0),
             Family::Latent => {
                 let dense = decoder("dense", latent, |b, x| mlp(b, x, "f"));
                 (vec![dense, decoder("moe", latent, |b, x| experts(b, x, 4))], 1)
@@ -110,7 +113,7 @@ impl Sample {
         };
         let ties = match self.family {
             Family::Dense => vec![Tie { owner: place(0, "table"), copy: place(last, "w_logits") }],
-            Family::Experts | Family::Latent => Vec::new(),
+            Family::Experts | Family::Latent | Family::Crossing => Vec::new(),
         };
         Model { name: "sample".into(), default_sequence: self.sequence, layers, sequence, ties }
     }
@@ -323,6 +326,31 @@ fn queries_and_keys(b: &mut LayerBuilder, x: TensorId, window: Option<u64>) -> T
         mask: AttentionMask::Causal,
     };
     let o = b.op("core", core, &[q, k, v, positions, positions], "b s k r d");
+    linear(b, "o", o, ["k r d h", "b s h"])
+}
+
+/// Queries over 24 places of 48 numbers each, which see the six before them; then those of the stream over all of them.
+fn crossing(b: &mut LayerBuilder, x: TensorId) -> TensorId {
+    for (dim, length) in [("k", 16), ("r", 2), ("d", 32), ("m", 24), ("w", 48), ("q", 26)] {
+        b.fixed(dim, length);
+    }
+    let patches = b.tensor("patches", "b m w", Role::Data(Data::Features));
+    let places = b.tensor("places", "m", Role::Data(Data::Positions));
+    let rows = b.parameter("rows", "q h", Init::Normal);
+    let core = |window, mask| {
+        let bias = AttentionBias::None;
+        OpKind::Attention { scale: None, window, softcap: None, bias, mask }
+    };
+    let e = linear(b, "patch", patches, ["w h", "b m h"]);
+    let e = b.op("placed", OpKind::AddPosition { offset: 2 }, &[e, places, rows], "b m h");
+    let (q, k) = (linear(b, "eq", e, ["h k r d", "b m k r d"]), linear(b, "ek", e, ["h k d", "b m k d"]));
+    let v = linear(b, "ev", e, ["h k d", "b m k d"]);
+    let seen = core(Some(6), AttentionMask::Causal);
+    let o = b.op("seen", seen, &[q, k, v, places, places], "b m k r d");
+    let e = linear(b, "eo", o, ["k r d h", "b m h"]);
+    let (q, k) = (linear(b, "q", x, ["h k r d", "b s k r d"]), linear(b, "k", e, ["h k d", "b m k d"]));
+    let v = linear(b, "v", e, ["h k d", "b m k d"]);
+    let o = b.op("core", core(None, AttentionMask::Full), &[q, k, v], "b s k r d");
     linear(b, "o", o, ["k r d h", "b s h"])
 }
 

@@ -50,8 +50,13 @@ fn adapt_kind(layer: (usize, &Layer), op: &Op, sequence: u64, sizes: &SmallSizes
         *dims = rotated(*dims, *side, (class, before, after), sizes);
     }
     if let OpKind::Attention { window: Some(window), .. } = &mut kind {
+        let (l, layer) = layer;
+        let keys = op.operands.get(1).and_then(|keys| layer.tensors[keys.0].dims.get(1));
+        let keys = keys.map(|&dim| sizes.classes.class(l, dim));
+        let fixed = keys.and_then(|keys| Some((sizes.classes.length(keys)?, sizes.lengths[keys.0])));
+        let (large, small) = fixed.unwrap_or((sequence, sizes.sequence));
         // A window that hides something still does; one that hides nothing may stay.
-        *window = if *window < sequence { (sizes.sequence / 2).max(1) } else { *window };
+        *window = if *window < large { (small / 2).max(1) } else { *window };
     }
     if let OpKind::Split { sizes: parts } = &mut kind {
         let sum = sizes.sums.iter().find(|sum| sum.total == class && sum.parts.len() == parts.len());

@@ -252,15 +252,18 @@ pub(super) fn small_route(top_k: u64, groups: u64, top_groups: u64) -> SmallRout
     SmallRoute { top_k: top_k.clamp(1, 2), groups: small_groups, top_groups }
 }
 
-/// A table of positions has a row for every token, and those that are skipped.
+/// A table of positions has a row for every token or place, and those that are skipped.
 fn fit_positions(open: &OpenPlan, sizes: &mut SmallSizes) {
     for (l, layer) in layers(open) {
         for op in &layer.ops {
             let OpKind::AddPosition { offset } = op.kind else { continue };
             let rows = layer.tensors[op.operands[2].0].dims.first().map(|&dim| sizes.classes.class(l, dim));
             let Some(class) = rows else { continue };
+            let along = layer.tensors[op.operands[1].0].dims.first().map(|&dim| sizes.classes.class(l, dim));
+            let fixed = along.filter(|&along| sizes.classes.length(along).is_some());
+            let places = fixed.map_or(sizes.sequence, |along| sizes.lengths[along.0]);
             if let Some(large) = sizes.classes.length(class) {
-                sizes.lengths[class.0] = sizes.sequence.saturating_add(offset).min(large);
+                sizes.lengths[class.0] = places.saturating_add(offset).min(large);
             }
         }
     }

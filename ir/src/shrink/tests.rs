@@ -93,6 +93,20 @@ fn windows_and_position_tables_go_with_the_sequence() {
     assert_eq!(windows.collect::<Vec<_>>(), [4]);
 }
 
+/// A table of places, a window and a cut go with the length that they are of, not with the sequence.
+#[test]
+fn what_has_no_tokens_of_the_sequence_shrinks_by_itself() {
+    for (policy, places) in [(Policy::TensorSequence, 4), (Policy::Gather, 4), (Policy::Ring, 4)] {
+        let sample = Sample::new(Family::Crossing, &[(4, Policy::Data), (8, policy)]);
+        let (small, opened) = shrunk(&sample.plan());
+        let body = layer(&opened, "decoder");
+        assert_eq!([length(body, "m"), length(body, "q")], [places, places + 2], "{policy:?}");
+        let seen = body.ops.iter().find(|op| op.name == "seen").unwrap();
+        let OpKind::Attention { window, .. } = seen.kind else { panic!("not attention") };
+        assert_eq!((window, small.plan.job.sequence), (Some(places / 2), 8));
+    }
+}
+
 #[test]
 fn uneven_stages_stay_uneven() {
     let sample = Sample { n_stages: 8, n_layers: 12, ..Sample::new(Family::Dense, &[(2, Policy::Data)]) };

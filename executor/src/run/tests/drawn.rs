@@ -10,7 +10,7 @@ use ir::strategy::{Strategy as OpStrategy, strategies};
 use proptest::prelude::*;
 
 use super::*;
-use model::{ATTENTIONS, MICRO_BATCH, SEQUENCE, attending, embedding_with_positions};
+use model::{ATTENTIONS, MICRO_BATCH, SEQUENCE, attending, crossing, embedding_with_positions};
 
 /// Plans per body: enough to see each strategy of each operator beside most others of its neighbours.
 const CASES: u32 = 40;
@@ -128,6 +128,11 @@ proptest! {
     #[test]
     fn every_drawn_plan_of_attention_is_right(drawn in drawn(), kind in prop::sample::select(&ATTENTIONS[..])) {
         run_drawn(&model(attending(kind), 2), &drawn);
+    }
+
+    #[test]
+    fn every_drawn_plan_of_keys_of_another_length_is_right(drawn in drawn()) {
+        run_drawn(&model(crossing(), 2), &drawn);
     }
 
     #[test]

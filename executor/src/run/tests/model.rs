@@ -42,6 +42,7 @@ impl Builder {
             "p" => Extent::Fixed(SEQUENCE + 2),
             "h" | "h2" | "f" => Extent::Fixed(8),
             "g" => Extent::Fixed(16),
+            "m" => Extent::Fixed(6),
             "e" | "d" => Extent::Fixed(4),
             "k" | "r" => Extent::Fixed(2),
             other => panic!("no dim {other}"),
@@ -61,9 +62,10 @@ impl Builder {
             Some('+') => Role::Parameter(Init::One),
             Some('~') => Role::Parameter(Init::Zero),
             Some('@') => Role::Data(match name {
-                "tokens" => Data::Tokens,
+                "tokens" | "codes" => Data::Tokens,
+                "pixels" => Data::Features,
                 "labels" => Data::Labels,
-                "positions" | "keys" => Data::Positions,
+                "positions" | "keys" | "places" => Data::Positions,
                 "slopes" => Data::AlibiSlopes,
                 "router" => Data::RouterBias,
                 other => panic!("no data {other}"),
@@ -174,6 +176,44 @@ pub(super) fn attending((bias, window, softcap, mask): Attending) -> Layer {
             (OpKind::Attention { scale: Some(1.5), window, softcap, bias, mask }, &attention),
             (OpKind::Linear, "o[b s k r f] *wo[k r f h] -> oo[b s h]"),
             (OpKind::Add, "oo[b s h] x2[b s h] -> out[b s h]"),
+        ],
+    )
+}
+
+/// Queries of the stream over keys of six places, which the layer makes of numbers and tokens of the batch and whose own
+/// attention has no mask.
+pub(super) fn crossing() -> Layer {
+    let full = |bias| OpKind::Attention {
+        scale: None,
+        window: None,
+        softcap: None,
+        bias,
+        mask: AttentionMask::Full,
+    };
+    layer(
+        "crossing",
+        &[
+            (OpKind::Linear, "@pixels[b m g] *patch[g h] -> e0[b m h]"),
+            (OpKind::AddPosition { offset: 2 }, "e0[b m h] @places[m] *rows[p h] -> e1[b m h]"),
+            (OpKind::Embed, "@codes[b m] *book[v h] -> e2[b m h]"),
+            (OpKind::Add, "e1[b m h] e2[b m h] -> e3[b m h]"),
+            (OpKind::Fork, "e3[b m h] -> e4[b m h] e5[b m h] e6[b m h] e7[b m h]"),
+            (OpKind::Linear, "e4[b m h] *eq[h k r d] -> oq[b m k r d]"),
+            (OpKind::Linear, "e5[b m h] *ek[h k d] -> ok[b m k d]"),
+            (OpKind::Linear, "e6[b m h] *ev[h k d] -> ov[b m k d]"),
+            (full(AttentionBias::None), "oq[b m k r d] ok[b m k d] ov[b m k d] -> oo[b m k r d]"),
+            (OpKind::Linear, "oo[b m k r d] *eo[k r d h] -> e8[b m h]"),
+            (OpKind::Add, "e8[b m h] e7[b m h] -> e9[b m h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "e9[b m h] +enorm[h] -> e[b m h]"),
+            (OpKind::Fork, "e[b m h] -> ea[b m h] eb[b m h]"),
+            (OpKind::Linear, "ea[b m h] *wk[h k d] -> kk[b m k d]"),
+            (OpKind::Linear, "eb[b m h] *wv[h k f] -> vv[b m k f]"),
+            (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b s h] +norm[h] -> n[b s h]"),
+            (OpKind::Linear, "n[b s h] *wq[h k r d] -> q[b s k r d]"),
+            (full(AttentionBias::Sinks), "q[b s k r d] kk[b m k d] vv[b m k f] *sinks[k r] -> o[b s k r f]"),
+            (OpKind::Linear, "o[b s k r f] *wo[k r f h] -> out0[b s h]"),
+            (OpKind::Add, "out0[b s h] x2[b s h] -> out[b s h]"),
         ],
     )
 }

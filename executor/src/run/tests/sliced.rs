@@ -7,7 +7,7 @@ use ir::schedule::{Section, parse_row};
 use ir::slices::{NotSliceable, Slices, sliced_choice, sliced_model};
 
 use super::model::{
-    ATTENTIONS, MICRO_BATCH, SEQUENCE, attending, attention_kind, embedding_with_positions, layer,
+    ATTENTIONS, MICRO_BATCH, SEQUENCE, attending, attention_kind, crossing, embedding_with_positions, layer,
     limited_experts,
 };
 use super::*;
@@ -184,5 +184,7 @@ fn what_joins_tokens_is_refused() {
     insta::assert_snapshot!(said(&mixed, &choices(&mixed, &[], &[])), @"layer `mlp`, operator `linear 2` works on whole sequences: it cannot be run slice by slice");
     let full = model(attending(ATTENTIONS[5]), 1);
     insta::assert_snapshot!(said(&full, &choices(&full, &[], &[])), @"layer `attending`, operator `attention 6`: its mask is `full`, so that its first tokens see the last: it cannot be run slice by slice");
+    let crossing = model(crossing(), 1);
+    insta::assert_snapshot!(said(&crossing, &choices(&crossing, &[], &[])), @"layer `crossing`: `pixels` is of no token of the sequence, so that every slice would need all of it: the layer cannot be run slice by slice");
     assert_eq!((SEQUENCE, MICRO_BATCH), (8, 8));
 }

@@ -7,11 +7,11 @@ use ir::op::{
 };
 
 /// Number of layers in [`all`].
-pub(crate) const COUNT: usize = 7;
+pub(crate) const COUNT: usize = 8;
 
 /// Every layer.
 pub(crate) fn all() -> [Layer; COUNT] {
-    [dense(), experts(), embedding(), head(), opt(), latent(), gemma()]
+    [dense(), experts(), embedding(), head(), opt(), latent(), gemma(), crossing()]
 }
 
 fn linear(b: &mut LayerBuilder, name: &str, x: TensorId, weight: &str, result: &str) -> TensorId {
@@ -197,6 +197,36 @@ pub(crate) fn latent() -> Layer {
     let v = linear(&mut b, "v_up", lat, "l k n", "b s k n");
     let o = b.op("core", core(AttentionBias::None), &[q, k, v, at, at], "b s k one n");
     let o = linear(&mut b, "o", o, "k one n h", "b s h");
+    let out = b.op("add", OpKind::Add, &[x, o], "b s h");
+    b.finish(out)
+}
+
+/// Keys of another length, made of numbers of the batch that see each other without a mask.
+pub(crate) fn crossing() -> Layer {
+    let mut b = start("crossing");
+    [("m", 4), ("c", 12)].into_iter().for_each(|(name, length)| b.fixed(name, length));
+    let full = |bias| OpKind::Attention {
+        scale: None,
+        window: None,
+        softcap: None,
+        bias,
+        mask: AttentionMask::Full,
+    };
+    let x = b.stream();
+    let patches = b.tensor("patches", "b m c", Role::Data(Data::Features));
+    let e = linear(&mut b, "patch", patches, "c h", "b m h");
+    let (q, k) =
+        (linear(&mut b, "eq", e, "h k r d", "b m k r d"), linear(&mut b, "ek", e, "h k d", "b m k d"));
+    let v = linear(&mut b, "ev", e, "h k d", "b m k d");
+    let o = b.op("seen", full(AttentionBias::None), &[q, k, v], "b m k r d");
+    let o = linear(&mut b, "eo", o, "k r d h", "b m h");
+    let e = b.op("encoded", OpKind::Add, &[e, o], "b m h");
+    let n = rms_norm(&mut b, "norm", x);
+    let q = linear(&mut b, "q", n, "h k r d", "b s k r d");
+    let (k, v) = (linear(&mut b, "k", e, "h k d", "b m k d"), linear(&mut b, "v", e, "h k d", "b m k d"));
+    let sinks = b.parameter("sinks", "k r", Init::Zero);
+    let o = b.op("core", full(AttentionBias::Sinks), &[q, k, v, sinks], "b s k r d");
+    let o = linear(&mut b, "o", o, "k r d h", "b s h");
     let out = b.op("add", OpKind::Add, &[x, o], "b s h");
     b.finish(out)
 }
