@@ -128,6 +128,7 @@ fn checked(schedule: String, rows: &[Vec<Action>], shape: TableShape) -> Result<
         backward: each(2.0),
         parts: Some(BackwardParts { input: each(1.0), weight: each(1.0) }),
         boundary: vec![Seconds::ZERO; n_places - shape.n_slices as usize],
+        branches: None,
         transfers: Transfers::Overlapped,
     };
     let timeline = simulate(rows, &times).map_err(|error| Failure::bug(error.to_string()))?;

@@ -132,7 +132,7 @@ fn of_file(file: &str, (plan, opened): (&Plan, &OpenPlan), kind: usize) -> Resul
 fn claims(layer: &Layer) -> Vec<String> {
     let (trained, frozen): (Vec<_>, Vec<_>) = layer.parameters().partition(|&one| layer.is_trained(one));
     let gradients = gradient_tensors(layer);
-    let backward = layer.stream_in.is_some_and(|stream| gradients.contains(&stream));
+    let backward = layer.stream_in.iter().any(|stream| gradients.contains(stream));
     let counted = |n: usize, noun: &str| (n > 0).then(|| figures::counted(n as u64, noun));
     let claims = [
         Some("forward".to_owned()),

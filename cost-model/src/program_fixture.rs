@@ -28,14 +28,8 @@ struct Builder {
 impl Builder {
     fn new(name: &str, dims: &[(&str, Extent)]) -> Self {
         let dims = dims.iter().map(|&(name, extent)| Dim { name: name.into(), extent }).collect();
-        let layer = Layer {
-            name: name.into(),
-            dims,
-            tensors: vec![],
-            ops: vec![],
-            stream_in: None,
-            out: TensorId(0),
-        };
+        let layer =
+            Layer { name: name.into(), dims, tensors: vec![], ops: vec![], stream_in: vec![], out: vec![] };
         Self { layer }
     }
 
@@ -64,8 +58,8 @@ impl Builder {
     }
 
     fn done(mut self, stream: &str, out: &str) -> Layer {
-        self.layer.stream_in = Some(self.ids(stream)[0]);
-        self.layer.out = self.ids(out)[0];
+        self.layer.stream_in = self.ids(stream);
+        self.layer.out = self.ids(out);
         for op in &self.layer.ops {
             ir::signature::check_operands(&self.layer, op).unwrap();
         }
@@ -302,7 +296,7 @@ pub(crate) fn lowered(
         stream = stream.with(AxisId(axis), plan.stream);
     }
     let again = |name: &String| extra.recompute.contains(&name.as_str());
-    let is_loss = layer.tensors[layer.out.0].dims.is_empty();
+    let is_loss = layer.has_loss();
     let choice = LayerChoice {
         stream,
         out: if is_loss { Sharding::REPLICATED } else { stream },

@@ -309,18 +309,19 @@ impl Account<'_> {
         if self.layer.ops[op.0].kind == OpKind::Add {
             return Bytes(masks * self.added_elements(op));
         }
-        if self.embeds(op) {
-            return Bytes(masks * self.elements(self.program.value(self.program.out)));
+        if let Some(out) = self.embedded(op) {
+            return Bytes(masks * self.elements(out));
         }
         self.work().of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
     }
 
-    /// Whether an operator ends an embedding, behind which dropout follows (NVIDIA/Megatron-LM `Embedding.forward`, in the
-    /// sharding in which the stream leaves).
-    fn embeds(&self, op: OpId) -> bool {
+    /// The stream that an operator ends an embedding with, behind which dropout follows (NVIDIA/Megatron-LM
+    /// `Embedding.forward`, in the sharding in which the stream leaves).
+    fn embedded(&self, op: OpId) -> Option<Value> {
         let op = &self.layer.ops[op.0];
         let is_kind = matches!(op.kind, OpKind::Embed | OpKind::AddPosition { .. });
-        is_kind && op.results.contains(&self.program.value(self.program.out).tensor)
+        let mut out = self.program.out.iter().map(|&id| self.program.value(id)).filter(|_| is_kind);
+        out.find(|value| op.results.contains(&value.tensor))
     }
 
     /// Local elements of a sum.
@@ -365,7 +366,7 @@ impl Account<'_> {
     }
 
     fn backward_start(&self) -> BTreeSet<ValueId> {
-        self.program.saved.iter().copied().chain([self.program.out_gradient]).collect()
+        self.program.saved.iter().chain(&self.program.out_gradient).copied().collect()
     }
 
     /// Local elements that are expected to hold something.

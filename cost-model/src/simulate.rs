@@ -8,9 +8,11 @@
 //! closed forms of GPipe and 1F1B, bubble `(p - 1)(F + B)`, and of the interleaved schedule, `(p - 1)(F + B) / v`
 //! (arXiv 2104.04473 section 2.2), exactly.
 
+use std::collections::BTreeMap;
+
 use ir::schedule::{
-    Action, Placement, RankTimeline, ScheduleError, Seat, Section, Span, TableShape, Timeline,
-    in_dependency_order,
+    Action, ChunkGraph, Placement, RankTimeline, ScheduleError, Seat, Section, Span, TableShape, Timeline,
+    in_dependency_order, in_graph_order,
 };
 use ir::units::Seconds;
 use thiserror::Error;
@@ -46,8 +48,43 @@ pub struct PipelineTimes {
     pub parts: Option<BackwardParts>,
     /// Transfer between chunk `c` and `c + 1`, either way; one less than chunks.
     pub boundary: Vec<Seconds>,
+    /// What is handed on where a model is no chain, in place of all boundaries.
+    pub branches: Option<Branches>,
     /// Whether transfers are exposed.
     pub transfers: Transfers,
+}
+
+/// Streams between any chunks, for one micro-batch or for each slice of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Branches {
+    /// Which chunks hand streams to which.
+    pub graph: ChunkGraph,
+    /// Transfer from a chunk to a later one, either way, per slice.
+    pub transfers: BTreeMap<(u32, u32), Vec<Seconds>>,
+}
+
+impl Branches {
+    /// Of pairs of chunks and the transfer between them.
+    pub fn new(n_chunks: usize, transfers: BTreeMap<(u32, u32), Vec<Seconds>>) -> Self {
+        Self { graph: ChunkGraph::new(n_chunks, transfers.keys().copied()), transfers }
+    }
+
+    /// Transfer of a slice between two chunks.
+    fn time(&self, pair: (u32, u32), slice: u32) -> Seconds {
+        let times = self.transfers.get(&pair).and_then(|slices| slices.get(slice as usize));
+        times.copied().unwrap_or(Seconds::ZERO)
+    }
+
+    /// Where an action's result goes, and how long that takes.
+    fn sends(&self, section: Section, chunk: u32, slice: u32) -> impl Iterator<Item = (u32, Seconds)> {
+        let (behind, before): (&[u32], &[u32]) = match section {
+            Section::Forward => (self.graph.behind(chunk), &[]),
+            Section::Backward | Section::BackwardInput => (&[], self.graph.before(chunk)),
+            Section::BackwardWeight => (&[], &[]),
+        };
+        let there = behind.iter().map(move |&to| (to, self.time((chunk, to), slice)));
+        there.chain(before.iter().map(move |&to| (to, self.time((to, chunk), slice))))
+    }
 }
 
 /// Times of the two parts of backward for one micro-batch, per chunk.
@@ -291,6 +328,9 @@ fn walk(
     times: &PipelineTimes,
     mut visit: impl FnMut(Span, RankTotals),
 ) -> Result<Seconds, SimulateError> {
+    if let Some(branches) = &times.branches {
+        return walk_branches(table, (shape, branches), times, visit);
+    }
     let mut arrival = vec![Seconds::ZERO; shape.n_events()];
     let mut free = vec![Seconds::ZERO; table.len()];
     let mut makespan = Seconds::ZERO;
@@ -303,6 +343,52 @@ fn walk(
         let sending_s = times.exposed(send);
         // The last chunk's forward goes to its own backward: `send` is zero there.
         arrival[yields] = end_s + send;
+        free[action.rank as usize] = end_s + sending_s;
+        makespan = makespan.max(end_s);
+        visit(Span { action, start_s, end_s }, RankTotals { busy_s: compute, sending_s });
+    })?;
+    Ok(makespan)
+}
+
+/// The same where chunks take over from several others: what a chunk sends goes one after the other.
+fn walk_branches(
+    table: &[Vec<Action>],
+    (shape, branches): (TableShape, &Branches),
+    times: &PipelineTimes,
+    mut visit: impl FnMut(Span, RankTotals),
+) -> Result<Seconds, SimulateError> {
+    let mut ends = vec![Seconds::ZERO; shape.n_events()];
+    let mut free = vec![Seconds::ZERO; table.len()];
+    let mut makespan = Seconds::ZERO;
+    let rank_of =
+        |chunk: u32, micro_batch: u32| shape.placement.seat(shape.n_stages, chunk, micro_batch).rank;
+    // What a chunk sends to others on other ranks, and when each of it has arrived after its end.
+    let sent = |action: Action, section: Section, chunk: u32| {
+        let far = move |to: &(u32, Seconds)| {
+            rank_of(to.0, action.micro_batch) != rank_of(chunk, action.micro_batch)
+        };
+        branches.sends(section, chunk, action.slice).filter(far)
+    };
+    let arrives = |action: Action, section: Section, from: u32, to: u32| -> Seconds {
+        let all: Vec<(u32, Seconds)> = sent(action, section, from).collect();
+        let up_to = all.iter().position(|(other, _)| *other == to).map_or(0, |at| at + 1);
+        all[..up_to].iter().map(|(_, time)| *time).sum()
+    };
+    in_graph_order(table, shape, &branches.graph, |action, needs, yields| {
+        let chunk = shape.chunk(action);
+        let (section, neighbours) = match action.section {
+            Section::Forward => (Section::Forward, branches.graph.before(chunk)),
+            Section::Backward | Section::BackwardInput => (Section::Backward, branches.graph.behind(chunk)),
+            Section::BackwardWeight => (Section::BackwardWeight, [].as_slice()),
+        };
+        let delays = neighbours.iter().map(|&other| arrives(action, section, other, chunk));
+        let delays = delays.chain(std::iter::repeat(Seconds::ZERO));
+        let ready = needs.iter().zip(delays).map(|(&needed, delay)| ends[needed] + delay);
+        let start_s = ready.fold(free[action.rank as usize], Seconds::max);
+        let compute = times.compute(action.section, (chunk as usize, action.slice));
+        let end_s = start_s + compute;
+        let sending_s = times.exposed(sent(action, action.section, chunk).map(|(_, time)| time).sum());
+        ends[yields] = end_s;
         free[action.rank as usize] = end_s + sending_s;
         makespan = makespan.max(end_s);
         visit(Span { action, start_s, end_s }, RankTotals { busy_s: compute, sending_s });
@@ -331,6 +417,14 @@ pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -
     let send = |section, chunk| times.send(section, (chunk, 0), n_stages);
     let compute = |section, chunk| times.compute(section, (chunk, 0));
     let mut bound = Seconds::ZERO;
+    if times.branches.is_some() {
+        // Which way is the longest is not looked for: what a rank works alone.
+        for rank in 0..n_stages {
+            let chunks = times.placement.chunks_of(n_stages, rank);
+            bound = bound.max(computed(&chunks, n_micro_batches, times));
+        }
+        return bound * (1.0 - ROUNDING);
+    }
     for rank in 0..n_stages {
         let chunks = times.placement.chunks_of(n_stages, rank);
         let first = chunks.iter().copied().min().unwrap_or(0) as usize;
@@ -356,6 +450,12 @@ pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -
         })
         .sum();
     bound.max(alone) * (1.0 - ROUNDING)
+}
+
+/// Computation of one rank's chunks.
+fn computed(chunks: &[u32], n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
+    let free = PipelineTimes { transfers: Transfers::Overlapped, ..times.clone() };
+    rank_work(chunks, 1, n_micro_batches, &free)
 }
 
 /// Computation and exposed transfers of one rank's chunks.
@@ -400,7 +500,54 @@ mod tests {
             backward: vec![Seconds(2.0); n_chunks],
             parts: None,
             boundary: vec![Seconds(boundary); n_chunks - 1],
+            branches: None,
             transfers,
+        }
+    }
+
+    /// The same chunks as a graph.
+    fn graph(times: &PipelineTimes, pairs: &[(u32, u32)], transfer: f64) -> PipelineTimes {
+        let transfers = pairs.iter().map(|&pair| (pair, vec![Seconds(transfer)])).collect();
+        PipelineTimes {
+            boundary: vec![Seconds::ZERO; times.boundary.len()],
+            branches: Some(Branches::new(times.forward.len(), transfers)),
+            ..times.clone()
+        }
+    }
+
+    /// A chain is a graph too.
+    #[test]
+    fn a_chain_as_a_graph_takes_as_long() {
+        for schedule in
+            [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbV, Schedule::Chimera]
+        {
+            for transfers in [Transfers::Exposed, Transfers::Overlapped] {
+                let table = table(schedule, 4, 6).unwrap();
+                let mut chain = unit(4, schedule.placement(), 0.25, transfers);
+                let n = chain.forward.len();
+                chain.parts =
+                    Some(BackwardParts { input: vec![Seconds(1.0); n], weight: vec![Seconds(1.0); n] });
+                let pairs: Vec<(u32, u32)> = (1..n as u32).map(|to| (to - 1, to)).collect();
+                assert_eq!(
+                    simulate(&table, &chain),
+                    simulate(&table, &graph(&chain, &pairs, 0.25)),
+                    "{schedule}"
+                );
+            }
+        }
+    }
+
+    /// Chunks 0 and 1, and 2 and 3 beside them, meet in 4: three chunks fill the pipeline instead of five.
+    #[test]
+    fn branches_fill_a_pipeline_side_by_side() {
+        let times = unit(5, ONE, 0.0, Transfers::Overlapped);
+        let joined = graph(&times, &[(0, 1), (1, 4), (2, 3), (3, 4)], 0.0);
+        for schedule in [Schedule::GPipe, Schedule::OneFOneB] {
+            let table = table(schedule, 5, 8).unwrap();
+            let [chain, branched] = [&times, &joined].map(|times| makespan(&table, times).unwrap().0);
+            assert_eq!((chain, branched), (8.0 * 3.0 + 4.0 * 3.0, 8.0 * 3.0 + 2.0 * 3.0), "{schedule}");
+            let bound = lower_bound(5, 8, &joined).0;
+            assert!(bound <= branched && bound > 0.9 * 8.0 * 3.0, "{bound}");
         }
     }
 
@@ -440,6 +587,7 @@ mod tests {
             backward: each(input + weight),
             parts: Some(parts),
             boundary: vec![Seconds::ZERO; placement.n_chunks(p) as usize - 1],
+            branches: None,
             transfers: Transfers::Overlapped,
         }
     }
@@ -545,6 +693,7 @@ mod tests {
             forward: each(1.0),
             backward: each(2.0),
             boundary: vec![Seconds::ZERO; (p as usize - 1) * shares.len()],
+            branches: None,
             ..unit(p, ONE, 0.0, Transfers::Overlapped)
         }
     }
@@ -648,6 +797,7 @@ mod tests {
                 forward: times[..n_chunks].iter().map(|time| Seconds(time.0)).collect(),
                 backward: times[..n_chunks].iter().map(|time| Seconds(time.1)).collect(),
                 boundary: times[1..n_chunks].iter().map(|time| Seconds(time.2)).collect(),
+                branches: None,
                 transfers: if exposed { Transfers::Exposed } else { Transfers::Overlapped },
             };
             let rows = table(schedule, p, m).unwrap();

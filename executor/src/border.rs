@@ -15,66 +15,75 @@ use crate::prepare::{Border, unfit};
 use crate::rank::Rank;
 
 impl<E: Real> Rank<'_, E> {
+    /// A stream that a layer reads, in the sharding in which it reads it.
     pub(crate) fn receive_stream(
         &mut self,
         comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
+        way: (usize, Action),
         seq: u64,
-    ) -> Result<Option<Tensor<E>>, ExecutorError> {
-        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(None) };
-        let from = self.run.stage_at(chunk - 1, action.micro_batch);
-        let key = (chunk, Direction::Forward, self.run.unit_of(seq));
+    ) -> Result<Tensor<E>, ExecutorError> {
+        let run = self.run;
+        let border = &run.borders[way.0];
+        let from = self.run.stage_at(border.chunks[0], way.1.micro_batch);
+        let key = (way.0, Direction::Forward, self.run.unit_of(seq));
         let stream = self.receive(comm, (from, border, border.sent), key, seq)?;
-        self.at_border(comm, border, (Phase::Forward, seq), stream).map(Some)
+        self.at_border(comm, border, (Phase::Forward, seq), stream)
     }
 
+    /// A stream that a layer leaves.
     pub(crate) fn send_stream(
         &mut self,
         comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
+        way: (usize, Action),
         (seq, stream): (u64, Tensor<E>),
     ) -> Result<(), ExecutorError> {
-        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
-            let loss = stream.sum().wide();
-            self.record.losses.last_mut().into_iter().for_each(|total| *total += loss);
-            return Ok(());
-        };
-        let to = self.run.stage_at(chunk + 1, action.micro_batch);
-        let key = (chunk + 1, Direction::Forward, self.run.unit_of(seq));
+        let run = self.run;
+        let border = &run.borders[way.0];
+        let to = self.run.stage_at(border.chunks[1], way.1.micro_batch);
+        let key = (way.0, Direction::Forward, self.run.unit_of(seq));
         self.send(comm, (to, border), key, (seq, stream))
     }
 
+    /// The gradient of a stream that a layer has left.
     pub(crate) fn receive_gradient(
         &mut self,
         comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
+        way: (usize, Action),
         seq: u64,
     ) -> Result<Tensor<E>, ExecutorError> {
-        let Some(Some(border)) = self.run.borders.get(chunk as usize + 1) else {
-            let step = seq / u64::from(self.run.execution.shape().n_units());
-            let share = (self.run.n_counted(step) as f64).recip();
-            return Ok(ArrayD::from_elem(IxDyn(&[]), E::from_f64(share)));
-        };
-        let from = self.run.stage_at(chunk + 1, action.micro_batch);
-        let key = (chunk + 1, Direction::Backward, self.run.unit_of(seq));
+        let run = self.run;
+        let border = &run.borders[way.0];
+        let from = self.run.stage_at(border.chunks[1], way.1.micro_batch);
+        let key = (way.0, Direction::Backward, self.run.unit_of(seq));
         self.receive(comm, (from, border, border.gradient), key, seq)
     }
 
+    /// The gradient of a stream that a layer has read.
     pub(crate) fn send_gradient(
         &mut self,
         comm: &mut RankComm<'_, E>,
-        chunk: u32,
-        action: Action,
+        way: (usize, Action),
         (seq, gradient): (u64, Tensor<E>),
     ) -> Result<(), ExecutorError> {
-        let Some(border) = &self.run.borders[chunk as usize] else { return Ok(()) };
+        let run = self.run;
+        let border = &run.borders[way.0];
         let gradient = self.at_border(comm, border, (Phase::Backward, seq), gradient)?;
-        let to = self.run.stage_at(chunk - 1, action.micro_batch);
-        let key = (chunk, Direction::Backward, self.run.unit_of(seq));
+        let to = self.run.stage_at(border.chunks[0], way.1.micro_batch);
+        let key = (way.0, Direction::Backward, self.run.unit_of(seq));
         self.send(comm, (to, border), key, (seq, gradient))
+    }
+
+    /// The loss of a micro-batch, added to that of its step.
+    pub(crate) fn add_loss(&mut self, loss: &Tensor<E>) {
+        let loss = loss.sum().wide();
+        self.record.losses.last_mut().into_iter().for_each(|total| *total += loss);
+    }
+
+    /// The gradient of the loss: every token that counts in a step weighs the same.
+    pub(crate) fn loss_gradient(&self, seq: u64) -> Tensor<E> {
+        let step = seq / u64::from(self.run.execution.shape().n_units());
+        let share = (self.run.n_counted(step) as f64).recip();
+        ArrayD::from_elem(IxDyn(&[]), E::from_f64(share))
     }
 
     /// Converts the stream, or its gradient, where two chunks have it in different shardings.
@@ -86,7 +95,7 @@ impl<E: Real> Rank<'_, E> {
         tensor: Tensor<E>,
     ) -> Result<Tensor<E>, ExecutorError> {
         let steps = if phase == Phase::Forward { &border.forward } else { &border.backward };
-        let tag = self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream, converted");
+        let tag = self.run.place(border.link.to, phase, seq).tag(Class::Pipeline, "the stream, converted");
         convert(comm, &self.seat, steps, &Subject { tag, shape: self.run.border_shape(border, seq) }, tensor)
     }
 
@@ -94,7 +103,7 @@ impl<E: Real> Rank<'_, E> {
         &mut self,
         comm: &mut RankComm<'_, E>,
         (to, border): (u32, &Border),
-        key: (u32, Direction, u32),
+        key: (usize, Direction, u32),
         (seq, tensor): (u64, Tensor<E>),
     ) -> Result<(), ExecutorError> {
         if to == self.seat.stage {
@@ -117,10 +126,10 @@ impl<E: Real> Rank<'_, E> {
         &mut self,
         comm: &mut RankComm<'_, E>,
         (from, border, sharding): (u32, &Border, Sharding),
-        key: (u32, Direction, u32),
+        key: (usize, Direction, u32),
         seq: u64,
     ) -> Result<Tensor<E>, ExecutorError> {
-        let missing = || unfit(format!("chunk {} has not received its stream", key.0));
+        let missing = || unfit(format!("chunk {} has not received its stream", border.chunks[1]));
         if from == self.seat.stage {
             return self.memory.take(Held::Stream(key.0, key.1, key.2)).ok_or_else(missing);
         }
@@ -145,6 +154,6 @@ impl<E: Real> Rank<'_, E> {
             Direction::Forward => Phase::Forward,
             Direction::Backward => Phase::Backward,
         };
-        self.run.place(border.layer_idx, phase, seq).tag(Class::Pipeline, "the stream")
+        self.run.place(border.link.to, phase, seq).tag(Class::Pipeline, "the stream")
     }
 }

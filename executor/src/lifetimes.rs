@@ -23,7 +23,7 @@ use ir::work::Pass;
 use crate::arena::{Buffer, Placed, place};
 use crate::convert::Seat;
 use crate::job::LayerIdx;
-use crate::prepare::{ParameterKey, Prepared};
+use crate::prepare::{ParameterKey, Prepared, Way};
 use crate::update::flat_cut;
 
 /// What a buffer holds.
@@ -39,8 +39,8 @@ pub(crate) enum Held {
     LogSums(LayerIdx, u32, OpId),
     /// Gradients of keys that a unit leaves for the slices before it.
     Owed(LayerIdx, u32, OpId),
-    /// The stream into a chunk, or its gradient out of it, between two chunks of one rank; of a unit.
-    Stream(u32, Direction, u32),
+    /// A stream over this one of the borders, or its gradient back, between two layers of one rank; of a unit.
+    Stream(usize, Direction, u32),
     /// A finished gradient.
     Gradient(ParameterKey),
     /// A new value that the host has worked out, on the device until it is stored.
@@ -185,21 +185,9 @@ impl<'a> Walk<'a> {
             walk.moment += 1;
             let layers = run.layers_of(chunk);
             match action.section {
-                Section::Forward => {
-                    walk.drop(Held::Stream(chunk, Direction::Forward, unit));
-                    layers.into_iter().for_each(|layer| walk.forward(layer, unit));
-                    walk.pass_on((chunk + 1, Direction::Forward, unit), (action, chunk + 1));
-                }
+                Section::Forward => layers.into_iter().for_each(|layer| walk.forward(layer, (action, unit))),
                 Section::Backward | Section::BackwardInput | Section::BackwardWeight => {
-                    let at = |layer| (layer, unit);
-                    walk.drop(Held::Stream(chunk + 1, Direction::Backward, unit));
-                    layers.into_iter().rev().for_each(|layer| walk.backward(at(layer), action.section));
-                    let first = run.layers_of(chunk).first().map(|&layer| run.program(layer));
-                    let sends = action.section != Section::BackwardWeight
-                        && first.is_some_and(|program| program.stream_gradient.is_some());
-                    if let Some(before) = chunk.checked_sub(1).filter(|_| sends) {
-                        walk.pass_on((chunk, Direction::Backward, unit), (action, before));
-                    }
+                    layers.into_iter().rev().for_each(|layer| walk.backward(layer, (action, unit)));
                 }
             }
         }
@@ -212,15 +200,23 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// The stream of a border waits here where the chunk it goes to is on this rank too.
-    fn pass_on(&mut self, (border, direction, unit): (u32, Direction, u32), (action, to): (Action, u32)) {
+    /// A stream that a layer takes over from another than its neighbour no longer waits.
+    fn take_over(&mut self, way: Way, direction: Direction, unit: u32) {
+        if let Way::Border(border) = way {
+            self.drop(Held::Stream(border, direction, unit));
+        }
+    }
+
+    /// A stream of a border waits here where the chunk it goes to is on this rank too.
+    fn pass_on(&mut self, way: Way, direction: Direction, (action, unit): (Action, u32)) {
         let run = self.run;
-        let Some(Some(between)) = run.borders.get(border as usize) else { return };
+        let Way::Border(border) = way else { return };
+        let between = &run.borders[border];
+        let (to, sharding) = match direction {
+            Direction::Forward => (between.chunks[1], between.sent),
+            Direction::Backward => (between.chunks[0], between.gradient),
+        };
         if run.stage_at(to, action.micro_batch) == self.seat.stage {
-            let sharding = match direction {
-                Direction::Forward => between.sent,
-                Direction::Backward => between.gradient,
-            };
             let elements = self.seat.block(sharding, run.border_shape(between, u64::from(unit))).len() as u64;
             let bytes = elements * run.rounded().bytes(self.element_bytes);
             self.make(Held::Stream(border, direction, unit), bytes);
@@ -234,40 +230,53 @@ impl<'a> Walk<'a> {
         self.run.layers_on(stage).into_iter().flat_map(of_layer).collect()
     }
 
-    fn forward(&mut self, layer_idx: LayerIdx, unit: u32) {
-        let program = self.run.program(layer_idx);
+    fn forward(&mut self, layer_idx: LayerIdx, (action, unit): (Action, u32)) {
+        let run = self.run;
+        let program = run.program(layer_idx);
         let held = |value: ValueId| Held::Value(layer_idx, unit, value);
-        if let Some(stream) = program.stream {
+        run.reads[layer_idx].iter().for_each(|&way| self.take_over(way, Direction::Forward, unit));
+        for &stream in &program.stream {
             self.make(held(stream), self.value_bytes((layer_idx, unit), stream));
         }
         self.section((layer_idx, unit), &program.forward, Pass::Forward);
-        self.drop(held(program.out));
+        program.out.iter().for_each(|&out| self.drop(held(out)));
         if program.kept == Home::Host {
             self.moment += 1;
             move_all((&mut self.device, &mut self.host), &held_of((layer_idx, unit)), self.moment);
         }
+        for &way in run.leaves[layer_idx].iter().flatten() {
+            self.pass_on(way, Direction::Forward, (action, unit));
+        }
     }
 
-    fn backward(&mut self, (layer_idx, unit): (LayerIdx, u32), section: Section) {
+    fn backward(&mut self, layer_idx: LayerIdx, (action, unit): (Action, u32)) {
         let run = self.run;
         let program = run.program(layer_idx);
         let split = run.split(layer_idx).ok();
-        let (code, carried): (&[Instruction], &[ValueId]) = match (section, split) {
+        let (code, carried): (&[Instruction], &[ValueId]) = match (action.section, split) {
             (Section::BackwardWeight, Some(split)) => {
                 return self.section((layer_idx, unit), &split.weight, Pass::Backward);
             }
             (Section::BackwardInput, Some(split)) => (&split.input, &split.carried),
             (_, _) => (&program.backward, &[]),
         };
+        for &way in run.leaves[layer_idx].iter().flatten() {
+            self.take_over(way, Direction::Backward, unit);
+        }
         if program.kept == Home::Host {
             self.moment += 1;
             move_all((&mut self.host, &mut self.device), &held_of((layer_idx, unit)), self.moment);
         }
         let held = |value: ValueId| Held::Value(layer_idx, unit, value);
-        self.make(held(program.out_gradient), self.value_bytes((layer_idx, unit), program.out_gradient));
+        for &gradient in &program.out_gradient {
+            self.make(held(gradient), self.value_bytes((layer_idx, unit), gradient));
+        }
         self.section((layer_idx, unit), code, Pass::Backward);
         let leaves = program.stream_gradient.iter().filter(|id| !carried.contains(id));
         leaves.for_each(|&value| self.drop(held(value)));
+        for &way in &run.reads[layer_idx] {
+            self.pass_on(way, Direction::Backward, (action, unit));
+        }
     }
 
     fn section(&mut self, (layer_idx, unit): (LayerIdx, u32), code: &[Instruction], pass: Pass) {

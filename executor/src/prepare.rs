@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use ir::conversion::{Step, steps};
 use ir::graph::{Data, Layer, OpId, Role, Sizes, TensorId};
+use ir::links::{Link, links};
 use ir::lower::LayerChoice;
 use ir::mesh::AxisId;
-use ir::program::{HeldParameter, Program, Side, Update};
+use ir::program::{HeldParameter, Program, Side, Update, ValueId};
 use ir::schedule::{Action, Section, check_table};
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
@@ -54,8 +55,12 @@ pub(crate) struct Prepared<'a> {
     pub(crate) rows: Vec<Vec<Vec<Vec<Rows>>>>,
     /// Experts that routers are to choose.
     pub(crate) routes: &'a Routes,
-    /// Where chunk `c` takes over from chunk `c - 1`; `None` for the first.
-    pub(crate) borders: Vec<Option<Border>>,
+    /// Streams that go further than from one layer to the next of a chunk.
+    pub(crate) borders: Vec<Border>,
+    /// Per layer and stream that it reads, where it comes from.
+    pub(crate) reads: Vec<Vec<Way>>,
+    /// Per layer and stream that it leaves, where it goes; the loss goes nowhere.
+    pub(crate) leaves: Vec<Vec<Option<Way>>>,
     /// Parameters that are one.
     pub(crate) ties: Vec<TiedPair>,
     /// What every parameter begins with.
@@ -67,10 +72,21 @@ pub(crate) struct Prepared<'a> {
     n_counted: Vec<u64>,
 }
 
-/// The stream from one chunk to the next.
+/// How a stream gets from the layer that leaves it to the one that reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// From hand to hand: the neighbour in the same chunk has it at this position.
+    Near(usize),
+    /// Over this one of the borders.
+    Border(usize),
+}
+
+/// A stream from one chunk to another, or past other layers of its own.
 pub(crate) struct Border {
-    /// First layer of the receiving chunk.
-    pub(crate) layer_idx: LayerIdx,
+    /// The layers.
+    pub(crate) link: Link,
+    /// Chunks of the layer that leaves it and of the one that reads it.
+    pub(crate) chunks: [u32; 2],
     /// How the stream leaves the chunk before; its gradient arrives there in the dual.
     pub(crate) sent: Sharding,
     /// How its gradient leaves this chunk.
@@ -141,6 +157,8 @@ impl<'a> Prepared<'a> {
             rows: Vec::new(),
             routes,
             borders: Vec::new(),
+            reads: Vec::new(),
+            leaves: Vec::new(),
             ties: Vec::new(),
             initial: BTreeMap::new(),
             positions,
@@ -157,7 +175,7 @@ impl<'a> Prepared<'a> {
         let devices = 0..(0..execution.n_stages).map(n_devices).max().unwrap_or(0);
         let rows = |slice| devices.clone().map(|device| prepared.find_rows(slice, device)).collect();
         prepared.rows = slices.map(rows).collect();
-        prepared.borders = prepared.find_borders()?;
+        prepared.find_ways()?;
         prepared.ties = prepared.find_ties()?;
         prepared.initial = prepared.draw_parameters()?;
         Ok(prepared)
@@ -352,65 +370,92 @@ impl<'a> Prepared<'a> {
         self.execution.choices.iter().enumerate().map(of_choice).collect()
     }
 
-    fn find_borders(&self) -> Result<Vec<Option<Border>>, ExecutorError> {
-        let mut borders = vec![None];
-        for layer_idx in 1..self.instances.len() {
-            let (before, after) = (self.program(layer_idx - 1), self.program(layer_idx));
-            let place = format!("layer {layer_idx} `{}`", self.layer(layer_idx).name);
-            let (Some(stream), Some(gradient)) = (after.stream, after.stream_gradient) else {
-                return Err(unfit(format!("{place}: its program reads no stream")));
-            };
-            let (sent, read) = (before.value(before.out), after.value(stream));
-            let (left, wanted) = (after.value(gradient).sharding, before.value(before.out_gradient).sharding);
-            let slices = 0..self.execution.slices.n();
-            let shapes: Vec<_> = slices.map(|slice| self.shape_of(layer_idx, read.tensor, slice)).collect();
-            if Some(&self.shape_of(layer_idx - 1, sent.tensor, 0)) != shapes.first() {
-                return Err(unfit(format!("{place}: the layer before gives a stream of another shape")));
-            }
-            if self.instances[layer_idx].chunk == self.instances[layer_idx - 1].chunk {
-                if sent.sharding != read.sharding || left != wanted {
-                    return Err(unfit(format!(
-                        "{place}: the layer before gives the stream in another sharding"
-                    )));
+    /// Where streams are handed on, per layer.
+    fn find_ways(&mut self) -> Result<(), ExecutorError> {
+        let layers = (0..self.instances.len()).map(|layer_idx| self.layer(layer_idx));
+        let links = links(layers);
+        let mut reads: Vec<Vec<Way>> = vec![Vec::new(); self.instances.len()];
+        let mut leaves: Vec<Vec<Option<Way>>> = (0..self.instances.len())
+            .map(|layer_idx| vec![None; self.program(layer_idx).out.len()])
+            .collect();
+        for link in links {
+            let border = self.find_border(link)?;
+            let [read, left] = match border {
+                None => [Way::Near(link.left), Way::Near(link.read)],
+                Some(border) => {
+                    self.borders.push(border);
+                    [Way::Border(self.borders.len() - 1); 2]
                 }
-                continue;
-            }
-            let (first, second) =
-                (self.instances[layer_idx - 1].chunk as usize, self.instances[layer_idx].chunk as usize);
-            let meshes = (self.execution.mesh_of_chunk(first), self.execution.mesh_of_chunk(second));
-            let all = [sent.sharding, read.sharding, left, wanted];
-            if meshes.0 != meshes.1 && all.iter().any(|sharding| !sharding.partial_axes().is_empty()) {
-                return Err(unfit(format!("{place}: unfinished sums cannot go to another mesh")));
-            }
-            let handover = (meshes.0 != meshes.1).then(|| {
-                let side = |mesh, sharding| handover::Side { mesh, sharding };
-                let of = |shape: &Vec<u64>| {
-                    [
-                        handover::parts(side(meshes.0, sent.sharding), side(meshes.1, read.sharding), shape),
-                        handover::parts(side(meshes.1, left), side(meshes.0, wanted), shape),
-                    ]
-                };
-                Handover { read: read.sharding, left, parts: shapes.iter().map(of).collect() }
-            });
-            let find = |from, to| {
-                if handover.is_some() {
-                    return Ok(Vec::new());
-                }
-                steps(from, to)
-                    .ok_or_else(|| unfit(format!("{place}: no conversion leads to its stream's sharding")))
             };
-            let (forward, backward) = (find(sent.sharding, read.sharding)?, find(left, wanted)?);
-            borders.push(Some(Border {
-                layer_idx,
-                sent: sent.sharding,
-                gradient: wanted,
-                forward,
-                backward,
-                shapes,
-                handover,
-            }));
+            reads[link.to].push(read);
+            leaves[link.from][link.left] = Some(left);
         }
-        Ok(borders)
+        for (layer_idx, reads) in reads.iter().enumerate() {
+            if reads.len() < self.program(layer_idx).stream.len() {
+                let place = format!("layer {layer_idx} `{}`", self.layer(layer_idx).name);
+                return Err(unfit(format!("{place}: no layer leaves the stream that it reads")));
+            }
+        }
+        (self.reads, self.leaves) = (reads, leaves);
+        Ok(())
+    }
+
+    /// What passes a link that is more than from one layer to the next of the same chunk.
+    fn find_border(&self, link: Link) -> Result<Option<Border>, ExecutorError> {
+        let (before, after) = (self.program(link.from), self.program(link.to));
+        let place = format!("layer {} `{}`", link.to, self.layer(link.to).name);
+        let at = |ids: &[ValueId], at: usize, program: &Program| ids.get(at).map(|&id| program.value(id));
+        let [sent, wanted] = [&before.out, &before.out_gradient].map(|ids| at(ids, link.left, before));
+        let [read, left] = [&after.stream, &after.stream_gradient].map(|ids| at(ids, link.read, after));
+        let (Some(sent), Some(wanted), Some(read), Some(left)) = (sent, wanted, read, left) else {
+            return Err(unfit(format!("{place}: its program reads no stream")));
+        };
+        let (left, wanted) = (left.sharding, wanted.sharding);
+        let slices = 0..self.execution.slices.n();
+        let shapes: Vec<_> = slices.map(|slice| self.shape_of(link.to, read.tensor, slice)).collect();
+        if Some(&self.shape_of(link.from, sent.tensor, 0)) != shapes.first() {
+            return Err(unfit(format!("{place}: the layer before gives a stream of another shape")));
+        }
+        let [first, second] = [link.from, link.to].map(|layer_idx| self.instances[layer_idx].chunk);
+        if first == second && (sent.sharding != read.sharding || left != wanted) {
+            return Err(unfit(format!("{place}: the layer before gives the stream in another sharding")));
+        }
+        if first == second && link.to == link.from + 1 {
+            return Ok(None);
+        }
+        let meshes = [first, second].map(|chunk| self.execution.mesh_of_chunk(chunk as usize));
+        let all = [sent.sharding, read.sharding, left, wanted];
+        if meshes[0] != meshes[1] && all.iter().any(|sharding| !sharding.partial_axes().is_empty()) {
+            return Err(unfit(format!("{place}: unfinished sums cannot go to another mesh")));
+        }
+        let handover = (meshes[0] != meshes[1]).then(|| {
+            let side = |mesh, sharding| handover::Side { mesh, sharding };
+            let of = |shape: &Vec<u64>| {
+                [
+                    handover::parts(side(meshes[0], sent.sharding), side(meshes[1], read.sharding), shape),
+                    handover::parts(side(meshes[1], left), side(meshes[0], wanted), shape),
+                ]
+            };
+            Handover { read: read.sharding, left, parts: shapes.iter().map(of).collect() }
+        });
+        let find = |from, to| {
+            if handover.is_some() {
+                return Ok(Vec::new());
+            }
+            steps(from, to)
+                .ok_or_else(|| unfit(format!("{place}: no conversion leads to its stream's sharding")))
+        };
+        let (forward, backward) = (find(sent.sharding, read.sharding)?, find(left, wanted)?);
+        Ok(Some(Border {
+            link,
+            chunks: [first, second],
+            sent: sent.sharding,
+            gradient: wanted,
+            forward,
+            backward,
+            shapes,
+            handover,
+        }))
     }
 
     fn find_ties(&self) -> Result<Vec<TiedPair>, ExecutorError> {

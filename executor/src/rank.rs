@@ -26,7 +26,7 @@ use crate::lifetimes::{Held, RankPlan};
 use crate::memory::{Memory, RankMemory};
 use crate::observe::Activity;
 use crate::offload::HostMoves;
-use crate::prepare::{ParameterKey, Prepared, unfit};
+use crate::prepare::{ParameterKey, Prepared, Way, unfit};
 use crate::routing::Routes;
 use crate::update::{Carried, Parameter};
 
@@ -167,21 +167,41 @@ impl<'a, E: Real> Rank<'a, E> {
 
     fn forward(&mut self, comm: &mut RankComm<'_, E>, action: Action, seq: u64) -> Result<(), ExecutorError> {
         let chunk = self.run.execution.shape().chunk(action);
-        let mut stream = self.receive_stream(comm, chunk, action, seq)?;
+        // What the layer before has left for this one.
+        let mut near: Vec<Option<Tensor<E>>> = Vec::new();
         for layer_idx in self.run.layers_of(chunk) {
             let program = self.run.program(layer_idx);
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Forward, seq) };
-            if let (Some(id), Some(stream)) = (program.stream, stream.take()) {
+            // All are taken from where they wait before the first has its place in the layer.
+            let mut streams = Vec::new();
+            for &way in &self.run.reads[layer_idx] {
+                streams.push(match way {
+                    Way::Near(left) => handed(&mut near, left)?,
+                    Way::Border(border) => self.receive_stream(comm, (border, action), seq)?,
+                });
+            }
+            for (&id, stream) in program.stream.iter().zip(streams) {
                 self.hold(at, id, &Value::Float(stream))?;
             }
             self.section(comm, at, &program.forward)?;
-            stream = Some(self.take(at, program.out)?);
+            let left = program.out.iter().map(|&id| self.take(at, id)).collect::<Result<Vec<_>, _>>()?;
             self.expect_exactly(at, &program.saved)?;
             self.keep(self.unit(at));
             self.stow(self.unit(at))?;
+            near.clear();
+            for (stream, way) in left.into_iter().zip(&self.run.leaves[layer_idx]) {
+                match way {
+                    Some(Way::Border(border)) => self.send_stream(comm, (*border, action), (seq, stream))?,
+                    Some(Way::Near(_)) => {
+                        near.push(Some(stream));
+                        continue;
+                    }
+                    None => self.add_loss(&stream),
+                }
+                near.push(None);
+            }
         }
-        let stream = stream.ok_or_else(|| unfit("a chunk has no layers".into()))?;
-        self.send_stream(comm, chunk, action, (seq, stream))
+        Ok(())
     }
 
     fn backward(
@@ -191,7 +211,8 @@ impl<'a, E: Real> Rank<'a, E> {
         seq: u64,
     ) -> Result<(), ExecutorError> {
         let chunk = self.run.execution.shape().chunk(action);
-        let mut gradient = Some(self.receive_gradient(comm, chunk, action, seq)?);
+        // Gradients that the layer behind has given of what this one left for it.
+        let mut near: Vec<Option<Tensor<E>>> = Vec::new();
         for layer_idx in self.run.layers_of(chunk).into_iter().rev() {
             let program = self.run.program(layer_idx);
             let (code, carried): (&[Instruction], &[ValueId]) = match action.section {
@@ -202,16 +223,34 @@ impl<'a, E: Real> Rank<'a, E> {
                 Section::Forward | Section::Backward | Section::BackwardWeight => (&program.backward, &[]),
             };
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
+            let mut gradients = Vec::new();
+            for &way in &self.run.leaves[layer_idx] {
+                gradients.push(match way {
+                    Some(Way::Near(read)) => handed(&mut near, read)?,
+                    Some(Way::Border(border)) => self.receive_gradient(comm, (border, action), seq)?,
+                    None => self.loss_gradient(seq),
+                });
+            }
             self.fetch(self.unit(at))?;
             let bytes = self.kept_bytes(self.unit(at));
-            if let Some(gradient) = gradient.take() {
-                self.hold(at, program.out_gradient, &Value::Float(gradient))?;
+            for (&id, gradient) in program.out_gradient.iter().zip(gradients) {
+                self.hold(at, id, &Value::Float(gradient))?;
             }
             self.section(comm, at, code)?;
-            if let Some(id) = program.stream_gradient {
-                gradient = Some(match carried.contains(&id) {
-                    true => self.float(at, id)?,
-                    false => self.take(at, id)?,
+            let taken = |this: &mut Self, id: ValueId| match carried.contains(&id) {
+                true => this.float(at, id),
+                false => this.take(at, id),
+            };
+            let left: Vec<Tensor<E>> =
+                program.stream_gradient.iter().map(|&id| taken(self, id)).collect::<Result<_, _>>()?;
+            near.clear();
+            for (gradient, &way) in left.into_iter().zip(&self.run.reads[layer_idx]) {
+                near.push(match way {
+                    Way::Near(_) => Some(gradient),
+                    Way::Border(border) => {
+                        self.send_gradient(comm, (border, action), (seq, gradient))?;
+                        None
+                    }
                 });
             }
             self.expect_exactly(at, carried)?;
@@ -220,10 +259,7 @@ impl<'a, E: Real> Rank<'a, E> {
                 self.carry(self.unit(at));
             }
         }
-        match gradient {
-            Some(gradient) => self.send_gradient(comm, chunk, action, (seq, gradient)),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn backward_weight(
@@ -506,4 +542,9 @@ impl<'a, E: Real> Rank<'a, E> {
 /// A tensor as one dim, in index order.
 pub(crate) fn flattened<E: Real>(tensor: Tensor<E>) -> Tensor<E> {
     ndarray::Array1::from(elements(tensor)).into_dyn()
+}
+
+/// What a neighbour has handed on at a position.
+fn handed<E: Real>(near: &mut [Option<Tensor<E>>], at: usize) -> Result<Tensor<E>, ExecutorError> {
+    near.get_mut(at).and_then(Option::take).ok_or_else(|| unfit("a neighbour has not left a stream".into()))
 }

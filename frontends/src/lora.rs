@@ -95,7 +95,7 @@ fn is_product(layer: &Layer, op: &Op) -> bool {
 /// A product of attention or MLP: in a layer that reads the stream and writes it, with columns of its own, and not the
 /// scores by which a router chooses.
 fn is_projection(layer: &Layer, op: &Op) -> bool {
-    let between = layer.stream_in.is_some() && !layer.tensors[layer.out.0].dims.is_empty();
+    let between = !layer.stream_in.is_empty() && !layer.has_loss();
     let dims = |tensor: TensorId| &layer.tensors[tensor.0].dims;
     let has_columns = dims(op.results[0]).iter().any(|dim| !dims(op.operands[0]).contains(dim));
     let reader = |tensor: TensorId| layer.reader(tensor).map(|reader| &layer.ops[reader.0]);

@@ -17,8 +17,8 @@ impl LayerBuilder {
             dims: Vec::new(),
             tensors: Vec::new(),
             ops: Vec::new(),
-            stream_in: None,
-            out: TensorId(0),
+            stream_in: Vec::new(),
+            out: Vec::new(),
         };
         let mut builder = Self { layer };
         builder.dim("b", Extent::MicroBatch);
@@ -39,7 +39,7 @@ impl LayerBuilder {
     /// Adds the incoming stream `[b s h]`.
     pub fn stream(&mut self) -> TensorId {
         let stream = self.tensor("stream", "b s h", Role::Activation);
-        self.layer.stream_in = Some(stream);
+        self.layer.stream_in.push(stream);
         stream
     }
 
@@ -82,7 +82,7 @@ impl LayerBuilder {
 
     /// Ends the layer with its outgoing stream or loss, and puts forks where an activation has several readers.
     pub fn finish(mut self, out: TensorId) -> Layer {
-        self.layer.out = out;
+        self.layer.out = vec![out];
         let activations: Vec<TensorId> =
             self.layer.tensor_ids().filter(|t| self.layer.tensors[t.0].role == Role::Activation).collect();
         for tensor in activations {

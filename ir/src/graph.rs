@@ -1,7 +1,9 @@
 //! The model as a graph: layer kinds stored once, each a list of operators over tensors with named dims, and the
 //! sequence in which the kinds repeat.
 //!
-//! A layer reads the residual stream and writes it; the first kind reads tokens instead, the last gives the loss.
+//! Layers hand values on by a stack: a layer takes as many from its top as it reads (`Layer::stream_in`) and puts there
+//! what it leaves (`Layer::out`). In a decoder there is one, the residual stream. A layer that reads none begins a branch
+//! of the graph, which a later one joins; what lies below waits. The last layer leaves the loss alone.
 //! Operators stand in execution order. Every activation has exactly one reader: a tensor with several goes through an
 //! explicit `fork`, which keeps the search pairwise. `check` is the invariant every front end must meet.
 
@@ -148,10 +150,11 @@ pub struct Layer {
     pub tensors: Vec<Tensor>,
     /// Operators in execution order.
     pub ops: Vec<Op>,
-    /// The residual stream it reads; `None` for the first layer.
-    pub stream_in: Option<TensorId>,
-    /// The residual stream it writes, or the loss for the last layer.
-    pub out: TensorId,
+    /// What it takes from the stack, topmost last: the residual stream, and what else layers before have left for it.
+    /// Empty for a layer that reads only data.
+    pub stream_in: Vec<TensorId>,
+    /// What it puts there, topmost last: the residual stream, or the loss for the last layer.
+    pub out: Vec<TensorId>,
 }
 
 /// A run of equal layers.
@@ -261,12 +264,12 @@ impl Layer {
         (0..self.ops.len()).map(OpId)
     }
 
-    /// The operator that computes a tensor; `None` for parameters, data and the incoming stream.
+    /// The operator that computes a tensor; `None` for parameters, data and the incoming streams.
     pub fn producer(&self, tensor: TensorId) -> Option<OpId> {
         self.op_ids().find(|op| self.ops[op.0].results.contains(&tensor))
     }
 
-    /// The operator that reads an activation; `None` for the outgoing stream.
+    /// The operator that reads an activation; `None` for the outgoing streams.
     pub fn reader(&self, tensor: TensorId) -> Option<OpId> {
         self.op_ids().find(|op| self.ops[op.0].operands.contains(&tensor))
     }
@@ -310,7 +313,12 @@ impl Layer {
 
     /// True for the layers at the ends, which pass the stream on one side only: embedding, and the loss.
     pub fn is_end(&self) -> bool {
-        self.stream_in.is_none() || self.tensors[self.out.0].dims.is_empty()
+        self.stream_in.is_empty() || self.has_loss()
+    }
+
+    /// True for the layer that ends in the loss.
+    pub fn has_loss(&self) -> bool {
+        self.out.iter().any(|out| self.tensors[out.0].dims.is_empty())
     }
 
     /// True for a parameter that is learned.
@@ -366,6 +374,14 @@ impl Model {
         all - copies
     }
 
+    /// Whether every layer hands one stream to the next.
+    pub fn is_chain(&self) -> bool {
+        let first = self.sequence.first().map(|run| run.layer);
+        let reads = |at: usize| usize::from(Some(at) != first);
+        let one = |(at, layer): (usize, &Layer)| layer.out.len() == 1 && layer.stream_in.len() == reads(at);
+        self.layers.iter().enumerate().all(one)
+    }
+
     fn elements(&self, side: ParameterRef) -> u64 {
         self.layers[side.layer].parameter_elements(side.tensor)
     }
@@ -412,24 +428,51 @@ pub fn check(model: &Model) -> Result<(), GraphError> {
             run.layer, run.count
         ));
     }
-    let last = model.sequence.len() - 1;
-    for (i, run) in model.sequence.iter().enumerate() {
-        let layer = &model.layers[run.layer];
-        if layer.stream_in.is_none() != (i == 0) || (i == 0 && run.count != 1) {
-            return fail(format!(
-                "layer `{}`: exactly the first layer reads tokens instead of the stream",
-                layer.name
-            ));
-        }
-        let is_loss = layer.tensors.get(layer.out.0).is_some_and(|out| out.dims.is_empty());
-        if is_loss != (i == last) || (i == last && run.count != 1) {
-            return fail(format!("layer `{}`: exactly the last layer ends in the loss", layer.name));
-        }
-    }
     for layer in &model.layers {
         check_layer(layer).map_err(|what| GraphError::Layer { layer: layer.name.clone(), what })?;
     }
+    check_sequence(model).map_err(GraphError::Model)?;
     check_ties(model)
+}
+
+/// Every layer finds on the stack what it reads, in the dims in which it reads it, and the loss is left.
+fn check_sequence(model: &Model) -> Result<(), String> {
+    let mut stack: Vec<Vec<Extent>> = Vec::new();
+    let last = model.sequence.len() - 1;
+    for (i, run) in model.sequence.iter().enumerate() {
+        let layer = &model.layers[run.layer];
+        let name = &layer.name;
+        if layer.has_loss() != (i == last) || (i == last && run.count != 1) {
+            return Err(format!("layer `{name}`: exactly the last layer ends in the loss"));
+        }
+        if i == 0 && !layer.stream_in.is_empty() {
+            return Err(format!("layer `{name}`: the first layer reads tokens instead of the stream"));
+        }
+        let extents = |tensor: &TensorId| -> Vec<Extent> {
+            layer.tensors[tensor.0].dims.iter().map(|dim| layer.dims[dim.0].extent).collect()
+        };
+        let reads: Vec<Vec<Extent>> = layer.stream_in.iter().map(extents).collect();
+        let leaves: Vec<Vec<Extent>> = layer.out.iter().map(extents).collect();
+        if run.count > 1 && reads != leaves {
+            return Err(format!("layer `{name}` repeats, but does not leave what it reads"));
+        }
+        let Some(rest) = stack.len().checked_sub(reads.len()) else {
+            let (n, found) = (reads.len(), stack.len());
+            return Err(format!("layer `{name}` reads {n} streams, but layers before leave {found} for it"));
+        };
+        if let Some(at) = (0..reads.len()).find(|&at| stack[rest + at] != reads[at]) {
+            let stream = &layer.tensors[layer.stream_in[at].0].name;
+            return Err(format!(
+                "layer `{name}` reads `{stream}` in other dims than a layer before leaves it"
+            ));
+        }
+        stack.truncate(rest);
+        stack.extend(leaves);
+    }
+    match stack.len() {
+        1 => Ok(()),
+        n => Err(format!("{} streams are left beside the loss: no layer reads them", n - 1)),
+    }
 }
 
 fn check_ties(model: &Model) -> Result<(), GraphError> {
@@ -473,7 +516,7 @@ fn check_layer(layer: &Layer) -> Result<(), String> {
     check_ids(layer)?;
     let mut ready: BTreeSet<TensorId> =
         layer.tensor_ids().filter(|&t| layer.is_data(t) || layer.is_parameter(t)).collect();
-    ready.extend(layer.stream_in);
+    ready.extend(&layer.stream_in);
     let mut read = BTreeSet::new();
     for op in &layer.ops {
         if let Some(tensor) = op.operands.iter().find(|tensor| !ready.contains(tensor)) {
@@ -495,21 +538,44 @@ fn check_layer(layer: &Layer) -> Result<(), String> {
         }
         crate::signature::check_operands(layer, op)?;
     }
-    let unread =
-        |t: &TensorId| layer.tensors[t.0].role == Role::Activation && !read.contains(t) && *t != layer.out;
+    let unread = |t: &TensorId| {
+        layer.tensors[t.0].role == Role::Activation && !read.contains(t) && !layer.out.contains(t)
+    };
     if let Some(tensor) = layer.tensor_ids().find(unread) {
         return Err(format!("`{}` is never read", layer.tensors[tensor.0].name));
     }
-    if !ready.contains(&layer.out) || read.contains(&layer.out) {
+    let computed = |t: &TensorId| layer.producer(*t).is_some() && !read.contains(t);
+    if layer.out.is_empty() || !layer.out.iter().all(computed) {
         return Err("the outgoing stream must be computed and not read in the layer".into());
     }
-    Ok(())
+    check_streams(layer)
+}
+
+/// A layer names a stream once, all are cut alike, and backward gives the gradient of each.
+fn check_streams(layer: &Layer) -> Result<(), String> {
+    let rank = |tensor: &TensorId| layer.tensors[tensor.0].dims.len();
+    for (side, which) in [(&layer.stream_in, "incoming"), (&layer.out, "outgoing")] {
+        if side.iter().collect::<BTreeSet<_>>().len() < side.len() {
+            return Err(format!("one tensor is two of the {which} streams"));
+        }
+        if side.windows(2).any(|pair| rank(&pair[0]) != rank(&pair[1])) {
+            return Err(format!("the {which} streams have different numbers of dims, and are cut alike"));
+        }
+    }
+    let gradients = crate::lower::gradient_tensors(layer);
+    let without = layer.stream_in.iter().find(|tensor| !gradients.contains(tensor));
+    without.map_or(Ok(()), |tensor| {
+        Err(format!(
+            "nothing that the layer leaves depends smoothly on its stream `{}`",
+            layer.tensors[tensor.0].name
+        ))
+    })
 }
 
 fn check_ids(layer: &Layer) -> Result<(), String> {
     let n = layer.tensors.len();
     let tensors = layer.ops.iter().flat_map(|op| op.operands.iter().chain(&op.results));
-    if tensors.chain(&layer.stream_in).chain([&layer.out]).any(|tensor| tensor.0 >= n) {
+    if tensors.chain(&layer.stream_in).chain(&layer.out).any(|tensor| tensor.0 >= n) {
         return Err("an operator names a tensor that does not exist".into());
     }
     if layer.tensors.iter().flat_map(|tensor| &tensor.dims).any(|dim| dim.0 >= layer.dims.len()) {

@@ -19,9 +19,9 @@ use crate::strategy::{Placements, Strategy, is_legal, placements};
 /// What was chosen for a layer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LayerChoice {
-    /// Sharding of the incoming stream; `REPLICATED` for a layer that reads tokens.
+    /// Sharding of what it takes from the stack, each alike; `REPLICATED` for a layer that reads only data.
     pub stream: Sharding,
-    /// Sharding of the outgoing stream; `REPLICATED` for the loss.
+    /// Sharding of what it leaves there, each alike; `REPLICATED` for the loss.
     pub out: Sharding,
     /// Strategy of every operator.
     pub strategies: Vec<Strategy>,
@@ -109,7 +109,7 @@ pub fn whole_axes(mesh: &Mesh, used: Sharding) -> AxisSet {
 /// Tensors of a layer that get a gradient in backward: the result depends on them, and the stream or a learned parameter
 /// leads to them. (A result that nothing learned leads to has only the gradient that arrives.)
 pub fn gradient_tensors(layer: &Layer) -> BTreeSet<TensorId> {
-    let mut have = BTreeSet::from([layer.out]);
+    let mut have: BTreeSet<TensorId> = layer.out.iter().copied().collect();
     for op in layer.ops.iter().rev() {
         if op.results.iter().any(|tensor| have.contains(tensor)) {
             let differentiated = op.operands.iter().enumerate().filter(|(i, _)| op.kind.differentiates(*i));
@@ -117,14 +117,14 @@ pub fn gradient_tensors(layer: &Layer) -> BTreeSet<TensorId> {
         }
     }
     let asked = asked_for(layer);
-    have.retain(|tensor| asked.contains(tensor) || *tensor == layer.out);
+    have.retain(|tensor| asked.contains(tensor) || layer.out.contains(tensor));
     have
 }
 
-/// Tensors whose gradient somebody asks for: the stream's layer before, learned parameters, and what they lead to.
+/// Tensors whose gradient somebody asks for: streams' layers before, learned parameters, and what they lead to.
 fn asked_for(layer: &Layer) -> BTreeSet<TensorId> {
     let trained = layer.parameters().filter(|&tensor| layer.is_trained(tensor));
-    let mut asked: BTreeSet<TensorId> = layer.stream_in.into_iter().chain(trained).collect();
+    let mut asked: BTreeSet<TensorId> = layer.stream_in.iter().copied().chain(trained).collect();
     for op in &layer.ops {
         let differentiated = op.operands.iter().enumerate().filter(|(i, _)| op.kind.differentiates(*i));
         if differentiated.into_iter().any(|(_, tensor)| asked.contains(tensor)) {
@@ -220,21 +220,26 @@ struct Section {
 
 impl Lowering<'_> {
     fn run(&mut self) -> Result<Program, LowerError> {
-        let stream = self.layer.stream_in.map(|tensor| self.primal(tensor, self.choice.stream));
+        let (stream_in, out) = (self.layer.stream_in.clone(), self.layer.out.clone());
+        let stream: Vec<ValueId> =
+            stream_in.into_iter().map(|tensor| self.primal(tensor, self.choice.stream)).collect();
         let mut forward = Section::default();
-        forward.present.extend(stream);
+        forward.present.extend(&stream);
         for op in self.layer.op_ids() {
             self.emit_forward(op, &mut forward)?;
         }
-        let out = self.bring(self.layer.out, self.choice.out, &mut forward)?;
+        let out = out
+            .into_iter()
+            .map(|tensor| self.bring(tensor, self.choice.out, &mut forward))
+            .collect::<Result<Vec<_>, _>>()?;
         let saved = self.saved_values();
         let (mut backward, out_gradient, stream_gradient) = self.backward(&saved)?;
         let (updates, frozen) = self.parameters()?;
-        let kept: BTreeSet<ValueId> = saved.iter().copied().chain([out]).collect();
+        let kept: BTreeSet<ValueId> = saved.iter().chain(&out).copied().collect();
         insert_frees(&mut forward.code, &kept);
-        let leaves = stream_gradient.into_iter().collect();
+        let leaves = stream_gradient.iter().copied().collect();
         insert_frees(&mut backward.code, &leaves);
-        free_unread(&mut backward.code, out_gradient, &leaves);
+        out_gradient.iter().for_each(|&value| free_unread(&mut backward.code, value, &leaves));
         Ok(Program {
             values: std::mem::take(&mut self.values),
             forward: forward.code,
@@ -401,21 +406,21 @@ impl Lowering<'_> {
     fn backward(
         &mut self,
         saved: &BTreeSet<ValueId>,
-    ) -> Result<(Section, ValueId, Option<ValueId>), LowerError> {
+    ) -> Result<(Section, Vec<ValueId>, Vec<ValueId>), LowerError> {
         let mut section = Section { code: Vec::new(), present: saved.clone() };
-        let out = self.layer.out;
-        let arriving = self.gradient(out, self.choice.out.dual());
-        let mut have: BTreeMap<TensorId, ValueId> = BTreeMap::from([(out, arriving)]);
+        let out = self.layer.out.clone();
+        let arriving: Vec<ValueId> =
+            out.iter().map(|&tensor| self.gradient(tensor, self.choice.out.dual())).collect();
+        let mut have: BTreeMap<TensorId, ValueId> = out.into_iter().zip(arriving.iter().copied()).collect();
         for op in self.layer.op_ids().rev().filter(|&op| self.runs_backward(op)).collect::<Vec<_>>() {
             self.emit_backward(op, &mut have, &mut section)?;
         }
-        let leaving = match self.layer.stream_in.and_then(|tensor| have.get(&tensor).map(|&id| (tensor, id)))
-        {
-            Some((tensor, id)) => {
-                Some(self.convert_gradient(tensor, id, self.choice.stream.dual(), &mut section)?)
-            }
-            None => None,
-        };
+        let mut leaving = Vec::new();
+        for tensor in self.layer.stream_in.clone() {
+            // `graph::check` asks for the gradient of every stream.
+            let Some(&id) = have.get(&tensor) else { continue };
+            leaving.push(self.convert_gradient(tensor, id, self.choice.stream.dual(), &mut section)?);
+        }
         Ok((section, arriving, leaving))
     }
 

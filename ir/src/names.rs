@@ -496,7 +496,7 @@ fn layer_role(placed: PlacedLayer, axis: AxisId) -> DenseRole {
 /// Whether most of the body's streams are cut along the sequence on an axis.
 fn stream_cut(layers: &[PlacedLayer], axis: AxisId) -> bool {
     let cut = |placed: PlacedLayer| {
-        placed.layer.stream_in.is_some_and(|stream| {
+        placed.layer.stream_in.last().is_some_and(|stream| {
             let dims = &placed.layer.tensors[stream.0].dims;
             let is_sequence = |dim: &DimId| placed.layer.counts_tokens(*dim);
             let at = dims.iter().position(is_sequence);
@@ -520,7 +520,7 @@ fn expert_loop(layers: &[PlacedLayer], axis: AxisId) -> Option<Loop> {
 
 /// Whether the layer that ends in the loss cuts the vocabulary along an axis.
 fn cuts_vocabulary(layers: &[PlacedLayer], axis: AxisId) -> bool {
-    let last = layers.iter().filter(|placed| placed.layer.tensors[placed.layer.out.0].dims.is_empty());
+    let last = layers.iter().filter(|placed| placed.layer.has_loss());
     last.copied().any(|placed| {
         placed.layer.op_ids().any(|op| {
             let layer = placed.layer;

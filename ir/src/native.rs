@@ -66,11 +66,41 @@ pub struct LayerDocument {
     pub tensors: Vec<TensorDocument>,
     /// Operators in execution order.
     pub ops: Vec<OpDocument>,
-    /// The tensor that is the incoming stream; absent in the first layer.
+    /// What the layer takes from those before it: the stream, or several, of which the last was left last. Absent in a layer
+    /// that reads only data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stream_in: Option<String>,
-    /// The tensor that is the outgoing stream, or the loss.
-    pub out: String,
+    pub stream_in: Option<Streams>,
+    /// What it leaves: the stream, several, or the loss.
+    pub out: Streams,
+}
+
+/// One tensor or several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Streams {
+    /// One.
+    One(String),
+    /// Several, the topmost last.
+    Several(Vec<String>),
+}
+
+impl Streams {
+    /// Their names.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::One(name) => std::slice::from_ref(name),
+            Self::Several(names) => names,
+        }
+    }
+
+    /// None where there is none.
+    fn of(mut names: Vec<String>) -> Option<Self> {
+        match names.len() {
+            0 => None,
+            1 => names.pop().map(Self::One),
+            _ => Some(Self::Several(names)),
+        }
+    }
 }
 
 /// A named dim.
@@ -290,9 +320,16 @@ fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentEr
         let (operands, results) = (side(&op.operands, "operands")?, side(&op.results, "results")?);
         ops.push(Op { name: op.name.clone(), kind: op.kind.clone(), operands, results });
     }
+    let streams = |streams: &Streams, field: &str| {
+        let one = |(k, name): (usize, &String)| match streams {
+            Streams::One(_) => find(name, format!("{place}.{field}")),
+            Streams::Several(_) => find(name, format!("{place}.{field}[{k}]")),
+        };
+        streams.names().iter().enumerate().map(one).collect::<Result<Vec<_>, _>>()
+    };
     let stream_in =
-        document.stream_in.as_ref().map(|name| find(name, format!("{place}.stream_in"))).transpose()?;
-    let out = find(&document.out, format!("{place}.out"))?;
+        document.stream_in.as_ref().map_or(Ok(Vec::new()), |names| streams(names, "stream_in"))?;
+    let out = streams(&document.out, "out")?;
     Ok(Layer { name: document.name.clone(), dims, tensors, ops, stream_in, out })
 }
 
@@ -378,8 +415,9 @@ fn write_layer(layer: &Layer) -> LayerDocument {
                 results: op.results.iter().map(tensor_name).collect(),
             })
             .collect(),
-        stream_in: layer.stream_in.as_ref().map(tensor_name),
-        out: tensor_name(&layer.out),
+        stream_in: Streams::of(layer.stream_in.iter().map(tensor_name).collect()),
+        // A layer without one is refused when it is read.
+        out: Streams::of(layer.out.iter().map(tensor_name).collect()).unwrap_or(Streams::Several(Vec::new())),
     }
 }
 

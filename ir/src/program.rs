@@ -295,7 +295,7 @@ pub struct Program {
     pub values: Vec<Value>,
     /// Once per micro-batch; ends with `out` in place.
     pub forward: Vec<Instruction>,
-    /// Once per micro-batch; begins with the gradient of `out`, ends with that of the stream.
+    /// Once per micro-batch; begins with the gradients of `out`, ends with those of the streams.
     pub backward: Vec<Instruction>,
     /// Once per step and learned parameter.
     pub updates: Vec<Update>,
@@ -307,14 +307,14 @@ pub struct Program {
     pub kept: Home,
     /// Which memory holds the parameters between uses, as they are stored.
     pub parameters: Home,
-    /// The incoming stream, if any.
-    pub stream: Option<ValueId>,
-    /// The outgoing stream or the loss.
-    pub out: ValueId,
-    /// The gradient that arrives.
-    pub out_gradient: ValueId,
-    /// The gradient that leaves, if the layer reads a stream.
-    pub stream_gradient: Option<ValueId>,
+    /// The incoming streams, in the order of the layer.
+    pub stream: Vec<ValueId>,
+    /// The outgoing streams or the loss, in the order of the layer.
+    pub out: Vec<ValueId>,
+    /// The gradients that arrive, one for each of `out`.
+    pub out_gradient: Vec<ValueId>,
+    /// The gradients that leave, one for each of `stream`.
+    pub stream_gradient: Vec<ValueId>,
 }
 
 impl Instruction {

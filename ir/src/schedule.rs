@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 mod placement;
 mod error;
 mod check;
+mod graph;
 mod tables;
 mod listed;
 mod v_shaped;
@@ -21,10 +22,11 @@ mod timeline;
 mod tests;
 
 pub use check::{
-    InFlight, TableShape, check_table, dependency_order, in_dependency_order, in_flight, overtaken,
-    peak_in_flight,
+    InFlight, TableShape, check_table, dependency_order, in_dependency_order, in_flight, in_graph_order,
+    overtaken, peak_in_flight,
 };
 pub use error::ScheduleError;
+pub use graph::ChunkGraph;
 pub use placement::{Placement, Seat};
 pub use text::{TableTextError, parse_row, row_text};
 pub use timeline::{RankTimeline, Span, Timeline};

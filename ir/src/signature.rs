@@ -421,8 +421,8 @@ mod tests {
             dims: vec![dim("s", Extent::Sequence), dim("f", Extent::Fixed(8)), dim("d", Extent::Fixed(4))],
             tensors: vec![tensor("x", [0, 1]), tensor("k", [0, 2]), tensor("v", [0, 2])],
             ops: vec![op.clone()],
-            stream_in: Some(TensorId(0)),
-            out: TensorId(1),
+            stream_in: vec![TensorId(0)],
+            out: vec![TensorId(1), TensorId(2)],
         };
         assert_eq!(signature(&layer, &op).display(&layer, &op), "split: x[s f] -> k[s d] v[s d]  whole f d");
     }

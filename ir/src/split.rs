@@ -2,7 +2,7 @@
 //!
 //! The split is read off the program that runs backward whole, so both compute the same by construction:
 //! - backward of a product falls into its two products, since the gradient of either operand needs only the other;
-//! - the first part is everything that the stream's gradient needs; the rest, products that give parameters' gradients
+//! - the first part is everything that the streams' gradients need; the rest, products that give parameters' gradients
 //!   and what only they read, is the second (Qi et al. 2024, arXiv 2401.10241 section 2);
 //! - a parameter's gradient is accumulated, and reduced, where it is made;
 //! - what the second part reads and the first has, saved or made there, is carried from one to the other; data and
@@ -17,7 +17,7 @@ use crate::program::{Instruction, Program, ValueId};
 /// The two parts of a program's backward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SplitBackward {
-    /// Begins with the gradient of `out`, ends with that of the stream.
+    /// Begins with the gradients of `out`, ends with those of the streams.
     pub input: Vec<Instruction>,
     /// The rest, any time later.
     pub weight: Vec<Instruction>,
@@ -57,9 +57,9 @@ pub fn split_backward(layer: &Layer, program: &Program) -> SplitBackward {
         present.extend(instruction.written());
         weight.push(instruction.clone());
     }
-    let kept = carried.iter().copied().chain(program.stream_gradient).collect();
+    let kept = carried.iter().chain(&program.stream_gradient).copied().collect();
     insert_frees(&mut input, &kept);
-    free_unread(&mut input, program.out_gradient, &kept);
+    program.out_gradient.iter().for_each(|&value| free_unread(&mut input, value, &kept));
     insert_frees(&mut weight, &BTreeSet::new());
     SplitBackward { input, weight, carried: carried.into_iter().collect() }
 }
@@ -94,7 +94,7 @@ fn in_products(layer: &Layer, program: &Program, instruction: &Instruction) -> V
 /// To the first part belongs what the stream's gradient needs, and the accumulation of what comes along with that.
 /// Where an operator that keeps statistics beside its results is computed again, its backward needs that too.
 fn parts(layer: &Layer, code: &[Instruction], program: &Program) -> Vec<Part> {
-    let mut needed: BTreeSet<ValueId> = program.stream_gradient.into_iter().collect();
+    let mut needed: BTreeSet<ValueId> = program.stream_gradient.iter().copied().collect();
     let mut made: BTreeSet<ValueId> = BTreeSet::new();
     let mut parts = vec![Part::Weight; code.len()];
     let mut statistics: BTreeSet<OpId> = BTreeSet::new();
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_stream_waits_for_no_product_of_a_weight() {
-        for (layer, program, split) in all().into_iter().filter(|(layer, ..)| layer.stream_in.is_some()) {
+        for (layer, program, split) in all().into_iter().filter(|(layer, ..)| !layer.stream_in.is_empty()) {
             let is_weight = |id: &ValueId| layer.is_parameter(program.value(*id).tensor);
             for one in &split.input {
                 let Instruction::Backward { op, results, .. } = one else { continue };
@@ -201,6 +201,6 @@ mod tests {
     #[test]
     fn an_embedding_has_nothing_that_anyone_waits_for() {
         let (_, program, split) = of(Family::Dense, |_| false).swap_remove(0);
-        assert_eq!((split.input.len(), split.carried), (0, vec![program.out_gradient]));
+        assert_eq!((split.input.len(), split.carried), (0, program.out_gradient));
     }
 }

@@ -17,7 +17,7 @@ use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_peak;
 use crate::price::staged::{Layers, Staged};
 use crate::price::step::{Step, least, step, stragglers};
-use crate::schedules::{in_flight, least_bubble};
+use crate::schedules::in_flight;
 use crate::shelf::Shelf;
 
 /// A candidate worked out: stages, schedule, figures.
@@ -197,7 +197,7 @@ impl Scope<'_> {
         }
         let average = stages.iter().sum::<f64>() / f64::from(p);
         let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max), once: 0.0 };
-        let micro_batch = work.filled(candidate.n_stages, least_bubble(candidate, schedule));
+        let micro_batch = work.filled(candidate.n_stages, self.bubble(candidate, schedule));
         candidate.n_micro_batches as f64 * micro_batch * stragglers(&self.setting, candidate.meshes())
     }
 

@@ -209,7 +209,7 @@ impl Scope<'_> {
 
     /// Sharding of the stream beside a layer with a choice: as it leaves where nothing enters.
     pub(crate) fn passes(&self, kind: usize, choice: &LayerChoice) -> Sharding {
-        if self.forms[kind][0].layer.stream_in.is_some() { choice.stream } else { choice.out }
+        if self.forms[kind][0].layer.stream_in.is_empty() { choice.out } else { choice.stream }
     }
 
     /// Least time of a step whose layers take `work`: the slowest stage, and fill and drain of the other stages in the

@@ -172,9 +172,9 @@ impl<'a> LayerProblem<'a> {
     pub fn choice(&self, choices: &[usize]) -> LayerChoice {
         let forms: Vec<&Form> = self.picked(choices).map(|(op, pick)| op.form(pick)).collect();
         let stream = self.streams[choices[self.ops.len()]];
-        let has_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
+        let has_loss = self.layer.has_loss();
         LayerChoice {
-            stream: if self.layer.stream_in.is_some() { stream } else { Sharding::REPLICATED },
+            stream: if self.layer.stream_in.is_empty() { Sharding::REPLICATED } else { stream },
             out: if has_loss { Sharding::REPLICATED } else { stream },
             strategies: forms.iter().map(|form| form.strategy).collect(),
             recompute: self
@@ -369,9 +369,10 @@ impl Builder<'_, '_> {
                 }
             }
         }
-        if let Some(from) = self.layer.producer(self.layer.out) {
-            let end = self.producer_end(from, self.layer.out);
-            let has_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
+        for &out in &self.layer.out {
+            let Some(from) = self.layer.producer(out) else { continue };
+            let end = self.producer_end(from, out);
+            let has_loss = self.layer.has_loss();
             let target = if has_loss {
                 let whole = Sharding::REPLICATED;
                 let port = Port { value: whole, gradient: whole, flag: false, pace: 0 };
@@ -379,7 +380,7 @@ impl Builder<'_, '_> {
             } else {
                 self.stream_end()
             };
-            edges.push(self.edge((from.0, end), (stream, target), self.layer.out));
+            edges.push(self.edge((from.0, end), (stream, target), out));
         }
         edges
     }

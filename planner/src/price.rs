@@ -19,6 +19,7 @@ use crate::request::Job;
 
 pub mod setting;
 pub mod grounds;
+pub mod crossing;
 pub mod staged;
 pub mod step;
 pub mod stage_memory;

@@ -188,6 +188,8 @@ pub struct Prices<'a> {
     machine: Machine<'a>,
     mesh: &'a Mesh,
     views: Vec<AxisView>,
+    /// Shapes of what layers of other kinds pass on, which is cut like a layer's own.
+    passed: Vec<Vec<u64>>,
     conversions: RefCell<Conversions>,
     groups: RefCell<BTreeMap<AxisSet, Group>>,
     /// Collectives already priced, by what they are, their axes and the bits of their bytes.
@@ -210,6 +212,7 @@ impl<'a> Prices<'a> {
             machine,
             mesh,
             views,
+            passed: Vec::new(),
             conversions: RefCell::default(),
             groups: RefCell::default(),
             collectives: RefCell::default(),
@@ -223,6 +226,16 @@ impl<'a> Prices<'a> {
             view.barred = *barred;
         }
         self
+    }
+
+    /// The same where one sharding must suit all that layers of a model pass on.
+    pub(crate) fn passing(self, passed: Vec<Vec<u64>>) -> Self {
+        Self { passed, ..self }
+    }
+
+    /// Shapes of what layers of any kind pass on.
+    pub(crate) fn passed(&self) -> &[Vec<u64>] {
+        &self.passed
     }
 
     /// The mesh.

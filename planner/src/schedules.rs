@@ -117,17 +117,23 @@ impl Scope<'_> {
         (0..p).map(|stage| least(stage) as f64).collect()
     }
 
-    /// The least of [`least_bubble`] over a candidate's schedules; `None` where none is allowed.
+    /// The least of [`Self::bubble`] over a candidate's schedules; `None` where none is allowed.
     pub(crate) fn least_bubble(&self, candidate: &Candidate) -> Option<f64> {
         let all = self.schedules(candidate).into_iter();
-        all.map(|schedule| least_bubble(candidate, schedule)).min_by(f64::total_cmp)
+        all.map(|schedule| self.bubble(candidate, schedule)).min_by(f64::total_cmp)
+    }
+
+    /// Least share of the work that a schedule adds to a candidate as bubble; nothing is promised where branches run side
+    /// by side, for what then fills the pipeline depends on where they are cut.
+    pub(crate) fn bubble(&self, candidate: &Candidate, schedule: Schedule) -> f64 {
+        if self.wide.is_chain() { least_bubble(candidate, schedule) } else { 0.0 }
     }
 }
 
-/// Least share of the work that a schedule adds to a candidate as bubble: `(p - 1) / (m v)` of those that do not split
+/// The same of a chain: `(p - 1) / (m v)` of those that do not split
 /// backward and pass every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no shorter than a
 /// k-th; nothing is promised of others.
-pub(crate) fn least_bubble(candidate: &Candidate, schedule: Schedule) -> f64 {
+fn least_bubble(candidate: &Candidate, schedule: Schedule) -> f64 {
     let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
     match schedule {
         Schedule::GPipe

@@ -158,7 +158,7 @@ fn with_own_loss(scope: &Scope<'_>, arranged: &Arranged) -> Arranged {
     let mut arranged = arranged.clone();
     for entry in &mut arranged.entries {
         let layer = &scope.wide.layers[entry.kind];
-        if layer.tensors[layer.out.0].dims.is_empty() && entry.choice.out == Sharding::REPLICATED {
+        if layer.has_loss() && entry.choice.out == Sharding::REPLICATED {
             entry.choice.out = entry.choice.out.with(shares::AXIS, Placement::PartialSum);
         }
     }

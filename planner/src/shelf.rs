@@ -3,7 +3,7 @@
 //! A level is a price of memory: at each the choice problem of every form of a kind is solved once more, and the best
 //! of them is taken. What an entry costs is read off its program, not off the problem.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::graph::{Sizes, TensorId};
 use ir::lower::{LayerChoice, lower, whole_axes};
@@ -64,6 +64,16 @@ impl<'a> Scope<'a> {
         grounds.settings.iter().enumerate().map(on).collect()
     }
 
+    /// Shapes of the streams of a candidate's layers, of equal ones one.
+    fn passed(&self, candidate: &Candidate) -> Vec<Vec<u64>> {
+        let shapes = self.forms.iter().flat_map(|forms| {
+            let layer = &forms[0].layer;
+            let sizes = layer.sizes(candidate.micro_batch, self.request.job.sequence);
+            layer.stream_in.iter().map(move |&tensor| layer.shape(tensor, &sizes))
+        });
+        shapes.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// A candidate as it is priced on one ground.
     fn bench_on<'s>(
         &'s self,
@@ -71,7 +81,8 @@ impl<'a> Scope<'a> {
         (setting, mesh): (&Setting<'s>, &'s Mesh),
     ) -> Bench<'s> {
         let prices = Prices::new(setting.machine.clone(), mesh, &candidate.shape.rules)
-            .barred(&candidate.shape.barred);
+            .barred(&candidate.shape.barred)
+            .passing(self.passed(candidate));
         let sizes = |form: &Variant| form.layer.sizes(candidate.micro_batch, self.request.job.sequence);
         let sizes = self.forms.iter().map(|forms| forms.iter().map(sizes).collect()).collect();
         Bench { candidate, setting: setting.clone(), prices, sizes }

@@ -99,11 +99,7 @@ impl<'a> Space<'a> {
             (0..layer.dims.len()).map(DimId).filter(|&dim| layer.counts_tokens(dim)).collect();
         // The stream passes whole in its hidden dim.
         whole.extend(
-            layer
-                .stream_in
-                .into_iter()
-                .chain([layer.out])
-                .filter_map(|t| layer.tensors[t.0].dims.last().copied()),
+            layer.stream_in.iter().chain(&layer.out).filter_map(|t| layer.tensors[t.0].dims.last().copied()),
         );
         for op in &layer.ops {
             if matches!(op.kind, OpKind::Route { .. }) {

@@ -8,8 +8,9 @@ use crate::space::{AxisRule, AxisView, Between, Reach};
 
 /// Whole, by sequences, by tokens, per axis.
 pub(crate) fn shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Vec<Sharding> {
-    let Some(tensor) = layer.stream_in.or(Some(layer.out)) else { return vec![Sharding::REPLICATED] };
-    let shape = layer.shape(tensor, sizes);
+    let passed = if layer.stream_in.is_empty() { &layer.out } else { &layer.stream_in };
+    let own = passed.iter().map(|&tensor| layer.shape(tensor, sizes));
+    let shapes: Vec<Vec<u64>> = own.chain(prices.passed().iter().cloned()).collect();
     let mesh = prices.mesh();
     let mut list = vec![Sharding::REPLICATED];
     for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
@@ -40,7 +41,7 @@ pub(crate) fn shardings(layer: &Layer, sizes: &Sizes, prices: &Prices<'_>) -> Ve
     let divides = |s: &Sharding| {
         (0..2).all(|dim| {
             let parts: u64 = s.axes_of(dim).map(|axis| mesh.size(axis)).product();
-            shape.get(dim).is_none_or(|n| n.is_multiple_of(parts))
+            shapes.iter().all(|shape| shape.get(dim).is_none_or(|n| n.is_multiple_of(parts)))
         })
     };
     list.retain(divides);

@@ -145,6 +145,7 @@ fn pipelines(schedule: Schedule) {
         backward: each(2.0),
         parts: Some(BackwardParts { input: each(1.0), weight: each(1.0) }),
         boundary: vec![Seconds(0.1); n - 1],
+        branches: None,
         transfers: Transfers::Exposed,
     };
     let name = |what: &str| format!("{what}, {schedule}, {STAGES} stages, {MICRO_BATCHES} micro-batches");

@@ -14,6 +14,7 @@ use executor::run::Outcome;
 use executor::{Class, RankMemory};
 use ir::conversion::steps;
 use ir::graph::{ParameterRef, TensorId};
+use ir::links::{Link, links};
 use ir::mesh::Mesh;
 use ir::program::{Home, Program, StateHome, Update, ValueId};
 use ir::schedule::{Action, Section};
@@ -308,18 +309,25 @@ impl Prediction<'_> {
         }
     }
 
-    /// The stream and its gradient from chunk to chunk: sent in the sharding of the chunk before, converted after.
+    /// Streams and their gradients from chunk to chunk: sent in the sharding of the chunk before, converted after.
     fn borders(&self, sent: &mut Bytes) {
-        for chunk in 1..self.n_chunks() {
-            let (before, after) = (self.small.chunk(chunk - 1), self.small.chunk(chunk));
-            let (Some((_, left, _)), Some((layer, right, entry))) = (before.last(), after.first()) else {
+        let of_chunk = |chunk: usize| {
+            self.small
+                .chunk(chunk)
+                .into_iter()
+                .map(move |(layer, program, entry)| (chunk, layer, program, entry))
+        };
+        let all: Vec<_> = (0..self.n_chunks()).flat_map(of_chunk).collect();
+        for link in links(all.iter().map(|(_, layer, ..)| *layer)) {
+            let ((before, _, left, _), (after, layer, right, entry)) = (all[link.from], all[link.to]);
+            if before == after {
                 continue;
-            };
+            }
             for slice in 0..self.n_slices() {
-                let sizes = self.small.opened.run_sizes(self.small.plan, *entry, slice);
+                let sizes = self.small.opened.run_sizes(self.small.plan, entry, slice);
                 let shape = |tensor| layer.shape(tensor, &sizes);
-                for hops in self.hops(chunk) {
-                    self.border(sent, (left, right), hops, &shape);
+                for hops in self.hops((before, after)) {
+                    self.border(sent, (left, right, link), hops, &shape);
                 }
             }
         }
@@ -328,14 +336,15 @@ impl Prediction<'_> {
     fn border(
         &self,
         sent: &mut Bytes,
-        (left, right): (&Program, &Program),
+        (left, right, link): (&Program, &Program, Link),
         (before, after, copy): (u64, u64, u32),
         shape: &dyn Fn(TensorId) -> Vec<u64>,
     ) {
         let (first, mesh) = (self.small.plan.mesh_of(before), self.small.plan.mesh_of(after));
-        let (Some(stream), Some(gradient)) = (right.stream, right.stream_gradient) else { return };
-        let (read, leaves) = (right.value(stream), right.value(gradient).sharding);
-        let (given, wanted) = (left.value(left.out).sharding, left.value(left.out_gradient).sharding);
+        let (read, leaves) =
+            (right.value(right.stream[link.read]), right.value(right.stream_gradient[link.read]).sharding);
+        let given = left.value(left.out[link.left]).sharding;
+        let wanted = left.value(left.out_gradient[link.left]).sharding;
         let shape = shape(read.tensor);
         if first != mesh {
             let there = handover_bytes((first, given), (mesh, read.sharding), &shape, self.element_bytes);
@@ -388,12 +397,12 @@ impl Prediction<'_> {
         }
     }
 
-    /// From which stage to which the stream of a copy passes before a chunk.
-    fn hops(&self, chunk: usize) -> Vec<(u64, u64, u32)> {
+    /// From which stage to which a stream of a copy passes between two chunks.
+    fn hops(&self, (before, after): (usize, usize)) -> Vec<(u64, u64, u32)> {
         let shape = self.small.plan.table_shape();
         let rank =
             |chunk: usize, m: u32| u64::from(shape.placement.seat(shape.n_stages, chunk as u32, m).rank);
-        (0..shape.placement.n_copies()).map(|copy| (rank(chunk - 1, copy), rank(chunk, copy), copy)).collect()
+        (0..shape.placement.n_copies()).map(|copy| (rank(before, copy), rank(after, copy), copy)).collect()
     }
 
     /// How often a stream of a copy passes in all steps, with a share.

@@ -235,12 +235,12 @@ impl<'r> Row<'r> {
             }
         }
         let program = self.pricing.program;
-        let handed = match self.pass {
-            Pass::Forward => program.stream.map(|stream| (program.out, stream)),
-            Pass::Backward => program.stream_gradient.map(|gradient| (gradient, program.out_gradient)),
+        let [from, to] = match self.pass {
+            Pass::Forward => [&program.out, &program.stream],
+            Pass::Backward => [&program.stream_gradient, &program.out_gradient],
         };
-        let handed = handed.and_then(|(from, to)| Some((to, self.made.get(&from)?.clone())));
-        self.made = handed.into_iter().collect();
+        let handed = from.iter().zip(to).filter_map(|(from, &to)| Some((to, self.made.get(from)?.clone())));
+        self.made = handed.collect();
         let reduced =
             self.buckets(code, CommunicationClass::GradientAccumulate, self.last.into_iter().collect());
         if self.pricing.context.constants.engine.gradient_overlap == GradientOverlap::Absent {

@@ -427,6 +427,7 @@ mod tests {
             backward: list(n, |one| one.1),
             parts: None,
             boundary: list(n - n_slices as usize, |one| one.2),
+            branches: None,
             transfers,
         }
     }

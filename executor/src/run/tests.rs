@@ -18,6 +18,7 @@ use crate::element::Edges;
 use crate::job::{Reference, TokenLayout};
 use model::{decoder, execution, experts, mlp, model, plain, tied};
 
+mod branches;
 mod drawn;
 mod frozen;
 mod grids;
@@ -57,10 +58,10 @@ fn along(layer: &ir::graph::Layer, axes: &[&[&str]], stream: &[Placement]) -> La
         let pairs = placements.iter().enumerate();
         pairs.fold(Sharding::REPLICATED, |s, (axis, &placement)| s.with(AxisId(axis), placement))
     };
-    if layer.stream_in.is_some() {
+    if !layer.stream_in.is_empty() {
         choice.stream = put(stream);
     }
-    if !layer.tensors[layer.out.0].dims.is_empty() {
+    if !layer.has_loss() {
         choice.out = put(stream);
     }
     for (op, strategy) in layer.ops.iter().zip(&mut choice.strategies) {

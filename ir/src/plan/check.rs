@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::conversion::steps;
-use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes};
+use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes, TensorId};
 use crate::lower::{LayerChoice, lower};
 use crate::mesh::{MAX_AXES, Mesh};
 use crate::names::{Arrangement, PlacedLayer, Roles, roles};
@@ -457,8 +457,7 @@ fn check_elements(layer: &Layer, sizes: &Sizes) -> Result<(), String> {
 
 fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
     let mut left: Vec<Segment> = open.model.sequence.iter().rev().copied().collect();
-    let mut arriving = Sharding::REPLICATED;
-    let mut shape: Option<Vec<u64>> = None;
+    let mut stack: Vec<Left> = Vec::new();
     let mut unused: BTreeSet<usize> = (0..plan.entries.len()).collect();
     for (c, runs) in plan.chunks.iter().enumerate() {
         if runs.is_empty() {
@@ -473,29 +472,32 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
             unused.remove(&run.entry);
             take_layers(&mut left, entry.layer, run.count, &open.model)
                 .map_err(|what| PlanError::new(&place, what))?;
-            let again = if run.count > 1 { entry.choice.out } else { entry.choice.stream };
-            let before = c.checked_sub(1).filter(|_| r == 0).map(|before| plan.mesh_of_chunk(before));
             let wanted = entry.choice.stream;
-            let arrives = match before {
-                Some(before) if before != plan.mesh_of_chunk(c) => hands_over(arriving) && hands_over(wanted),
-                Some(_) => arriving == wanted || converts(arriving, wanted),
-                None => arriving == wanted,
+            let again = if run.count > 1 { entry.choice.out } else { wanted };
+            let (layer, sizes) = (open.layer(run.entry), open.sizes(plan, run.entry));
+            let shapes = |streams: &[TensorId]| -> Vec<Vec<u64>> {
+                streams.iter().map(|&tensor| layer.shape(tensor, &sizes)).collect()
             };
-            if !arrives || again != wanted {
+            let (reads, leaves) = (shapes(&layer.stream_in), shapes(&layer.out));
+            let taken = stack.split_off(stack.len().saturating_sub(reads.len()));
+            let arrives = |left: &Left| match plan.mesh_of_chunk(left.chunk) {
+                _ if left.chunk == c => left.sharding == wanted,
+                mesh if mesh != plan.mesh_of_chunk(c) => hands_over(left.sharding) && hands_over(wanted),
+                _ => left.sharding == wanted || converts(left.sharding, wanted),
+            };
+            if !taken.iter().all(arrives) || again != wanted {
                 let what =
                     format!("entry {} expects the stream in another sharding than it arrives", run.entry);
                 return fail(place, what);
             }
-            let (layer, sizes) = (open.layer(run.entry), open.sizes(plan, run.entry));
-            let stream = layer.stream_in.map(|tensor| layer.shape(tensor, &sizes));
-            let out = layer.shape(layer.out, &sizes);
-            if stream != shape || (run.count > 1 && stream.as_ref() != Some(&out)) {
+            if !taken.iter().map(|left| &left.shape).eq(&reads) || (run.count > 1 && reads != leaves) {
                 return fail(
                     place,
                     format!("layer `{}` expects a stream of another shape than arrives", layer.name),
                 );
             }
-            (arriving, shape) = (entry.choice.out, Some(out));
+            let sharding = entry.choice.out;
+            stack.extend(leaves.into_iter().map(|shape| Left { chunk: c, sharding, shape }));
         }
     }
     if let Some(run) = left.last() {
@@ -505,7 +507,7 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
         );
     }
     let whole = shares::loss(plan);
-    if arriving != whole {
+    if stack.last().map(|loss| loss.sharding) != Some(whole) {
         let wanted = write_sharding(whole, &plan.mesh, &[]);
         return fail(
             "chunks",
@@ -513,6 +515,13 @@ fn check_chunks(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
         );
     }
     unused.first().map_or(Ok(()), |entry| fail(format!("entries[{entry}]"), "no chunk has this entry"))
+}
+
+/// A stream that a layer has left, and none has read.
+struct Left {
+    chunk: usize,
+    sharding: Sharding,
+    shape: Vec<u64>,
 }
 
 /// Whether a chunk that wants the stream in a sharding can take it over in another, and give its gradient back.

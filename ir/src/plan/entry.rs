@@ -126,11 +126,11 @@ impl Entry {
     /// Writes a choice for a layer.
     pub fn of(layer: &Layer, mesh: &Mesh, choice: &LayerChoice) -> Self {
         let ops = layer.ops.iter().zip(&choice.strategies).zip(&choice.recompute);
-        let stream = layer.stream_in.map(|tensor| dim_names(layer, tensor)).unwrap_or_default();
+        let [stream, out] = stream_dims(layer);
         Self {
             layer: layer.name.clone(),
             stream: write_sharding(choice.stream, mesh, &stream),
-            out: write_sharding(choice.out, mesh, &dim_names(layer, layer.out)),
+            out: write_sharding(choice.out, mesh, &out),
             kept_home: choice.kept,
             parameters_home: choice.parameters,
             ops: ops
@@ -155,7 +155,7 @@ impl Entry {
     /// # Errors
     /// Where a name is unknown, missing or out of order.
     pub fn choice(&self, layer: &Layer, mesh: &Mesh) -> Result<LayerChoice, PlanError> {
-        let stream = layer.stream_in.map(|tensor| dim_names(layer, tensor)).unwrap_or_default();
+        let [stream, out] = stream_dims(layer);
         let read = |text: &str, dims: &[&str], field: &str| {
             read_sharding(text, mesh, dims).map_err(|what| PlanError::new(field, what))
         };
@@ -175,7 +175,7 @@ impl Entry {
         let again = |op: &OpEntry| if op.recompute { Recompute::Again } else { Recompute::Keep };
         Ok(LayerChoice {
             stream: read(&self.stream, &stream, "stream")?,
-            out: read(&self.out, &dim_names(layer, layer.out), "out")?,
+            out: read(&self.out, &out, "out")?,
             strategies,
             recompute: self.ops.iter().map(again).collect(),
             kept: self.kept_home,
@@ -211,6 +211,12 @@ impl Entry {
         }
         Ok(storage)
     }
+}
+
+/// Names of the dims of the streams that a layer reads and leaves, for their one sharding: those of the topmost.
+fn stream_dims(layer: &Layer) -> [Vec<&str>; 2] {
+    [&layer.stream_in, &layer.out]
+        .map(|streams| streams.last().map(|&tensor| dim_names(layer, tensor)).unwrap_or_default())
 }
 
 fn dim_names(layer: &Layer, tensor: TensorId) -> Vec<&str> {

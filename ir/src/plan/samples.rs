@@ -210,9 +210,9 @@ impl Sample {
             }
         }
         let again = |op: &Op| if (self.recompute)(&op.name) { Recompute::Again } else { Recompute::Keep };
-        let is_loss = layer.tensors[layer.out.0].dims.is_empty();
+        let is_loss = layer.has_loss();
         LayerChoice {
-            stream: if layer.stream_in.is_some() { self.stream() } else { Sharding::REPLICATED },
+            stream: if layer.stream_in.is_empty() { Sharding::REPLICATED } else { self.stream() },
             out: if is_loss { Sharding::REPLICATED } else { self.stream() },
             strategies,
             recompute: layer.ops.iter().map(again).collect(),

@@ -119,7 +119,7 @@ fn a_broken_invariant_is_named_with_its_place() {
         broken(|p| p.model.sequence[1].count = u64::MAX),
         broken(|p| p.model.layers[1].dims[2].length = crate::native::Length::Fixed(u64::MAX)),
         broken(|p| p.model.layers[1].dims[2].name = "defer".into()),
-        broken(|p| p.model.layers[1].out = "norm1".into()),
+        broken(|p| p.model.layers[1].out = crate::native::Streams::One("norm1".into())),
         broken(|p| p.cluster.groups.clear()),
     ];
     insta::assert_snapshot!(cases.join("\n"));

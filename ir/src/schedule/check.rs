@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, MAX_ACTIONS, Placement, ScheduleError, Seat, Section};
+use super::{Action, ChunkGraph, MAX_ACTIONS, Placement, ScheduleError, Seat, Section};
 
 /// The counts that fix a table's actions, whatever their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,6 +170,23 @@ impl TableShape {
         }
     }
 
+    /// The same in a graph of chunks.
+    fn awaited_in(self, graph: &ChunkGraph, action: Action) -> impl Iterator<Item = Event> {
+        let Event { chunk, micro_batch, slice, .. } = self.event(action);
+        let (product, chunks) = match action.section {
+            Section::Forward => (Product::Stream, graph.before(chunk)),
+            Section::Backward | Section::BackwardInput => (Product::Gradient, graph.behind(chunk)),
+            Section::BackwardWeight => (Product::Gradient, [].as_slice()),
+        };
+        let others = chunks.iter().map(move |&chunk| Event { product, chunk, micro_batch, slice });
+        let own = match action.section {
+            Section::Forward => None,
+            Section::Backward | Section::BackwardInput => chunks.is_empty().then_some(Product::Stream),
+            Section::BackwardWeight => Some(Product::Gradient),
+        };
+        own.into_iter().map(move |product| Event { product, chunk, micro_batch, slice }).chain(others)
+    }
+
     /// The rank that waits for what an action leaves behind, if it is sent.
     fn awaits_elsewhere(self, action: Action) -> Option<u32> {
         let Event { product, chunk, micro_batch, .. } = self.event(action);
@@ -239,6 +256,24 @@ pub fn in_dependency_order(
         }
     }
     deadlock(table, &next, shape).map_or(Ok(()), Err)
+}
+
+/// The same where chunks take streams over from others than the one before: with the places of all that an action needs,
+/// of forwards in the order of [`ChunkGraph::before`], of backwards in that of [`ChunkGraph::behind`].
+///
+/// # Errors
+/// Where [`check_table`] fails: a table is for any graph if it is one for a chain.
+pub fn in_graph_order(
+    table: &[Vec<Action>],
+    shape: TableShape,
+    graph: &ChunkGraph,
+    mut visit: impl FnMut(Action, &[usize], usize),
+) -> Result<(), ScheduleError> {
+    // Whatever hands streams on does so to later chunks, so the order of a chain is one for any graph.
+    in_dependency_order(table, shape, |action, _, yields| {
+        let needs: Vec<usize> = shape.awaited_in(graph, action).map(|event| shape.index(event)).collect();
+        visit(action, &needs, yields);
+    })
 }
 
 /// The first rank of a circle of ranks that wait for each other, found by asking whom the first stuck rank waits for.

@@ -4,6 +4,7 @@
 //! length. A class's cut is the largest product of axes on one loop or sharding, in the large mesh and in the small.
 
 use crate::graph::{DimId, Extent, Layer, Model, Op, TensorId};
+use crate::links::links as stream_links;
 use crate::mesh::{AxisId, Mesh};
 use crate::plan::check::OpenPlan;
 use crate::signature::{FactorId, signature};
@@ -130,10 +131,10 @@ fn links(model: &Model, order: &[usize]) -> Vec<(Place, Place)> {
         };
         dims(one).into_iter().zip(dims(other)).collect::<Vec<_>>()
     };
-    for pair in order.windows(2) {
-        if let Some(stream) = model.layers[pair[1]].stream_in {
-            links.extend(positional((pair[0], model.layers[pair[0]].out), (pair[1], stream)));
-        }
+    for link in stream_links(order.iter().map(|&kind| &model.layers[kind])) {
+        let (from, to) = (order[link.from], order[link.to]);
+        let (left, read) = (model.layers[from].out[link.left], model.layers[to].stream_in[link.read]);
+        links.extend(positional((from, left), (to, read)));
     }
     for tie in &model.ties {
         links.extend(positional((tie.owner.layer, tie.owner.tensor), (tie.copy.layer, tie.copy.tensor)));
@@ -174,10 +175,10 @@ pub(super) fn cuts(open: &OpenPlan, classes: &Classes, meshes: &[(Mesh, Mesh)]) 
                 note(classes.class(entry.layer, factor.dim), Cut::of(&axes, large, small));
             }
         }
-        let streams = [(layer.stream_in, entry.choice.stream), (Some(layer.out), entry.choice.out)];
-        for (tensor, sharding) in streams {
-            let dims = tensor.map(|t| layer.tensors[t.0].dims.as_slice()).unwrap_or_default();
-            for (at, &dim) in dims.iter().enumerate() {
+        let read = layer.stream_in.iter().map(|tensor| (tensor, entry.choice.stream));
+        let left = layer.out.iter().map(|tensor| (tensor, entry.choice.out));
+        for (tensor, sharding) in read.chain(left) {
+            for (at, &dim) in layer.tensors[tensor.0].dims.iter().enumerate() {
                 let axes: Vec<AxisId> = sharding.axes_of(at).filter(|axis| axis.0 < large.n_axes()).collect();
                 note(classes.class(entry.layer, dim), Cut::of(&axes, large, small));
             }

@@ -201,7 +201,7 @@ fn demands(open: &OpenPlan, classes: &Classes, cuts: &[Cut], sums: &[SumOf]) -> 
         }
     };
     for (l, layer) in layers(open) {
-        for tensor in layer.stream_in.into_iter().chain([layer.out]) {
+        for &tensor in layer.stream_in.iter().chain(&layer.out) {
             ask(classes.last((l, layer), tensor), 1, NORMED_FEW);
         }
         for op in &layer.ops {

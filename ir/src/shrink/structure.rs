@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::graph::{Segment, TensorId};
+use crate::graph::{Layer, Segment, TensorId};
+use crate::links::{Link, links};
 use crate::mesh::Mesh;
 use crate::plan::check::OpenPlan;
 use crate::plan::{EntryRun, Plan};
@@ -198,20 +199,25 @@ fn first_of_each(runs: &[EntryRun]) -> Vec<EntryRun> {
     runs.iter().copied().filter(|run| seen.insert(run.entry)).collect()
 }
 
-/// Whether every stream arrives as the layer before leaves it.
+/// Whether every stream arrives as a layer before leaves it, and only the loss is left.
 fn is_chained(chunks: &[Vec<EntryRun>], open: &OpenPlan) -> bool {
-    let extents = |entry: usize, tensor: Option<TensorId>| {
+    let extents = |entry: usize, tensor: TensorId| {
         let layer = open.layer(entry);
-        let dims = tensor.map(|tensor| layer.tensors[tensor.0].dims.iter());
-        dims.map(|dims| dims.map(|dim| layer.dims[dim.0].extent).collect::<Vec<_>>())
+        layer.tensors[tensor.0].dims.iter().map(|dim| layer.dims[dim.0].extent).collect::<Vec<_>>()
     };
     let entries: Vec<usize> = chunks.iter().flatten().map(|run| run.entry).collect();
-    entries.windows(2).all(|pair| {
-        let (before, after) = (pair[0], pair[1]);
-        let left = extents(before, Some(open.layer(before).out));
-        left == extents(after, open.layer(after).stream_in)
+    let layers = || entries.iter().map(|&entry| open.layer(entry));
+    let links = links(layers());
+    let all = |count: fn(&Layer) -> usize| layers().map(count).sum::<usize>();
+    let alike = |link: &Link| {
+        let (before, after) = (entries[link.from], entries[link.to]);
+        let (left, read) = (open.layer(before).out[link.left], open.layer(after).stream_in[link.read]);
+        extents(before, left) == extents(after, read)
             && open.entries[before].choice.out == open.entries[after].choice.stream
-    })
+    };
+    links.len() == all(|layer| layer.stream_in.len())
+        && links.len() + 1 == all(|layer| layer.out.len())
+        && links.iter().all(alike)
 }
 
 /// Where some chunk had more of the repeated layers than another, one still has.

@@ -74,10 +74,18 @@ fn write_layer(text: &mut String, layer: &Value) {
             others(&op, &["name", "kind", "operands", "results"]).replace(' ', " op_"),
         ));
     }
-    if let Some(stream) = layer.get("stream_in").and_then(Value::as_str) {
-        text.push_str(&format!("  stream {}\n", write_name(stream)));
+    for (word, field) in STREAMS {
+        if let Some(streams) = layer.get(field) {
+            text.push_str(&format!("  {word}{}\n", one_or_more(streams)));
+        }
     }
-    text.push_str(&format!("  out {}\n", write_name(string(layer.get("out")))));
+}
+
+/// Words of the lines that name a layer's streams, and the fields that they stand for.
+const STREAMS: [(&str, &str); 2] = [("stream", "stream_in"), ("out", "out")];
+
+fn one_or_more(streams: &Value) -> String {
+    streams.as_str().map_or_else(|| names(Some(streams)), |one| format!(" {}", write_name(one)))
 }
 
 /// The fields of an object that have no place of their own on its line.
@@ -144,15 +152,21 @@ impl Reader {
             "dim" => push(self.layer(line)?, "dims", dim(line)?),
             "tensor" => push(self.layer(line)?, "tensors", tensor(line)?),
             "op" => push(self.layer(line)?, "ops", op(line)?),
-            "stream" => {
-                let name = line.name(1, "the incoming stream")?;
-                self.layer(line)?.insert("stream_in".into(), name.into());
+            word => {
+                let Some((_, field)) = STREAMS.into_iter().find(|(own, _)| *own == word) else {
+                    return Err(line.error(format!("a model has no `{word}`")));
+                };
+                let first = line.name(1, "a stream, or the loss")?;
+                let more = (2..line.words.len())
+                    .map(|at| line.name(at, "a stream"))
+                    .collect::<Result<Vec<_>, _>>()?;
+                let value = if more.is_empty() {
+                    Value::from(first)
+                } else {
+                    std::iter::once(first).chain(more).collect()
+                };
+                self.layer(line)?.insert(field.into(), value);
             }
-            "out" => {
-                let name = line.name(1, "the outgoing stream or the loss")?;
-                self.layer(line)?.insert("out".into(), name.into());
-            }
-            word => return Err(line.error(format!("a model has no `{word}`"))),
         }
         Ok(())
     }

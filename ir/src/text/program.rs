@@ -44,12 +44,14 @@ pub fn write_program(layer: &Layer, mesh: &Mesh, program: &Program) -> String {
         text.push_str(&format!("value %{i} {side} {} {sharding}\n", write_name(&tensor.name)));
     }
     let ends = [
-        ("stream", program.stream),
-        ("out", Some(program.out)),
-        ("out-gradient", Some(program.out_gradient)),
+        ("stream", &program.stream),
+        ("out", &program.out),
+        ("out-gradient", &program.out_gradient),
+        ("stream-gradient", &program.stream_gradient),
     ];
-    for (name, value) in ends.into_iter().chain([("stream-gradient", program.stream_gradient)]) {
-        text.push_str(&format!("{name} {}\n", maybe(value)));
+    for (name, list) in ends {
+        let list = if list.is_empty() { format!(" {NONE}") } else { values(list) };
+        text.push_str(&format!("{name}{list}\n"));
     }
     text.push_str(&format!("saved{}\n", values(&program.saved)));
     if program.kept == Home::Host {
@@ -212,17 +214,17 @@ impl<'a> Reader<'a> {
             saved: Vec::new(),
             kept: Home::Device,
             parameters: Home::Device,
-            stream: None,
-            out: ValueId(usize::MAX),
-            out_gradient: ValueId(usize::MAX),
-            stream_gradient: None,
+            stream: Vec::new(),
+            out: Vec::new(),
+            out_gradient: Vec::new(),
+            stream_gradient: Vec::new(),
         };
         Self { layer, mesh, program, part: None, last: 1 }
     }
 
     fn finish(self) -> Result<Program, TextError> {
         let program = self.program;
-        if program.out.0 < program.values.len() && program.out_gradient.0 < program.values.len() {
+        if !program.out.is_empty() && program.out_gradient.len() == program.out.len() {
             return Ok(program);
         }
         Err(TextError { line: self.last, what: "the program has no `out` or no `out-gradient`".into() })
@@ -239,14 +241,11 @@ impl<'a> Reader<'a> {
                 let value = self.read_value(line)?;
                 self.program.values.push(value);
             }
-            "stream" => self.program.stream = self.maybe(line, 1)?,
-            "out" => self.program.out = self.value(line, 1)?,
-            "out-gradient" => self.program.out_gradient = self.value(line, 1)?,
-            "stream-gradient" => self.program.stream_gradient = self.maybe(line, 1)?,
-            "saved" => {
-                self.program.saved =
-                    (1..line.words.len()).map(|at| self.value(line, at)).collect::<Result<_, _>>()?;
-            }
+            "stream" => self.program.stream = self.values(line)?,
+            "out" => self.program.out = self.values(line)?,
+            "out-gradient" => self.program.out_gradient = self.values(line)?,
+            "stream-gradient" => self.program.stream_gradient = self.values(line)?,
+            "saved" => self.program.saved = self.values(line)?,
             "kept" => match line.words.get(1) {
                 Some(&"host") => self.program.kept = Home::Host,
                 _ => return Err(line.error("expected `kept host`")),
@@ -308,6 +307,13 @@ impl<'a> Reader<'a> {
 
     fn maybe(&self, line: &Line<'_>, at: usize) -> Result<Option<ValueId>, TextError> {
         if line.words.get(at) == Some(&NONE) { Ok(None) } else { self.value(line, at).map(Some) }
+    }
+
+    /// All values of a line; none where it says so, or says nothing.
+    fn values(&self, line: &Line<'_>) -> Result<Vec<ValueId>, TextError> {
+        let none = line.words[1..] == [NONE];
+        let n = if none { 1 } else { line.words.len() };
+        (1..n).map(|at| self.value(line, at)).collect()
     }
 
     fn value(&self, line: &Line<'_>, at: usize) -> Result<ValueId, TextError> {

@@ -260,7 +260,7 @@ impl<'a> Book<'a> {
     /// What goes from chunk to chunk, of which most was asked before.
     fn streams(&mut self, staged: &Staged<'_>) -> Streams {
         let n_copies = staged.schedule.placement().n_copies();
-        if n_copies > 1 || staged.chunks.iter().any(Vec::is_empty) {
+        if n_copies > 1 || staged.chunks.iter().any(Vec::is_empty) || !staged.model.is_chain() {
             return Streams::of(&self.setting, staged);
         }
         let mut streams = Streams::default();
@@ -284,7 +284,9 @@ impl<'a> Book<'a> {
         }
         let tokens = self.setting.job.sequence;
         let takeover = staged.takeover(&self.setting, chunk, tokens);
-        let sent = staged.border(&self.setting, 0, (chunk - 1, tokens)).time;
+        let crossings = staged.crossings_into(chunk);
+        let times = crossings.iter().map(|crossing| staged.border(&self.setting, 0, (crossing, tokens)).time);
+        let sent = times.sum();
         let passed = Passed { forward: takeover.forward, backward: takeover.backward, sent };
         self.passed.insert(key, passed);
         passed

@@ -16,8 +16,8 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
         (0..staged.n_stages as usize).map(|stage| layers(setting, staged, stage)).collect();
     // What goes forward over a border comes back as its gradient, from the stage behind it.
     for copy in 0..staged.schedule.placement().n_copies() {
-        for (before, border) in staged.borders(setting, copy, setting.job.sequence).iter().enumerate() {
-            let (behind, times) = (staged.stage_at(before + 1, copy), staged.micro_batches_of_a_copy());
+        for (crossing, border) in &staged.borders(setting, copy, setting.job.sequence) {
+            let (behind, times) = (staged.stage_at(crossing.to, copy), staged.micro_batches_of_a_copy());
             add(&mut sent[border.from as usize], &border.bytes_per_tier, times);
             add(&mut sent[behind as usize], &border.back_per_tier, times);
         }

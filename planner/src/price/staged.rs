@@ -1,7 +1,7 @@
 //! Layers on stages, and what goes from stage to stage: the streams of the pipeline and the parameters they share.
 //!
 //! ```text
-//! stream between chunks c and c + 1      once forward and once backward per micro-batch  -> Border
+//! streams between two chunks             once forward and once backward per micro-batch  -> Crossing, Transfer
 //! stream in another sharding             converted by the chunk that takes over, its gradient back -> Takeover
 //! parameter of two stages                gradient to the owner, value back, once per step -> shared_moves()
 //! ```
@@ -22,6 +22,7 @@ use ir::sharding::Sharding;
 use ir::slices::Slices;
 use ir::units::{Bytes, Seconds};
 
+use crate::price::crossing::Crossing;
 use crate::price::replicas::Replica;
 use crate::price::setting::{Entry, Setting, SliceFigures};
 
@@ -150,31 +151,33 @@ impl Staged<'_> {
         self.n_micro_batches as f64 / f64::from(self.schedule.placement().n_copies())
     }
 
-    /// The stream of so many tokens of a copy from chunk to chunk, once forward: one less than chunks.
-    pub fn borders(&self, setting: &Setting<'_>, copy: u32, tokens: u64) -> Vec<Transfer> {
-        let n_borders = self.chunks.len().saturating_sub(1);
+    /// What crosses from chunk to chunk, of so many tokens of a copy, once forward.
+    pub fn borders(&self, setting: &Setting<'_>, copy: u32, tokens: u64) -> Vec<(Crossing, Transfer)> {
         // Every virtual stage leaves its stage by the same links.
-        let mut links: BTreeMap<(u64, u64, Sharding), Transfer> = BTreeMap::new();
-        let mut between = |chunk: usize| {
-            let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
-            let transfer = || self.border(setting, copy, (chunk, tokens));
-            links.entry((pair.0, pair.1, self.sent(chunk))).or_insert_with(transfer).clone()
+        let mut links: BTreeMap<(u64, u64, Sharding), (Crossing, Transfer)> = BTreeMap::new();
+        let mut over = |crossing: Crossing| {
+            let pair = (self.stage_at(crossing.from, copy), self.stage_at(crossing.to, copy));
+            let key = (pair.0, pair.1, crossing.sent);
+            let known = links.get(&key).filter(|(known, _)| known.is_like(&crossing));
+            let transfer = known.map(|(_, transfer)| transfer.clone());
+            let transfer = transfer.unwrap_or_else(|| self.border(setting, copy, (&crossing, tokens)));
+            links.insert(key, (crossing.clone(), transfer.clone()));
+            (crossing, transfer)
         };
-        (0..n_borders).map(&mut between).collect()
+        self.crossings().into_iter().map(&mut over).collect()
     }
 
-    /// The same from one chunk to the next.
-    pub fn border(&self, setting: &Setting<'_>, copy: u32, (chunk, tokens): (usize, u64)) -> Transfer {
-        let pair = (self.stage_at(chunk, copy), self.stage_at(chunk + 1, copy));
-        let (sent, shape) = (self.sent(chunk), self.stream(chunk, tokens));
+    /// The transfer of what crosses.
+    pub fn border(&self, setting: &Setting<'_>, copy: u32, (crossing, tokens): (&Crossing, u64)) -> Transfer {
+        let pair = (self.stage_at(crossing.from, copy), self.stage_at(crossing.to, copy));
+        let shapes = self.shapes(crossing, tokens);
         if self.meshes.of(pair.0) != self.meshes.of(pair.1) {
-            return self.handover(setting, pair, (chunk, &shape));
+            return self.handover(setting, pair, (crossing, &shapes));
         }
-        let elements = sent.local_elements(self.meshes.of(pair.0), &shape);
-        let bytes = setting.activation(elements as f64);
+        let bytes = setting.activation(elements_of(crossing.sent, self.meshes.of(pair.0), &shapes));
         match setting.job.engine.stage_transfers {
             StageTransfers::Beside => self.transfer(setting, pair, bytes),
-            StageTransfers::Waited => self.scattered(setting, pair, (sent, bytes)),
+            StageTransfers::Waited => self.scattered(setting, pair, (crossing.sent, bytes)),
         }
     }
 
@@ -208,14 +211,12 @@ impl Staged<'_> {
         &self,
         setting: &Setting<'_>,
         (from, to): (u64, u64),
-        (chunk, shape): (usize, &[u64]),
+        (crossing, shapes): (&Crossing, &[Vec<u64>]),
     ) -> Transfer {
         let cluster = setting.machine.cluster;
         let (giving, taking) = (self.meshes.of(from), self.meshes.of(to));
-        let bytes =
-            |mesh: &Mesh, sharding: Sharding| setting.activation(sharding.local_elements(mesh, shape) as f64);
-        let read = self.reader(chunk + 1).unwrap_or(Sharding::REPLICATED);
-        let (wanted, back) = (bytes(taking, read), bytes(giving, self.sent(chunk).dual()));
+        let bytes = |mesh: &Mesh, sharding: Sharding| setting.activation(elements_of(sharding, mesh, shapes));
+        let (wanted, back) = (bytes(taking, crossing.read), bytes(giving, crossing.sent.dual()));
         let (n, m) = (giving.n_devices() as f64, taking.n_devices() as f64);
         let (given, returned) = (wanted * (m / n), back * (n / m));
         let (low, high) = (from.min(to), from.max(to));
@@ -240,21 +241,21 @@ impl Staged<'_> {
             StageOutputs::HeldInParts => true,
         };
         let mesh = self.meshes.of(stage as u64);
-        let bytes = |border: usize| {
-            let sent = self.sent(border);
-            let elements = sent.local_elements(mesh, &self.stream(border, setting.job.sequence)) as f64;
+        let bytes = |crossing: &Crossing| {
+            let sent = crossing.sent;
+            let elements = elements_of(sent, mesh, &self.shapes(crossing, setting.job.sequence));
             let alike = whole_axes(mesh, sent).axes();
             let parts: u64 = alike.into_iter().map(|axis| mesh.size(axis)).product();
             (setting.activation(elements), parts as f64)
         };
-        let is_border = |chunk: &usize| self.is_at(*chunk, stage) && chunk + 1 < self.chunks.len();
-        let outputs = (0..self.chunks.len()).filter(is_border).map(bytes);
+        let crossings = self.crossings();
+        let outputs = crossings.iter().filter(|crossing| self.is_at(crossing.from, stage)).map(bytes);
         let outputs: Bytes = outputs.map(|(whole, parts)| if in_parts { whole / parts } else { whole }).sum();
         if !in_parts {
             return outputs * in_flight;
         }
-        let inputs = (1..self.chunks.len()).filter(|chunk| self.is_at(*chunk, stage));
-        let alone = inputs.map(|chunk| bytes(chunk - 1)).filter(|(_, parts)| *parts <= 1.0);
+        let inputs = crossings.iter().filter(|crossing| self.is_at(crossing.to, stage));
+        let alone = inputs.map(bytes).filter(|(_, parts)| *parts <= 1.0);
         (outputs + alone.map(|(whole, _)| whole).sum()) * in_flight
     }
 
@@ -263,51 +264,33 @@ impl Staged<'_> {
         self.schedule.placement().ranks(self.n_stages as u32, chunk as u32).contains(&(stage as u32))
     }
 
-    /// The sharding in which a chunk leaves the stream.
-    fn sent(&self, chunk: usize) -> Sharding {
-        let last = self.chunks[chunk].last().map(|(entry, _)| self.entries[*entry].choice.out);
-        last.unwrap_or(Sharding::REPLICATED)
-    }
-
-    /// Lengths of the dims of the stream of so many tokens that a chunk leaves to the next.
-    fn stream(&self, chunk: usize, tokens: u64) -> Vec<u64> {
-        let reader = self.chunks.get(chunk + 1).and_then(|runs| runs.first());
-        let shape = reader.and_then(|(entry, _)| {
-            let layer = &self.model.layers[self.entries[*entry].kind];
-            Some(layer.shape(layer.stream_in?, &layer.sizes(self.micro_batch, tokens)))
-        });
-        shape.unwrap_or_default()
-    }
-
-    /// The sharding in which a chunk reads the stream.
-    fn reader(&self, chunk: usize) -> Option<Sharding> {
-        self.chunks.get(chunk)?.first().map(|(entry, _)| self.entries[*entry].choice.stream)
-    }
-
-    /// Whether a chunk takes the stream over in another sharding than that in which it arrives, or on another mesh.
+    /// Whether a chunk takes a stream over in another sharding than that in which it arrives, or on another mesh.
     pub fn is_converted(&self, chunk: usize) -> bool {
-        let reader = self.reader(chunk);
-        chunk.checked_sub(1).is_some_and(|before| {
-            self.is_handed_over(chunk) || reader.is_some_and(|wanted| wanted != self.sent(before))
-        })
+        let into = self.crossings_into(chunk);
+        into.iter().any(|crossing| self.is_handed_over(crossing) || crossing.sent != crossing.read)
     }
 
-    /// Whether a chunk takes the stream over from another mesh.
-    fn is_handed_over(&self, chunk: usize) -> bool {
+    /// Whether a chunk takes streams over from another mesh.
+    fn is_handed_over(&self, crossing: &Crossing) -> bool {
         let mesh = |chunk: usize| self.meshes.of(self.stage_at(chunk, 0));
-        chunk.checked_sub(1).is_some_and(|before| mesh(before) != mesh(chunk))
+        mesh(crossing.from) != mesh(crossing.to)
     }
 
-    /// What a chunk does to take the stream of so many tokens over in its own sharding, and to give its gradient back in
-    /// that of the chunk before; nothing where both have the same.
+    /// What a chunk does to take streams of so many tokens over in its own sharding, and to give their gradients back in
+    /// that of the chunks before; nothing where both have the same.
     pub fn takeover(&self, setting: &Setting<'_>, chunk: usize, tokens: u64) -> Takeover {
         let mut found = Takeover::default();
-        let (Some(before), Some(wanted)) = (chunk.checked_sub(1), self.reader(chunk)) else { return found };
-        let given = self.sent(before);
-        if given == wanted || self.is_handed_over(chunk) {
-            return found;
+        for crossing in self.crossings_into(chunk) {
+            if crossing.sent != crossing.read && !self.is_handed_over(&crossing) {
+                self.convert(setting, (&crossing, tokens), &mut found);
+            }
         }
-        let (shape, stage) = (self.stream(before, tokens), self.stage_at(chunk, 0));
+        found
+    }
+
+    fn convert(&self, setting: &Setting<'_>, (crossing, tokens): (&Crossing, u64), found: &mut Takeover) {
+        let (given, wanted) = (crossing.sent, crossing.read);
+        let (shapes, stage) = (self.shapes(crossing, tokens), self.stage_at(crossing.to, 0));
         let mesh = self.meshes.of(stage);
         let both_ways = [(given, wanted), (wanted.dual(), given.dual())];
         let times = [&mut found.forward, &mut found.backward];
@@ -316,16 +299,17 @@ impl Staged<'_> {
                 let Some(kind) = step.kind.collective() else { continue };
                 // What is gathered is whole afterwards; all else is at its largest before.
                 let full = if kind == CollectiveKind::AllGather { step.after } else { step.before };
-                let bytes = setting.activation(full.local_elements(mesh, &shape) as f64);
                 let cluster = setting.machine.cluster;
                 let group = group(setting, mesh, &step.axes).at(self.home(setting, (stage, stage)));
-                *time += price(kind, bytes, &group, cluster, setting.machine.constants);
-                let sent = bytes_sent_per_tier(kind, bytes, &group, cluster);
-                found.bytes_per_tier.resize(sent.len(), Bytes::ZERO);
-                found.bytes_per_tier.iter_mut().zip(sent).for_each(|(all, more)| *all += more);
+                for shape in &shapes {
+                    let bytes = setting.activation(full.local_elements(mesh, shape) as f64);
+                    *time += price(kind, bytes, &group, cluster, setting.machine.constants);
+                    let sent = bytes_sent_per_tier(kind, bytes, &group, cluster);
+                    found.bytes_per_tier.resize(sent.len(), Bytes::ZERO);
+                    found.bytes_per_tier.iter_mut().zip(sent).for_each(|(all, more)| *all += more);
+                }
             }
         }
-        found
     }
 
     /// The group of the cluster on whose own links some stages are, with all that lie between them.
@@ -398,6 +382,11 @@ impl Staged<'_> {
             time: price(CollectiveKind::SendRecv, bytes, &group, cluster, setting.machine.constants),
         }
     }
+}
+
+/// Elements that a device has of several tensors in one sharding.
+fn elements_of(sharding: Sharding, mesh: &Mesh, shapes: &[Vec<u64>]) -> f64 {
+    shapes.iter().map(|shape| sharding.local_elements(mesh, shape)).sum::<u64>() as f64
 }
 
 /// The group of a device along some axes of a mesh.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{
-    BackwardParts, PipelineTimes, SimulateError, Totals, Transfers, Turns, lower_bound, totals,
+    BackwardParts, Branches, PipelineTimes, SimulateError, Totals, Transfers, Turns, lower_bound, totals,
 };
 use ir::engine::{GradientOverlap, StageTransfers};
 use ir::mesh::{Mesh, Meshes};
@@ -177,7 +177,8 @@ impl<'t> Order<'t> {
             return Ok(Self::Rows(Cow::Borrowed(rows)));
         }
         let (p, m) = counts(staged)?;
-        Ok(match Turns::new(staged.schedule, p, m) {
+        let turns = Turns::new(staged.schedule, p, m).filter(|_| staged.model.is_chain());
+        Ok(match turns {
             Some(turns) => Self::Turns(turns),
             None => Self::Rows(Cow::Owned(table(staged.schedule, p, m)?)),
         })
@@ -214,11 +215,14 @@ pub(crate) struct Streams {
     pub(crate) takeovers: Vec<Takeover>,
     /// Times between neighbours, for every slice.
     pub(crate) boundaries: Vec<Seconds>,
+    /// What goes from which chunk to which, where layers are no chain.
+    pub(crate) branches: Option<Branches>,
 }
 
 impl Streams {
     pub(crate) fn of(setting: &Setting<'_>, staged: &Staged<'_>) -> Self {
-        Self { takeovers: takeovers(setting, staged), boundaries: boundaries(setting, staged) }
+        let branches = (!staged.model.is_chain()).then(|| branches(setting, staged));
+        Self { takeovers: takeovers(setting, staged), boundaries: boundaries(setting, staged), branches }
     }
 }
 
@@ -391,6 +395,7 @@ fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, streams: &Streams)
         backward: with(staged.per_slice(|one| one.backward), &|takeover| takeover.backward),
         parts,
         boundary: streams.boundaries.clone(),
+        branches: streams.branches.clone(),
         transfers: match setting.job.engine.stage_transfers {
             StageTransfers::Beside if staged.schedule.n_virtual_stages() > 1 => Transfers::Overlapped,
             StageTransfers::Beside | StageTransfers::Waited => Transfers::Exposed,
@@ -400,16 +405,40 @@ fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, streams: &Streams)
 
 /// Time of every slice of the stream from chunk to chunk, over the slower way where there are two.
 fn boundaries(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Seconds> {
+    let n_borders = staged.chunks.len().saturating_sub(1);
+    if !staged.model.is_chain() {
+        return vec![Seconds::ZERO; n_borders * staged.slices.n() as usize];
+    }
     let of_slice = |tokens: &u64| -> Vec<Seconds> {
         let copies = 1..staged.schedule.placement().n_copies();
-        let times = |copy: u32| staged.borders(setting, copy, *tokens).into_iter().map(|border| border.time);
+        let times =
+            |copy: u32| staged.borders(setting, copy, *tokens).into_iter().map(|(_, border)| border.time);
         copies.fold(times(0).collect(), |most, copy| {
             most.into_iter().zip(times(copy)).map(|(a, b)| a.max(b)).collect()
         })
     };
     let slices: Vec<Vec<Seconds>> = staged.slices.lengths().iter().map(of_slice).collect();
-    let n_borders = staged.chunks.len().saturating_sub(1);
     (0..n_borders).flat_map(|border| slices.iter().map(move |times| times[border])).collect()
+}
+
+/// Time of every slice of all that crosses between two chunks, over the slower way where there are two.
+fn branches(setting: &Setting<'_>, staged: &Staged<'_>) -> Branches {
+    let mut transfers: BTreeMap<(u32, u32), Vec<Seconds>> = BTreeMap::new();
+    for (slice, tokens) in staged.slices.lengths().into_iter().enumerate() {
+        for copy in 0..staged.schedule.placement().n_copies() {
+            // Between the same two chunks one stream follows the other.
+            let mut times: BTreeMap<(u32, u32), Seconds> = BTreeMap::new();
+            for (crossing, border) in staged.borders(setting, copy, tokens) {
+                *times.entry((crossing.from as u32, crossing.to as u32)).or_default() += border.time;
+            }
+            for (pair, time) in times {
+                let slices =
+                    transfers.entry(pair).or_insert_with(|| vec![Seconds::ZERO; staged.slices.n() as usize]);
+                slices[slice] = slices[slice].max(time);
+            }
+        }
+    }
+    Branches::new(staged.chunks.len(), transfers)
 }
 
 /// Gradients, optimizer and parameters, where they take longest.

@@ -14,11 +14,11 @@ pub(super) struct Reference {
     pub(super) gradients: BTreeMap<TensorId, Id>,
 }
 
-/// Adds the layer itself: forward, then backward from the gradient of its result.
+/// Adds the layer itself: forward, then backward from the gradients of its results.
 pub(super) fn reference(graph: &mut Graph<'_>) -> Reference {
     let layer = graph.analysis.layer;
     let mut values: BTreeMap<TensorId, Id> = BTreeMap::new();
-    let given = |t: &TensorId| layer.is_data(*t) || layer.is_parameter(*t) || layer.stream_in == Some(*t);
+    let given = |t: &TensorId| layer.is_data(*t) || layer.is_parameter(*t) || layer.stream_in.contains(t);
     for tensor in layer.tensor_ids().filter(given) {
         values.insert(tensor, graph.add(Term::Whole(tensor)));
     }
@@ -30,7 +30,8 @@ pub(super) fn reference(graph: &mut Graph<'_>) -> Reference {
         }
     }
     let have = gradient_tensors(layer);
-    let mut gradients = BTreeMap::from([(layer.out, graph.add(Term::OutGradient))]);
+    let mut gradients: BTreeMap<TensorId, Id> =
+        layer.out.iter().map(|&out| (out, graph.add(Term::OutGradient(out)))).collect();
     for id in layer.op_ids().rev() {
         let op = &layer.ops[id.0];
         if !op.results.iter().any(|tensor| gradients.contains_key(tensor)) {

@@ -23,8 +23,8 @@ pub(super) const FLAT: u8 = u8::MAX;
 pub(super) enum Term {
     /// A tensor of the layer that it is given: stream, parameter or data; whole.
     Whole(TensorId),
-    /// The gradient of the layer's result, whole.
-    OutGradient,
+    /// The gradient of a result of the layer, whole.
+    OutGradient(TensorId),
     /// Terms of the incoming stream, whose sum over the axes is the stream.
     Terms(TensorId, AxisSet),
     /// A result of an operator on local operands.
@@ -63,7 +63,7 @@ impl Language for Term {
 
     fn children(&self) -> &[Id] {
         match self {
-            Self::Whole(_) | Self::OutGradient | Self::Terms(..) => &[],
+            Self::Whole(_) | Self::OutGradient(_) | Self::Terms(..) => &[],
             Self::Apply { operands: children, .. } | Self::Pullback { children, .. } => children,
             Self::Update(_, children) => children,
             Self::Slice(_, _, child) | Self::AllGather(_, _, child) | Self::ReduceScatter(_, _, child) => {
@@ -76,7 +76,7 @@ impl Language for Term {
 
     fn children_mut(&mut self) -> &mut [Id] {
         match self {
-            Self::Whole(_) | Self::OutGradient | Self::Terms(..) => &mut [],
+            Self::Whole(_) | Self::OutGradient(_) | Self::Terms(..) => &mut [],
             Self::Apply { operands: children, .. } | Self::Pullback { children, .. } => children,
             Self::Update(_, children) => children,
             Self::Slice(_, _, child) | Self::AllGather(_, _, child) | Self::ReduceScatter(_, _, child) => {
@@ -239,7 +239,7 @@ pub(super) fn roles(layer: &Layer, term: &Term) -> Option<(OpId, Vec<Child>, Chi
             let children = (0..128).filter(|bit| given >> bit & 1 == 1).map(child).collect();
             Some((*op, children, Child::Operand(*operand)))
         }
-        Term::Whole(_) | Term::OutGradient | Term::Terms(..) | Term::Update(..) | Term::Slice(..) => None,
+        Term::Whole(_) | Term::OutGradient(_) | Term::Terms(..) | Term::Update(..) | Term::Slice(..) => None,
         Term::AllGather(..) | Term::AllReduce(..) | Term::AllReduceMax(..) => None,
         Term::ReduceScatter(..) | Term::AllToAll(..) | Term::Zero(..) => None,
     }
@@ -251,7 +251,7 @@ fn shape_of(graph: &Graph<'_>, term: &Term) -> Option<Shape> {
     let shape = |id: &Id| graph[*id].data.shape.as_ref();
     match term {
         Term::Whole(id) | Term::Terms(id, _) => Some(tensor(id)),
-        Term::OutGradient => Some(tensor(&facts.layer.out)),
+        Term::OutGradient(out) => Some(tensor(out)),
         Term::Apply { .. } | Term::Pullback { .. } => {
             let (op, roles, outcome) = roles(facts.layer, term)?;
             let shapes: Option<Vec<&Shape>> = term.children().iter().map(shape).collect();
@@ -278,7 +278,7 @@ fn varying_of(graph: &Graph<'_>, term: &Term) -> AxisSet {
     let bit = |axis: &AxisId| AxisSet::of(&[*axis]).0;
     AxisSet(match term {
         Term::Terms(_, axes) => axes.0,
-        Term::Whole(_) | Term::OutGradient => 0,
+        Term::Whole(_) | Term::OutGradient(_) => 0,
         Term::Apply { .. } | Term::Pullback { .. } | Term::Update(..) => children,
         Term::Slice(axis, ..) | Term::ReduceScatter(axis, ..) => children | bit(axis),
         Term::AllToAll(axis, ..) | Term::Zero(axis, _) => children | bit(axis),

@@ -56,22 +56,23 @@ pub(super) fn claims(
         accumulated: BTreeMap::new(),
         trace: Vec::new(),
     };
-    if let Some(id) = program.stream {
-        run.stream(graph, id)?;
-    } else if layer.stream_in.is_some() {
+    if program.stream.len() != layer.stream_in.len() {
         return Err("the program does not take the stream".into());
+    }
+    for (&id, &tensor) in program.stream.iter().zip(&layer.stream_in) {
+        run.stream(graph, id, tensor)?;
     }
     for instruction in &program.forward {
         run.step(graph, instruction)?;
     }
-    let mut obligations = vec![run.out(graph)?];
+    let mut obligations = run.out(graph)?;
     let saved: BTreeSet<ValueId> = program.saved.iter().copied().collect();
     run.present.retain(|id, _| saved.contains(id));
     run.arriving(graph)?;
     for instruction in split.map_or(&program.backward, |split| &split.input) {
         run.step(graph, instruction)?;
     }
-    obligations.extend(run.stream_gradient(graph)?);
+    obligations.extend(run.stream_gradients(graph)?);
     if let Some(split) = split {
         let carried: BTreeSet<ValueId> = split.carried.iter().copied().collect();
         run.present.retain(|id, _| carried.contains(id));
@@ -90,8 +91,12 @@ pub(super) fn claims(
 
 /// Every value that is named exists, and is of a tensor that exists.
 fn check_ids(layer: &Layer, program: &Program, split: Option<&SplitBackward>) -> Result<(), String> {
-    let mut ids = vec![program.out, program.out_gradient];
-    ids.extend(program.stream.iter().chain(&program.stream_gradient));
+    let mut ids: Vec<ValueId> =
+        [&program.stream, &program.out, &program.out_gradient, &program.stream_gradient]
+            .into_iter()
+            .flatten()
+            .copied()
+            .collect();
     let parts = split.into_iter().flat_map(|split| split.input.iter().chain(&split.weight));
     for instruction in program.forward.iter().chain(&program.backward).chain(parts) {
         match instruction {
@@ -192,9 +197,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn stream(&mut self, graph: &mut Graph<'_>, id: ValueId) -> Result<(), String> {
+    fn stream(&mut self, graph: &mut Graph<'_>, id: ValueId, tensor: TensorId) -> Result<(), String> {
         let value = self.program.value(id);
-        if self.layer.stream_in != Some(value.tensor) || value.side != Side::Primal {
+        if (value.tensor, value.side) != (tensor, Side::Primal) {
             return Err(format!("{} is not the stream", self.name(id)));
         }
         let whole = self.reference.values[&value.tensor];
@@ -401,53 +406,61 @@ impl Run<'_> {
         }
     }
 
-    fn out(&self, graph: &mut Graph<'_>) -> Result<Obligation, String> {
-        let value = self.program.value(self.program.out);
-        unfinished(value.sharding)?;
-        if (value.tensor, value.side) != (self.layer.out, Side::Primal) {
+    fn out(&self, graph: &mut Graph<'_>) -> Result<Vec<Obligation>, String> {
+        let ends = self.program.out.iter().map(|&id| self.program.value(id));
+        if !ends.map(|value| (value.tensor, value.side)).eq(self.layer.out.iter().map(|&t| (t, Side::Primal)))
+        {
             return Err("the program ends with another tensor than the layer".into());
         }
-        let found = self.get(self.program.out)?;
-        let whole = self.reference.values[&value.tensor];
-        Ok(Obligation {
-            what: format!("the layer's result {}", self.name(self.program.out)),
-            found: summed(graph, found, value.sharding),
-            expected: sliced(graph, whole, value.sharding),
-        })
+        let one = |&id: &ValueId| {
+            let value = self.program.value(id);
+            unfinished(value.sharding)?;
+            let found = self.get(id)?;
+            let whole = self.reference.values[&value.tensor];
+            Ok(Obligation {
+                what: format!("the layer's result {}", self.name(id)),
+                found: summed(graph, found, value.sharding),
+                expected: sliced(graph, whole, value.sharding),
+            })
+        };
+        self.program.out.iter().map(one).collect()
     }
 
     fn arriving(&mut self, graph: &mut Graph<'_>) -> Result<(), String> {
-        let (id, out) = (self.program.out_gradient, self.program.value(self.program.out));
-        let value = self.program.value(id);
-        let expected = Value { tensor: self.layer.out, side: Side::Gradient, sharding: out.sharding.dual() };
-        if value != expected {
+        let dual = |&id: &ValueId| {
+            let out = self.program.value(id);
+            Value { side: Side::Gradient, sharding: out.sharding.dual(), ..out }
+        };
+        let arriving = self.program.out_gradient.iter().map(|&id| self.program.value(id));
+        if !arriving.eq(self.program.out.iter().map(dual)) {
             return Err("the arriving gradient is not in the dual of the result's sharding".into());
         }
-        let whole = self.reference.gradients[&value.tensor];
-        let block = sliced(graph, whole, value.sharding);
-        self.set(graph, id, block)
+        for &id in &self.program.out_gradient {
+            let value = self.program.value(id);
+            let whole = self.reference.gradients[&value.tensor];
+            let block = sliced(graph, whole, value.sharding);
+            self.set(graph, id, block)?;
+        }
+        Ok(())
     }
 
-    fn stream_gradient(&self, graph: &mut Graph<'_>) -> Result<Option<Obligation>, String> {
-        let whole = self.layer.stream_in.and_then(|tensor| self.reference.gradients.get(&tensor));
-        let (whole, id) = match (whole, self.program.stream_gradient) {
-            (Some(&whole), Some(id)) => (whole, id),
-            (None, None) => return Ok(None),
-            (Some(_), None) | (None, Some(_)) => return Err("the stream's gradient is missing".into()),
-        };
-        let value = self.program.value(id);
-        let dual = self.program.stream.map(|stream| self.program.value(stream).sharding.dual());
-        if Some(value.tensor) != self.layer.stream_in
-            || value.side != Side::Gradient
-            || Some(value.sharding) != dual
-        {
-            return Err("the stream's gradient is not in the dual of the stream's sharding".into());
+    fn stream_gradients(&self, graph: &mut Graph<'_>) -> Result<Vec<Obligation>, String> {
+        if self.program.stream_gradient.len() != self.program.stream.len() {
+            return Err("the stream's gradient is missing".into());
         }
-        Ok(Some(Obligation {
-            what: format!("the stream's gradient, that of `{}`", self.layer.tensors[value.tensor.0].name),
-            found: self.get(id)?,
-            expected: sliced(graph, whole, value.sharding),
-        }))
+        let one = |(&stream, &id): (&ValueId, &ValueId)| {
+            let (stream, value) = (self.program.value(stream), self.program.value(id));
+            if value != (Value { side: Side::Gradient, sharding: stream.sharding.dual(), ..stream }) {
+                return Err("the stream's gradient is not in the dual of the stream's sharding".into());
+            }
+            let whole = self.reference.gradients.get(&value.tensor).ok_or("the stream has no gradient")?;
+            Ok(Obligation {
+                what: format!("the stream's gradient, that of `{}`", self.layer.tensors[value.tensor.0].name),
+                found: self.get(id)?,
+                expected: sliced(graph, *whole, value.sharding),
+            })
+        };
+        self.program.stream.iter().zip(&self.program.stream_gradient).map(one).collect()
     }
 
     /// A frozen parameter has no gradient to be updated with; its stored block stays that of the whole one.

@@ -19,8 +19,9 @@ pub(super) fn extract(
     chosen: &BTreeSet<usize>,
 ) -> Option<Variant> {
     let mut units = BTreeMap::new();
-    let out = graph.find(*classes.get(&layer.out)?);
-    let mut open = vec![out];
+    let class_of = |tensor: &TensorId| Some(graph.find(*classes.get(tensor)?));
+    let out: Vec<Id> = layer.out.iter().map(class_of).collect::<Option<_>>()?;
+    let mut open = out.clone();
     let mut seen = BTreeSet::new();
     while let Some(class) = open.pop() {
         if !seen.insert(class) {
@@ -33,14 +34,14 @@ pub(super) fn extract(
         open.extend(form.children_of().iter().map(|&id| graph.find(id)));
     }
     let mut emit = Emit::new(layer, groups, chosen);
-    if let Some(stream) = layer.stream_in {
+    for &stream in &layer.stream_in {
         let id = emit.given(graph.find(classes[&stream]), stream);
-        emit.layer.stream_in = Some(id);
+        emit.layer.stream_in.push(id);
     }
     for unit in units.into_values() {
         emit.unit(layer, graph, unit)?;
     }
-    emit.layer.out = *emit.values.get(&out)?;
+    emit.layer.out = out.iter().map(|out| emit.values.get(out).copied()).collect::<Option<_>>()?;
     emit.forks();
     let names: Vec<String> = chosen.iter().map(|&group| joined(layer, &groups[group].steps[0].ops)).collect();
     Some(Variant { name: names.join(" "), layer: emit.layer, fused: emit.fused, kept: emit.kept })
@@ -161,8 +162,14 @@ struct Emit<'a> {
 impl<'a> Emit<'a> {
     fn new(original: &'a Layer, groups: &'a [Group], chosen: &BTreeSet<usize>) -> Self {
         let (name, dims) = (original.name.clone(), original.dims.clone());
-        let layer =
-            Layer { name, dims, tensors: Vec::new(), ops: Vec::new(), stream_in: None, out: TensorId(0) };
+        let layer = Layer {
+            name,
+            dims,
+            tensors: Vec::new(),
+            ops: Vec::new(),
+            stream_in: Vec::new(),
+            out: Vec::new(),
+        };
         let mut emit = Self {
             original,
             groups,

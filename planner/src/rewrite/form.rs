@@ -67,7 +67,7 @@ pub(super) type Classes = BTreeMap<TensorId, Id>;
 pub(super) fn forms(layer: &Layer) -> (Forms, Classes) {
     let mut graph = Forms::default();
     let mut classes = Classes::new();
-    let given = |t: &TensorId| layer.is_data(*t) || layer.is_parameter(*t) || layer.stream_in == Some(*t);
+    let given = |t: &TensorId| layer.is_data(*t) || layer.is_parameter(*t) || layer.stream_in.contains(t);
     for tensor in layer.tensor_ids().filter(given) {
         classes.insert(tensor, graph.add(Form::Given(tensor)));
     }

@@ -154,8 +154,8 @@ fn draw_stream(
     (micro_batch, sequence, shares): (u64, u64, Shares),
     chooser: &mut dyn Chooser,
 ) -> Option<Sharding> {
-    let layer = model.layers.iter().find(|layer| layer.stream_in.is_some())?;
-    let shape = layer.shape(layer.stream_in?, &layer.sizes(micro_batch, sequence));
+    let layer = model.layers.iter().find(|layer| !layer.stream_in.is_empty())?;
+    let shape = layer.shape(*layer.stream_in.last()?, &layer.sizes(micro_batch, sequence));
     let mut sharding = Sharding::REPLICATED;
     for axis in mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1) {
         let fits = |dim: &usize| {
@@ -183,7 +183,7 @@ struct Draw<'a> {
 
 impl Draw<'_> {
     fn choice(&self, chooser: &mut dyn Chooser) -> Option<LayerChoice> {
-        let is_loss = self.layer.tensors[self.layer.out.0].dims.is_empty();
+        let is_loss = self.layer.has_loss();
         let out = match (is_loss, self.shares) {
             (false, _) => self.stream,
             (true, Shares::Equal) => Sharding::REPLICATED,
@@ -204,7 +204,7 @@ impl Draw<'_> {
         let storage = self.storages(&chosen, chooser);
         let [kept, parameters] = chooser.homes();
         let mut choice = LayerChoice {
-            stream: if self.layer.stream_in.is_some() { self.stream } else { Sharding::REPLICATED },
+            stream: if self.layer.stream_in.is_empty() { Sharding::REPLICATED } else { self.stream },
             out,
             strategies,
             recompute,
@@ -254,7 +254,7 @@ impl Draw<'_> {
             let back = !op.kind.differentiates(i) || steps(places.operand_gradients[i], gradient).is_some();
             there && back
         });
-        let leaves = op.results.iter().position(|&tensor| tensor == self.layer.out).is_none_or(|i| {
+        let leaves = op.results.iter().position(|tensor| self.layer.out.contains(tensor)).is_none_or(|i| {
             steps(places.results[i], out).is_some() && steps(out.dual(), places.result_gradients[i]).is_some()
         });
         operands && leaves

@@ -29,7 +29,7 @@ impl Case {
         let operands = parser.tensors(operands);
         let results = parser.tensors(results);
         let Parser { lengths, mut layer } = parser;
-        layer.out = results[0];
+        layer.out = vec![results[0]];
         layer.ops.push(Op { name: "op".into(), kind, operands, results });
         let op = &layer.ops[0];
         check_operands(&layer, op).unwrap();
@@ -141,14 +141,7 @@ fn counted(shape: &[usize], first: i64) -> Index {
 }
 
 fn empty_layer() -> Layer {
-    Layer {
-        name: "layer".into(),
-        dims: vec![],
-        tensors: vec![],
-        ops: vec![],
-        stream_in: None,
-        out: TensorId(0),
-    }
+    Layer { name: "layer".into(), dims: vec![], tensors: vec![], ops: vec![], stream_in: vec![], out: vec![] }
 }
 
 struct Parser {

@@ -46,8 +46,8 @@ impl Dice<'_> {
     fn choice(&mut self, layer: &Layer, mesh: &Mesh, stream: Sharding) -> LayerChoice {
         let sizes = layer.sizes(MICRO_BATCH, SEQUENCE);
         let mut choice = plain(layer);
-        choice.stream = layer.stream_in.map_or(Sharding::REPLICATED, |_| stream);
-        choice.out = if layer.tensors[layer.out.0].dims.is_empty() { Sharding::REPLICATED } else { stream };
+        choice.stream = if layer.stream_in.is_empty() { Sharding::REPLICATED } else { stream };
+        choice.out = if layer.has_loss() { Sharding::REPLICATED } else { stream };
         for (i, op) in layer.ops.iter().enumerate() {
             let sig = signature(layer, op);
             let all: Vec<OpStrategy> = strategies(layer, op, &sig, mesh, &sizes)

@@ -82,21 +82,20 @@ impl Builder {
     }
 }
 
-/// A layer; its stream is the tensor `x`, if it has one, and the last result leaves it.
+/// A layer; its streams are the tensors `w` and `x`, where it has them, and what nothing reads leaves it.
 pub(super) fn layer(name: &str, lines: &[(OpKind, &str)]) -> Layer {
     let empty = Layer {
         name: name.into(),
         dims: Vec::new(),
         tensors: Vec::new(),
         ops: Vec::new(),
-        stream_in: None,
-        out: TensorId(0),
+        stream_in: Vec::new(),
+        out: Vec::new(),
     };
     let mut builder = Builder { layer: empty };
     for (i, (kind, text)) in lines.iter().enumerate() {
         let (operands, results) = text.split_once("->").unwrap();
         let (operands, results) = (builder.side(operands), builder.side(results));
-        builder.layer.out = results[0];
         builder.layer.ops.push(Op {
             name: format!("{} {i}", kind.line().name),
             kind: kind.clone(),
@@ -105,7 +104,14 @@ pub(super) fn layer(name: &str, lines: &[(OpKind, &str)]) -> Layer {
         });
     }
     let mut layer = builder.layer;
-    layer.stream_in = layer.tensors.iter().position(|tensor| tensor.name == "x").map(TensorId);
+    let find = |name: &str| layer.tensors.iter().position(|tensor| tensor.name == name).map(TensorId);
+    let is_given = |tensor: &TensorId| {
+        layer.tensors[tensor.0].role == Role::Activation && layer.producer(*tensor).is_none()
+    };
+    layer.stream_in = ["w", "x"].into_iter().filter_map(find).filter(is_given).collect();
+    let is_read = |tensor: &TensorId| layer.ops.iter().any(|op| op.operands.contains(tensor));
+    layer.out =
+        layer.ops.iter().flat_map(|op| op.results.clone()).filter(|tensor| !is_read(tensor)).collect();
     layer
 }
 
@@ -135,6 +141,53 @@ pub(super) fn mlp() -> Layer {
             (OpKind::Add, "d[b s h] x2[b s h] -> out[b s h]"),
         ],
     )
+}
+
+/// Attends to what another branch has left, and leaves it for the next layer, if `passes`.
+pub(super) fn joined(name: &str, passes: bool) -> Layer {
+    let fork =
+        if passes { "w[b s h] -> w1[b s h] w2[b s h] w3[b s h]" } else { "w[b s h] -> w1[b s h] w2[b s h]" };
+    layer(
+        name,
+        &[
+            (OpKind::Fork, fork),
+            (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b s h] +norm[h] -> n[b s h]"),
+            (OpKind::Linear, "n[b s h] *wq[h k r d] -> q[b s k r d]"),
+            (OpKind::Linear, "w1[b s h] *wk[h k d] -> kk[b s k d]"),
+            (OpKind::Linear, "w2[b s h] *wv[h k d] -> vv[b s k d]"),
+            (
+                attention_kind(AttentionBias::None),
+                "q[b s k r d] kk[b s k d] vv[b s k d] @positions[s] @keys[s] -> o[b s k r d]",
+            ),
+            (OpKind::Linear, "o[b s k r d] *wo[k r d h] -> oo[b s h]"),
+            (OpKind::Add, "oo[b s h] x2[b s h] -> out[b s h]"),
+        ],
+    )
+}
+
+/// Two branches over the same tokens: one waits while the other is worked on, then layers read both.
+pub(super) fn branched() -> Model {
+    let named = |name: &str, layer: Layer| Layer { name: name.into(), ..layer };
+    let segment = |layer, count| Segment { layer, count };
+    let model = Model {
+        name: "branched".into(),
+        default_sequence: SEQUENCE,
+        layers: vec![
+            named("left", embedding()),
+            mlp(),
+            named("right", embedding_with_positions()),
+            joined("joined", true),
+            joined("last", false),
+            head(),
+        ],
+        sequence: [(0, 1), (1, 2), (2, 1), (1, 1), (3, 2), (4, 1), (5, 1)]
+            .map(|(layer, count)| segment(layer, count))
+            .to_vec(),
+        ties: Vec::new(),
+    };
+    assert_eq!(ir::graph::check(&model), Ok(()));
+    model
 }
 
 pub(super) fn attention_kind(bias: AttentionBias) -> OpKind {

@@ -66,8 +66,8 @@ fn stream_sharding(pick: &mut Picker, shape: &[u64], mesh: &Mesh) -> Sharding {
 /// Any choice the search could make, and many it would not.
 fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> LayerChoice {
     let sharding = |tensor, pick: &mut Picker| stream_sharding(pick, &layer.shape(tensor, sizes), mesh);
-    let stream = layer.stream_in.map_or(Sharding::REPLICATED, |tensor| sharding(tensor, pick));
-    let out = sharding(layer.out, pick);
+    let stream = layer.stream_in.first().map_or(Sharding::REPLICATED, |&tensor| sharding(tensor, pick));
+    let out = sharding(layer.out[0], pick);
     let chosen: Vec<Strategy> = layer
         .ops
         .iter()

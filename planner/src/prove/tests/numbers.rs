@@ -168,7 +168,7 @@ impl Evaluation<'_, '_> {
     fn local(&self, term: &Term, children: &[&Blocks], rank: usize) -> Local {
         match term {
             Term::Whole(tensor) => self.whole(*tensor, 0),
-            Term::OutGradient => self.whole(self.graph.analysis.layer.out, 1),
+            Term::OutGradient(out) => self.whole(*out, 1),
             Term::Terms(tensor, axes) => self.term_of(*tensor, &axes.axes(), rank),
             Term::Apply { .. } | Term::Pullback { .. } => self.kernel(term, children, rank),
             Term::Update(..) => {
@@ -431,11 +431,11 @@ fn check_random_terms(sizes: &[u64], seed: u64) -> usize {
     let mut graph = Graph::new(Facts::new(&layer, &mesh, &lengths));
     let mut pool: Vec<Id> = layer
         .tensor_ids()
-        .filter(|&t| layer.is_parameter(t) || layer.is_data(t) || layer.stream_in == Some(t))
+        .filter(|&t| layer.is_parameter(t) || layer.is_data(t) || layer.stream_in.contains(&t))
         .map(|t| graph.add(Term::Whole(t)))
         .collect();
-    pool.push(graph.add(Term::OutGradient));
-    if let Some(stream) = layer.stream_in {
+    pool.extend(layer.out.iter().map(|&out| graph.add(Term::OutGradient(out))));
+    for &stream in &layer.stream_in {
         let terms = graph.add(Term::Terms(stream, AxisSet::of(&[AxisId(0)])));
         let sum = graph.add(Term::AllReduce(AxisId(0), [terms]));
         graph.union(sum, pool[0]);

@@ -1,0 +1,47 @@
+//! Models in which layers hand on more than one stream: a branch that waits, and layers that read both.
+
+use super::*;
+use model::branched;
+
+/// The model with one choice per kind that cuts along these axes.
+fn check_branched(
+    sizes: &[u64],
+    axes: &[&[&str]],
+    stream: &[Placement],
+    pipeline: (Schedule, u32, u32),
+) -> Outcome {
+    let (model, mesh) = (branched(), Mesh::of_sizes(sizes).unwrap());
+    check(&execution(&model, &mesh, choices(&model, axes, stream), pipeline))
+}
+
+#[test]
+fn branches_compute_on_a_grid_what_one_device_does() {
+    check_branched(&[], &[], &[], ONE_STAGE);
+    check_branched(&[4], &[&["b"]], &[Placement::Shard(0)], ONE_STAGE);
+    for stream in [Placement::Replicate, Placement::Shard(1)] {
+        check_branched(&[2, 2], TENSOR, &[Placement::Shard(0), stream], ONE_STAGE);
+    }
+    check_branched(
+        &[2, 2],
+        &[&["b"], &["ring", "s"]],
+        &[Placement::Shard(0), Placement::Shard(1)],
+        ONE_STAGE,
+    );
+}
+
+/// Nine layers: what the left branch has left passes one, two and three stages by.
+#[test]
+fn streams_pass_stages_by_in_every_kind_of_schedule() {
+    let schedules = [
+        (Schedule::GPipe, 2, 3),
+        (Schedule::OneFOneB, 3, 4),
+        (Schedule::OneFOneB, 9, 4),
+        (Schedule::Interleaved { virtual_stages: 2 }, 3, 6),
+        (Schedule::ZbH1, 4, 5),
+        (Schedule::ZbV, 3, 6),
+        (Schedule::Chimera, 4, 4),
+    ];
+    for pipeline in schedules {
+        check_branched(&[2], &[&["b"]], &[Placement::Shard(0)], pipeline);
+    }
+}

@@ -1,0 +1,85 @@
+//! Streams from chunk to chunk: which chunk takes over what another has left, in which sharding.
+
+use ir::graph::TensorId;
+use ir::links::links;
+use ir::sharding::Sharding;
+
+use crate::price::staged::Staged;
+
+/// What the layers of one run leave for those of a later one, in another chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crossing {
+    /// The chunk that leaves it.
+    pub from: usize,
+    /// The chunk that takes it over.
+    pub to: usize,
+    /// Entry of the layer that reads it.
+    reader: usize,
+    /// What that layer reads of it.
+    streams: Vec<TensorId>,
+    /// The sharding in which it is left.
+    pub sent: Sharding,
+    /// The sharding in which it is read.
+    pub read: Sharding,
+}
+
+impl Crossing {
+    /// Whether as many bytes cross.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        (self.reader, &self.streams) == (other.reader, &other.streams)
+    }
+}
+
+impl Staged<'_> {
+    /// Everything that crosses from one chunk to another, in the order of the chunks that take it over.
+    pub fn crossings(&self) -> Vec<Crossing> {
+        (1..self.chunks.len()).flat_map(|chunk| self.crossings_into(chunk)).collect()
+    }
+
+    /// What a chunk takes over.
+    pub fn crossings_into(&self, chunk: usize) -> Vec<Crossing> {
+        if self.model.is_chain() {
+            return self.neighbours(chunk).into_iter().collect();
+        }
+        let runs: Vec<(usize, usize)> = self
+            .chunks
+            .iter()
+            .enumerate()
+            .flat_map(|(at, runs)| runs.iter().map(move |run| (at, run.0)))
+            .collect();
+        let layers = runs.iter().map(|(_, entry)| &self.model.layers[self.entries[*entry].kind]);
+        let mut found: Vec<((usize, usize), Crossing)> = Vec::new();
+        for link in links(layers) {
+            let ((from, left), (to, reader)) = (runs[link.from], runs[link.to]);
+            if to != chunk || from == to {
+                continue;
+            }
+            let stream = self.model.layers[self.entries[reader].kind].stream_in[link.read];
+            let run = (link.from, link.to);
+            match found.iter_mut().find(|(known, _)| *known == run) {
+                Some((_, crossing)) => crossing.streams.push(stream),
+                None => {
+                    let (sent, read) = (self.entries[left].choice.out, self.entries[reader].choice.stream);
+                    found.push((run, Crossing { from, to, reader, streams: vec![stream], sent, read }));
+                }
+            }
+        }
+        found.into_iter().map(|(_, crossing)| crossing).collect()
+    }
+
+    /// The same of a chain, where a chunk takes over from the one before.
+    fn neighbours(&self, to: usize) -> Option<Crossing> {
+        let from = to.checked_sub(1)?;
+        let (&(left, _), &(reader, _)) = (self.chunks.get(from)?.last()?, self.chunks.get(to)?.first()?);
+        let streams = self.model.layers[self.entries[reader].kind].stream_in.clone();
+        let (sent, read) = (self.entries[left].choice.out, self.entries[reader].choice.stream);
+        Some(Crossing { from, to, reader, streams, sent, read })
+    }
+
+    /// Lengths of the dims of what crosses, of so many tokens.
+    pub(super) fn shapes(&self, crossing: &Crossing, tokens: u64) -> Vec<Vec<u64>> {
+        let layer = &self.model.layers[self.entries[crossing.reader].kind];
+        let sizes = layer.sizes(self.micro_batch, tokens);
+        crossing.streams.iter().map(|&stream| layer.shape(stream, &sizes)).collect()
+    }
+}
