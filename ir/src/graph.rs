@@ -376,10 +376,11 @@ impl Model {
 
     /// Whether every layer hands one stream to the next.
     pub fn is_chain(&self) -> bool {
-        let first = self.sequence.first().map(|run| run.layer);
-        let reads = |at: usize| usize::from(Some(at) != first);
-        let one = |(at, layer): (usize, &Layer)| layer.out.len() == 1 && layer.stream_in.len() == reads(at);
-        self.layers.iter().enumerate().all(one)
+        let one = |(at, run): (usize, &Segment)| {
+            let layer = &self.layers[run.layer];
+            layer.out.len() == 1 && layer.stream_in.len() == usize::from(at > 0)
+        };
+        self.sequence.iter().enumerate().all(one)
     }
 
     fn elements(&self, side: ParameterRef) -> u64 {

@@ -29,6 +29,17 @@ pub fn links<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Vec<Link> {
     links
 }
 
+/// Positions of layers that do not take over exactly what the one before has left: where branches begin and where they meet.
+pub fn bends<'a>(layers: impl IntoIterator<Item = &'a Layer> + Clone) -> Vec<usize> {
+    let n_left: Vec<usize> = layers.clone().into_iter().map(|layer| layer.out.len()).collect();
+    let mut straight = vec![0; n_left.len()];
+    let mut bent = vec![false; n_left.len()];
+    for link in links(layers) {
+        if link.from + 1 == link.to { straight[link.to] += 1 } else { bent[link.to] = true }
+    }
+    (1..n_left.len()).filter(|&at| bent[at] || straight[at] != n_left[at - 1]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,5 +72,15 @@ mod tests {
     fn what_lies_below_waits_for_the_layer_that_reads_both() {
         let links = of(&[(0, 1), (1, 1), (0, 1), (2, 2), (2, 1)]);
         assert_eq!(links, [[0, 0, 1, 0], [1, 0, 3, 0], [2, 0, 3, 1], [3, 0, 4, 0], [3, 1, 4, 1]]);
+    }
+
+    #[test]
+    fn branches_begin_and_meet_where_layers_do_not_take_over_from_the_one_before() {
+        let bends = |layers: &[(usize, usize)]| {
+            let layers: Vec<Layer> = layers.iter().map(|&(reads, leaves)| layer(reads, leaves)).collect();
+            super::bends(&layers)
+        };
+        assert_eq!(bends(&[(0, 1), (1, 1), (1, 1)]), []);
+        assert_eq!(bends(&[(0, 1), (1, 1), (0, 1), (2, 2), (2, 1)]), [2, 3]);
     }
 }

@@ -60,6 +60,15 @@ impl Share {
     }
 }
 
+/// Where chunks may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// Behind any layer.
+    Anywhere,
+    /// Also wherever branches begin and meet, so that no chunk has layers of two: they then run side by side.
+    AtBends,
+}
+
 /// The device of a chunk, and how many chunks come behind it there.
 fn device_of(schedule: Schedule, n_stages: u32, chunk: u32) -> (usize, u32) {
     let placement = schedule.placement();
@@ -123,6 +132,14 @@ pub(crate) fn fastest(all: impl Iterator<Item = Arranged>) -> Option<Arranged> {
 }
 
 impl Scope<'_> {
+    /// Where chunks of a candidate may end, in the ways that are tried one after the other.
+    pub(crate) fn ends(&self, candidate: &Candidate) -> &'static [Ends] {
+        if self.bends.is_empty() || candidate.n_stages < 2 {
+            return &[Ends::Anywhere];
+        }
+        &[Ends::Anywhere, Ends::AtBends]
+    }
+
     /// An arrangement in the literature's words.
     pub(crate) fn roles(&self, arranged: &Arranged) -> Roles {
         self.roles_on(arranged, None)
@@ -160,7 +177,7 @@ impl Scope<'_> {
     pub(crate) fn cuts(
         &self,
         candidate: &Candidate,
-        (schedule, share): (Schedule, Share),
+        (schedule, share, ends): (Schedule, Share, Ends),
         levels: &[Levels],
     ) -> Option<Vec<Chunk>> {
         let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
@@ -182,7 +199,7 @@ impl Scope<'_> {
             // The user counts decoder layers; embedding and head stand at the ends.
             Some(counts) if counts.len() == in_flight.len() => as_given(&with_ends(counts), &places),
             Some(_) => None,
-            None => partition(&places),
+            None => partition(&places, if ends == Ends::AtBends { &self.bends } else { &[] }),
         }
     }
 

@@ -8,6 +8,7 @@ use cost_model::Constants;
 use cost_model::offload::NodeStore;
 use ir::engine::GradientOverlap;
 use ir::graph::Model;
+use ir::links::bends;
 use ir::mesh::{Mesh, Meshes};
 use ir::token_order::TokenOrder;
 
@@ -45,6 +46,8 @@ pub struct Scope<'a> {
     pub leading: Vec<usize>,
     /// The model with a layer kind for every form: all forms of the first kind, then of the next.
     pub wide: Model,
+    /// Layers, by their place in the model, where branches begin and meet.
+    pub bends: Vec<usize>,
 }
 
 /// A mesh, a number of stages, a micro-batch.
@@ -100,6 +103,20 @@ pub enum Dropped {
     },
 }
 
+/// Places of layers in a model at which branches begin and meet.
+fn branch_ends(model: &Model) -> Vec<usize> {
+    let firsts = model.sequence.iter().scan(0, |next, run| {
+        let first = *next;
+        *next += run.count as usize;
+        Some(first)
+    });
+    let firsts: Vec<usize> = firsts.collect();
+    bends(model.sequence.iter().map(|run| &model.layers[run.layer]))
+        .into_iter()
+        .map(|at| firsts[at])
+        .collect()
+}
+
 impl<'a> Scope<'a> {
     /// Prepares a request. `None` for a cluster without devices or tiers.
     pub fn new(request: &'a Request, constants: &'a Constants) -> Option<Self> {
@@ -131,6 +148,7 @@ impl<'a> Scope<'a> {
             troubles: Troubles::default(),
             forms,
             wide,
+            bends: branch_ends(&request.model),
         })
     }
 

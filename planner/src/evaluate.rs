@@ -8,7 +8,7 @@ use ir::program::{Home, StateHome};
 use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 
-use crate::arrange::{Arranged, Failed, Share, fastest};
+use crate::arrange::{Arranged, Ends, Failed, Share, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser};
@@ -412,23 +412,29 @@ impl Scope<'_> {
     fn arrange_all(&self, candidate: &Candidate, shelves: &[Shelf], known: &mut Arrangements) -> bool {
         let levels = self.levels_on(shelves);
         let mut all_fit = true;
-        let mut cut: Vec<(f64, usize, Schedule, Vec<Chunk>)> = Vec::new();
-        for (at, schedule) in self.schedules(candidate).into_iter().enumerate() {
+        let mut cut: Vec<(f64, usize, (Schedule, Ends), Vec<Chunk>)> = Vec::new();
+        let orders = self.schedules(candidate).into_iter();
+        let orders =
+            orders.flat_map(|schedule| self.ends(candidate).iter().map(move |&ends| (schedule, ends)));
+        for (at, (schedule, ends)) in orders.enumerate() {
             let shares = Share::of(schedule, levels.len()).iter();
-            let mut all_cuts = shares.filter_map(|&share| self.cuts(candidate, (schedule, share), &levels));
+            let mut all_cuts =
+                shares.filter_map(|&share| self.cuts(candidate, (schedule, share, ends), &levels));
             match all_cuts.next() {
-                Some(cuts) => cut.push((self.least_time(candidate, schedule, &cuts), at, schedule, cuts)),
-                None => all_fit = false,
+                Some(cuts) => {
+                    cut.push((self.least_time(candidate, schedule, &cuts), at, (schedule, ends), cuts))
+                }
+                None => all_fit &= ends == Ends::AtBends,
             }
         }
         cut.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        for (least, at, schedule, cuts) in cut {
+        for (least, at, (schedule, ends), cuts) in cut {
             if let Some((_, fits)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
                 all_fit &= fits;
             } else if least * CUT_SLACK >= known.limit {
                 known.beaten = true;
             } else if least * CUT_SLACK < known.best_time() {
-                let found = self.arrange_cuts(candidate, (schedule, &cuts), (&levels, shelves), known);
+                let found = self.arrange_cuts(candidate, (schedule, ends, &cuts), (&levels, shelves), known);
                 let fits = found.as_ref().err() != Some(&Failed::Unfit);
                 known.beaten |= found.as_ref().err() == Some(&Failed::Slower);
                 all_fit &= fits;
@@ -444,7 +450,7 @@ impl Scope<'_> {
     fn arrange_cuts(
         &self,
         candidate: &Candidate,
-        (schedule, cuts): (Schedule, &[Chunk]),
+        (schedule, ends, cuts): (Schedule, Ends, &[Chunk]),
         (levels, shelves): (&[Levels], &[Shelf]),
         known: &Arrangements,
     ) -> Result<Arranged, Failed> {
@@ -452,7 +458,7 @@ impl Scope<'_> {
         let work_out = |cuts: &[Chunk]| self.arrange(candidate, (schedule, cuts), (levels, shelves), limit);
         match (work_out(cuts), Share::of(schedule, levels.len())) {
             (Err(Failed::Unfit), [Share::Device, equal]) => {
-                let cuts = self.cuts(candidate, (schedule, *equal), levels).ok_or(Failed::Unfit)?;
+                let cuts = self.cuts(candidate, (schedule, *equal, ends), levels).ok_or(Failed::Unfit)?;
                 work_out(&cuts)
             }
             (found, _) => found,

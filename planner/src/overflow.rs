@@ -29,7 +29,7 @@ impl Scope<'_> {
         let places: Vec<Place<'_>> = in_flight.iter().enumerate().map(place).collect();
         let cuts = match &self.pins().layers_per_stage {
             Some(counts) => as_given(&with_ends(counts), &places),
-            None => partition(&places),
+            None => partition(&places, &[]),
         };
         let Some(cuts) = cuts else { return Dropped::NoStrategy };
         let capacity = |chunk: usize| grounds.capacity_of_chunk(schedule.placement(), chunk);

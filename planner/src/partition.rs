@@ -257,10 +257,11 @@ impl Place<'_> {
     }
 }
 
-/// Cuts the layers into chunks, one per place, with the least time of the slowest.
+/// Cuts the layers into chunks, one per place, with the least time of the slowest. No chunk goes past one of the `ends`, which
+/// rise.
 ///
 /// `None` where some chunk cannot fit.
-pub fn partition(places: &[Place<'_>]) -> Option<Vec<Chunk>> {
+pub fn partition(places: &[Place<'_>], ends: &[usize]) -> Option<Vec<Chunk>> {
     let n_layers = places.first()?.n_layers();
     if places.len() > n_layers {
         return None;
@@ -271,26 +272,26 @@ pub fn partition(places: &[Place<'_>]) -> Option<Vec<Chunk>> {
     };
     let high = places.iter().map(slowest).fold(0.0, f64::max) * 2.0;
     if places.iter().all(|place| std::ptr::eq(place.levels, places[0].levels)) {
-        return bisected(places, high);
+        return bisected((places, ends), high);
     }
-    let known = bisected(places, high);
+    let known = bisected((places, ends), high);
     let limit =
         known.as_ref().map_or(high, |chunks| chunks.iter().map(|chunk| chunk.time).fold(0.0, f64::max));
-    exact(places, limit).or(known)
+    exact((places, ends), limit).or(known)
 }
 
 /// Takes as many layers as fit a limit, and bisects the limit. Below `low` none will do; it is a limit at which some chunk
 /// takes a layer more than just below, so every other time it is tried itself: if it will do, it is the least.
-fn bisected(places: &[Place<'_>], mut high: f64) -> Option<Vec<Chunk>> {
+fn bisected((places, ends): (&[Place<'_>], &[usize]), mut high: f64) -> Option<Vec<Chunk>> {
     let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
-    let mut best = fill(&mut known, high).ok()?;
+    let mut best = fill((&mut known, ends), high).ok()?;
     let mut low = 0.0;
     for round in 0..BISECTIONS {
         if high - low <= TOLERANCE * high {
             break;
         }
         let limit = if round % 2 == 0 { 0.5 * (low + high) } else { low };
-        match fill(&mut known, limit) {
+        match fill((&mut known, ends), limit) {
             Ok(found) => {
                 high = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max).min(limit);
                 best = found;
@@ -330,15 +331,20 @@ impl<'a> Known<'a> {
     }
 }
 
+/// How far a chunk may go that begins at a layer.
+fn end_after(ends: &[usize], from: usize) -> usize {
+    ends.iter().copied().find(|&end| end > from).unwrap_or(usize::MAX)
+}
+
 /// Takes for every chunk as many layers as fit the limit and the memory, and leaves one for each that follows.
-fn fill(places: &mut [Known<'_>], limit: f64) -> Result<Vec<Chunk>, TooLow> {
+fn fill((places, ends): (&mut [Known<'_>], &[usize]), limit: f64) -> Result<Vec<Chunk>, TooLow> {
     let n_layers = places.first().map_or(0, |known| known.place.n_layers());
     let n_places = places.len();
     let (mut from, mut hint, mut next) = (0, 0, f64::INFINITY);
     let mut chunks = Vec::with_capacity(n_places);
     let mut devices = Devices::default();
     for (i, place) in places.iter_mut().enumerate() {
-        let last = n_layers - (n_places - 1 - i);
+        let last = (n_layers - (n_places - 1 - i)).min(end_after(ends, from));
         let used = devices.beside(place.place);
         // Of the layers that a chunk refuses, the one behind it is always among those asked.
         let mut refused = f64::INFINITY;
@@ -349,7 +355,8 @@ fn fill(places: &mut [Known<'_>], limit: f64) -> Result<Vec<Chunk>, TooLow> {
             }
             Some(chunk).filter(|chunk| chunk.time <= limit)
         };
-        let Some(mut found) = good(from + 1) else { return Err(TooLow { next: next.min(refused) }) };
+        let first = Some(from + 1).filter(|_| from < last).and_then(&mut good);
+        let Some(mut found) = first else { return Err(TooLow { next: next.min(refused) }) };
         let mut high = last;
         // As many as the chunk before it took, as a first guess.
         if from + hint > found.to && from + hint < high {
@@ -394,7 +401,7 @@ fn fill(places: &mut [Known<'_>], limit: f64) -> Result<Vec<Chunk>, TooLow> {
 /// Dynamic programming over (chunks, layers): `best(s, to) = min over from of max(best(s - 1, from), time(s, from, to))`.
 /// Only runs of layers that could meet the limit are asked about, so that it takes about as many steps as there are pairs
 /// of layers.
-fn exact(places: &[Place<'_>], limit: f64) -> Option<Vec<Chunk>> {
+fn exact((places, ends): (&[Place<'_>], &[usize]), limit: f64) -> Option<Vec<Chunk>> {
     let n_layers = places.first()?.n_layers();
     let mut reached: Vec<Option<Reached>> = vec![None; n_layers + 1];
     reached[0] = Some(Reached { slowest: 0.0, total: 0.0 });
@@ -405,7 +412,7 @@ fn exact(places: &[Place<'_>], limit: f64) -> Option<Vec<Chunk>> {
         for (from, before) in reached.iter().enumerate().take(last) {
             let Some(before) = before else { continue };
             let near = |to: &usize| place.levels.least(from, *to) <= limit;
-            for to in (from + 1..=last).take_while(near) {
+            for to in (from + 1..=last.min(end_after(ends, from))).take_while(near) {
                 let Some(chunk) = place.chunk(from, to) else { continue };
                 let found = before.and(chunk.time);
                 if found.slowest <= limit && next[to].as_ref().is_none_or(|known| found.is_better(known)) {
@@ -496,7 +503,7 @@ mod tests {
     #[test]
     fn a_heavy_head_gets_fewer_layers_beside_it() {
         let levels = levels(&[1.0, 3.0], &[0, 0, 0, 0, 0, 1]);
-        let chunks = partition(&[levels.place(1.0, 100.0); 2]).unwrap();
+        let chunks = partition(&[levels.place(1.0, 100.0); 2], &[]).unwrap();
         assert_eq!(chunks.iter().map(|c| c.to - c.from).collect::<Vec<_>>(), [4, 2]);
     }
 
@@ -528,7 +535,7 @@ mod tests {
 
     #[test]
     fn what_fits_nowhere_has_no_partition() {
-        assert_eq!(partition(&[levels(&[1.0], &[0; 8]).place(1.0, 2.0); 2]), None);
+        assert_eq!(partition(&[levels(&[1.0], &[0; 8]).place(1.0, 2.0); 2], &[]), None);
     }
 
     #[test]
@@ -537,9 +544,9 @@ mod tests {
         let levels = Levels::new(vec![vec![cost]], vec![0; 8]);
         // Eight layers hold 16 bytes and one of them works in two; apart, each half would need ten.
         let sharing = |later| Place { shared: Some((0, later)), ..levels.place(1.0, 18.0) };
-        let chunks = partition(&[sharing(1), sharing(0)]).unwrap();
+        let chunks = partition(&[sharing(1), sharing(0)], &[]).unwrap();
         assert_eq!(chunks.iter().map(|c| c.to - c.from).collect::<Vec<_>>(), [4, 4]);
-        assert_eq!(partition(&[levels.place(1.0, 9.0); 2]), None);
+        assert_eq!(partition(&[levels.place(1.0, 9.0); 2], &[]), None);
     }
 
     #[test]
@@ -547,7 +554,7 @@ mod tests {
         let times = [1.0, 2.5, 4.0];
         let sequence = [0, 1, 1, 2, 0, 1, 0, 2];
         let levels = levels(&times, &sequence);
-        let found = partition(&[levels.place(1.0, 1e9); 3]).unwrap();
+        let found = partition(&[levels.place(1.0, 1e9); 3], &[]).unwrap();
         let slowest = found.iter().map(|c| c.time).fold(0.0, f64::max);
         let sum = |a: usize, b: usize| sequence[a..b].iter().map(|&k| times[k]).sum::<f64>();
         let brute = (1..7)
@@ -557,17 +564,20 @@ mod tests {
         assert_eq!(slowest, brute);
     }
 
-    /// Least time of the slowest chunk over all cuts, each chunk as fast as it fits.
-    fn brute(places: &[Place<'_>], from: usize) -> f64 {
+    /// Least time of the slowest chunk over all cuts that go past no end, each chunk as fast as it fits.
+    fn brute(places: &[Place<'_>], ends: &[usize], from: usize) -> f64 {
         let Some((first, rest)) = places.split_first() else {
             return f64::INFINITY;
         };
         let n = first.n_layers();
-        let time = |to: usize| first.chunk(from, to).map_or(f64::INFINITY, |chunk| chunk.time);
+        let time = |to: usize| match ends.iter().any(|&end| from < end && end < to) {
+            true => f64::INFINITY,
+            false => first.chunk(from, to).map_or(f64::INFINITY, |chunk| chunk.time),
+        };
         if rest.is_empty() {
             return if from < n { time(n) } else { f64::INFINITY };
         }
-        (from + 1..n).map(|to| time(to).max(brute(rest, to))).fold(f64::INFINITY, f64::min)
+        (from + 1..n).map(|to| time(to).max(brute(rest, ends, to))).fold(f64::INFINITY, f64::min)
     }
 
     proptest! {
@@ -576,19 +586,23 @@ mod tests {
             fast in proptest::collection::vec(0.5..4.0_f64, 3),
             slow in proptest::collection::vec(0.5..9.0_f64, 3),
             sequence in proptest::collection::vec(0..3_usize, 4..10),
-            stages in proptest::collection::vec((proptest::bool::ANY, 1.0..3.0_f64, 2.0..30.0_f64), 2..4),
+            stages in proptest::collection::vec((proptest::bool::ANY, 1.0..3.0_f64, 2.0..30.0_f64), 2..5),
+            ends in proptest::collection::btree_set(1..4_usize, 0..3),
         ) {
+            let ends: Vec<usize> = ends.into_iter().collect();
             let on = |stage: &(bool, f64, f64)| levels(if stage.0 { &slow } else { &fast }, &sequence);
             let own: Vec<Levels> = stages.iter().map(on).collect();
             let places: Vec<Place<'_>> =
                 own.iter().zip(&stages).map(|(own, stage)| own.place(stage.1, stage.2)).collect();
-            let least = brute(&places, 0);
-            match partition(&places) {
+            let least = brute(&places, &ends, 0);
+            match partition(&places, &ends) {
                 Some(found) => {
                     let slowest = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max);
                     prop_assert!(slowest <= least * (1.0 + 1e-6), "{slowest} of {least}");
                     let fits = |(chunk, place): (&Chunk, &Place<'_>)| chunk.memory() <= place.capacity + 1e-9;
                     prop_assert!(found.iter().zip(&places).all(fits));
+                    let is_end = |end: &usize| found.iter().any(|chunk| chunk.to == *end);
+                    prop_assert!(ends.iter().all(is_end));
                 }
                 None => prop_assert!(least.is_infinite(), "{least}"),
             }
