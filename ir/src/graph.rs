@@ -306,7 +306,7 @@ impl Layer {
             matches!(op.kind, OpKind::Attention { .. })
                 && op.operands.iter().take(2).any(|operand| self.tensors[operand.0].dims.get(1) == Some(&dim))
         };
-        self.stream_in.iter().chain([&self.out]).any(inner)
+        self.stream_in.iter().chain(&self.out).any(inner)
             || self.tensor_ids().any(given)
             || self.ops.iter().any(attends)
     }
