@@ -170,6 +170,10 @@ fn tensor(layer: &mut Layer, name: String, dims: Vec<DimId>, role: Role) -> Tens
 /// the product is then.
 fn second_copy(layer: &mut Layer, at: usize) -> (TensorId, usize) {
     let read = layer.ops[at].operands[0];
+    // Of data there may be any number of readers.
+    if layer.is_data(read) {
+        return (read, at);
+    }
     let Tensor { name, dims, .. } = layer.tensors[read.0].clone();
     let copy = tensor(layer, format!("{name}.lora"), dims.clone(), Role::Activation);
     let fork = layer.producer(read).filter(|op| layer.ops[op.0].kind == OpKind::Fork);

@@ -38,7 +38,12 @@ impl LayerBuilder {
 
     /// Adds the incoming stream `[b s h]`.
     pub fn stream(&mut self) -> TensorId {
-        let stream = self.tensor("stream", "b s h", Role::Activation);
+        self.stream_named("stream", "b s h")
+    }
+
+    /// Adds an incoming stream; the last to be added is topmost.
+    pub fn stream_named(&mut self, name: &str, dims: &str) -> TensorId {
+        let stream = self.tensor(name, dims, Role::Activation);
         self.layer.stream_in.push(stream);
         stream
     }
@@ -81,8 +86,13 @@ impl LayerBuilder {
     }
 
     /// Ends the layer with its outgoing stream or loss, and puts forks where an activation has several readers.
-    pub fn finish(mut self, out: TensorId) -> Layer {
-        self.layer.out = vec![out];
+    pub fn finish(self, out: TensorId) -> Layer {
+        self.finish_with(&[out])
+    }
+
+    /// Ends a layer that leaves several streams, the topmost last; one that it reads and leaves as it is goes through a fork.
+    pub fn finish_with(mut self, out: &[TensorId]) -> Layer {
+        self.layer.out = out.to_vec();
         let activations: Vec<TensorId> =
             self.layer.tensor_ids().filter(|t| self.layer.tensors[t.0].role == Role::Activation).collect();
         for tensor in activations {
@@ -101,8 +111,10 @@ impl LayerBuilder {
             .filter(|(.., t)| *t == tensor)
             .map(|(o, i, _)| (o, i))
             .collect();
-        let Some(&(first, _)) = reads.first() else { return };
-        if reads.len() < 2 {
+        let leaves: Vec<usize> =
+            (0..self.layer.out.len()).filter(|&at| self.layer.out[at] == tensor).collect();
+        let passes = self.layer.stream_in.contains(&tensor) && !leaves.is_empty();
+        if reads.len() + leaves.len() < 2 && !passes {
             return;
         }
         let Tensor { name, dims, .. } = self.layer.tensors[tensor.0].clone();
@@ -115,8 +127,17 @@ impl LayerBuilder {
             self.layer.ops[o].operands[i] = id;
             results.push(id);
         }
+        for at in leaves {
+            let copy = Tensor { name: format!("{name}.out"), dims: dims.clone(), role: Role::Activation };
+            self.layer.tensors.push(copy);
+            let id = TensorId(self.layer.tensors.len() - 1);
+            self.layer.out[at] = id;
+            results.push(id);
+        }
+        let made = self.layer.producer(tensor).map_or(0, |op| op.0 + 1);
+        let at = reads.first().map_or(made, |&(first, _)| first);
         let fork = Op { name: format!("{name}.fork"), kind: OpKind::Fork, operands: vec![tensor], results };
-        self.layer.ops.insert(first, fork);
+        self.layer.ops.insert(at, fork);
     }
 }
 
@@ -134,5 +155,19 @@ mod tests {
         let layer = builder.finish(sum);
         let names: Vec<&str> = layer.ops.iter().map(|op| op.name.as_str()).collect();
         assert_eq!(names, ["stream.fork", "doubled", "sum"]);
+    }
+
+    #[test]
+    fn a_stream_that_is_read_and_left_gets_a_fork_and_so_does_one_that_is_only_left() {
+        let mut builder = LayerBuilder::new("passing");
+        builder.fixed("h", 4);
+        let [below, memory] = ["below", "memory"].map(|name| builder.stream_named(name, "b s h"));
+        let x = builder.stream();
+        let sum = builder.op("sum", OpKind::Add, &[x, memory], "b s h");
+        let layer = builder.finish_with(&[below, memory, sum]);
+        let names: Vec<&str> = layer.ops.iter().map(|op| op.name.as_str()).collect();
+        assert_eq!(names, ["below.fork", "memory.fork", "sum"]);
+        let left: Vec<&str> = layer.out.iter().map(|out| layer.tensors[out.0].name.as_str()).collect();
+        assert_eq!(left, ["below.out", "memory.out", "sum"]);
     }
 }

@@ -253,7 +253,7 @@ impl<'a> Emit<'a> {
         Some(())
     }
 
-    /// Puts a fork before the first of several readers of an activation.
+    /// Puts a fork before the first of several readers of an activation, among which is whoever takes it from the layer.
     fn forks(&mut self) {
         let activations =
             self.layer.tensor_ids().filter(|t| self.layer.tensors[t.0].role == Role::Activation);
@@ -262,7 +262,10 @@ impl<'a> Emit<'a> {
             let reads = ops.flat_map(|(o, op)| op.operands.iter().enumerate().map(move |(i, &t)| (o, i, t)));
             let reads: Vec<(usize, usize)> =
                 reads.filter(|&(.., t)| t == tensor).map(|(o, i, _)| (o, i)).collect();
-            if reads.len() < 2 {
+            let leaves: Vec<usize> =
+                (0..self.layer.out.len()).filter(|&at| self.layer.out[at] == tensor).collect();
+            let passes = self.layer.stream_in.contains(&tensor) && !leaves.is_empty();
+            if reads.len() + leaves.len() < 2 && !passes {
                 continue;
             }
             let Tensor { name, dims, .. } = self.layer.tensors[tensor.0].clone();
@@ -272,9 +275,16 @@ impl<'a> Emit<'a> {
                 self.layer.ops[o].operands[i] = id;
                 results.push(id);
             }
+            for at in leaves {
+                let id = self.tensor(&format!("{name}.out"), dims.clone(), Role::Activation);
+                self.layer.out[at] = id;
+                results.push(id);
+            }
             let name = fresh(&format!("{name}.fork"), |name| self.layer.ops.iter().any(|op| op.name == name));
             let fork = Op { name, kind: OpKind::Fork, operands: vec![tensor], results };
-            self.layer.ops.insert(reads[0].0, fork);
+            let made =
+                self.layer.ops.iter().position(|op| op.results.contains(&tensor)).map_or(0, |op| op + 1);
+            self.layer.ops.insert(reads.first().map_or(made, |read| read.0), fork);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ir::builder::LayerBuilder;
 use ir::graph::{Init, Layer, Model, Segment, TensorId, check};
 use ir::mesh::Mesh;
-use ir::op::OpKind;
+use ir::op::{AttentionBias, AttentionMask, OpKind};
 use ir::signature::{Split, signature};
 
 use super::variants;
@@ -140,6 +140,39 @@ fn programs_of_variants_are_proven() {
             for seed in 0..4 {
                 check_proven(&variant.layer, &Mesh::of_sizes(&[2, 2]).unwrap(), seed);
             }
+        }
+    }
+}
+
+/// Keys and values of what lies beside the stream fuse; who takes it from the layer reads it still.
+#[test]
+fn a_stream_that_is_read_and_left_gets_a_fork_in_every_variant() {
+    let mut b = LayerBuilder::new("passing");
+    [("h", 8), ("k", 2), ("d", 4), ("r", 1), ("m", 6)].into_iter().for_each(|(name, n)| b.fixed(name, n));
+    let memory = b.stream_named("memory", "b m h");
+    let x = b.stream();
+    let product = |b: &mut LayerBuilder, name: &str, x, weight, dims| {
+        let w = b.parameter(&format!("w_{name}"), weight, Init::Normal);
+        b.op(name, OpKind::Linear, &[x, w], dims)
+    };
+    let q = product(&mut b, "q", x, "h k r d", "b s k r d");
+    let k = product(&mut b, "k", memory, "h k d", "b m k d");
+    let v = product(&mut b, "v", memory, "h k d", "b m k d");
+    let (bias, mask) = (AttentionBias::None, AttentionMask::Full);
+    let core = OpKind::Attention { scale: None, window: None, softcap: None, bias, mask };
+    let o = b.op("core", core, &[q, k, v], "b s k r d");
+    let o = product(&mut b, "o", o, "k r d h", "b s h");
+    let y = b.op("add", OpKind::Add, &[x, o], "b s h");
+    let layer = b.finish_with(&[memory, y]);
+    assert_eq!(names(&layer), ["original", "k+v"]);
+    let text = fused_text(&layer, "k+v");
+    assert!(
+        text.contains(&"fork: memory[b m h] -> memory.1[b m h] memory.out[b m h]".to_owned()),
+        "{text:#?}"
+    );
+    for variant in variants(&layer) {
+        for seed in 0..12 {
+            check_proven(&variant.layer, &Mesh::of_sizes(&[2, 2]).unwrap(), seed);
         }
     }
 }
