@@ -2,6 +2,7 @@
 
 use ir::op::OpKind;
 
+use super::Noise;
 use super::cases::{Case, cases};
 use crate::audit::{self, Leaves};
 use crate::element::Element;
@@ -70,6 +71,28 @@ fn every_operator_keeps_its_tolerance() {
         let excess = [forward_excess(&case, nearest), backward_excess(&case, nearest)];
         assert!(excess.iter().all(|excess| *excess <= 1.0), "{}: {excess:?}", case.name);
     }
+}
+
+/// A loss is one element: moves of its terms up and down may cancel, roundings of its sum are there all the same.
+#[test]
+fn sums_of_a_few_losses_keep_their_tolerance_whatever_the_losses() {
+    let case = Case::new(OpKind::SumLoss, "l[b:2 s:8] -> loss[]");
+    let (whole, mut noise) = (case.whole(), Noise::new(5));
+    let context = case.context(&whole);
+    let mut n_found = 0;
+    for _ in 0..500 {
+        let losses = noise.tensor(&[2, 8]).mapv(|x| (2.0 + x) as f32);
+        let operand = Value::Float(losses.clone());
+        let excess = |loss: f32| {
+            let found: Value<f32> = Value::Float(Tensor::from_elem(ndarray::IxDyn(&[]), loss));
+            audit::forward((&context, None), &[&operand], &[(&found, Leaves::Single)]).unwrap()
+        };
+        let single = losses.iter().fold(0.0, |sum, loss| sum + loss);
+        assert!(excess(single) <= 1.0, "{}: {losses}", excess(single));
+        let rounded = losses.iter().fold(0.0, |sum, loss| nearest(sum + loss));
+        n_found += usize::from(excess(rounded) > 1.0);
+    }
+    assert!(n_found > 490, "{n_found}");
 }
 
 #[test]
