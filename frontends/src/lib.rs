@@ -18,6 +18,7 @@ mod graph_attention;
 mod graph_mlp;
 mod graph_model;
 mod native_roles;
+mod flat;
 mod native;
 mod model;
 pub mod capacity;

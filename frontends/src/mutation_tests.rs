@@ -74,6 +74,19 @@ fn mutate(text: &str, changes: &[(usize, usize)]) -> String {
     value.to_string()
 }
 
+/// Exchanges operands of two operators of a flat graph: cycles, shapes that do not fit, other graphs that do.
+fn swap_operands(text: &str, swaps: &[(usize, usize)]) -> String {
+    let mut value: Value = serde_json::from_str(text).unwrap();
+    let ops = value["ops"].as_array_mut().unwrap();
+    for &(a, b) in swaps {
+        let (a, b) = (a % ops.len(), b % ops.len());
+        let first = ops[a]["operands"][0].take();
+        ops[a]["operands"][0] = ops[b]["operands"][0].take();
+        ops[b]["operands"][0] = first;
+    }
+    value.to_string()
+}
+
 fn shorten(value: &mut Value) {
     match value {
         Value::Array(items) if !items.is_empty() => {
@@ -122,9 +135,16 @@ fn native_texts() -> Vec<String> {
     names.iter().map(native).collect()
 }
 
+/// Models operator by operator: branches, an encoder that all decoder layers read, a tied table.
+const FLAT_TEXTS: [&str; 3] = [
+    include_str!("../../tests/good/two-towers.json"),
+    include_str!("../../tests/good/encoder-decoder.json"),
+    include_str!("../../tests/good/unequal-layers.json"),
+];
+
 fn all_texts() -> Vec<String> {
     let shipped = shipped_models().iter().chain(shipped_clusters()).map(|shipped| shipped.text.to_owned());
-    shipped.chain(native_texts()).collect()
+    shipped.chain(native_texts()).chain(FLAT_TEXTS.map(str::to_owned)).collect()
 }
 
 proptest! {
@@ -140,6 +160,21 @@ proptest! {
     fn changed_bytes_never_panic(which in 0_usize..1000, changes in prop::collection::vec((any::<usize>(), any::<u8>()), 1..6)) {
         let texts = texts();
         read_either(&scramble(&texts[which % texts.len()], &changes));
+    }
+}
+
+proptest! {
+    // Each case reads a whole graph.
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn changed_flat_graphs_never_panic(which in 0_usize..FLAT_TEXTS.len(), changes in prop::collection::vec((any::<usize>(), any::<usize>()), 1..4)) {
+        read_either(&mutate(FLAT_TEXTS[which], &changes));
+    }
+
+    #[test]
+    fn wires_that_are_swapped_never_panic(which in 0_usize..FLAT_TEXTS.len(), swaps in prop::collection::vec((any::<usize>(), any::<usize>()), 1..4)) {
+        read_either(&swap_operands(FLAT_TEXTS[which], &swaps));
     }
 }
 

@@ -1,11 +1,13 @@
 //! The native model document to a graph: limits first, so that nothing in it can exhaust memory or overflow a count.
 
+use ir::flat::FlatDocument;
 use ir::graph::Model;
-use ir::native::{LayerDocument, Length, ModelDocument, TensorRole, read};
+use ir::native::{DocumentError, LayerDocument, Length, ModelDocument, TensorRole, read, read_layer};
 use ir::op::OpKind;
 use serde_json::Value;
 
 use crate::document::{Document, key, kind};
+use crate::flat::{Heading, cluster};
 use crate::hf::MAX_PARAMETERS;
 use crate::input_error::InputError;
 use crate::native_roles::check_roles;
@@ -19,12 +21,22 @@ const MAX_SEQUENCE: u64 = 1 << 28;
 const MAX_LAYERS: u64 = 10_000;
 /// Layer kinds: the search looks at each.
 const MAX_KINDS: usize = 64;
-/// Operators of a layer: twenty times those of the largest known one.
-const MAX_OPS: usize = 1024;
-/// Tensors of a layer.
-const MAX_TENSORS: usize = 8192;
-/// Dims of a layer.
-const MAX_DIMS: usize = 64;
+/// Dims of a tensor or parts of a split.
+const MAX_PARTS: usize = 64;
+
+/// The most that a list of operators may hold.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    ops: usize,
+    tensors: usize,
+    dims: usize,
+    whose: &'static str,
+}
+
+/// Of a layer: twenty times the operators of the largest known one.
+const LAYER: Limits = Limits { ops: 1024, tensors: 8192, dims: 64, whose: "one layer" };
+/// Of a whole model: four times the operators of the deepest known one.
+const FLAT: Limits = Limits { ops: 16_384, tensors: 65_536, dims: 1024, whose: "one model" };
 
 /// Reads a native document, whose version is already known to be present.
 pub(crate) fn read_native(document: &Document<'_>) -> Result<Model, InputError> {
@@ -34,10 +46,46 @@ pub(crate) fn read_native(document: &Document<'_>) -> Result<Model, InputError> 
         let what = format!("version {} cannot be read, expected {expected}", kind(version));
         return Err(document.error_at("planner_model", what));
     }
+    let told = |error: DocumentError| document.error(&parse_place(&error.place), clip_names(&error.what));
+    if document.value.get("ops").is_some() {
+        return read_flat(document)?.map_err(told);
+    }
     let native: ModelDocument = document.typed(&[], &document.value)?;
-    check_attributes(document, &native)?;
+    for (i, layer) in native.layers.iter().enumerate() {
+        check_attributes(document, &[key("layers"), Step::Index(i)], layer)?;
+    }
     check_sizes(document, &native)?;
-    read(&native).map_err(|error| document.error(&parse_place(&error.place), clip_names(&error.what)))
+    read(&native).map_err(told)
+}
+
+/// Reads a document that has operators and no layers; the inner error is one of the graph.
+fn read_flat(document: &Document<'_>) -> Result<Result<Model, DocumentError>, InputError> {
+    if document.value.get("layers").is_some() {
+        let what = "a model has either `layers` or `ops`, this one has both".into();
+        return Err(document.error_at("ops", what));
+    }
+    let flat: FlatDocument = document.typed(&[], &document.value)?;
+    check_sequence(document, flat.default_sequence)?;
+    let heading = Heading { name: flat.name.clone(), default_sequence: flat.default_sequence };
+    let whole = flat.into_layer();
+    check_attributes(document, &[], &whole)?;
+    check_layer_size(document, &[], &whole, FLAT)?;
+    check_roles(document, &[], &whole)?;
+    check_parameters(document, "tensors", parameters_of(&whole))?;
+    let model = match read_layer(&whole, "").and_then(|whole| cluster(&whole, heading, LAYER.ops)) {
+        Ok(model) => model,
+        Err(error) => return Ok(Err(error)),
+    };
+    if model.layers.len() > MAX_KINDS {
+        let what = format!(
+            "its {} layers are of {} kinds, at most {MAX_KINDS} are planned for",
+            model.n_layers(),
+            model.layers.len()
+        );
+        return Err(document.error_at("ops", what));
+    }
+    check_count(document, "ops", model.n_layers())?;
+    Ok(Ok(model))
 }
 
 /// Names from the file may be long; the sentence around them is not.
@@ -51,23 +99,29 @@ fn clip_if_long(part: &str) -> String {
 }
 
 /// Refuses attributes that the operator does not have: serde cannot, for a tagged enum.
-fn check_attributes(document: &Document<'_>, native: &ModelDocument) -> Result<(), InputError> {
-    for (i, layer) in native.layers.iter().enumerate() {
-        for (j, op) in layer.ops.iter().enumerate() {
-            let path = [key("layers"), Step::Index(i), key("ops"), Step::Index(j), key("kind")];
-            let given = document.value["layers"][i]["ops"][j]["kind"].as_object();
-            let known = serde_json::to_value(&op.kind).ok();
-            // What is left out where it is the usual is known all the same.
-            let is_left_out = |name: &String| name == "mask" && matches!(op.kind, OpKind::Attention { .. });
-            let is_known = |name: &String| {
-                is_left_out(name) || known.as_ref().is_none_or(|value| has_attribute(value, name))
-            };
-            if let Some(name) = given.into_iter().flat_map(|map| map.keys()).find(|name| !is_known(name)) {
-                let what = format!("`{}` is no attribute of operator {}", clip(name), op.kind.line().name);
-                return Err(document.error(&path, what));
-            }
-            check_kind(&op.kind).map_err(|what| document.error(&path, what))?;
+fn check_attributes(
+    document: &Document<'_>,
+    at: &[Step<'_>],
+    layer: &LayerDocument,
+) -> Result<(), InputError> {
+    let given = at.iter().fold(&document.value, |value, step| match step {
+        Step::Key(name) => &value[name.as_ref()],
+        Step::Index(index) => &value[*index],
+    });
+    for (j, op) in layer.ops.iter().enumerate() {
+        let path = [at, &[key("ops"), Step::Index(j), key("kind")]].concat();
+        let given = given["ops"][j]["kind"].as_object();
+        let known = serde_json::to_value(&op.kind).ok();
+        // What is left out where it is the usual is known all the same.
+        let is_left_out = |name: &String| name == "mask" && matches!(op.kind, OpKind::Attention { .. });
+        let is_known = |name: &String| {
+            is_left_out(name) || known.as_ref().is_none_or(|value| has_attribute(value, name))
+        };
+        if let Some(name) = given.into_iter().flat_map(|map| map.keys()).find(|name| !is_known(name)) {
+            let what = format!("`{}` is no attribute of operator {}", clip(name), op.kind.line().name);
+            return Err(document.error(&path, what));
         }
+        check_kind(&op.kind).map_err(|what| document.error(&path, what))?;
     }
     Ok(())
 }
@@ -95,8 +149,8 @@ fn check_kind(kind: &OpKind) -> Result<(), String> {
         }
         OpKind::Softcap { cap } => positive("cap", *cap),
         OpKind::Split { sizes } => {
-            let fits = sizes.len() <= MAX_DIMS && sizes.iter().all(|&n| n > 0 && n <= MAX_LENGTH);
-            if fits { Ok(()) } else { Err(format!("sizes must be 1 to {MAX_DIMS} lengths of at least 1")) }
+            let fits = sizes.len() <= MAX_PARTS && sizes.iter().all(|&n| n > 0 && n <= MAX_LENGTH);
+            if fits { Ok(()) } else { Err(format!("sizes must be 1 to {MAX_PARTS} lengths of at least 1")) }
         }
         OpKind::Route { top_k, groups, top_groups, .. } => {
             let fits = *top_k >= 1 && *groups >= 1 && *top_groups >= 1 && top_groups <= groups;
@@ -135,36 +189,50 @@ fn check_kind(kind: &OpKind) -> Result<(), String> {
 }
 
 fn check_sizes(document: &Document<'_>, native: &ModelDocument) -> Result<(), InputError> {
-    if native.default_sequence > MAX_SEQUENCE {
-        let what = format!("{} tokens, at most {MAX_SEQUENCE} are planned for", native.default_sequence);
-        return Err(document.error_at("default_sequence", what));
-    }
+    check_sequence(document, native.default_sequence)?;
     if native.layers.len() > MAX_KINDS {
         let what = format!("{} layer kinds, at most {MAX_KINDS} are planned for", native.layers.len());
         return Err(document.error_at("layers", what));
     }
     let mut per_kind = Vec::new();
     for (i, layer) in native.layers.iter().enumerate() {
-        check_layer_size(document, i, layer)?;
-        check_roles(document, i, layer)?;
+        let at = [key("layers"), Step::Index(i)];
+        check_layer_size(document, &at, layer, LAYER)?;
+        check_roles(document, &at, layer)?;
         per_kind.push((layer.name.as_str(), parameters_of(layer)));
     }
     let n_layers = native.sequence.iter().fold(0_u64, |sum, run| sum.saturating_add(run.count));
-    if n_layers > MAX_LAYERS {
-        return Err(
-            document.error_at("sequence", format!("{n_layers} layers, at most {MAX_LAYERS} are planned for"))
-        );
-    }
+    check_count(document, "sequence", n_layers)?;
     let of_kind = |name: &str| per_kind.iter().find(|(kind, _)| *kind == name).map_or(0, |(_, n)| *n);
     let each = per_kind.iter().map(|(_, n)| *n).max().unwrap_or(0);
     let in_order =
         native.sequence.iter().map(|run| u128::from(run.count).saturating_mul(of_kind(&run.layer)));
     let total = in_order.fold(0_u128, u128::saturating_add).max(each);
-    if total > MAX_PARAMETERS {
-        let what = format!("the model has {total} parameters, at most {MAX_PARAMETERS} are planned for");
-        return Err(document.error_at("layers", what));
-    }
+    check_parameters(document, "layers", total)?;
     check_ties(document, native)
+}
+
+fn check_sequence(document: &Document<'_>, tokens: u64) -> Result<(), InputError> {
+    if tokens <= MAX_SEQUENCE {
+        return Ok(());
+    }
+    let what = format!("{tokens} tokens, at most {MAX_SEQUENCE} are planned for");
+    Err(document.error_at("default_sequence", what))
+}
+
+fn check_count(document: &Document<'_>, at: &str, n_layers: u64) -> Result<(), InputError> {
+    if n_layers <= MAX_LAYERS {
+        return Ok(());
+    }
+    Err(document.error_at(at, format!("{n_layers} layers, at most {MAX_LAYERS} are planned for")))
+}
+
+fn check_parameters(document: &Document<'_>, at: &str, total: u128) -> Result<(), InputError> {
+    if total <= MAX_PARAMETERS {
+        return Ok(());
+    }
+    let what = format!("the model has {total} parameters, at most {MAX_PARAMETERS} are planned for");
+    Err(document.error_at(at, what))
 }
 
 /// The owner and its copy are two places; a copy has one owner.
@@ -179,33 +247,38 @@ fn check_ties(document: &Document<'_>, native: &ModelDocument) -> Result<(), Inp
     Ok(())
 }
 
-fn check_layer_size(document: &Document<'_>, i: usize, layer: &LayerDocument) -> Result<(), InputError> {
+fn check_layer_size(
+    document: &Document<'_>,
+    at: &[Step<'_>],
+    layer: &LayerDocument,
+    limits: Limits,
+) -> Result<(), InputError> {
     let lists = [
-        ("dims", layer.dims.len(), MAX_DIMS),
-        ("tensors", layer.tensors.len(), MAX_TENSORS),
-        ("ops", layer.ops.len(), MAX_OPS),
+        ("dims", layer.dims.len(), limits.dims),
+        ("tensors", layer.tensors.len(), limits.tensors),
+        ("ops", layer.ops.len(), limits.ops),
     ];
     for (name, found, most) in lists {
         if found > most {
-            let what = format!("{found} {name} in one layer, at most {most} are planned for");
-            return Err(document.error(&[key("layers"), Step::Index(i), key(name)], what));
+            let what = format!("{found} {name} in {}, at most {most} are planned for", limits.whose);
+            return Err(document.error(&[at, &[key(name)]].concat(), what));
         }
     }
     for (j, dim) in layer.dims.iter().enumerate() {
         let length = fixed(&dim.length);
         if length > MAX_LENGTH || length == 0 {
-            let path = [key("layers"), Step::Index(i), key("dims"), Step::Index(j), key("length")];
+            let path = [at, &[key("dims"), Step::Index(j), key("length")]].concat();
             return Err(
                 document.error(&path, format!("{length} is out of range, expected 1 to {MAX_LENGTH}"))
             );
         }
     }
     for (j, tensor) in layer.tensors.iter().enumerate() {
-        let path = [key("layers"), Step::Index(i), key("tensors"), Step::Index(j), key("dims")];
-        let names: Vec<&str> = tensor.dims.split_whitespace().take(MAX_DIMS + 1).collect();
-        let double = (1..names.len()).find(|&at| names[..at].contains(&names[at]));
-        if let Some(at) = double {
-            return Err(document.error(&path, format!("dim `{}` twice in one tensor", clip(names[at]))));
+        let path = [at, &[key("tensors"), Step::Index(j), key("dims")]].concat();
+        let names: Vec<&str> = tensor.dims.split_whitespace().take(MAX_PARTS + 1).collect();
+        let double = (1..names.len()).find(|&k| names[..k].contains(&names[k]));
+        if let Some(k) = double {
+            return Err(document.error(&path, format!("dim `{}` twice in one tensor", clip(names[k]))));
         }
         let is_set_by_job =
             |name: &&str| layer.dims.iter().any(|dim| dim.name == **name && !is_fixed(&dim.length));
@@ -377,5 +450,11 @@ mod tests {
         let example = page.split("```json").nth(1).unwrap().split("```").next().unwrap();
         let model = read_model("tiny.json", example).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(model.n_parameters(), 50_000 * 512 + 12 * 2 * 512 * 2048);
+        let example = page.split("```json").nth(2).unwrap().split("```").next().unwrap();
+        let model = read_model("flat.json", example).unwrap_or_else(|error| panic!("{error}"));
+        let runs: Vec<(&str, u64)> =
+            model.sequence.iter().map(|run| (model.layers[run.layer].name.as_str(), run.count)).collect();
+        assert_eq!(runs, [("embedding", 1), ("mlp", 2), ("head", 1)]);
+        assert_eq!(model.n_parameters(), 50_000 * 512 + 2 * 2 * 512 * 2048);
     }
 }

@@ -1,6 +1,8 @@
 //! Whether the data tensors of a native document stand where their kind belongs: tokens in a lookup, positions in a
 //! rotation, labels in the loss.
 
+use std::collections::BTreeMap;
+
 use ir::native::{DimDocument, LayerDocument, Length, OpDocument, TensorDocument, TensorRole};
 use ir::op::{AttentionBias, AttentionMask, OpKind};
 
@@ -11,10 +13,13 @@ use crate::scan::{Step, clip};
 /// Checks shapes and readers of the data tensors of one layer.
 pub(crate) fn check_roles(
     document: &Document<'_>,
-    i: usize,
+    at: &[Step<'_>],
     layer: &LayerDocument,
 ) -> Result<(), InputError> {
-    let path = |list: &'static str, j: usize| [key("layers"), Step::Index(i), key(list), Step::Index(j)];
+    let path = |list: &'static str, j: usize| [at, &[key(list), Step::Index(j)]].concat();
+    // Of tensors with one name the first, as where names are read.
+    let roles: BTreeMap<&str, TensorRole> =
+        layer.tensors.iter().rev().map(|tensor| (tensor.name.as_str(), tensor.role)).collect();
     for (j, tensor) in layer.tensors.iter().enumerate() {
         if !has_shape_of_role(layer, tensor) {
             let what = format!(
@@ -26,8 +31,8 @@ pub(crate) fn check_roles(
         }
     }
     for (j, op) in layer.ops.iter().enumerate() {
-        if let Some((at, expected)) = misplaced(layer, op) {
-            let mut place = path("ops", j).to_vec();
+        if let Some((at, expected)) = misplaced(&roles, op) {
+            let mut place = path("ops", j);
             place.extend([key("operands"), Step::Index(at)]);
             let what = format!("operand {at} of {} must have role {expected}", op.kind.line().name);
             return Err(document.error(&place, what));
@@ -80,11 +85,8 @@ fn has_shape_of_role(layer: &LayerDocument, tensor: &TensorDocument) -> bool {
 }
 
 /// The first operand whose role is not the one that its place asks for, and that role's name in files.
-fn misplaced(layer: &LayerDocument, op: &OpDocument) -> Option<(usize, &'static str)> {
-    let role = |at: usize| {
-        let name = op.operands.get(at)?;
-        layer.tensors.iter().find(|tensor| tensor.name == *name).map(|tensor| tensor.role)
-    };
+fn misplaced(roles: &BTreeMap<&str, TensorRole>, op: &OpDocument) -> Option<(usize, &'static str)> {
+    let role = |at: usize| roles.get(op.operands.get(at)?.as_str()).copied();
     let wanted = wanted_roles(&op.kind);
     let wrong =
         |&&(at, wanted, _): &&(usize, TensorRole, &str)| role(at).is_some_and(|found| found != wanted);

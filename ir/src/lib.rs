@@ -27,6 +27,7 @@ pub mod lower;
 pub mod split;
 pub mod slices;
 pub mod native;
+pub mod flat;
 pub mod builder;
 pub mod schedule;
 pub mod names;

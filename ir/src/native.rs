@@ -3,6 +3,8 @@
 //! Layers are lists of operators over tensors with named dims; everything is named, nothing is numbered. The form
 //! holds exactly what `graph::Model` holds, so reading and writing are inverse.
 
+use std::collections::BTreeMap;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -271,7 +273,12 @@ fn parameter(layers: &[Layer], name: &str, place: &str) -> Result<ParameterRef, 
     found.ok_or_else(|| error(place, format!("`{name}` is not the `layer.tensor` of a parameter")))
 }
 
-fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentError> {
+/// Reads dims, tensors and operators of a layer by name; `place` is the layer's own path. Nothing is said of how
+/// its operators fit together: `graph::check` does that.
+///
+/// # Errors
+/// Where a name is unknown, or a length or a role cannot be.
+pub fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentError> {
     let dims: Vec<Dim> =
         document.dims.iter().map(|dim| Dim { name: dim.name.clone(), extent: extent(&dim.length) }).collect();
     if let Some(i) =
@@ -290,10 +297,14 @@ fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentEr
         let what = "a capacity needs an expected fraction in (0, 1] and a factor above 0";
         return Err(error(format!("{place}.dims[{i}].length"), what));
     }
+    let (named_dims, named_tensors) = (
+        first_of_each(document.dims.iter().map(|dim| dim.name.as_str())),
+        first_of_each(document.tensors.iter().map(|tensor| tensor.name.as_str())),
+    );
     let mut tensors = Vec::new();
     for (i, tensor) in document.tensors.iter().enumerate() {
         let dim = |name: &str| {
-            let at = dims.iter().position(|dim| dim.name == name).map(DimId);
+            let at = named_dims.get(name).copied().map(DimId);
             at.ok_or_else(|| error(format!("{place}.tensors[{i}].dims"), format!("no dim is named `{name}`")))
         };
         let ids = tensor.dims.split_whitespace().map(dim).collect::<Result<Vec<_>, _>>()?;
@@ -308,7 +319,7 @@ fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentEr
         tensors.push(Tensor { name: tensor.name.clone(), dims: ids, role });
     }
     let find = |name: &str, place: String| {
-        let at = tensors.iter().position(|tensor| tensor.name == name).map(TensorId);
+        let at = named_tensors.get(name).copied().map(TensorId);
         at.ok_or_else(|| error(place, format!("no tensor is named `{name}`")))
     };
     let mut ops = Vec::new();
@@ -331,6 +342,14 @@ fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, DocumentEr
         document.stream_in.as_ref().map_or(Ok(Vec::new()), |names| streams(names, "stream_in"))?;
     let out = streams(&document.out, "out")?;
     Ok(Layer { name: document.name.clone(), dims, tensors, ops, stream_in, out })
+}
+
+/// Position of the first that has each name.
+fn first_of_each<'a>(
+    names: impl DoubleEndedIterator<Item = &'a str> + ExactSizeIterator,
+) -> BTreeMap<&'a str, usize> {
+    // Later ones are overwritten by those before them.
+    names.enumerate().rev().map(|(at, name)| (name, at)).collect()
 }
 
 fn extent(length: &Length) -> Extent {

@@ -5,6 +5,7 @@
 pub mod agreement;
 pub mod baseline;
 pub mod coverage;
+pub mod flatten;
 pub mod fuzz;
 pub mod layers;
 
