@@ -95,7 +95,8 @@ impl<E: Real> Rank<'_, E> {
         tensor: Tensor<E>,
     ) -> Result<Tensor<E>, ExecutorError> {
         let steps = if phase == Phase::Forward { &border.forward } else { &border.backward };
-        let tag = self.run.place(border.link.to, phase, seq).tag(Class::Pipeline, "the stream, converted");
+        let name = format!("{}, converted", self.stream_name(border));
+        let tag = self.run.place(border.link.to, phase, seq).tag(Class::Pipeline, &name);
         convert(comm, &self.seat, steps, &Subject { tag, shape: self.run.border_shape(border, seq) }, tensor)
     }
 
@@ -154,6 +155,18 @@ impl<E: Real> Rank<'_, E> {
             Direction::Forward => Phase::Forward,
             Direction::Backward => Phase::Backward,
         };
-        self.run.place(border.link.to, phase, seq).tag(Class::Pipeline, "the stream")
+        self.run.place(border.link.to, phase, seq).tag(Class::Pipeline, &self.stream_name(border))
+    }
+
+    /// Of several streams that a layer reads each has a name of its own: their messages may cross.
+    fn stream_name(&self, border: &Border) -> String {
+        let to = border.link.to;
+        match self.run.layer(to).stream_in.as_slice() {
+            [] | [_] => "the stream".into(),
+            several => {
+                let name = several.get(border.link.read).map_or("", |&read| self.run.tensor_name(to, read));
+                format!("the stream {name}")
+            }
+        }
     }
 }

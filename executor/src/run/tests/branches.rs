@@ -1,7 +1,7 @@
 //! Models in which layers hand on more than one stream: a branch that waits, and layers that read both.
 
 use super::*;
-use model::branched;
+use model::{branched, tower_and_decoder};
 
 /// The model with one choice per kind that cuts along these axes.
 fn check_branched(
@@ -27,6 +27,21 @@ fn branches_compute_on_a_grid_what_one_device_does() {
         &[Placement::Shard(0), Placement::Shard(1)],
         ONE_STAGE,
     );
+}
+
+/// Six places beside eight tokens: both are cut by two, gathered or travelling, in every order of the tokens.
+#[test]
+fn a_tower_of_another_length_computes_on_a_grid_what_one_device_does() {
+    let model = tower_and_decoder();
+    let mesh = Mesh::of_sizes(&[2, 2, 2]).unwrap();
+    let stream = [Placement::Shard(0), Placement::Shard(1), Placement::Replicate];
+    for context in [&["s", "m"] as &[&str], &["ring", "s", "m"]] {
+        let choices = choices(&model, &[&["b"], context, &["k", "v", "g", "h"]], &stream);
+        for order in [TokenOrder::Natural, TokenOrder::ZigZag] {
+            let execution = execution(&model, &mesh, choices.clone(), (Schedule::OneFOneB, 3, 4));
+            check(&Execution { tokens: TokenLayout { order, parts: 2 }, ..execution });
+        }
+    }
 }
 
 /// Nine layers: what the left branch has left passes one, two and three stages by.

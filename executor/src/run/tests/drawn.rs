@@ -136,6 +136,11 @@ proptest! {
     }
 
     #[test]
+    fn every_drawn_plan_of_a_tower_and_a_decoder_is_right(drawn in drawn()) {
+        run_drawn(&model::tower_and_decoder(), &drawn);
+    }
+
+    #[test]
     fn every_drawn_plan_of_experts_is_right(
         drawn in drawn(),
         bias in prop_oneof![Just(AttentionBias::None), Just(AttentionBias::Slopes), Just(AttentionBias::Sinks)],

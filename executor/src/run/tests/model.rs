@@ -271,6 +271,62 @@ pub(super) fn crossing() -> Layer {
     )
 }
 
+/// Reads what an encoder has left beside the stream; it leaves that for the next layer too where it forks it into three.
+fn attending_memory(name: &str, fork: &str) -> Layer {
+    let bias = AttentionBias::None;
+    let full =
+        OpKind::Attention { scale: None, window: None, softcap: None, bias, mask: AttentionMask::Full };
+    layer(
+        name,
+        &[
+            (OpKind::Fork, fork),
+            (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b s h] +norm[h] -> n[b s h]"),
+            (OpKind::Linear, "n[b s h] *wq[h k r d] -> q[b s k r d]"),
+            (OpKind::Linear, "w1[b m h] *wk[h k d] -> kk[b m k d]"),
+            (OpKind::Linear, "w2[b m h] *wv[h k d] -> vv[b m k d]"),
+            (full, "q[b s k r d] kk[b m k d] vv[b m k d] -> o[b s k r d]"),
+            (OpKind::Linear, "o[b s k r d] *wo[k r d h] -> oo[b s h]"),
+            (OpKind::Add, "oo[b s h] x2[b s h] -> out[b s h]"),
+        ],
+    )
+}
+
+/// A tower over numbers of six places, which waits below a decoder; some layers of the decoder attend to it, others pass
+/// it by.
+pub(super) fn tower_and_decoder() -> Model {
+    let bias = AttentionBias::None;
+    let full =
+        OpKind::Attention { scale: None, window: None, softcap: None, bias, mask: AttentionMask::Full };
+    let patches = layer("patches", &[(OpKind::Linear, "@pixels[b m g] *patch[g h] -> e[b m h]")]);
+    let tower = layer(
+        "tower",
+        &[
+            (OpKind::Fork, "x[b m h] -> x1[b m h] x2[b m h]"),
+            (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b m h] +norm[h] -> n[b m h]"),
+            (OpKind::Fork, "n[b m h] -> n1[b m h] n2[b m h] n3[b m h]"),
+            (OpKind::Linear, "n1[b m h] *wq[h k r d] -> q[b m k r d]"),
+            (OpKind::Linear, "n2[b m h] *wk[h k d] -> kk[b m k d]"),
+            (OpKind::Linear, "n3[b m h] *wv[h k d] -> vv[b m k d]"),
+            (full, "q[b m k r d] kk[b m k d] vv[b m k d] -> o[b m k r d]"),
+            (OpKind::Linear, "o[b m k r d] *wo[k r d h] -> oo[b m h]"),
+            (OpKind::Add, "oo[b m h] x2[b m h] -> out[b m h]"),
+        ],
+    );
+    let cross = attending_memory("cross", "w[b m h] -> w1[b m h] w2[b m h] w3[b m h]");
+    let last = attending_memory("last", "w[b m h] -> w1[b m h] w2[b m h]");
+    let segment = |(layer, count)| Segment { layer, count };
+    let model = Model {
+        name: "tower".into(),
+        default_sequence: SEQUENCE,
+        layers: vec![patches, tower, embedding(), decoder(), cross, last, head()],
+        sequence: [(0, 1), (1, 2), (2, 1), (3, 1), (4, 2), (3, 1), (5, 1), (6, 1)].map(segment).to_vec(),
+        ties: Vec::new(),
+    };
+    assert_eq!(ir::graph::check(&model), Ok(()));
+    model
+}
+
 /// Grouped queries, rotary positions, a gated feed-forward.
 pub(super) fn decoder() -> Layer {
     let rope = || OpKind::Rope { theta: 100.0, dims: 4, side: RotarySide::First };
