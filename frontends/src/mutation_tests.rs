@@ -135,11 +135,12 @@ fn native_texts() -> Vec<String> {
     names.iter().map(native).collect()
 }
 
-/// Models operator by operator: branches, an encoder that all decoder layers read, a tied table.
-const FLAT_TEXTS: [&str; 3] = [
+/// Models operator by operator: branches, an encoder that all decoder layers read, a tied table, patches.
+const FLAT_TEXTS: [&str; 4] = [
     include_str!("../../tests/good/two-towers.json"),
     include_str!("../../tests/good/encoder-decoder.json"),
     include_str!("../../tests/good/unequal-layers.json"),
+    include_str!("../../tests/good/vision-decoder.json"),
 ];
 
 fn all_texts() -> Vec<String> {

@@ -100,6 +100,11 @@ fn an_encoder_that_all_layers_of_a_decoder_read_is_planned_and_computes_what_one
 }
 
 #[test]
+fn a_tower_of_patches_that_a_decoder_sees_is_planned_and_computes_what_one_device_does() {
+    planned_and_run("vision-decoder", "dgx-h100", "dp=4,pp=2");
+}
+
+#[test]
 fn the_layers_of_a_graph_of_operators_are_described() {
     insta::assert_snapshot!(done(&["models", "good/encoder-decoder.json"]).out);
     let native = scratch!("flat-native.json");

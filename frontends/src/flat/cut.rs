@@ -103,12 +103,14 @@ fn cut(flow: &Flow<'_>, sequence: u64, alive: &[TensorId], has_gradient: impl Fn
     Cut { n_values: alive.len(), width, fault: dims.or(ranks).or(gradient) }
 }
 
-/// Sequences, then tokens or what an encoder has in their place, then more; nothing by experts.
+/// Sequences, then tokens or what an encoder has in their place, at last something of fixed length; nothing by experts.
 fn can_stream(flow: &Flow<'_>, tensor: TensorId) -> bool {
     let dims = &flow.whole.tensors[tensor.0].dims;
     let extents: Vec<Extent> = dims.iter().map(|dim| flow.whole.dims[dim.0].extent).collect();
-    matches!(extents[..], [Extent::MicroBatch, Extent::Sequence | Extent::Fixed(_), _, ..])
-        && !extents.iter().any(|extent| matches!(extent, Extent::Slots { .. }))
+    matches!(
+        extents[..],
+        [Extent::MicroBatch, Extent::Sequence | Extent::Fixed(_), .., Extent::Fixed(_) | Extent::Uneven(_)]
+    ) && !extents.iter().any(|extent| matches!(extent, Extent::Slots { .. }))
 }
 
 /// Elements of a tensor for one sequence.

@@ -49,11 +49,28 @@ pub(crate) fn layers(flow: &Flow<'_>, cuts: &Cuts, most: usize) -> Result<Vec<Ra
     for layer in pairs(&borders).iter().filter(|layer| uses_twice(flow, layer)) {
         borders.extend(plateaus.iter().map(|low| low.start).filter(|at| layer.contains(at)));
     }
+    for layer in pairs(&borders).iter().filter(|layer| layer.len() > most) {
+        borders.extend(parted(&plateaus, layer, most));
+    }
     let layers = pairs(&borders);
     match layers.iter().find(|layer| layer.len() > most) {
         Some(layer) => Err(too_large(flow, cuts, layer, most)),
         None => Ok(layers),
     }
+}
+
+/// Narrow places in a layer that is too large, as far apart as a layer may be long.
+fn parted(plateaus: &[Range<usize>], layer: &Range<usize>, most: usize) -> Vec<usize> {
+    let mut borders = vec![layer.start];
+    let places = plateaus.iter().cloned().flatten().filter(|at| layer.contains(at)).chain([layer.end]);
+    let mut before = layer.start;
+    for place in places {
+        if place - borders[borders.len() - 1] > most {
+            borders.push(before);
+        }
+        before = place;
+    }
+    borders
 }
 
 fn uses_twice(flow: &Flow<'_>, layer: &Range<usize>) -> bool {
@@ -130,12 +147,12 @@ fn too_large(flow: &Flow<'_>, cuts: &Cuts, layer: &Range<usize>, most: usize) ->
         Some(CutFault::OnlyLoss) => "only the loss follows".to_owned(),
     };
     let what = format!(
-        "{} operators from `{}` to `{}` hang together, at most {most} are one layer; before `{}` {} values cross, and {why}",
+        "{} operators from `{}` to `{}` hang together, at most {most} are one layer; the fewest elements cross before `{}`, \
+         and {why}",
         layer.len(),
         op(layer.start),
         op(layer.end - 1),
         op(narrowest),
-        cuts.at[narrowest].n_values,
     );
     fault(format!("ops[{}]", flow.order[layer.start]), what)
 }

@@ -8,6 +8,7 @@
 //! Of all runs the one that says most at once is taken first, (n - 1) * operators of a word; of equals the shorter
 //! word, then the narrower cuts, then the first. What lies before and behind is looked at again.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use ir::graph::{Role, TensorId};
@@ -44,6 +45,8 @@ pub(crate) struct Words<'a> {
     cuts: &'a Cuts,
     /// What an operator is by itself, as a number.
     codes: Vec<usize>,
+    /// How many parameters the operators before a position read.
+    n_parameters: Vec<usize>,
     /// Whether a position is a narrow place.
     narrow: Vec<bool>,
     /// Longest word.
@@ -57,7 +60,12 @@ impl<'a> Words<'a> {
         let codes = (0..flow.len()).map(|position| numbers.of(code(flow, position))).collect();
         let mut narrow = vec![false; cuts.at.len()];
         cuts.plateaus().into_iter().flatten().for_each(|position| narrow[position] = true);
-        Self { flow, cuts, codes, narrow, longest }
+        let mut n_parameters = vec![0];
+        for operands in &flow.operands {
+            let own = operands.iter().filter(|&&operand| flow.whole.is_parameter(operand)).count();
+            n_parameters.push(n_parameters[n_parameters.len() - 1] + own);
+        }
+        Self { flow, cuts, codes, n_parameters, narrow, longest }
     }
 
     /// All runs of a graph, in order.
@@ -160,19 +168,24 @@ impl<'a> Words<'a> {
         best: Option<(Run, u128)>,
     ) -> Option<(Run, u128)> {
         let mut better: Option<(Run, u128)> = None;
-        let mut start = range.start;
-        while start + 2 * length <= range.end {
-            let count = self.count(start, length, range.end);
-            let run = Run { start, length, count };
-            if count > 1 && self.is_layer(&run) && best.is_none_or(|(best, _)| run.saved() > best.saved()) {
-                let width =
-                    (0..=count).map(|word| self.cuts.at[start + word * length].width).max().unwrap_or(0);
-                let beats = |(other, wider): (Run, u128)| (run.saved(), wider) > (other.saved(), width);
-                if better.is_none_or(beats) {
-                    better = Some((run, width));
+        // Starts a word apart are of one run, which is looked at once.
+        for first in range.start..(range.start + length).min(range.end) {
+            let mut start = first;
+            while start + 2 * length <= range.end {
+                let count =
+                    if self.is_layer(start, length) { self.count(start, length, range.end) } else { 0 };
+                let run = Run { start, length, count };
+                if count > 1 && best.is_none_or(|(best, _)| run.saved() > best.saved()) {
+                    let borders = (0..=count).map(|word| self.cuts.at[start + word * length].width);
+                    let width = borders.max().unwrap_or(0);
+                    // Of equals the one that starts first, which is not met first here.
+                    let key = |run: &Run, width| (run.saved(), Reverse((width, run.start)));
+                    if better.is_none_or(|(other, wider)| key(&run, width) > key(&other, wider)) {
+                        better = Some((run, width));
+                    }
                 }
+                start += count.max(1) * length;
             }
-            start += 1;
         }
         better
     }
@@ -199,9 +212,8 @@ impl<'a> Words<'a> {
     }
 
     /// What has no parameter is no layer.
-    fn is_layer(&self, run: &Run) -> bool {
-        let word = run.start..run.start + run.length;
-        word.into_iter().any(|at| self.flow.operands[at].iter().any(|&t| self.flow.whole.is_parameter(t)))
+    fn is_layer(&self, start: usize, length: usize) -> bool {
+        self.n_parameters[start + length] > self.n_parameters[start]
     }
 }
 

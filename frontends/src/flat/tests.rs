@@ -301,6 +301,37 @@ fn an_encoder_stands_before_the_decoder_that_reads_it() {
 }
 
 #[test]
+fn what_is_too_large_for_a_layer_is_parted_or_refused_with_the_reason() {
+    let act = OpKind::Act { act: Activation::Relu };
+    let chain = |dims: &str| {
+        let mut graph =
+            Graph::new().lookup("table").linear("in", "table", &format!("h {dims}"), &format!("b s {dims}"));
+        for i in 0..2100 {
+            let before = if i == 0 { "in".to_owned() } else { format!("act{}", i - 1) };
+            graph = graph.op(&format!("act{i}"), act.clone(), &[&before], &format!("b s {dims}"));
+        }
+        graph.linear("out", "act2099", &format!("{dims} h"), STREAM).head("out")
+    };
+    assert_eq!(
+        chain("g").borders(),
+        "table in..act1022 act1023..act2046 act2047..head.norm head.logits..loss"
+    );
+    // Of dims that only sequences and nothing else have, there is no place to cut.
+    let mut graph = chain("g");
+    graph
+        .0
+        .tensors
+        .iter_mut()
+        .filter(|tensor| tensor.dims == "b s g")
+        .for_each(|tensor| tensor.dims = "b g s".into());
+    assert_eq!(
+        graph.fault(),
+        "ops[1]: 2102 operators from `in` to `out` hang together, at most 1024 are one layer; the fewest elements cross \
+         before `act0`, and `in` does not have the dims of a stream, sequences, tokens and more"
+    );
+}
+
+#[test]
 fn a_cycle_is_named() {
     let mut graph = Graph::new().lookup("table").blocks("mlp", 2, "table").head("mlp.1.add");
     let at = graph.0.ops.iter().position(|op| op.name == "mlp.0.add").unwrap();
