@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cost_model::offload::NodeMemory;
 use ir::mesh::AxisId;
 use ir::names::axes::axis_names;
 use ir::names::{Offload, OnHost, OnNvme};
@@ -17,7 +18,7 @@ use crate::explain_overlap::{self, Overlap, overlaps};
 use crate::failure::Failure;
 use crate::figures;
 use crate::output::json;
-use crate::priced;
+use crate::priced::{self, fullest_host};
 use crate::report;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -50,6 +51,9 @@ struct Bottleneck {
     fullest_stage: usize,
     /// Of its capacity.
     fullest_share: f64,
+    /// The same of the memory of a host, or its drives, where they hold anything: of the fullest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fullest_host_share: Option<f64>,
 }
 
 /// A part of a whole: seconds of the step, or bytes of the fullest device.
@@ -105,20 +109,25 @@ pub(crate) fn run(args: &ExplainArgs, terminal: &mut Terminal<'_>) -> Result<(),
     let names = names(&plan, &opened);
     let overlaps = overlaps(&args.plan, (&plan, &opened))?;
     let text = match args.json.json {
-        true => json(&explanation(&plan, names, &overlaps))?,
-        false => describe(&plan, &names, &overlaps),
+        true => json(&explanation((&plan, &opened), names, &overlaps))?,
+        false => describe((&plan, &opened), &names, &overlaps),
     };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
 
-fn explanation<'a>(plan: &'a Plan, names: Vec<AxisNames>, overlap: &'a [Overlap]) -> Explanation<'a> {
+fn explanation<'a>(
+    (plan, opened): (&'a Plan, &OpenPlan),
+    names: Vec<AxisNames>,
+    overlap: &'a [Overlap],
+) -> Explanation<'a> {
     let predicted = plan.predicted.as_ref();
     Explanation {
         model: &plan.model.name,
         cluster: &plan.cluster.name,
         roles: &plan.roles,
-        bottleneck: predicted.and_then(bottleneck),
+        bottleneck: predicted
+            .and_then(|predicted| bottleneck(predicted, fullest_host(plan, opened, predicted).as_ref())),
         time: predicted.map(time_shares).unwrap_or_default(),
         memory: predicted.map(memory_shares).unwrap_or_default(),
         names,
@@ -143,13 +152,14 @@ fn names(plan: &Plan, opened: &OpenPlan) -> Vec<AxisNames> {
     plan.mesh.axis_ids().filter(|&axis| plan.mesh.size(axis) > 1).map(of).collect()
 }
 
-fn bottleneck(predicted: &Prediction) -> Option<Bottleneck> {
+fn bottleneck(predicted: &Prediction, host: Option<&NodeMemory>) -> Option<Bottleneck> {
     let fullest_stage = report::fullest(&predicted.stages)?;
     let stage = &predicted.stages[fullest_stage];
     Some(Bottleneck {
         slowest_stage: report::slowest(&predicted.stages)?,
         fullest_stage,
         fullest_share: stage.peak_memory_bytes / stage.capacity_bytes,
+        fullest_host_share: host.map(|host| host.needed / host.capacity),
     })
 }
 
@@ -253,10 +263,10 @@ fn recomputed(plan: &Plan) -> Vec<Recomputed> {
     list
 }
 
-fn describe(plan: &Plan, names: &[AxisNames], overlaps: &[Overlap]) -> String {
+fn describe((plan, opened): (&Plan, &OpenPlan), names: &[AxisNames], overlaps: &[Overlap]) -> String {
     let mut parts = vec![report::question(plan, &[])];
     if let Some(predicted) = &plan.predicted {
-        parts.push(verdict(plan, predicted));
+        parts.push(verdict(plan, predicted, fullest_host(plan, opened, predicted).as_ref()));
     }
     parts.push(report::arrangement(plan));
     parts.push(names_table(names));
@@ -275,8 +285,8 @@ fn describe(plan: &Plan, names: &[AxisNames], overlaps: &[Overlap]) -> String {
 }
 
 /// The plan in two sentences.
-fn verdict(plan: &Plan, predicted: &Prediction) -> String {
-    let Some(found) = bottleneck(predicted) else { return String::new() };
+fn verdict(plan: &Plan, predicted: &Prediction, host: Option<&NodeMemory>) -> String {
+    let Some(found) = bottleneck(predicted, host) else { return String::new() };
     let mut text = format!(
         "A step takes {}; {} of the peak rate goes into the model.\n",
         figures::seconds(predicted.step_time_s),
@@ -301,7 +311,15 @@ fn verdict(plan: &Plan, predicted: &Prediction) -> String {
         text.push_str(&format!(", {} of it {}", figures::percent(largest.share), largest.part));
     }
     text.push_str(".\n");
-    if found.fullest_share > 1.0 {
+    if let (Some(host), Some(share)) = (host, found.fullest_host_share) {
+        text.push_str(&format!(
+            "A node of stage {} has {} of what it may in {}.\n",
+            host.stage,
+            figures::percent(share),
+            host.store.term()
+        ));
+    }
+    if found.fullest_share > 1.0 || host.is_some_and(|host| !host.fits()) {
         text.push_str("It does not fit.\n");
     }
     text

@@ -70,25 +70,28 @@ pub(crate) fn fits(plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
     }))
 }
 
-/// Refuses a plan whose hosts or their drives lack the memory for what they shall hold.
-fn hosts_fit(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Result<(), Failure> {
-    let request = request(plan, opened);
-    let Ok(constants) = Constants::load().on(&plan.cluster, request.job.engine) else { return Ok(()) };
+/// The node whose host or drives are fullest; nothing where none hold anything.
+pub(crate) fn fullest_host(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Option<NodeMemory> {
+    let constants = Constants::load().on(&plan.cluster, request(plan, opened).job.engine).ok()?;
     let stages = (0..).zip(&predicted.stages);
     let of_stage = |(at, stage): (u64, &StagePrediction)| {
         let held = OnNode { host: stage.host_memory_bytes, nvme: stage.nvme_bytes };
         (held, plan.mesh_of(at).n_devices())
     };
     let stages: Vec<(OnNode, u64)> = stages.map(of_stage).collect();
-    let fullest = fullest_node((&plan.cluster, &constants), &stages);
-    match fullest.filter(|node| !node.fits()) {
+    fullest_node((&plan.cluster, &constants), &stages)
+}
+
+/// Refuses a plan whose hosts or their drives lack the memory for what they shall hold.
+fn hosts_fit(plan: &Plan, opened: &OpenPlan, predicted: &Prediction) -> Result<(), Failure> {
+    match fullest_host(plan, opened, predicted).filter(|node| !node.fits()) {
         None => Ok(()),
         Some(NodeMemory { store, stage, needed, capacity }) => Err(Failure::NoPlan(NoPlan::Overflows {
             stage,
             term: store.term().into(),
             needed,
             capacity,
-            relaxations: planner::relaxations(&request),
+            relaxations: planner::relaxations(&request(plan, opened)),
         })),
     }
 }

@@ -438,7 +438,7 @@ pub fn check(model: &Model) -> Result<(), GraphError> {
 
 /// Every layer finds on the stack what it reads, in the dims in which it reads it, and the loss is left.
 fn check_sequence(model: &Model) -> Result<(), String> {
-    let mut stack: Vec<Vec<Extent>> = Vec::new();
+    let mut stack: Vec<(Vec<Extent>, &str)> = Vec::new();
     let last = model.sequence.len() - 1;
     for (i, run) in model.sequence.iter().enumerate() {
         let layer = &model.layers[run.layer];
@@ -461,18 +461,19 @@ fn check_sequence(model: &Model) -> Result<(), String> {
             let (n, found) = (reads.len(), stack.len());
             return Err(format!("layer `{name}` reads {n} streams, but layers before leave {found} for it"));
         };
-        if let Some(at) = (0..reads.len()).find(|&at| stack[rest + at] != reads[at]) {
+        if let Some(at) = (0..reads.len()).find(|&at| stack[rest + at].0 != reads[at]) {
             let stream = &layer.tensors[layer.stream_in[at].0].name;
             return Err(format!(
                 "layer `{name}` reads `{stream}` in other dims than a layer before leaves it"
             ));
         }
         stack.truncate(rest);
-        stack.extend(leaves);
+        stack.extend(leaves.into_iter().map(|extents| (extents, name.as_str())));
     }
-    match stack.len() {
-        1 => Ok(()),
-        n => Err(format!("{} streams are left beside the loss: no layer reads them", n - 1)),
+    match stack.as_slice() {
+        [_] => Ok(()),
+        [(_, layer), ..] => Err(format!("layer `{layer}` leaves a stream that no layer reads")),
+        [] => Err("no layer leaves the loss".into()),
     }
 }
 

@@ -78,7 +78,7 @@ pub struct LayerDocument {
 
 /// One tensor or several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected the name of a tensor, or a list of names")]
 pub enum Streams {
     /// One.
     One(String),

@@ -144,7 +144,22 @@ fn parameters_are_fetched_for_every_use() {
         &path,
         &["parameters from the host, for a use", "new parameters to the host", "arenas on the hosts"],
     );
-    assert!(done(&format!("explain {plan}")).contains("are fetched for every use"));
+    let explained = done(&format!("explain {plan}"));
+    assert!(
+        explained.contains("are fetched for every use") && !explained.contains("does not fit"),
+        "{explained}"
+    );
+    // On hosts with a sixteenth of the memory it is explained too, and said not to fit.
+    let mut file = read(&path);
+    let memory = &mut file["cluster"]["groups"][0]["host_memory_bytes"];
+    *memory = (memory.as_f64().unwrap() / 16.0).into();
+    let small = fresh("states-small-host.json");
+    std::fs::write(&small, file.to_string()).unwrap();
+    let explained = done(&format!("explain {}", small.display()));
+    assert!(
+        explained.contains("states and activations in the memory of its node's host.\nIt does not fit."),
+        "{explained}"
+    );
 }
 
 /// Where the link is slower than the layers, what shows of it is told.

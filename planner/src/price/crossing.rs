@@ -3,8 +3,10 @@
 use ir::graph::TensorId;
 use ir::links::links;
 use ir::sharding::Sharding;
+use ir::units::Bytes;
 
-use crate::price::staged::Staged;
+use crate::price::setting::Setting;
+use crate::price::staged::{Staged, elements_of};
 
 /// What the layers of one run leave for those of a later one, in another chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,17 +43,21 @@ impl Staged<'_> {
         if self.model.is_chain() {
             return self.neighbours(chunk).into_iter().collect();
         }
-        let runs: Vec<(usize, usize)> = self
-            .chunks
-            .iter()
-            .enumerate()
-            .flat_map(|(at, runs)| runs.iter().map(move |run| (at, run.0)))
-            .collect();
+        let into = |one: &Crossing| one.to == chunk && one.from != chunk;
+        self.handed_on().into_iter().filter(into).collect()
+    }
+
+    /// What layers leave for later ones: all that goes further than to the next layer of the same chunk.
+    fn handed_on(&self) -> Vec<Crossing> {
+        let of_chunk = |(at, runs): (usize, &Vec<(usize, u64)>)| {
+            runs.iter().map(move |run| (at, run.0)).collect::<Vec<(usize, usize)>>()
+        };
+        let runs: Vec<(usize, usize)> = self.chunks.iter().enumerate().flat_map(of_chunk).collect();
         let layers = runs.iter().map(|(_, entry)| &self.model.layers[self.entries[*entry].kind]);
         let mut found: Vec<((usize, usize), Crossing)> = Vec::new();
         for link in links(layers) {
             let ((from, left), (to, reader)) = (runs[link.from], runs[link.to]);
-            if to != chunk || from == to {
+            if from == to && link.from + 1 == link.to {
                 continue;
             }
             let stream = self.model.layers[self.entries[reader].kind].stream_in[link.read];
@@ -65,6 +71,22 @@ impl Staged<'_> {
             }
         }
         found.into_iter().map(|(_, crossing)| crossing).collect()
+    }
+
+    /// Bytes that a device of a stage has of streams, or of their gradients, that wait for a layer behind others: one where
+    /// both are in one chunk; of what comes from a chunk further back than the one before, as many as that can be ahead.
+    pub(super) fn waiting(&self, setting: &Setting<'_>, stage: usize) -> Bytes {
+        if self.model.is_chain() {
+            return Bytes::ZERO;
+        }
+        let mesh = self.meshes.of(stage as u64);
+        let of = |crossing: &Crossing| {
+            let ahead = (crossing.to - crossing.from).saturating_sub(1) as u64;
+            let n = if crossing.to == crossing.from { 1 } else { ahead.min(self.n_micro_batches) };
+            let shapes = self.shapes(crossing, setting.job.sequence);
+            setting.activation(elements_of(crossing.read, mesh, &shapes)) * n as f64
+        };
+        self.handed_on().iter().filter(|crossing| self.is_at(crossing.to, stage)).map(of).sum()
     }
 
     /// The same of a chain, where a chunk takes over from the one before.

@@ -1,7 +1,7 @@
 //! Bytes of a device of one stage at its peak, by category.
 //!
 //! ```text
-//! states + in flight * saved + waiting * carried + owed to earlier slices + the largest working set of a layer + stand-ins
+//! states + in flight * saved + streams that wait + waiting * carried + owed to earlier slices + the largest working set of a layer + stand-ins
 //!   + what the optimizer copies + logits + gathered units + reserve                                                                                -> stage_memory()
 //! ```
 
@@ -22,6 +22,9 @@ const CARRIED: &str = "carried to weight gradients";
 /// What the engine holds of streams that were sent.
 const OUTPUTS: &str = "streams between stages";
 
+/// Streams that a layer behind others takes over.
+const WAITING: &str = "streams that wait";
+
 /// What slices leave for those before them.
 const OWED: &str = "gradients owed to earlier slices";
 
@@ -41,6 +44,10 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
     let outputs = staged.held_outputs(setting, stage, held.saved);
     if outputs > Bytes::ZERO {
         memory.activations.insert(OUTPUTS.to_string(), outputs);
+    }
+    let waiting = staged.waiting(setting, stage);
+    if waiting > Bytes::ZERO {
+        memory.activations.insert(WAITING.to_string(), waiting);
     }
     if held.owed > Bytes::ZERO {
         memory.activations.insert(OWED.to_string(), held.owed);
@@ -80,7 +87,7 @@ fn but_activations(
         *most = most.max(own.stand_ins);
     }
     memory.on_node = hosts::of_stage(staged, stage, held);
-    kept += staged.held_outputs(setting, stage, held.saved);
+    kept += staged.held_outputs(setting, stage, held.saved) + staged.waiting(setting, stage);
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;
     let (precision, constants) = (setting.job.precision, setting.machine.constants);

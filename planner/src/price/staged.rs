@@ -260,7 +260,7 @@ impl Staged<'_> {
     }
 
     /// Whether a stage runs a chunk, or a copy of it.
-    fn is_at(&self, chunk: usize, stage: usize) -> bool {
+    pub(super) fn is_at(&self, chunk: usize, stage: usize) -> bool {
         self.schedule.placement().ranks(self.n_stages as u32, chunk as u32).contains(&(stage as u32))
     }
 
@@ -385,7 +385,7 @@ impl Staged<'_> {
 }
 
 /// Elements that a device has of several tensors in one sharding.
-fn elements_of(sharding: Sharding, mesh: &Mesh, shapes: &[Vec<u64>]) -> f64 {
+pub(super) fn elements_of(sharding: Sharding, mesh: &Mesh, shapes: &[Vec<u64>]) -> f64 {
     shapes.iter().map(|shape| sharding.local_elements(mesh, shape)).sum::<u64>() as f64
 }
 

@@ -1,6 +1,7 @@
 //! Models in which layers hand on more than one stream: a branch that waits, and layers that read both.
 
 use super::*;
+use crate::job::Chunk;
 use model::{branched, tower_and_decoder};
 
 /// The model with one choice per kind that cuts along these axes.
@@ -42,6 +43,18 @@ fn a_tower_of_another_length_computes_on_a_grid_what_one_device_does() {
             check(&Execution { tokens: TokenLayout { order, parts: 2 }, ..execution });
         }
     }
+}
+
+/// Both streams of one layer come from one other rank, which gets their gradients in the reverse order.
+#[test]
+fn streams_between_the_same_two_ranks_are_not_taken_for_each_other() {
+    let (model, mesh) = (branched(), Mesh::of_sizes(&[]).unwrap());
+    let mut execution = execution(&model, &mesh, choices(&model, &[], &[]), (Schedule::GPipe, 2, 2));
+    let kinds = model.kinds_in_order();
+    let joined = kinds.iter().position(|&kind| model.layers[kind].stream_in.len() == 2).unwrap();
+    execution.chunks =
+        [&kinds[..joined], &kinds[joined..]].map(|layers| Chunk { layers: layers.to_vec() }).to_vec();
+    check(&execution);
 }
 
 /// Nine layers: what the left branch has left passes one, two and three stages by.
