@@ -67,6 +67,17 @@ enum Hides {
 /// The forms of a layer kind that are asked, in the hands of the solver.
 type Choosers<'s> = Vec<(usize, Chooser<'s>)>;
 
+/// Chunks of a candidate for a schedule.
+struct Cut {
+    /// What they take at least.
+    least: f64,
+    /// Place among all schedules and ends that are tried.
+    at: usize,
+    schedule: Schedule,
+    ends: Ends,
+    cuts: Vec<Chunk>,
+}
+
 /// Arrangements of a candidate so far, by the place of their schedule.
 #[derive(Default)]
 struct Arrangements {
@@ -412,23 +423,23 @@ impl Scope<'_> {
     fn arrange_all(&self, candidate: &Candidate, shelves: &[Shelf], known: &mut Arrangements) -> bool {
         let levels = self.levels_on(shelves);
         let mut all_fit = true;
-        let mut cut: Vec<(f64, usize, (Schedule, Ends), Vec<Chunk>)> = Vec::new();
+        let mut cut: Vec<Cut> = Vec::new();
+        let ends = self.ends(candidate);
         let orders = self.schedules(candidate).into_iter();
-        let orders =
-            orders.flat_map(|schedule| self.ends(candidate).iter().map(move |&ends| (schedule, ends)));
+        let orders = orders.flat_map(|schedule| ends.iter().map(move |&ends| (schedule, ends)));
         for (at, (schedule, ends)) in orders.enumerate() {
             let shares = Share::of(schedule, levels.len()).iter();
-            let mut all_cuts =
-                shares.filter_map(|&share| self.cuts(candidate, (schedule, share, ends), &levels));
-            match all_cuts.next() {
+            let all_cuts = |&share| self.cuts(candidate, (schedule, share, ends), &levels);
+            match shares.filter_map(all_cuts).next() {
                 Some(cuts) => {
-                    cut.push((self.least_time(candidate, schedule, &cuts), at, (schedule, ends), cuts))
+                    let least = self.least_time(candidate, schedule, &cuts);
+                    cut.push(Cut { least, at, schedule, ends, cuts });
                 }
                 None => all_fit &= ends == Ends::AtBends,
             }
         }
-        cut.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        for (least, at, (schedule, ends), cuts) in cut {
+        cut.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
+        for Cut { least, at, schedule, ends, cuts } in cut {
             if let Some((_, fits)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
                 all_fit &= fits;
             } else if least * CUT_SLACK >= known.limit {

@@ -143,14 +143,12 @@ pub(super) fn mlp() -> Layer {
     )
 }
 
-/// Attends to what another branch has left, and leaves it for the next layer, if `passes`.
-pub(super) fn joined(name: &str, passes: bool) -> Layer {
-    let fork =
-        if passes { "w[b s h] -> w1[b s h] w2[b s h] w3[b s h]" } else { "w[b s h] -> w1[b s h] w2[b s h]" };
+/// Attends to what another branch has left, `w1` and `w2` of its copies; a third is left for the next layer.
+fn joined(name: &str, copies: &str) -> Layer {
     layer(
         name,
         &[
-            (OpKind::Fork, fork),
+            (OpKind::Fork, copies),
             (OpKind::Fork, "x[b s h] -> x1[b s h] x2[b s h]"),
             (OpKind::RmsNorm { eps: 1e-5, shift: 0.0 }, "x1[b s h] +norm[h] -> n[b s h]"),
             (OpKind::Linear, "n[b s h] *wq[h k r d] -> q[b s k r d]"),
@@ -177,8 +175,8 @@ pub(super) fn branched() -> Model {
             named("left", embedding()),
             mlp(),
             named("right", embedding_with_positions()),
-            joined("joined", true),
-            joined("last", false),
+            joined("joined", "w[b s h] -> w1[b s h] w2[b s h] w3[b s h]"),
+            joined("last", "w[b s h] -> w1[b s h] w2[b s h]"),
             head(),
         ],
         sequence: [(0, 1), (1, 2), (2, 1), (1, 1), (3, 2), (4, 1), (5, 1)]
