@@ -8,17 +8,17 @@
 //! closed forms of GPipe and 1F1B, bubble `(p - 1)(F + B)`, and of the interleaved schedule, `(p - 1)(F + B) / v`
 //! (arXiv 2104.04473 section 2.2), exactly.
 
-use std::collections::BTreeMap;
-
 use ir::schedule::{
-    Action, ChunkGraph, Placement, RankTimeline, ScheduleError, Seat, Section, Span, TableShape, Timeline,
-    in_dependency_order, in_graph_order,
+    Action, Placement, RankTimeline, ScheduleError, Seat, Section, Span, TableShape, Timeline,
+    in_dependency_order,
 };
 use ir::units::Seconds;
 use thiserror::Error;
 
+mod branches;
 mod turns;
 
+pub use branches::Branches;
 pub use turns::{EXACT, Turns, schedule_totals};
 
 /// Whether a transfer between chunks holds up the rank that sends.
@@ -52,39 +52,6 @@ pub struct PipelineTimes {
     pub branches: Option<Branches>,
     /// Whether transfers are exposed.
     pub transfers: Transfers,
-}
-
-/// Streams between any chunks, for one micro-batch or for each slice of it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Branches {
-    /// Which chunks hand streams to which.
-    pub graph: ChunkGraph,
-    /// Transfer from a chunk to a later one, either way, per slice.
-    pub transfers: BTreeMap<(u32, u32), Vec<Seconds>>,
-}
-
-impl Branches {
-    /// Of pairs of chunks and the transfer between them.
-    pub fn new(n_chunks: usize, transfers: BTreeMap<(u32, u32), Vec<Seconds>>) -> Self {
-        Self { graph: ChunkGraph::new(n_chunks, transfers.keys().copied()), transfers }
-    }
-
-    /// Transfer of a slice between two chunks.
-    fn time(&self, pair: (u32, u32), slice: u32) -> Seconds {
-        let times = self.transfers.get(&pair).and_then(|slices| slices.get(slice as usize));
-        times.copied().unwrap_or(Seconds::ZERO)
-    }
-
-    /// Where an action's result goes, and how long that takes.
-    fn sends(&self, section: Section, chunk: u32, slice: u32) -> impl Iterator<Item = (u32, Seconds)> {
-        let (behind, before): (&[u32], &[u32]) = match section {
-            Section::Forward => (self.graph.behind(chunk), &[]),
-            Section::Backward | Section::BackwardInput => (&[], self.graph.before(chunk)),
-            Section::BackwardWeight => (&[], &[]),
-        };
-        let there = behind.iter().map(move |&to| (to, self.time((chunk, to), slice)));
-        there.chain(before.iter().map(move |&to| (to, self.time((to, chunk), slice))))
-    }
 }
 
 /// Times of the two parts of backward for one micro-batch, per chunk.
@@ -329,7 +296,7 @@ fn walk(
     mut visit: impl FnMut(Span, RankTotals),
 ) -> Result<Seconds, SimulateError> {
     if let Some(branches) = &times.branches {
-        return walk_branches(table, (shape, branches), times, visit);
+        return branches::walk(table, (shape, branches), times, visit);
     }
     let mut arrival = vec![Seconds::ZERO; shape.n_events()];
     let mut free = vec![Seconds::ZERO; table.len()];
@@ -345,52 +312,6 @@ fn walk(
         let sending_s = times.exposed(send);
         // The last chunk's forward goes to its own backward: `send` is zero there.
         arrival[yields] = end_s + send;
-        free[action.rank as usize] = end_s + sending_s;
-        makespan = makespan.max(end_s);
-        visit(Span { action, start_s, end_s }, RankTotals { busy_s: compute, sending_s });
-    })?;
-    Ok(makespan)
-}
-
-/// The same where chunks take over from several others: what a chunk sends goes one after the other.
-fn walk_branches(
-    table: &[Vec<Action>],
-    (shape, branches): (TableShape, &Branches),
-    times: &PipelineTimes,
-    mut visit: impl FnMut(Span, RankTotals),
-) -> Result<Seconds, SimulateError> {
-    let mut ends = vec![Seconds::ZERO; shape.n_events()];
-    let mut free = vec![Seconds::ZERO; table.len()];
-    let mut makespan = Seconds::ZERO;
-    let rank_of =
-        |chunk: u32, micro_batch: u32| shape.placement.seat(shape.n_stages, chunk, micro_batch).rank;
-    // What a chunk sends to others on other ranks, and when each of it has arrived after its end.
-    let sent = |action: Action, section: Section, chunk: u32| {
-        let far = move |to: &(u32, Seconds)| {
-            rank_of(to.0, action.micro_batch) != rank_of(chunk, action.micro_batch)
-        };
-        branches.sends(section, chunk, action.slice).filter(far)
-    };
-    let arrives = |action: Action, section: Section, from: u32, to: u32| -> Seconds {
-        let all: Vec<(u32, Seconds)> = sent(action, section, from).collect();
-        let up_to = all.iter().position(|(other, _)| *other == to).map_or(0, |at| at + 1);
-        all[..up_to].iter().map(|(_, time)| *time).sum()
-    };
-    in_graph_order(table, shape, &branches.graph, |action, needs, yields| {
-        let chunk = shape.chunk(action);
-        let (section, neighbours) = match action.section {
-            Section::Forward => (Section::Forward, branches.graph.before(chunk)),
-            Section::Backward | Section::BackwardInput => (Section::Backward, branches.graph.behind(chunk)),
-            Section::BackwardWeight => (Section::BackwardWeight, [].as_slice()),
-        };
-        let delays = neighbours.iter().map(|&other| arrives(action, section, other, chunk));
-        let delays = delays.chain(std::iter::repeat(Seconds::ZERO));
-        let ready = needs.iter().zip(delays).map(|(&needed, delay)| ends[needed] + delay);
-        let start_s = ready.fold(free[action.rank as usize], Seconds::max);
-        let compute = times.compute(action.section, (chunk as usize, action.slice));
-        let end_s = start_s + compute;
-        let sending_s = times.exposed(sent(action, action.section, chunk).map(|(_, time)| time).sum());
-        ends[yields] = end_s;
         free[action.rank as usize] = end_s + sending_s;
         makespan = makespan.max(end_s);
         visit(Span { action, start_s, end_s }, RankTotals { busy_s: compute, sending_s });

@@ -11,8 +11,9 @@ use crate::instruction::Tag;
 use crate::kernels::{Real, Tensor};
 use crate::label::{Class, Phase};
 use crate::lifetimes::{Direction, Held};
-use crate::prepare::{Border, unfit};
+use crate::prepare::unfit;
 use crate::rank::Rank;
+use crate::ways::Border;
 
 impl<E: Real> Rank<'_, E> {
     /// A stream that a layer reads, in the sharding in which it reads it.
@@ -23,7 +24,7 @@ impl<E: Real> Rank<'_, E> {
         seq: u64,
     ) -> Result<Tensor<E>, ExecutorError> {
         let run = self.run;
-        let border = &run.borders[way.0];
+        let border = &run.ways.borders[way.0];
         let from = self.run.stage_at(border.chunks[0], way.1.micro_batch);
         let key = (way.0, Direction::Forward, self.run.unit_of(seq));
         let stream = self.receive(comm, (from, border, border.sent), key, seq)?;
@@ -38,7 +39,7 @@ impl<E: Real> Rank<'_, E> {
         (seq, stream): (u64, Tensor<E>),
     ) -> Result<(), ExecutorError> {
         let run = self.run;
-        let border = &run.borders[way.0];
+        let border = &run.ways.borders[way.0];
         let to = self.run.stage_at(border.chunks[1], way.1.micro_batch);
         let key = (way.0, Direction::Forward, self.run.unit_of(seq));
         self.send(comm, (to, border), key, (seq, stream))
@@ -52,7 +53,7 @@ impl<E: Real> Rank<'_, E> {
         seq: u64,
     ) -> Result<Tensor<E>, ExecutorError> {
         let run = self.run;
-        let border = &run.borders[way.0];
+        let border = &run.ways.borders[way.0];
         let from = self.run.stage_at(border.chunks[1], way.1.micro_batch);
         let key = (way.0, Direction::Backward, self.run.unit_of(seq));
         self.receive(comm, (from, border, border.gradient), key, seq)
@@ -66,7 +67,7 @@ impl<E: Real> Rank<'_, E> {
         (seq, gradient): (u64, Tensor<E>),
     ) -> Result<(), ExecutorError> {
         let run = self.run;
-        let border = &run.borders[way.0];
+        let border = &run.ways.borders[way.0];
         let gradient = self.at_border(comm, border, (Phase::Backward, seq), gradient)?;
         let to = self.run.stage_at(border.chunks[0], way.1.micro_batch);
         let key = (way.0, Direction::Backward, self.run.unit_of(seq));

@@ -33,6 +33,7 @@ mod initial;
 mod routing;
 
 mod prepare;
+mod ways;
 
 pub mod arena;
 

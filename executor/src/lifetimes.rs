@@ -23,8 +23,9 @@ use ir::work::Pass;
 use crate::arena::{Buffer, Placed, place};
 use crate::convert::Seat;
 use crate::job::LayerIdx;
-use crate::prepare::{ParameterKey, Prepared, Way};
+use crate::prepare::{ParameterKey, Prepared};
 use crate::update::flat_cut;
+use crate::ways::Way;
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -211,7 +212,7 @@ impl<'a> Walk<'a> {
     fn pass_on(&mut self, way: Way, direction: Direction, (action, unit): (Action, u32)) {
         let run = self.run;
         let Way::Border(border) = way else { return };
-        let between = &run.borders[border];
+        let between = &run.ways.borders[border];
         let (to, sharding) = match direction {
             Direction::Forward => (between.chunks[1], between.sent),
             Direction::Backward => (between.chunks[0], between.gradient),
@@ -234,7 +235,7 @@ impl<'a> Walk<'a> {
         let run = self.run;
         let program = run.program(layer_idx);
         let held = |value: ValueId| Held::Value(layer_idx, unit, value);
-        run.reads[layer_idx].iter().for_each(|&way| self.take_over(way, Direction::Forward, unit));
+        run.ways.reads[layer_idx].iter().for_each(|&way| self.take_over(way, Direction::Forward, unit));
         for &stream in &program.stream {
             self.make(held(stream), self.value_bytes((layer_idx, unit), stream));
         }
@@ -244,7 +245,7 @@ impl<'a> Walk<'a> {
             self.moment += 1;
             move_all((&mut self.device, &mut self.host), &held_of((layer_idx, unit)), self.moment);
         }
-        for &way in run.leaves[layer_idx].iter().flatten() {
+        for &way in run.ways.leaves[layer_idx].iter().flatten() {
             self.pass_on(way, Direction::Forward, (action, unit));
         }
     }
@@ -260,7 +261,7 @@ impl<'a> Walk<'a> {
             (Section::BackwardInput, Some(split)) => (&split.input, &split.carried),
             (_, _) => (&program.backward, &[]),
         };
-        for &way in run.leaves[layer_idx].iter().flatten() {
+        for &way in run.ways.leaves[layer_idx].iter().flatten() {
             self.take_over(way, Direction::Backward, unit);
         }
         if program.kept == Home::Host {
@@ -274,7 +275,7 @@ impl<'a> Walk<'a> {
         self.section((layer_idx, unit), code, Pass::Backward);
         let leaves = program.stream_gradient.iter().filter(|id| !carried.contains(id));
         leaves.for_each(|&value| self.drop(held(value)));
-        for &way in &run.reads[layer_idx] {
+        for &way in &run.ways.reads[layer_idx] {
             self.pass_on(way, Direction::Backward, (action, unit));
         }
     }

@@ -3,14 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ir::conversion::{Step, steps};
 use ir::graph::{Data, Layer, OpId, Role, Sizes, TensorId};
-use ir::links::{Link, links};
 use ir::lower::LayerChoice;
 use ir::mesh::AxisId;
-use ir::program::{HeldParameter, Program, Side, Update, ValueId};
+use ir::program::{HeldParameter, Program, Side, Update};
 use ir::schedule::{Action, Section, check_table};
-use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
 use ir::split::{SplitBackward, split_backward};
 use ir::strategy::Strategy;
@@ -21,16 +18,15 @@ use ndarray::ArrayD;
 use crate::audit::Leaves;
 use crate::element::{Edges, Width};
 use crate::error::ExecutorError;
-use crate::handover::{self, Part};
 use crate::initial::{self, Batch, Counting, Texts};
 use crate::job::{Execution, Instance, LayerIdx};
 use crate::kernels;
 use crate::label::{Phase, Place};
-use crate::lifetimes::Direction;
 use crate::rank::At;
 use crate::routing::Routes;
 use crate::run::ParameterName;
 use crate::states::{self, States};
+use crate::ways::{Border, Ways};
 
 /// Rows of every loop of an operator.
 pub(crate) type Rows = Vec<Range<u64>>;
@@ -55,12 +51,8 @@ pub(crate) struct Prepared<'a> {
     pub(crate) rows: Vec<Vec<Vec<Vec<Rows>>>>,
     /// Experts that routers are to choose.
     pub(crate) routes: &'a Routes,
-    /// Streams that go further than from one layer to the next of a chunk.
-    pub(crate) borders: Vec<Border>,
-    /// Per layer and stream that it reads, where it comes from.
-    pub(crate) reads: Vec<Vec<Way>>,
-    /// Per layer and stream that it leaves, where it goes; the loss goes nowhere.
-    pub(crate) leaves: Vec<Vec<Option<Way>>>,
+    /// Where streams come from and go.
+    pub(crate) ways: Ways,
     /// Parameters that are one.
     pub(crate) ties: Vec<TiedPair>,
     /// What every parameter begins with.
@@ -70,54 +62,6 @@ pub(crate) struct Prepared<'a> {
     counting: Counting,
     /// Per step, the tokens that the loss counts.
     n_counted: Vec<u64>,
-}
-
-/// How a stream gets from the layer that leaves it to the one that reads it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// From hand to hand: the neighbour in the same chunk has it at this position.
-    Near(usize),
-    /// Over this one of the borders.
-    Border(usize),
-}
-
-/// A stream from one chunk to another, or past other layers of its own.
-pub(crate) struct Border {
-    /// The layers.
-    pub(crate) link: Link,
-    /// Chunks of the layer that leaves it and of the one that reads it.
-    pub(crate) chunks: [u32; 2],
-    /// How the stream leaves the chunk before; its gradient arrives there in the dual.
-    pub(crate) sent: Sharding,
-    /// How its gradient leaves this chunk.
-    pub(crate) gradient: Sharding,
-    /// From the sharding in which the stream is sent to the one in which it is read.
-    pub(crate) forward: Vec<Step>,
-    /// From the sharding in which its gradient leaves to the one in which it is sent back.
-    pub(crate) backward: Vec<Step>,
-    /// Lengths of the whole stream's dims, per slice.
-    shapes: Vec<Vec<u64>>,
-    /// Where the stages have other meshes: what goes from whom to whom, per slice.
-    handover: Option<Handover>,
-}
-
-/// The stream between stages of other meshes, which is sent in the sharding in which it is read.
-pub(crate) struct Handover {
-    /// How it is read.
-    pub(crate) read: Sharding,
-    /// How its gradient leaves.
-    pub(crate) left: Sharding,
-    /// Per slice, its parts, and those of its gradient.
-    parts: Vec<[Vec<Part>; 2]>,
-}
-
-impl Border {
-    /// What goes from whom to whom for a slice, where the stages have other meshes.
-    pub(crate) fn parts(&self, direction: Direction, slice: u32) -> Option<(&Handover, &[Part])> {
-        let handover = self.handover.as_ref()?;
-        let [forward, backward] = &handover.parts[slice as usize];
-        Some((handover, if direction == Direction::Forward { forward } else { backward }))
-    }
 }
 
 /// A tie, with the layers that have the two parameters.
@@ -156,9 +100,7 @@ impl<'a> Prepared<'a> {
             signatures: layers.iter().map(|l| l.ops.iter().map(|op| signature(l, op)).collect()).collect(),
             rows: Vec::new(),
             routes,
-            borders: Vec::new(),
-            reads: Vec::new(),
-            leaves: Vec::new(),
+            ways: Ways::default(),
             ties: Vec::new(),
             initial: BTreeMap::new(),
             positions,
@@ -175,7 +117,7 @@ impl<'a> Prepared<'a> {
         let devices = 0..(0..execution.n_stages).map(n_devices).max().unwrap_or(0);
         let rows = |slice| devices.clone().map(|device| prepared.find_rows(slice, device)).collect();
         prepared.rows = slices.map(rows).collect();
-        prepared.find_ways()?;
+        prepared.ways = Ways::find(&prepared)?;
         prepared.ties = prepared.find_ties()?;
         prepared.initial = prepared.draw_parameters()?;
         Ok(prepared)
@@ -220,7 +162,7 @@ impl<'a> Prepared<'a> {
 
     /// Lengths of the dims of the stream that passes a border.
     pub(crate) fn border_shape<'b>(&self, border: &'b Border, seq: u64) -> &'b [u64] {
-        &border.shapes[self.slice_of(seq) as usize]
+        border.shape(self.slice_of(seq))
     }
 
     /// The slice of a unit counted from the first step.
@@ -368,94 +310,6 @@ impl<'a> Prepared<'a> {
             pairs.map(rows).collect()
         };
         self.execution.choices.iter().enumerate().map(of_choice).collect()
-    }
-
-    /// Where streams are handed on, per layer.
-    fn find_ways(&mut self) -> Result<(), ExecutorError> {
-        let layers = (0..self.instances.len()).map(|layer_idx| self.layer(layer_idx));
-        let links = links(layers);
-        let mut reads: Vec<Vec<Way>> = vec![Vec::new(); self.instances.len()];
-        let mut leaves: Vec<Vec<Option<Way>>> = (0..self.instances.len())
-            .map(|layer_idx| vec![None; self.program(layer_idx).out.len()])
-            .collect();
-        for link in links {
-            let border = self.find_border(link)?;
-            let [read, left] = match border {
-                None => [Way::Near(link.left), Way::Near(link.read)],
-                Some(border) => {
-                    self.borders.push(border);
-                    [Way::Border(self.borders.len() - 1); 2]
-                }
-            };
-            reads[link.to].push(read);
-            leaves[link.from][link.left] = Some(left);
-        }
-        for (layer_idx, reads) in reads.iter().enumerate() {
-            if reads.len() < self.program(layer_idx).stream.len() {
-                let place = format!("layer {layer_idx} `{}`", self.layer(layer_idx).name);
-                return Err(unfit(format!("{place}: no layer leaves the stream that it reads")));
-            }
-        }
-        (self.reads, self.leaves) = (reads, leaves);
-        Ok(())
-    }
-
-    /// What passes a link that is more than from one layer to the next of the same chunk.
-    fn find_border(&self, link: Link) -> Result<Option<Border>, ExecutorError> {
-        let (before, after) = (self.program(link.from), self.program(link.to));
-        let place = format!("layer {} `{}`", link.to, self.layer(link.to).name);
-        let at = |ids: &[ValueId], at: usize, program: &Program| ids.get(at).map(|&id| program.value(id));
-        let [sent, wanted] = [&before.out, &before.out_gradient].map(|ids| at(ids, link.left, before));
-        let [read, left] = [&after.stream, &after.stream_gradient].map(|ids| at(ids, link.read, after));
-        let (Some(sent), Some(wanted), Some(read), Some(left)) = (sent, wanted, read, left) else {
-            return Err(unfit(format!("{place}: its program reads no stream")));
-        };
-        let (left, wanted) = (left.sharding, wanted.sharding);
-        let slices = 0..self.execution.slices.n();
-        let shapes: Vec<_> = slices.map(|slice| self.shape_of(link.to, read.tensor, slice)).collect();
-        if Some(&self.shape_of(link.from, sent.tensor, 0)) != shapes.first() {
-            return Err(unfit(format!("{place}: the layer before gives a stream of another shape")));
-        }
-        let [first, second] = [link.from, link.to].map(|layer_idx| self.instances[layer_idx].chunk);
-        if first == second && (sent.sharding != read.sharding || left != wanted) {
-            return Err(unfit(format!("{place}: the layer before gives the stream in another sharding")));
-        }
-        if first == second && link.to == link.from + 1 {
-            return Ok(None);
-        }
-        let meshes = [first, second].map(|chunk| self.execution.mesh_of_chunk(chunk as usize));
-        let all = [sent.sharding, read.sharding, left, wanted];
-        if meshes[0] != meshes[1] && all.iter().any(|sharding| !sharding.partial_axes().is_empty()) {
-            return Err(unfit(format!("{place}: unfinished sums cannot go to another mesh")));
-        }
-        let handover = (meshes[0] != meshes[1]).then(|| {
-            let side = |mesh, sharding| handover::Side { mesh, sharding };
-            let of = |shape: &Vec<u64>| {
-                [
-                    handover::parts(side(meshes[0], sent.sharding), side(meshes[1], read.sharding), shape),
-                    handover::parts(side(meshes[1], left), side(meshes[0], wanted), shape),
-                ]
-            };
-            Handover { read: read.sharding, left, parts: shapes.iter().map(of).collect() }
-        });
-        let find = |from, to| {
-            if handover.is_some() {
-                return Ok(Vec::new());
-            }
-            steps(from, to)
-                .ok_or_else(|| unfit(format!("{place}: no conversion leads to its stream's sharding")))
-        };
-        let (forward, backward) = (find(sent.sharding, read.sharding)?, find(left, wanted)?);
-        Ok(Some(Border {
-            link,
-            chunks: [first, second],
-            sent: sent.sharding,
-            gradient: wanted,
-            forward,
-            backward,
-            shapes,
-            handover,
-        }))
     }
 
     fn find_ties(&self) -> Result<Vec<TiedPair>, ExecutorError> {

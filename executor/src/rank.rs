@@ -26,9 +26,10 @@ use crate::lifetimes::{Held, RankPlan};
 use crate::memory::{Memory, RankMemory};
 use crate::observe::Activity;
 use crate::offload::HostMoves;
-use crate::prepare::{ParameterKey, Prepared, Way, unfit};
+use crate::prepare::{ParameterKey, Prepared, unfit};
 use crate::routing::Routes;
 use crate::update::{Carried, Parameter};
+use crate::ways::Way;
 
 /// A layer, and a micro-batch of a step or a slice of one.
 pub(crate) type Unit = (LayerIdx, u32);
@@ -174,7 +175,7 @@ impl<'a, E: Real> Rank<'a, E> {
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Forward, seq) };
             // All are taken from where they wait before the first has its place in the layer.
             let mut streams = Vec::new();
-            for &way in &self.run.reads[layer_idx] {
+            for &way in &self.run.ways.reads[layer_idx] {
                 streams.push(match way {
                     Way::Near(left) => handed(&mut near, left)?,
                     Way::Border(border) => self.receive_stream(comm, (border, action), seq)?,
@@ -189,7 +190,7 @@ impl<'a, E: Real> Rank<'a, E> {
             self.keep(self.unit(at));
             self.stow(self.unit(at))?;
             near.clear();
-            for (stream, way) in left.into_iter().zip(&self.run.leaves[layer_idx]) {
+            for (stream, way) in left.into_iter().zip(&self.run.ways.leaves[layer_idx]) {
                 match way {
                     Some(Way::Border(border)) => self.send_stream(comm, (*border, action), (seq, stream))?,
                     Some(Way::Near(_)) => {
@@ -224,7 +225,7 @@ impl<'a, E: Real> Rank<'a, E> {
             };
             let at = At { layer_idx, place: self.run.place(layer_idx, Phase::Backward, seq) };
             let mut gradients = Vec::new();
-            for &way in &self.run.leaves[layer_idx] {
+            for &way in &self.run.ways.leaves[layer_idx] {
                 gradients.push(match way {
                     Some(Way::Near(read)) => handed(&mut near, read)?,
                     Some(Way::Border(border)) => self.receive_gradient(comm, (border, action), seq)?,
@@ -244,7 +245,7 @@ impl<'a, E: Real> Rank<'a, E> {
             let left: Vec<Tensor<E>> =
                 program.stream_gradient.iter().map(|&id| taken(self, id)).collect::<Result<_, _>>()?;
             near.clear();
-            for (gradient, &way) in left.into_iter().zip(&self.run.reads[layer_idx]) {
+            for (gradient, &way) in left.into_iter().zip(&self.run.ways.reads[layer_idx]) {
                 near.push(match way {
                     Way::Near(_) => Some(gradient),
                     Way::Border(border) => {
