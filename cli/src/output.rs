@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
@@ -61,10 +62,12 @@ pub(crate) fn write_and_say(path: &Path, text: &str, terminal: &mut Terminal<'_>
     Ok(writeln!(terminal.err, "wrote {}", path.display())?)
 }
 
-/// A name in the same folder that this process alone uses.
+/// A name in the same folder that nobody else uses, no other thread either.
 fn neighbour(target: &Path) -> Option<PathBuf> {
+    static USED: AtomicU64 = AtomicU64::new(0);
     let name = target.file_name()?.to_string_lossy();
-    Some(target.with_file_name(format!(".{name}.{}.part", std::process::id())))
+    let nth = USED.fetch_add(1, Ordering::Relaxed);
+    Some(target.with_file_name(format!(".{name}.{}-{nth}.part", std::process::id())))
 }
 
 fn write_new(path: &Path, text: &str) -> std::io::Result<()> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ir::schedule::{Action, ChunkGraph, Section, Span, TableShape, in_graph_order};
 use ir::units::Seconds;
 
-use super::{PipelineTimes, RankTotals, SimulateError};
+use super::{PipelineTimes, RankTotals, SECTIONS, SimulateError};
 
 /// Streams between any chunks, for one micro-batch or for each slice of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,49 +40,93 @@ impl Branches {
     }
 }
 
+/// What an action takes, whatever its micro-batch.
+#[derive(Clone, Default)]
+struct Lap {
+    compute: Seconds,
+    /// All that it sends to other ranks.
+    sending: Seconds,
+    /// From the end of each action that it needs until what that has sent is here, in the order of its needs.
+    delays: Vec<Seconds>,
+}
+
+/// The laps of all actions, by copy of the chunk, chunk, slice and section.
+struct Laps {
+    shape: TableShape,
+    of: Vec<Lap>,
+}
+
+impl Laps {
+    fn new((shape, branches): (TableShape, &Branches), times: &PipelineTimes) -> Self {
+        let copies = 0..shape.placement.n_copies();
+        let places = copies.flat_map(|copy| (0..shape.n_chunks()).map(move |chunk| (copy, chunk)));
+        let places =
+            places.flat_map(|(copy, chunk)| (0..shape.n_slices).map(move |slice| (copy, chunk, slice)));
+        let all = places.flat_map(|place| SECTIONS.map(|section| (place, section)));
+        let of = all.map(|(place, section)| lap((shape, branches), times, place, section)).collect();
+        Self { shape, of }
+    }
+
+    fn of(&self, action: Action, chunk: u32) -> &Lap {
+        let copy = action.micro_batch % self.shape.placement.n_copies();
+        let place = (copy * self.shape.n_chunks() + chunk) * self.shape.n_slices + action.slice;
+        &self.of[place as usize * SECTIONS.len() + action.section as usize]
+    }
+}
+
+fn lap(
+    (shape, branches): (TableShape, &Branches),
+    times: &PipelineTimes,
+    (copy, chunk, slice): (u32, u32, u32),
+    section: Section,
+) -> Lap {
+    let rank_of = |chunk: u32| shape.placement.seat(shape.n_stages, chunk, copy).rank;
+    // What a chunk sends to others on other ranks goes one after the other.
+    let sent = |from: u32| {
+        let far = move |(to, _): &(u32, Seconds)| rank_of(*to) != rank_of(from);
+        branches.sends(section, from, slice).filter(far)
+    };
+    let arrives = |from: &u32| -> Seconds {
+        let all: Vec<(u32, Seconds)> = sent(*from).collect();
+        let up_to = all.iter().position(|(to, _)| *to == chunk).map_or(0, |at| at + 1);
+        all[..up_to].iter().map(|(_, time)| *time).sum()
+    };
+    let neighbours = match section {
+        Section::Forward => branches.graph.before(chunk),
+        Section::Backward | Section::BackwardInput => branches.graph.behind(chunk),
+        Section::BackwardWeight => &[],
+    };
+    Lap {
+        compute: times.compute(section, (chunk as usize, slice)),
+        sending: sent(chunk).map(|(_, time)| time).sum(),
+        delays: neighbours.iter().map(arrives).collect(),
+    }
+}
+
 /// Visits each action once with its span and how its rank spends its time, where chunks take over from several others; returns
-/// the makespan. What a chunk sends goes one after the other.
+/// the makespan.
 pub(super) fn walk(
     table: &[Vec<Action>],
     (shape, branches): (TableShape, &Branches),
     times: &PipelineTimes,
     mut visit: impl FnMut(Span, RankTotals),
 ) -> Result<Seconds, SimulateError> {
+    let laps = Laps::new((shape, branches), times);
     let mut ends = vec![Seconds::ZERO; shape.n_events()];
     let mut free = vec![Seconds::ZERO; table.len()];
     let mut makespan = Seconds::ZERO;
-    let rank_of =
-        |chunk: u32, micro_batch: u32| shape.placement.seat(shape.n_stages, chunk, micro_batch).rank;
-    // What a chunk sends to others on other ranks, and when each of it has arrived after its end.
-    let sent = |action: Action, section: Section, chunk: u32| {
-        let far = move |to: &(u32, Seconds)| {
-            rank_of(to.0, action.micro_batch) != rank_of(chunk, action.micro_batch)
-        };
-        branches.sends(section, chunk, action.slice).filter(far)
-    };
-    let arrives = |action: Action, section: Section, from: u32, to: u32| -> Seconds {
-        let all: Vec<(u32, Seconds)> = sent(action, section, from).collect();
-        let up_to = all.iter().position(|(other, _)| *other == to).map_or(0, |at| at + 1);
-        all[..up_to].iter().map(|(_, time)| *time).sum()
-    };
     in_graph_order(table, shape, &branches.graph, |action, needs, yields| {
-        let chunk = shape.chunk(action);
-        let (section, neighbours) = match action.section {
-            Section::Forward => (Section::Forward, branches.graph.before(chunk)),
-            Section::Backward | Section::BackwardInput => (Section::Backward, branches.graph.behind(chunk)),
-            Section::BackwardWeight => (Section::BackwardWeight, [].as_slice()),
-        };
-        let delays = neighbours.iter().map(|&other| arrives(action, section, other, chunk));
-        let delays = delays.chain(std::iter::repeat(Seconds::ZERO));
+        let lap = laps.of(action, shape.chunk(action));
+        // What is needed from the same chunk is there at its end.
+        let delays = lap.delays.iter().copied().chain(std::iter::repeat(Seconds::ZERO));
         let ready = needs.iter().zip(delays).map(|(&needed, delay)| ends[needed] + delay);
         let start_s = ready.fold(free[action.rank as usize], Seconds::max);
-        let compute = times.compute(action.section, (chunk as usize, action.slice));
-        let end_s = start_s + compute;
-        let sending_s = times.exposed(sent(action, action.section, chunk).map(|(_, time)| time).sum());
+        let end_s = start_s + lap.compute;
+        let sending_s = times.exposed(lap.sending);
         ends[yields] = end_s;
         free[action.rank as usize] = end_s + sending_s;
         makespan = makespan.max(end_s);
-        visit(Span { action, start_s, end_s }, RankTotals { busy_s: compute, sending_s });
+        visit(Span { action, start_s, end_s }, RankTotals { busy_s: lap.compute, sending_s });
     })?;
     Ok(makespan)
 }

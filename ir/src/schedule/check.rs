@@ -270,8 +270,10 @@ pub fn in_graph_order(
     mut visit: impl FnMut(Action, &[usize], usize),
 ) -> Result<(), ScheduleError> {
     // Whatever hands streams on does so to later chunks, so the order of a chain is one for any graph.
+    let mut needs: Vec<usize> = Vec::new();
     in_dependency_order(table, shape, |action, _, yields| {
-        let needs: Vec<usize> = shape.awaited_in(graph, action).map(|event| shape.index(event)).collect();
+        needs.clear();
+        needs.extend(shape.awaited_in(graph, action).map(|event| shape.index(event)));
         visit(action, &needs, yields);
     })
 }
