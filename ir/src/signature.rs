@@ -343,12 +343,14 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
             operand(0).len() == 3
                 && operand(1).len() == 3
                 && result.len() == 4
+                && is_sequence(layer, operand(0)[1])
                 && orders_slots(layer, op, result[2])
         }
         OpKind::Combine => {
             operand(0).len() == 4
                 && operand(1).len() == 3
                 && result.len() == 3
+                && is_sequence(layer, result[1])
                 && orders_slots(layer, op, operand(0)[2])
         }
         OpKind::RowMax => operand(0)[..operand(0).len().saturating_sub(1)] == *result,
@@ -364,11 +366,16 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
     }
 }
 
+/// Slots are counted by the tokens of the sequence, so it is those that experts are given.
+fn is_sequence(layer: &Layer, dim: DimId) -> bool {
+    layer.dims[dim.0].extent == Extent::Sequence
+}
+
 /// Positions say in which order tokens take slots, where there are fewer slots than tokens, and only there.
 fn orders_slots(layer: &Layer, op: &Op, slots: DimId) -> bool {
     let limited = matches!(layer.dims[slots.0].extent, Extent::Slots { capacity: Some(_), .. });
     let positions = op.operands.get(2).map(|tensor| layer.tensors[tensor.0].dims.as_slice());
-    let sequence = |dims: &[DimId]| matches!(dims, [dim] if layer.dims[dim.0].extent == Extent::Sequence);
+    let sequence = |dims: &[DimId]| matches!(dims, [dim] if is_sequence(layer, *dim));
     positions.map_or(!limited, |dims| limited && sequence(dims))
 }
 
@@ -455,5 +462,23 @@ mod tests {
         insta::assert_snapshot!(checked(full, "t", None, slopes, &["k r"]).unwrap_err(), @"operator `core` (attention): slopes need the mask `causal`");
         insta::assert_snapshot!(checked(full, "t", None, none, &["t", "t"]).unwrap_err(), @"operator `core`: attention takes [3] operands and gives [1] results, found 5 and 1");
         insta::assert_snapshot!(checked(full, "t", None, AttentionBias::Sinks, &["k d"]).unwrap_err(), @"operator `core` (attention): the dims of its tensors do not fit: attention: q[b t k r d] key[b tt k d] value[b tt k d] k d[k d] -> core[b t k r d]  whole d tt");
+    }
+
+    #[test]
+    fn experts_are_given_tokens_of_the_sequence() {
+        let with = |tokens: Extent| {
+            let mut b = crate::builder::LayerBuilder::new("routed");
+            b.dim("q", tokens);
+            b.fixed("h", 8);
+            b.fixed("e", 4);
+            b.dim("c", Extent::Slots { filled: 0.5, capacity: None });
+            let [x, weight] =
+                [("x", "b q h"), ("weight", "b q e")].map(|(n, d)| b.tensor(n, d, Role::Activation));
+            let slots = b.op("dispatch", OpKind::Dispatch, &[x, weight], "b e c h");
+            let layer = b.finish(slots);
+            check_operands(&layer, &layer.ops[0])
+        };
+        assert_eq!(with(Extent::Sequence), Ok(()));
+        assert!(with(Extent::Fixed(8)).is_err());
     }
 }
