@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ir::graph::{Data, Dim, DimId, Extent, Init, Layer, Op, Role, Sizes, Tensor, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower};
 use ir::mesh::{AxisId, MAX_AXES, Mesh};
-use ir::op::{Activation, AttentionBias, AttentionMask, GroupScore, Normalize, OpKind, RouterScore};
+use ir::op::{Activation, GroupScore, Normalize, OpKind, RouterScore};
 use ir::program::{AxisSet, Home, Program, Storage};
 use ir::sharding::{Placement, Sharding};
 use ir::signature::signature;
@@ -109,13 +109,7 @@ pub(crate) fn gpt(shape: Shape) -> Layer {
         build.parameter(name, dims);
     }
     let norm = || OpKind::LayerNorm { eps: 1e-5 };
-    let attention = OpKind::Attention {
-        scale: None,
-        window: None,
-        softcap: None,
-        bias: AttentionBias::None,
-        mask: AttentionMask::Causal,
-    };
+    let attention = OpKind::CAUSAL_ATTENTION;
     build.op("fork_x", OpKind::Fork, "x", ("x1 x2", "b s h"));
     build.op("norm_1", norm(), "x2 g1 c1", ("a", "b s h"));
     build.op("fork_a", OpKind::Fork, "a", ("aq ak av", "b s h"));

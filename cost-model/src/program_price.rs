@@ -282,14 +282,9 @@ impl Pricing<'_> {
     /// What the device waits where the host has to know how many tokens each expert got.
     fn counts(&self, code: &[Instruction], pass: Pass) -> Seconds {
         let behind = behind_counts(self.layer, self.context.constants.engine.experts);
-        let runs = |one: &Instruction| match one {
-            Instruction::Forward { op, .. } => Some(op.0),
-            Instruction::Load { .. }
-            | Instruction::Parameter { .. }
-            | Instruction::Backward { .. }
-            | Instruction::Convert { .. }
-            | Instruction::Accumulate { .. }
-            | Instruction::Free { .. } => None,
+        let runs = |one: &Instruction| match one.kernel() {
+            Some((op, Pass::Forward)) => Some(op.0),
+            Some((_, Pass::Backward)) | None => None,
         };
         // Tokens that are not sent again are counted already.
         let from_dispatch = code.iter().skip_while(|one| runs(one).is_none_or(|op| op != behind.start));

@@ -205,16 +205,17 @@ pub(crate) fn widened<E: Real>(value: &Value<E>) -> Value<f64> {
 
 /// A value whose numbers are moved.
 pub(crate) fn moved(value: &Value<f64>, n: f64) -> Value<f64> {
-    match value {
-        Value::Float(tensor) => Value::Float(moved_numbers(tensor, n)),
-        Value::Index(index) => Value::Index(index.clone()),
-    }
+    with_numbers(value, |numbers| moved_numbers(numbers, n))
 }
 
 /// A value whose numbers are all moved up.
 fn raised(value: &Value<f64>, n: f64) -> Value<f64> {
+    with_numbers(value, |numbers| numbers.mapv(|value| value * (1.0 + (n + STEPS) * SINGLE)))
+}
+
+fn with_numbers(value: &Value<f64>, change: impl Fn(&ArrayD<f64>) -> ArrayD<f64>) -> Value<f64> {
     match value {
-        Value::Float(tensor) => Value::Float(tensor.mapv(|value| value * (1.0 + (n + STEPS) * SINGLE))),
+        Value::Float(tensor) => Value::Float(change(tensor)),
         Value::Index(index) => Value::Index(index.clone()),
     }
 }

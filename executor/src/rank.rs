@@ -191,15 +191,17 @@ impl<'a, E: Real> Rank<'a, E> {
             self.stow(self.unit(at))?;
             near.clear();
             for (stream, way) in left.into_iter().zip(&self.run.ways.leaves[layer_idx]) {
-                match way {
-                    Some(Way::Border(border)) => self.send_stream(comm, (*border, action), (seq, stream))?,
-                    Some(Way::Near(_)) => {
-                        near.push(Some(stream));
-                        continue;
+                near.push(match *way {
+                    Some(Way::Near(_)) => Some(stream),
+                    Some(Way::Border(border)) => {
+                        self.send_stream(comm, (border, action), (seq, stream))?;
+                        None
                     }
-                    None => self.add_loss(&stream),
-                }
-                near.push(None);
+                    None => {
+                        self.add_loss(&stream);
+                        None
+                    }
+                });
             }
         }
         Ok(())

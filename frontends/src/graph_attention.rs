@@ -110,13 +110,7 @@ fn latent(b: &mut LayerBuilder, arch: &LatentAttention, x: TensorId, positions: 
     let k = linear(b, "attention.k", normed, ["l k m", "b s k m"]);
     let v = linear(b, "attention.v", normed, ["l k n", "b s k n"]);
     let k = b.op("attention.k_append", OpKind::AppendShared, &[k, rotated], K);
-    let kind = OpKind::Attention {
-        scale: None,
-        window: None,
-        softcap: None,
-        bias: AttentionBias::None,
-        mask: AttentionMask::Causal,
-    };
+    let kind = OpKind::CAUSAL_ATTENTION;
     let core = b.op("attention.core", kind, &[q, k, v, positions, positions], "b s k r n");
     let out = linear(b, "attention.out", core, ["k r n h", STREAM]);
     if arch.bias { bias(b, "attention.out", out, ["h", STREAM]) } else { out }

@@ -46,20 +46,24 @@ pub(crate) fn read_native(document: &Document<'_>) -> Result<Model, InputError> 
         let what = format!("version {} cannot be read, expected {expected}", kind(version));
         return Err(document.error_at("planner_model", what));
     }
-    let told = |error: DocumentError| document.error(&parse_place(&error.place), clip_names(&error.what));
     if document.value.get("ops").is_some() {
-        return read_flat(document)?.map_err(told);
+        return read_flat(document);
     }
     let native: ModelDocument = document.typed(&[], &document.value)?;
     for (i, layer) in native.layers.iter().enumerate() {
         check_attributes(document, &[key("layers"), Step::Index(i)], layer)?;
     }
     check_sizes(document, &native)?;
-    read(&native).map_err(told)
+    read(&native).map_err(|error| told(document, &error))
 }
 
-/// Reads a document that has operators and no layers; the inner error is one of the graph.
-fn read_flat(document: &Document<'_>) -> Result<Result<Model, DocumentError>, InputError> {
+/// An error of the graph, at its place in the file.
+fn told(document: &Document<'_>, error: &DocumentError) -> InputError {
+    document.error(&parse_place(&error.place), clip_names(&error.what))
+}
+
+/// Reads a document that has operators and no layers.
+fn read_flat(document: &Document<'_>) -> Result<Model, InputError> {
     if document.value.get("layers").is_some() {
         let what = "a model has either `layers` or `ops`, this one has both".into();
         return Err(document.error_at("ops", what));
@@ -72,10 +76,8 @@ fn read_flat(document: &Document<'_>) -> Result<Result<Model, DocumentError>, In
     check_layer_size(document, &[], &whole, FLAT)?;
     check_roles(document, &[], &whole)?;
     check_parameters(document, "tensors", parameters_of(&whole))?;
-    let model = match read_layer(&whole, "").and_then(|whole| cluster(&whole, heading, LAYER.ops)) {
-        Ok(model) => model,
-        Err(error) => return Ok(Err(error)),
-    };
+    let model = read_layer(&whole, "").and_then(|whole| cluster(&whole, heading, LAYER.ops));
+    let model = model.map_err(|error| told(document, &error))?;
     if model.layers.len() > MAX_KINDS {
         let what = format!(
             "its {} layers are of {} kinds, at most {MAX_KINDS} are planned for",
@@ -85,7 +87,7 @@ fn read_flat(document: &Document<'_>) -> Result<Result<Model, DocumentError>, In
         return Err(document.error_at("ops", what));
     }
     check_count(document, "ops", model.n_layers())?;
-    Ok(Ok(model))
+    Ok(model)
 }
 
 /// Names from the file may be long; the sentence around them is not.

@@ -254,6 +254,17 @@ impl Layer {
         self.tensors[tensor.0].dims.iter().map(label).collect()
     }
 
+    /// Extents of a tensor's dims.
+    pub fn extents(&self, tensor: TensorId) -> Vec<Extent> {
+        self.tensors[tensor.0].dims.iter().map(|dim| self.dims[dim.0].extent).collect()
+    }
+
+    /// Whether it leaves what it reads, so that it can follow itself.
+    pub fn hands_on(&self) -> bool {
+        let extents = |streams: &[TensorId]| streams.iter().map(|&t| self.extents(t)).collect::<Vec<_>>();
+        extents(&self.stream_in) == extents(&self.out)
+    }
+
     /// Tensor ids in order.
     pub fn tensor_ids(&self) -> impl Iterator<Item = TensorId> + use<> {
         (0..self.tensors.len()).map(TensorId)
@@ -449,26 +460,22 @@ fn check_sequence(model: &Model) -> Result<(), String> {
         if i == 0 && !layer.stream_in.is_empty() {
             return Err(format!("layer `{name}`: the first layer reads tokens instead of the stream"));
         }
-        let extents = |tensor: &TensorId| -> Vec<Extent> {
-            layer.tensors[tensor.0].dims.iter().map(|dim| layer.dims[dim.0].extent).collect()
-        };
-        let reads: Vec<Vec<Extent>> = layer.stream_in.iter().map(extents).collect();
-        let leaves: Vec<Vec<Extent>> = layer.out.iter().map(extents).collect();
-        if run.count > 1 && reads != leaves {
+        if run.count > 1 && !layer.hands_on() {
             return Err(format!("layer `{name}` repeats, but does not leave what it reads"));
         }
-        let Some(rest) = stack.len().checked_sub(reads.len()) else {
-            let (n, found) = (reads.len(), stack.len());
+        let (n, found) = (layer.stream_in.len(), stack.len());
+        let Some(rest) = found.checked_sub(n) else {
             return Err(format!("layer `{name}` reads {n} streams, but layers before leave {found} for it"));
         };
-        if let Some(at) = (0..reads.len()).find(|&at| stack[rest + at].0 != reads[at]) {
-            let stream = &layer.tensors[layer.stream_in[at].0].name;
+        let taken = stack.split_off(rest);
+        let mut pairs = taken.iter().zip(&layer.stream_in);
+        if let Some((_, stream)) = pairs.find(|((left, _), read)| *left != layer.extents(**read)) {
+            let stream = &layer.tensors[stream.0].name;
             return Err(format!(
                 "layer `{name}` reads `{stream}` in other dims than a layer before leaves it"
             ));
         }
-        stack.truncate(rest);
-        stack.extend(leaves.into_iter().map(|extents| (extents, name.as_str())));
+        stack.extend(layer.out.iter().map(|&out| (layer.extents(out), name.as_str())));
     }
     match stack.as_slice() {
         [_] => Ok(()),

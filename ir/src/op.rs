@@ -324,6 +324,15 @@ pub enum Tolerance {
 }
 
 impl OpKind {
+    /// Causal attention without window, cap or bias, its scores over the root of the head dim.
+    pub const CAUSAL_ATTENTION: Self = Self::Attention {
+        scale: None,
+        window: None,
+        softcap: None,
+        bias: AttentionBias::None,
+        mask: AttentionMask::Causal,
+    };
+
     /// The operator's line.
     #[rustfmt::skip]
     pub fn line(&self) -> Line {

@@ -194,6 +194,15 @@ fn attention(
     }]
 }
 
+/// Kernels whose arithmetic is the model's alone.
+const PLAIN: KernelChoice = KernelChoice {
+    attention: AttentionKernel::Flash,
+    token_order: TokenOrder::Natural,
+    element_bytes: 2.0,
+    dropout: Dropout::Off,
+    experts: Experts::Together,
+};
+
 /// Model FLOPs of one forward pass of an operator on the whole micro-batch: products, and attention over the fraction
 /// `unmasked` of the square; without a word over what the mask leaves.
 pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmasked: Option<f64>) -> f64 {
@@ -202,14 +211,7 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
         return 2.0 * filled(layer, op, sizes) * whole.iter().product::<f64>();
     }
     let OpKind::Attention { window, mask, .. } = &op.kind else { return 0.0 };
-    let kernels = KernelChoice {
-        attention: AttentionKernel::Flash,
-        token_order: TokenOrder::Natural,
-        element_bytes: 2.0,
-        dropout: Dropout::Off,
-        experts: Experts::Together,
-    };
-    attention((layer, sig), &whole, (*mask, *window), Pass::Forward, &kernels)
+    attention((layer, sig), &whole, (*mask, *window), Pass::Forward, &PLAIN)
         .iter()
         .map(|work| match work {
             Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
@@ -267,14 +269,7 @@ mod tests {
             let mut local: Vec<f64> = vec![1.0; sig.factors.len()];
             let at = |name: &str| sig.factor(name).map_or(0, |factor| factor.0 as usize);
             (local[at("s")], local[at("t")]) = (queries, 8.0);
-            let kernels = KernelChoice {
-                attention: AttentionKernel::Flash,
-                token_order: TokenOrder::Natural,
-                element_bytes: 2.0,
-                dropout: Dropout::Off,
-                experts: Experts::Together,
-            };
-            match op_work((&layer, op, &sig), &local, &layer.sizes(1, 8), Pass::Forward, &kernels)[..] {
+            match op_work((&layer, op, &sig), &local, &layer.sizes(1, 8), Pass::Forward, &PLAIN)[..] {
                 [Work::Attention { queries, keys, unmasked, .. }] => queries * keys * unmasked,
                 ref other => panic!("{other:?}"),
             }

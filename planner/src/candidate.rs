@@ -103,20 +103,6 @@ pub enum Dropped {
     },
 }
 
-/// Places of layers in a model at which branches begin and meet.
-fn branch_ends(model: &Model) -> Vec<usize> {
-    let firsts = model.sequence.iter().scan(0, |next, run| {
-        let first = *next;
-        *next += run.count as usize;
-        Some(first)
-    });
-    let firsts: Vec<usize> = firsts.collect();
-    bends(model.sequence.iter().map(|run| &model.layers[run.layer]))
-        .into_iter()
-        .map(|at| firsts[at])
-        .collect()
-}
-
 impl<'a> Scope<'a> {
     /// Prepares a request. `None` for a cluster without devices or tiers.
     pub fn new(request: &'a Request, constants: &'a Constants) -> Option<Self> {
@@ -148,7 +134,7 @@ impl<'a> Scope<'a> {
             troubles: Troubles::default(),
             forms,
             wide,
-            bends: branch_ends(&request.model),
+            bends: bends(request.model.kinds_in_order().iter().map(|&kind| &request.model.layers[kind])),
         })
     }
 

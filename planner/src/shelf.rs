@@ -64,27 +64,23 @@ impl<'a> Scope<'a> {
         grounds.settings.iter().enumerate().map(on).collect()
     }
 
-    /// Shapes of the streams of a candidate's layers, of equal ones one.
-    fn passed(&self, candidate: &Candidate) -> Vec<Vec<u64>> {
-        let shapes = self.forms.iter().flat_map(|forms| {
-            let layer = &forms[0].layer;
-            let sizes = layer.sizes(candidate.micro_batch, self.request.job.sequence);
-            layer.stream_in.iter().map(move |&tensor| layer.shape(tensor, &sizes))
-        });
-        shapes.collect::<BTreeSet<_>>().into_iter().collect()
-    }
-
     /// A candidate as it is priced on one ground.
     fn bench_on<'s>(
         &'s self,
         candidate: &'s Candidate,
         (setting, mesh): (&Setting<'s>, &'s Mesh),
     ) -> Bench<'s> {
+        let sizes = |form: &Variant| form.layer.sizes(candidate.micro_batch, self.request.job.sequence);
+        let sizes: Vec<Vec<Sizes>> =
+            self.forms.iter().map(|forms| forms.iter().map(sizes).collect()).collect();
+        let passed = self.forms.iter().zip(&sizes).flat_map(|(forms, sizes)| {
+            let layer = &forms[0].layer;
+            layer.stream_in.iter().map(|&tensor| layer.shape(tensor, &sizes[0]))
+        });
+        let passed: BTreeSet<Vec<u64>> = passed.collect();
         let prices = Prices::new(setting.machine.clone(), mesh, &candidate.shape.rules)
             .barred(&candidate.shape.barred)
-            .passing(self.passed(candidate));
-        let sizes = |form: &Variant| form.layer.sizes(candidate.micro_batch, self.request.job.sequence);
-        let sizes = self.forms.iter().map(|forms| forms.iter().map(sizes).collect()).collect();
+            .passing(passed.into_iter().collect());
         Bench { candidate, setting: setting.clone(), prices, sizes }
     }
 

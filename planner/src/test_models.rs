@@ -10,9 +10,7 @@ use ir::cluster::{
 };
 use ir::engine::{Dropout, Experts, GradientFormat, TensorOverlap};
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
-use ir::op::{
-    Activation, AttentionBias, AttentionMask, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore,
-};
+use ir::op::{Activation, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 use ir::op_work::KernelChoice;
 use ir::token_order::TokenOrder;
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
@@ -45,13 +43,7 @@ fn attention(b: &mut LayerBuilder, x: TensorId) -> TensorId {
     let k = b.op("k", OpKind::Linear, &[x, wk], "b s k d");
     let k = b.op("k.rope", rope, &[k, positions], "b s k d");
     let v = b.op("v", OpKind::Linear, &[x, wv], "b s k d");
-    let core = OpKind::Attention {
-        scale: None,
-        window: None,
-        softcap: None,
-        bias: AttentionBias::None,
-        mask: AttentionMask::Causal,
-    };
+    let core = OpKind::CAUSAL_ATTENTION;
     let o = b.op("core", core, &[q, k, v, positions, positions], "b s k r d");
     let wo = b.parameter("wo", "k r d h", Init::Normal);
     b.op("o", OpKind::Linear, &[o, wo], "b s h")

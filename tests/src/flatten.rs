@@ -1,7 +1,7 @@
 //! A model of layers as one list of operators: what a reader that clusters operators is asked about.
 
 use ir::flat::FlatDocument;
-use ir::graph::{Extent, Layer, Model, TensorId};
+use ir::graph::{Layer, Model, TensorId};
 use ir::native::{DimDocument, LayerDocument, MODEL_SCHEMA_VERSION, ModelDocument, TensorDocument, write};
 
 /// The same model without its layers. Everything of layer `i` is called `kind.i.name`; a tied parameter is one tensor.
@@ -75,11 +75,7 @@ fn owner_of(document: &ModelDocument, layer: &LayerDocument, tensor: &str) -> Op
 /// What is left of a layer without its names: of every operator its kind and, of what it reads and makes, the role and
 /// the lengths of the dims; sorted, for layers may list them in another order.
 pub fn content(layer: &Layer) -> Vec<String> {
-    let tensor = |id: &TensorId| {
-        let tensor = &layer.tensors[id.0];
-        let extents: Vec<Extent> = tensor.dims.iter().map(|dim| layer.dims[dim.0].extent).collect();
-        format!("{:?} {extents:?}", tensor.role)
-    };
+    let tensor = |id: &TensorId| format!("{:?} {:?}", layer.tensors[id.0].role, layer.extents(*id));
     let mut content: Vec<String> = layer
         .ops
         .iter()

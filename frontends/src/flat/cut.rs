@@ -105,8 +105,7 @@ fn cut(flow: &Flow<'_>, sequence: u64, alive: &[TensorId], has_gradient: impl Fn
 
 /// Sequences, then tokens or what an encoder has in their place, at last something of fixed length; nothing by experts.
 fn can_stream(flow: &Flow<'_>, tensor: TensorId) -> bool {
-    let dims = &flow.whole.tensors[tensor.0].dims;
-    let extents: Vec<Extent> = dims.iter().map(|dim| flow.whole.dims[dim.0].extent).collect();
+    let extents = flow.whole.extents(tensor);
     matches!(
         extents[..],
         [Extent::MicroBatch, Extent::Sequence | Extent::Fixed(_), .., Extent::Fixed(_) | Extent::Uneven(_)]

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use ir::graph::{Extent, Layer, Model, ParameterRef, Segment, TensorId, Tie};
+use ir::graph::{Layer, Model, ParameterRef, Segment, TensorId, Tie};
 use ir::native::DocumentError;
 
 use super::build::{Built, build};
@@ -57,7 +57,7 @@ pub(crate) fn model(
             names[kind].join(own);
         }
         match sequence.last_mut() {
-            Some(run) if run.layer == kind && hands_on(&kinds[kind]) => run.count += 1,
+            Some(run) if run.layer == kind && kinds[kind].hands_on() => run.count += 1,
             Some(_) | None => sequence.push(Segment { layer: kind, count: 1 }),
         }
     }
@@ -71,14 +71,6 @@ pub(crate) fn model(
     }
     let Heading { name, default_sequence } = heading;
     Ok(Model { name, default_sequence, ties: ties.collect(), layers: kinds, sequence })
-}
-
-/// Whether a layer leaves what it takes, so that it can follow itself in a run.
-fn hands_on(layer: &Layer) -> bool {
-    let extents = |tensor: &TensorId| -> Vec<Extent> {
-        layer.tensors[tensor.0].dims.iter().map(|dim| layer.dims[dim.0].extent).collect()
-    };
-    layer.stream_in.iter().map(extents).eq(layer.out.iter().map(extents))
 }
 
 fn otherwise(at: usize, n_layers: usize) -> &'static str {
@@ -133,9 +125,9 @@ fn built(flow: &Flow<'_>, cuts: &Cuts, layers: &[Range<usize>]) -> Vec<Built> {
         let left: Vec<TensorId> = taken.iter().copied().chain(made).filter(later).collect();
         let found = build(flow, ops.clone(), &taken, &left);
         let order = orders.entry(form(&found.layer)).or_insert_with(|| by_next_read(flow, ops.end, &left));
-        let left: Vec<TensorId> = order.iter().map(|&at| left[at]).collect();
-        all.push(build(flow, ops.clone(), &taken, &left));
-        stack.extend(left);
+        let ordered: Vec<TensorId> = order.iter().map(|&at| left[at]).collect();
+        all.push(if ordered == left { found } else { build(flow, ops.clone(), &taken, &ordered) });
+        stack.extend(ordered);
     }
     all
 }

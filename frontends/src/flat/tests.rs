@@ -423,9 +423,7 @@ struct Meaning(flow::Numbering<String>);
 
 impl Meaning {
     fn given(&mut self, layer: &Layer, tensor: ir::graph::TensorId) -> usize {
-        let tensor = &layer.tensors[tensor.0];
-        let extents: Vec<_> = tensor.dims.iter().map(|dim| layer.dims[dim.0].extent).collect();
-        self.0.of(format!("{:?} {extents:?}", tensor.role))
+        self.0.of(format!("{:?} {:?}", layer.tensors[tensor.0].role, layer.extents(tensor)))
     }
 
     /// Values of all tensors of a layer that takes some values.

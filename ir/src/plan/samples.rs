@@ -372,13 +372,7 @@ fn latent(b: &mut LayerBuilder, x: TensorId) -> TensorId {
     let k = linear(b, "k", parts[0], ["l k m", "b s k m"]);
     let v = linear(b, "v", parts[0], ["l k n", "b s k n"]);
     let k = b.op("k_append", OpKind::AppendShared, &[k, shared], "b s k d");
-    let core = OpKind::Attention {
-        scale: None,
-        window: None,
-        softcap: None,
-        bias: AttentionBias::None,
-        mask: AttentionMask::Causal,
-    };
+    let core = OpKind::CAUSAL_ATTENTION;
     let o = b.op("core", core, &[q, k, v, positions, positions], "b s k r n");
     linear(b, "o", o, ["k r n h", "b s h"])
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::graph::{Layer, Segment, TensorId};
+use crate::graph::{Layer, Segment};
 use crate::links::{Link, links};
 use crate::mesh::Mesh;
 use crate::plan::check::OpenPlan;
@@ -201,18 +201,14 @@ fn first_of_each(runs: &[EntryRun]) -> Vec<EntryRun> {
 
 /// Whether every stream arrives as a layer before leaves it, and only the loss is left.
 fn is_chained(chunks: &[Vec<EntryRun>], open: &OpenPlan) -> bool {
-    let extents = |entry: usize, tensor: TensorId| {
-        let layer = open.layer(entry);
-        layer.tensors[tensor.0].dims.iter().map(|dim| layer.dims[dim.0].extent).collect::<Vec<_>>()
-    };
     let entries: Vec<usize> = chunks.iter().flatten().map(|run| run.entry).collect();
     let layers = || entries.iter().map(|&entry| open.layer(entry));
     let links = links(layers());
     let all = |count: fn(&Layer) -> usize| layers().map(count).sum::<usize>();
     let alike = |link: &Link| {
         let (before, after) = (entries[link.from], entries[link.to]);
-        let (left, read) = (open.layer(before).out[link.left], open.layer(after).stream_in[link.read]);
-        extents(before, left) == extents(after, read)
+        let (left, read) = (open.layer(before), open.layer(after));
+        left.extents(left.out[link.left]) == read.extents(read.stream_in[link.read])
             && open.entries[before].choice.out == open.entries[after].choice.stream
     };
     links.len() == all(|layer| layer.stream_in.len())

@@ -264,7 +264,7 @@ impl<'a> Book<'a> {
             return Streams::of(&self.setting, staged);
         }
         let mut streams = Streams::default();
-        streams.takeovers.push(staged.takeover(&self.setting, 0, self.setting.job.sequence));
+        streams.takeovers.push(Takeover::default());
         for chunk in 1..staged.chunks.len() {
             let passed = self.passed(staged, chunk);
             let Passed { forward, backward, sent } = passed;
@@ -283,9 +283,9 @@ impl<'a> Book<'a> {
             return *known;
         }
         let tokens = self.setting.job.sequence;
-        let takeover = staged.takeover(&self.setting, chunk, tokens);
-        let crossings = staged.crossings_into(chunk);
-        let times = crossings.iter().map(|crossing| staged.border(&self.setting, 0, (crossing, tokens)).time);
+        let crossing = staged.crossing_of_chain(chunk);
+        let takeover = staged.takeover(&self.setting, crossing.as_slice(), tokens);
+        let times = crossing.iter().map(|crossing| staged.border(&self.setting, 0, (crossing, tokens)).time);
         let sent = times.sum();
         let passed = Passed { forward: takeover.forward, backward: takeover.backward, sent };
         self.passed.insert(key, passed);

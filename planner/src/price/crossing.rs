@@ -26,25 +26,34 @@ pub struct Crossing {
 }
 
 impl Crossing {
-    /// Whether as many bytes cross.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        (self.reader, &self.streams) == (other.reader, &other.streams)
+    /// What crosses: the entry of the layer that reads it, and what that reads of it.
+    pub(super) fn what(&self) -> (usize, &[TensorId]) {
+        (self.reader, &self.streams)
     }
+}
+
+/// Of all that crosses, in the order of the chunks that take it over, what one of them does.
+pub fn taken_over(crossings: &[Crossing], chunk: usize) -> &[Crossing] {
+    let before = |to: usize| crossings.partition_point(|crossing| crossing.to < to);
+    &crossings[before(chunk)..before(chunk + 1)]
 }
 
 impl Staged<'_> {
     /// Everything that crosses from one chunk to another, in the order of the chunks that take it over.
     pub fn crossings(&self) -> Vec<Crossing> {
-        (1..self.chunks.len()).flat_map(|chunk| self.crossings_into(chunk)).collect()
+        if self.model.is_chain() {
+            return (1..self.chunks.len()).filter_map(|chunk| self.crossing_of_chain(chunk)).collect();
+        }
+        self.handed_on().into_iter().filter(|one| one.from != one.to).collect()
     }
 
-    /// What a chunk takes over.
-    pub fn crossings_into(&self, chunk: usize) -> Vec<Crossing> {
-        if self.model.is_chain() {
-            return self.neighbours(chunk).into_iter().collect();
-        }
-        let into = |one: &Crossing| one.to == chunk && one.from != chunk;
-        self.handed_on().into_iter().filter(into).collect()
+    /// What a chunk of a chain takes over from the one before.
+    pub(super) fn crossing_of_chain(&self, to: usize) -> Option<Crossing> {
+        let from = to.checked_sub(1)?;
+        let (&(left, _), &(reader, _)) = (self.chunks.get(from)?.last()?, self.chunks.get(to)?.first()?);
+        let streams = self.model.layers[self.entries[reader].kind].stream_in.clone();
+        let (sent, read) = (self.entries[left].choice.out, self.entries[reader].choice.stream);
+        Some(Crossing { from, to, reader, streams, sent, read })
     }
 
     /// What layers leave for later ones: all that goes further than to the next layer of the same chunk.
@@ -87,15 +96,6 @@ impl Staged<'_> {
             setting.activation(elements_of(crossing.read, mesh, &shapes)) * n as f64
         };
         self.handed_on().iter().filter(|crossing| self.is_at(crossing.to, stage)).map(of).sum()
-    }
-
-    /// The same of a chain, where a chunk takes over from the one before.
-    fn neighbours(&self, to: usize) -> Option<Crossing> {
-        let from = to.checked_sub(1)?;
-        let (&(left, _), &(reader, _)) = (self.chunks.get(from)?.last()?, self.chunks.get(to)?.first()?);
-        let streams = self.model.layers[self.entries[reader].kind].stream_in.clone();
-        let (sent, read) = (self.entries[left].choice.out, self.entries[reader].choice.stream);
-        Some(Crossing { from, to, reader, streams, sent, read })
     }
 
     /// Lengths of the dims of what crosses, of so many tokens.

@@ -262,7 +262,7 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
 /// Whether some chunk takes the stream over in another sharding than that in which it arrives: only there may stages cut
 /// their work in different ways.
 fn differ(staged: &Staged<'_>) -> bool {
-    (1..staged.chunks.len()).any(|chunk| staged.is_converted(chunk))
+    staged.crossings().iter().any(|crossing| staged.is_converted(crossing))
 }
 
 /// A stage in the literature's words.

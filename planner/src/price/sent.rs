@@ -8,7 +8,8 @@
 use ir::units::Bytes;
 
 use crate::price::setting::Setting;
-use crate::price::staged::{Staged, Takeover};
+use crate::price::staged::Staged;
+use crate::price::step::takeovers;
 
 /// Per stage, bytes that one of its devices sends in a step, per tier of the cluster.
 pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>> {
@@ -22,15 +23,10 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
             add(&mut sent[behind as usize], &border.back_per_tier, times);
         }
     }
-    for chunk in 0..staged.chunks.len() {
-        let lengths = staged.slices.lengths();
-        let takeovers = lengths.iter().map(|&tokens| staged.takeover(setting, chunk, tokens));
-        let takeovers: Vec<Takeover> = takeovers.filter(|one| !one.bytes_per_tier.is_empty()).collect();
+    for (place, takeover) in takeovers(setting, staged).iter().enumerate() {
         for copy in 0..staged.schedule.placement().n_copies() {
-            let stage = staged.stage_at(chunk, copy) as usize;
-            for one in &takeovers {
-                add(&mut sent[stage], &one.bytes_per_tier, staged.micro_batches_of_a_copy());
-            }
+            let stage = staged.stage_at(place / staged.slices.n() as usize, copy) as usize;
+            add(&mut sent[stage], &takeover.bytes_per_tier, staged.micro_batches_of_a_copy());
         }
     }
     for (gradients, values) in [staged.shared_moves(setting), staged.twin_moves(setting)] {

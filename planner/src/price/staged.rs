@@ -154,14 +154,13 @@ impl Staged<'_> {
     /// What crosses from chunk to chunk, of so many tokens of a copy, once forward.
     pub fn borders(&self, setting: &Setting<'_>, copy: u32, tokens: u64) -> Vec<(Crossing, Transfer)> {
         // Every virtual stage leaves its stage by the same links.
-        let mut links: BTreeMap<(u64, u64, Sharding), (Crossing, Transfer)> = BTreeMap::new();
+        let mut links: BTreeMap<_, Transfer> = BTreeMap::new();
         let mut over = |crossing: Crossing| {
-            let pair = (self.stage_at(crossing.from, copy), self.stage_at(crossing.to, copy));
-            let key = (pair.0, pair.1, crossing.sent);
-            let known = links.get(&key).filter(|(known, _)| known.is_like(&crossing));
-            let transfer = known.map(|(_, transfer)| transfer.clone());
-            let transfer = transfer.unwrap_or_else(|| self.border(setting, copy, (&crossing, tokens)));
-            links.insert(key, (crossing.clone(), transfer.clone()));
+            let pair = [crossing.from, crossing.to].map(|chunk| self.stage_at(chunk, copy));
+            let (reader, streams) = crossing.what();
+            let key = (pair, crossing.sent, reader, streams.to_vec());
+            let transfer = || self.border(setting, copy, (&crossing, tokens));
+            let transfer = links.entry(key).or_insert_with(transfer).clone();
             (crossing, transfer)
         };
         self.crossings().into_iter().map(&mut over).collect()
@@ -264,13 +263,12 @@ impl Staged<'_> {
         self.schedule.placement().ranks(self.n_stages as u32, chunk as u32).contains(&(stage as u32))
     }
 
-    /// Whether a chunk takes a stream over in another sharding than that in which it arrives, or on another mesh.
-    pub fn is_converted(&self, chunk: usize) -> bool {
-        let into = self.crossings_into(chunk);
-        into.iter().any(|crossing| self.is_handed_over(crossing) || crossing.sent != crossing.read)
+    /// Whether what crosses is read in another sharding than that in which it arrives, or on another mesh.
+    pub fn is_converted(&self, crossing: &Crossing) -> bool {
+        self.is_handed_over(crossing) || crossing.sent != crossing.read
     }
 
-    /// Whether a chunk takes streams over from another mesh.
+    /// Whether what crosses comes from another mesh.
     fn is_handed_over(&self, crossing: &Crossing) -> bool {
         let mesh = |chunk: usize| self.meshes.of(self.stage_at(chunk, 0));
         mesh(crossing.from) != mesh(crossing.to)
@@ -278,11 +276,11 @@ impl Staged<'_> {
 
     /// What a chunk does to take streams of so many tokens over in its own sharding, and to give their gradients back in
     /// that of the chunks before; nothing where both have the same.
-    pub fn takeover(&self, setting: &Setting<'_>, chunk: usize, tokens: u64) -> Takeover {
+    pub fn takeover(&self, setting: &Setting<'_>, into: &[Crossing], tokens: u64) -> Takeover {
         let mut found = Takeover::default();
-        for crossing in self.crossings_into(chunk) {
-            if crossing.sent != crossing.read && !self.is_handed_over(&crossing) {
-                self.convert(setting, (&crossing, tokens), &mut found);
+        for crossing in into {
+            if crossing.sent != crossing.read && !self.is_handed_over(crossing) {
+                self.convert(setting, (crossing, tokens), &mut found);
             }
         }
         found

@@ -18,6 +18,7 @@ use ir::mesh::{Mesh, Meshes};
 use ir::schedule::{Action, InFlight, ScheduleError, table};
 use ir::units::{Bytes, Seconds};
 
+use crate::price::crossing::taken_over;
 use crate::price::setting::{Backward, Entry, Setting, SliceFigures};
 use crate::price::staged::{Staged, Takeover, Transfer};
 
@@ -371,10 +372,10 @@ fn of_stage(staged: &Staged<'_>, takeovers: &[Takeover], stage: usize) -> Second
 
 /// What every chunk does to take over the stream, for every slice of it.
 pub(crate) fn takeovers(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Takeover> {
-    let lengths = staged.slices.lengths();
+    let (lengths, crossings) = (staged.slices.lengths(), staged.crossings());
     let places =
         (0..staged.chunks.len()).flat_map(|chunk| lengths.iter().map(move |&tokens| (chunk, tokens)));
-    places.map(|(chunk, tokens)| staged.takeover(setting, chunk, tokens)).collect()
+    places.map(|(chunk, tokens)| staged.takeover(setting, taken_over(&crossings, chunk), tokens)).collect()
 }
 
 /// Times of its parts, of the streams that arrive in another sharding too.
