@@ -23,7 +23,7 @@ pub(crate) use choices::{
 pub(crate) use constants::{CalibrateArgs, ValidateArgs};
 pub(crate) use copies::{CopyArgs, ElementArg, NumbersArg, RunArgs, VerifyArgs};
 pub(crate) use documents::{ClustersArgs, CompletionsArgs, DocumentArg, ModelsArgs, SchemaArgs};
-pub(crate) use job::{AttentionArg, JobArgs, LoraArgs, MeasuredArgs, OptimizerArg, PrecisionArg, SizeArgs};
+pub(crate) use job::{AddedArgs, AttentionArg, JobArgs, MeasuredArgs, OptimizerArg, PrecisionArg, SizeArgs};
 pub(crate) use plans::{CheckArgs, CompareArgs, ExplainArgs, PlacementArg, ProveArgs, RanksArgs, ShowArgs};
 pub(crate) use search::{
     EffortArgs, EstimateArgs, ObjectiveArg, OptimizeArgs, SolverArg, TargetArg, ThreadArgs,

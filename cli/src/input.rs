@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use frontends::lora::{Lora, adapt};
+use frontends::mtp::predict_ahead;
 use frontends::{InputError, Position, Shipped, read_cluster, read_model, shipped_clusters, shipped_models};
 use ir::cluster::Cluster;
 use ir::graph::Model;
@@ -15,7 +16,7 @@ use ir::text::read_plan;
 use sha2::{Digest, Sha256};
 use validate::calibration::Calibration;
 
-use crate::args::LoraArgs;
+use crate::args::AddedArgs;
 use crate::failure::Failure;
 
 /// Largest plan that is read: the plan of a large model has well below a megabyte.
@@ -44,8 +45,11 @@ pub(crate) fn model(argument: &str) -> Result<Described<Model>, Failure> {
     Ok(Described { value: model, digest: digest(&source.text) })
 }
 
-/// The model with adapters beside its products, where they are asked for.
-pub(crate) fn adapted(mut model: Model, args: &LoraArgs) -> Result<Model, Failure> {
+/// The model with modules that predict ahead and with adapters beside its products, where they are asked for.
+pub(crate) fn adapted(mut model: Model, args: &AddedArgs) -> Result<Model, Failure> {
+    if let Some(n_modules) = args.mtp {
+        predict_ahead(&mut model, n_modules).map_err(|what| Failure::argument(format!("--mtp: {what}")))?;
+    }
     let Some(rank) = args.lora else { return Ok(model) };
     let lora = Lora { rank, alpha: args.lora_alpha, targets: args.lora_targets.clone() };
     adapt(&mut model, &lora).map_err(|what| Failure::argument(format!("--lora: {what}")))?;

@@ -63,7 +63,7 @@ pub(crate) fn run(args: &ModelsArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     let text = match &args.model {
         None => all(Form::of(&args.json))?,
         Some(argument) => {
-            let model = input::adapted(input::model(argument)?.value, &args.lora)?;
+            let model = input::adapted(input::model(argument)?.value, &args.added)?;
             if args.native {
                 json(&native::write(&model))?
             } else if args.json.json {

@@ -42,7 +42,7 @@ impl Question {
                 "give a mixture of experts a factor above 0, such as 1.25",
             ));
         }
-        model.value = input::adapted(model.value, &args.lora)?;
+        model.value = input::adapted(model.value, &args.added)?;
         let described = input::cluster(cluster)?;
         let mut cluster = resized(described.value, &args.size)?;
         if let Some(file) = &args.measured.calibration {

@@ -166,23 +166,36 @@ pub(crate) fn moe(shape: Shape, experts: u64) -> Layer {
 
 /// `x -> head -> scores`, and the loss over them.
 pub(crate) fn head(shape: Shape) -> Layer {
+    head_of(shape, "b s")
+}
+
+/// The same of so many predictions of every token.
+pub(crate) fn head_ahead(shape: Shape, n: u64) -> Layer {
+    let mut layer = head_of(shape, "b s a");
+    layer.dims.iter_mut().filter(|dim| dim.name == "a").for_each(|dim| dim.extent = Extent::Fixed(n));
+    layer
+}
+
+fn head_of(shape: Shape, rows: &str) -> Layer {
     let dims = [
         ("b", Extent::MicroBatch),
         ("s", Extent::Sequence),
+        ("a", Extent::Fixed(1)),
         ("h", Extent::Fixed(shape.h)),
         ("v", Extent::Uneven(shape.f)),
     ];
+    let (stream, scores) = (format!("{rows} h"), format!("{rows} v"));
     let mut build = Builder::new("head", &dims);
-    build.tensor("x", "b s h", Role::Activation);
-    build.tensor("labels", "b s", Role::Data(Data::Labels));
+    build.tensor("x", &stream, Role::Activation);
+    build.tensor("labels", rows, Role::Data(Data::Labels));
     build.parameter("w", "h v");
-    build.op("scores", OpKind::Linear, "x w", ("z", "b s v"));
-    build.op("fork_z", OpKind::Fork, "z", ("z1 z2 z3", "b s v"));
-    build.op("max", OpKind::RowMax, "z1", ("m", "b s"));
-    build.op("fork_m", OpKind::Fork, "m", ("m1 m2", "b s"));
-    build.op("sum", OpKind::SumExp, "z2 m1", ("e", "b s"));
-    build.op("pick", OpKind::Pick, "z3 labels", ("t", "b s"));
-    build.op("cross", OpKind::CrossEntropy, "e m2 t", ("l", "b s"));
+    build.op("scores", OpKind::Linear, "x w", ("z", &scores));
+    build.op("fork_z", OpKind::Fork, "z", ("z1 z2 z3", &scores));
+    build.op("max", OpKind::RowMax, "z1", ("m", rows));
+    build.op("fork_m", OpKind::Fork, "m", ("m1 m2", rows));
+    build.op("sum", OpKind::SumExp, "z2 m1", ("e", rows));
+    build.op("pick", OpKind::Pick, "z3 labels", ("t", rows));
+    build.op("cross", OpKind::CrossEntropy, "e m2 t", ("l", rows));
     build.op("loss", OpKind::SumLoss, "l", ("loss", ""));
     build.done("x", "loss")
 }

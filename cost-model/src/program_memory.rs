@@ -273,18 +273,32 @@ impl Account<'_> {
 
     /// Scores are kept as one fp32 tensor, or less where the kernel's peak is less.
     fn saved_logits(&self, value: Value) -> Bytes {
-        let one = logits_bytes(1.0, self.context.engine.loss, self.context.constants)
-            .min(element_bytes(Precision::Fp32));
-        one * self.elements(value)
+        self.kept_logit() * self.elements(value)
     }
 
+    fn kept_logit(&self) -> Bytes {
+        let one = logits_bytes(1.0, self.context.engine.loss, self.context.constants);
+        one.min(element_bytes(Precision::Fp32))
+    }
+
+    /// The peak of the loss beyond what is kept. Losses of several predictions are taken one after another (NVIDIA/Megatron-LM,
+    /// `process_mtp_loss`), and back in turn: beside the peak of one lies what is kept for the others.
     fn logits(&self, saved: &BTreeMap<ActivationKind, Bytes>) -> Bytes {
         let scores = self.program.values.iter().filter(|value| {
             value.side == Side::Primal && activation_kind(self.layer, value.tensor) == ActivationKind::Logits
         });
-        let largest = scores.map(|&value| self.elements(value)).fold(0.0, f64::max);
+        let all = scores.map(|&value| (self.elements(value), self.predictions(value.tensor)));
+        let (largest, n) = all.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, 1.0));
         let kept = saved.get(&ActivationKind::Logits).copied().unwrap_or_default();
-        (logits_bytes(largest, self.context.engine.loss, self.context.constants) - kept).max(Bytes::ZERO)
+        let one = logits_bytes(largest / n, self.context.engine.loss, self.context.constants);
+        (one + self.kept_logit() * (largest - largest / n) - kept).max(Bytes::ZERO)
+    }
+
+    /// Predictions of a token in its scores: lengths of dims between the tokens' and the vocabulary.
+    fn predictions(&self, scores: TensorId) -> f64 {
+        let shape = self.layer.shape(scores, self.sizes);
+        let between = shape.get(2..shape.len().saturating_sub(1)).unwrap_or_default();
+        between.iter().product::<u64>().max(1) as f64
     }
 
     /// What an operator's kernel keeps besides its operands: the log-sum-exp of each query in fp32, or, eager, the

@@ -3,8 +3,8 @@ use ir::sharding::Placement::Replicate;
 
 use super::*;
 use crate::program_fixture::{
-    AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, lowered,
-    mlp, moe,
+    AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, head_ahead,
+    lowered, mlp, moe,
 };
 use ir::engine::{Accumulation, Copies, Dropout, Experts, GradientReduction, LossKernel};
 use ir::token_order::TokenOrder;
@@ -240,6 +240,20 @@ fn scores_take_what_the_kernel_of_the_loss_says_and_are_saved_as_one_fp32_tensor
         assert_eq!(memory.saved[&ActivationKind::Logits], Bytes(4.0 * logits));
         assert_eq!(memory.logits, Bytes((peak - 4.0) * logits));
         assert_eq!(memory.saved[&ActivationKind::Loss], Bytes(2.0 * 6.0 * 4.0));
+    }
+}
+
+/// Losses of two predictions follow one another: while one is at its peak, of the other lies what is kept.
+#[test]
+fn of_several_predictions_one_at_a_time_is_at_its_peak() {
+    let shape = Shape { b: 2, s: 3, h: 4, heads: 1, f: 50 };
+    let logits = 6.0 * 50.0;
+    for (loss, peak) in [(LossKernel::Plain, 14.0), (LossKernel::Unfused, 8.0), (LossKernel::Fused, 4.0)] {
+        let plan = AxisPlan { stream: Replicate, elsewhere: None, uses: &[] };
+        let lowered = lowered(head_ahead(shape, 2), shape, &[1], &[plan], &PLAIN);
+        let memory = account(&lowered, AttentionKernel::Flash, loss);
+        assert_eq!(memory.saved[&ActivationKind::Logits], Bytes(2.0 * 4.0 * logits));
+        assert_eq!(memory.logits, Bytes((peak - 4.0) * logits));
     }
 }
 

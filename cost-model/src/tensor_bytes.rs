@@ -64,6 +64,7 @@ pub fn activation_kind(layer: &Layer, tensor: TensorId) -> ActivationKind {
         | OpKind::Bias
         | OpKind::Rope { .. }
         | OpKind::Split { .. }
+        | OpKind::Concat { .. }
         | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::Scale { .. }
@@ -71,9 +72,12 @@ pub fn activation_kind(layer: &Layer, tensor: TensorId) -> ActivationKind {
         OpKind::Attention { .. } => ActivationKind::Attention,
         OpKind::Glu { .. } | OpKind::Act { .. } | OpKind::Gate => ActivationKind::Activation,
         OpKind::Route { .. } | OpKind::Dispatch | OpKind::Combine => ActivationKind::Experts,
-        OpKind::RowMax | OpKind::SumExp | OpKind::Pick | OpKind::CrossEntropy | OpKind::SumLoss => {
-            ActivationKind::Loss
-        }
+        OpKind::RowMax
+        | OpKind::SumExp
+        | OpKind::Pick
+        | OpKind::CrossEntropy
+        | OpKind::Weigh { .. }
+        | OpKind::SumLoss => ActivationKind::Loss,
     }
 }
 
@@ -115,7 +119,9 @@ pub(crate) enum Buffers {
 pub(crate) fn forward_buffers(kind: &OpKind) -> Buffers {
     match kind {
         OpKind::Fork => Buffers::Shared,
-        OpKind::Split { .. } | OpKind::Bias | OpKind::Scale { .. } => Buffers::TakenOver,
+        OpKind::Split { .. } | OpKind::Bias | OpKind::Scale { .. } | OpKind::Weigh { .. } => {
+            Buffers::TakenOver
+        }
         OpKind::Embed
         | OpKind::AddPosition { .. }
         | OpKind::Linear
@@ -128,6 +134,7 @@ pub(crate) fn forward_buffers(kind: &OpKind) -> Buffers {
         | OpKind::Gate
         | OpKind::Add
         | OpKind::Softcap { .. }
+        | OpKind::Concat { .. }
         | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::Route { .. }
@@ -145,7 +152,7 @@ pub(crate) fn forward_buffers(kind: &OpKind) -> Buffers {
 pub(crate) fn backward_buffers(kind: &OpKind) -> Buffers {
     match kind {
         OpKind::Add => Buffers::Shared,
-        OpKind::Fork | OpKind::Bias | OpKind::Scale { .. } => Buffers::TakenOver,
+        OpKind::Fork | OpKind::Bias | OpKind::Scale { .. } | OpKind::Weigh { .. } => Buffers::TakenOver,
         OpKind::Embed
         | OpKind::AddPosition { .. }
         | OpKind::Linear
@@ -158,6 +165,7 @@ pub(crate) fn backward_buffers(kind: &OpKind) -> Buffers {
         | OpKind::Gate
         | OpKind::Softcap { .. }
         | OpKind::Split { .. }
+        | OpKind::Concat { .. }
         | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::Route { .. }

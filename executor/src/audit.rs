@@ -70,8 +70,8 @@ pub(crate) enum Leaves {
 impl Leaves {
     /// How an operator's results leave: the loss of a token and what it is made of stay in single precision.
     pub(crate) fn of_results(kind: &OpKind) -> Self {
-        use OpKind::{CrossEntropy, Pick, RowMax, SumExp, SumLoss};
-        let of_loss = matches!(kind, RowMax | SumExp | Pick | CrossEntropy | SumLoss);
+        use OpKind::{CrossEntropy, Pick, RowMax, SumExp, SumLoss, Weigh};
+        let of_loss = matches!(kind, RowMax | SumExp | Pick | CrossEntropy | Weigh { .. } | SumLoss);
         if of_loss { Self::Single } else { Self::Rounded }
     }
 

@@ -101,7 +101,7 @@ pub(crate) struct Texts {
     continued: Option<String>,
     /// Rows of the smallest table that each is looked up in; those of the scores count for the one that is continued.
     rows: BTreeMap<String, u64>,
-    /// Columns of the scores that labels point into.
+    /// Columns of the scores that labels point into, or fewer where tables in which tokens ahead are looked up have fewer rows.
     scores: Option<u64>,
 }
 
@@ -110,13 +110,19 @@ impl Texts {
     pub(crate) fn of(model: &Model) -> Option<Self> {
         let mut texts = Self::default();
         let mut over_sequences = Vec::new();
+        let mut ahead: Option<u64> = None;
         for run in &model.sequence {
             let layer = &model.layers[run.layer];
             let sizes = layer.sizes(0, 0);
             for op in &layer.ops {
-                if op.kind == OpKind::Embed {
-                    let text = &layer.tensors[op.operands[0].0];
+                let text = op.operands.first().map(|tensor| &layer.tensors[tensor.0]);
+                let text = text.filter(|_| op.kind == OpKind::Embed);
+                if let Some(text) = text {
                     let rows = layer.shape(op.operands[1], &sizes).first().copied()?;
+                    if matches!(text.role, Role::Data(Data::Ahead(_))) {
+                        ahead = ahead.into_iter().chain([rows]).min();
+                        continue;
+                    }
                     texts
                         .rows
                         .entry(text.name.clone())
@@ -132,13 +138,14 @@ impl Texts {
                 }
             }
         }
+        texts.scores = texts.scores.into_iter().chain(ahead).min();
         let speaks = |name: &&String| texts.rows.get(*name).copied() == texts.scores;
         let continued = over_sequences.iter().rfind(speaks).or(over_sequences.last());
         texts.continued = continued.cloned();
         if let (Some(name), Some(columns)) = (continued, texts.scores) {
             texts.rows.entry(name.clone()).and_modify(|least| *least = columns.min(*least));
         }
-        let is_drawn = |role: Role| matches!(role, Role::Data(Data::Tokens | Data::Labels));
+        let is_drawn = |role: Role| matches!(role, Role::Data(Data::Tokens | Data::Ahead(_) | Data::Labels));
         let asks = model.layers.iter().flat_map(|layer| &layer.tensors).any(|tensor| is_drawn(tensor.role));
         (!asks || texts.vocabulary().is_some()).then_some(texts)
     }
@@ -247,6 +254,11 @@ impl Batch<'_> {
             Data::Labels => {
                 Value::Index(self.by_place((&shape, &dims), first, |row, at| self.label(seq, row, at)))
             }
+            Data::Ahead(by) => {
+                let text = self.texts.continued();
+                let token = |row, at| self.token(&text, (seq, row), at + by);
+                Value::Index(self.by_place((&shape, &dims), first, token))
+            }
             Data::Positions => Value::Index(self.by_place((&shape, &dims), first, |_, at| at as i64)),
             Data::Features => {
                 let name = format!("features {}", layer.tensors[tensor.0].name);
@@ -276,7 +288,7 @@ impl Batch<'_> {
         let length = self.positions.len() as u64;
         let random = Random::new(self.seed, self.sequence(seq, row), "prompt");
         let prompt = random.bits(0) % length.div_ceil(2).max(1);
-        let left_out = position < prompt || (length > 1 && position + 1 == length);
+        let left_out = position < prompt || (length > 1 && position + 1 >= length);
         if self.counting == Counting::Answers && left_out {
             return IGNORED;
         }
@@ -297,7 +309,8 @@ impl Batch<'_> {
         self.first_sequence + seq * self.micro_batch + row
     }
 
-    /// Integers as a function of the sequence and of the place in it, from the `first` token of a slice on.
+    /// Integers as a function of the sequence and of the place in it, from the `first` token of a slice on; along a third
+    /// dim, of the places after that.
     fn by_place(
         &self,
         (shape, dims): (&[u64], &[&Dim]),
@@ -307,10 +320,12 @@ impl Batch<'_> {
         let shape: Vec<usize> = shape.iter().map(|&n| n as usize).collect();
         let along = |extent: Extent| dims.iter().position(|dim| dim.extent == extent);
         let row = along(Extent::MicroBatch);
-        let at = (0..dims.len()).find(|dim| Some(*dim) != row);
+        let mut others = (0..dims.len()).filter(|dim| Some(*dim) != row);
+        let (at, after) = (others.next(), others.next());
         ArrayD::from_shape_fn(IxDyn(&shape), |i| {
             let place = at.map_or(0, |dim| self.place(dims[dim].extent, first, i[dim]));
-            value(row.map_or(0, |dim| i[dim] as u64), place)
+            let after = after.map_or(0, |dim| i[dim] as u64);
+            value(row.map_or(0, |dim| i[dim] as u64), place + after)
         })
     }
 
@@ -523,6 +538,34 @@ mod tests {
         let labels = index(("labels", "b s"), Data::Labels);
         // The token after position 6 stands beside it, that after position 1 where the other run begins.
         assert_eq!([labels[[1, 2]], labels[[1, 1]]], [own[[1, 3]], own[[1, 4]]]);
+    }
+
+    #[test]
+    fn what_is_ahead_is_of_the_text_that_labels_continue() {
+        let texts = Texts { continued: Some("tokens".into()), scores: Some(50), ..Texts::default() };
+        let all = zig_zag(&texts, &ZIG_ZAG);
+        let batch = Batch { counting: Counting::Answers, ..all };
+        let index = |tensor, data| given(&batch, tensor, data, 0..8).as_index().unwrap().clone();
+        let own = index(("tokens", "b s"), Data::Tokens);
+        let ahead = index(("ids", "b s"), Data::Ahead(2));
+        let labels = index(("labels", "b s m"), Data::Labels);
+        let at = |position: u64| ZIG_ZAG.iter().position(|&one| one == position).unwrap();
+        for row in 0..2 {
+            for position in 0..8_u64 {
+                if position < 6 {
+                    assert_eq!(ahead[[row, at(position)]], own[[row, at(position + 2)]]);
+                }
+                for prediction in 0..3 {
+                    let label = labels[[row, at(position), prediction]];
+                    let next = position + prediction as u64 + 1;
+                    // The prompt is at most the first half of a sequence; nothing follows the last token.
+                    let counts = label != IGNORED;
+                    assert!(counts || next <= 4 || next >= 8, "{label} at {position}, {prediction} further");
+                    assert!(!counts || (next < 8 && label == own[[row, at(next)]]));
+                }
+            }
+        }
+        assert_eq!(labels.index_axis(ndarray::Axis(2), 0), index(("labels", "b s"), Data::Labels));
     }
 
     #[test]

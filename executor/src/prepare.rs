@@ -248,7 +248,7 @@ impl<'a> Prepared<'a> {
         let layer = self.layer(layer_idx);
         let kept = |op: OpId| Leaves::of_results(&layer.ops[op.0].kind) == Leaves::Single;
         match (layer.tensors[value.tensor.0].role, value.side) {
-            (Role::Data(Data::Tokens | Data::Labels | Data::Positions), _) => Width::Integer,
+            (Role::Data(Data::Tokens | Data::Ahead(_) | Data::Labels | Data::Positions), _) => Width::Integer,
             (Role::Parameter(_) | Role::Frozen(_), Side::Gradient) => Width::Full,
             (Role::Activation, _) if layer.producer(value.tensor).is_some_and(kept) => Width::Full,
             (Role::Data(Data::AlibiSlopes | Data::RouterBias | Data::Features), _) => Width::Full,

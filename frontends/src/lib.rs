@@ -23,6 +23,7 @@ mod native;
 mod model;
 pub mod capacity;
 pub mod lora;
+pub mod mtp;
 
 #[cfg(test)]
 mod bad_input_tests;

@@ -150,7 +150,11 @@ fn check_kind(kind: &OpKind) -> Result<(), String> {
             if *window == Some(0) { Err("window is 0, expected at least 1".into()) } else { Ok(()) }
         }
         OpKind::Softcap { cap } => positive("cap", *cap),
-        OpKind::Split { sizes } => {
+        OpKind::Weigh { by } => {
+            let fits = by.len() <= MAX_PARTS && by.iter().all(|x| x.is_finite() && x.abs() < 1e12);
+            if fits { Ok(()) } else { Err(format!("by must be 1 to {MAX_PARTS} numbers")) }
+        }
+        OpKind::Split { sizes } | OpKind::Concat { sizes } => {
             let fits = sizes.len() <= MAX_PARTS && sizes.iter().all(|&n| n > 0 && n <= MAX_LENGTH);
             if fits { Ok(()) } else { Err(format!("sizes must be 1 to {MAX_PARTS} lengths of at least 1")) }
         }
@@ -306,6 +310,7 @@ fn is_learned(role: TensorRole) -> bool {
         TensorRole::Activation
         | TensorRole::Tokens
         | TensorRole::Labels
+        | TensorRole::Ahead
         | TensorRole::Positions
         | TensorRole::AlibiSlopes
         | TensorRole::RouterBias

@@ -44,7 +44,8 @@ pub(crate) fn check_roles(
 fn shape_of(role: TensorRole) -> &'static str {
     match role {
         TensorRole::Tokens => "expected a micro-batch dim, then a sequence dim or one of fixed length",
-        TensorRole::Labels => "expected a micro-batch dim, then a sequence dim",
+        TensorRole::Labels => "expected a micro-batch dim, a sequence dim, and perhaps one of fixed length",
+        TensorRole::Ahead => "expected a micro-batch dim, then a sequence dim",
         TensorRole::Positions => "expected one dim, a sequence or of fixed length",
         TensorRole::Features => "expected a micro-batch dim, then others, of sequence or fixed length",
         TensorRole::AlibiSlopes | TensorRole::RouterBias => "expected dims of fixed length",
@@ -66,7 +67,12 @@ fn has_shape_of_role(layer: &LayerDocument, tensor: &TensorDocument) -> bool {
         TensorRole::Tokens => {
             matches!(lengths[..], [Some(Length::MicroBatch), Some(Length::Sequence | Length::Fixed(_))])
         }
-        TensorRole::Labels => matches!(lengths[..], [Some(Length::MicroBatch), Some(Length::Sequence)]),
+        TensorRole::Ahead => matches!(lengths[..], [Some(Length::MicroBatch), Some(Length::Sequence)]),
+        TensorRole::Labels => matches!(
+            lengths[..],
+            [Some(Length::MicroBatch), Some(Length::Sequence)]
+                | [Some(Length::MicroBatch), Some(Length::Sequence), Some(Length::Fixed(_))]
+        ),
         TensorRole::Positions => matches!(lengths[..], [Some(Length::Sequence | Length::Fixed(_))]),
         TensorRole::Features => {
             let is_given = |length: &Option<&Length>| {
@@ -88,8 +94,10 @@ fn has_shape_of_role(layer: &LayerDocument, tensor: &TensorDocument) -> bool {
 fn misplaced(roles: &BTreeMap<&str, TensorRole>, op: &OpDocument) -> Option<(usize, &'static str)> {
     let role = |at: usize| roles.get(op.operands.get(at)?.as_str()).copied();
     let wanted = wanted_roles(&op.kind);
-    let wrong =
-        |&&(at, wanted, _): &&(usize, TensorRole, &str)| role(at).is_some_and(|found| found != wanted);
+    let is_text = |found| matches!((&op.kind, found), (OpKind::Embed, TensorRole::Ahead));
+    let wrong = |&&(at, wanted, _): &&(usize, TensorRole, &str)| {
+        role(at).is_some_and(|found| found != wanted && !is_text(found))
+    };
     if let Some(&(at, _, name)) = wanted.iter().find(wrong) {
         return Some((at, name));
     }
@@ -109,6 +117,7 @@ fn holds_numbers(role: TensorRole) -> bool {
         | TensorRole::Features => true,
         TensorRole::Tokens
         | TensorRole::Labels
+        | TensorRole::Ahead
         | TensorRole::Positions
         | TensorRole::AlibiSlopes
         | TensorRole::RouterBias => false,
@@ -145,10 +154,12 @@ fn wanted_roles(kind: &OpKind) -> &'static [(usize, TensorRole, &'static str)] {
         | OpKind::Softcap { .. }
         | OpKind::Fork
         | OpKind::Split { .. }
+        | OpKind::Concat { .. }
         | OpKind::Extend
         | OpKind::AppendShared
         | OpKind::RowMax
         | OpKind::SumExp
-        | OpKind::CrossEntropy => &[],
+        | OpKind::CrossEntropy
+        | OpKind::Weigh { .. } => &[],
     }
 }

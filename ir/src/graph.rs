@@ -103,8 +103,10 @@ pub enum Init {
 pub enum Data {
     /// Token numbers `[b s]`, or of a text of fixed length `[b t]`. Tensors of one name are one text in all layers.
     Tokens,
-    /// The next token of each position `[b s]`.
+    /// The next token of each position `[b s]`; of `[b s a]`, those up to `a` tokens ahead.
     Labels,
+    /// Of the text that labels continue, the token so many after each position `[b s]`.
+    Ahead(u64),
     /// Index of each position in its sequence `[s]`, or along a dim of fixed length `[t]`.
     Positions,
     /// Numbers given with the batch `[b ..]`, such as patches of an image. Tensors of one name are the same in all layers.
@@ -304,9 +306,9 @@ impl Layer {
             matches!(dims, [_, between @ .., _] if between.contains(&dim))
         };
         let given = |tensor: TensorId| match self.tensors[tensor.0].role {
-            Role::Data(Data::Tokens | Data::Labels | Data::Positions) => {
-                self.tensors[tensor.0].dims.contains(&dim)
-            }
+            Role::Data(Data::Tokens | Data::Positions) => self.tensors[tensor.0].dims.contains(&dim),
+            // Behind the tokens of labels are predictions, of which each token has several.
+            Role::Data(Data::Labels | Data::Ahead(_)) => self.tensors[tensor.0].dims.get(1) == Some(&dim),
             Role::Data(Data::Features) => inner(&tensor),
             Role::Data(Data::AlibiSlopes | Data::RouterBias)
             | Role::Activation

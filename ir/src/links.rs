@@ -30,12 +30,16 @@ pub fn links<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Vec<Link> {
 }
 
 /// Positions of layers that do not take over exactly what the one before has left: where branches begin and where they meet.
+/// None where every layer reads of the one before, whatever else it reads: layers then run in turn, and no branch beside another.
 pub fn bends<'a>(layers: impl IntoIterator<Item = &'a Layer> + Clone) -> Vec<usize> {
     let n_left: Vec<usize> = layers.clone().into_iter().map(|layer| layer.out.len()).collect();
     let mut straight = vec![0; n_left.len()];
     let mut bent = vec![false; n_left.len()];
     for link in links(layers) {
         if link.from + 1 == link.to { straight[link.to] += 1 } else { bent[link.to] = true }
+    }
+    if straight.iter().skip(1).all(|&read| read > 0) {
+        return Vec::new();
     }
     (1..n_left.len()).filter(|&at| bent[at] || straight[at] != n_left[at - 1]).collect()
 }
@@ -82,5 +86,6 @@ mod tests {
         };
         assert!(bends(&[(0, 1), (1, 1), (1, 1)]).is_empty());
         assert_eq!(bends(&[(0, 1), (1, 1), (0, 1), (2, 2), (2, 1)]), [2, 3]);
+        assert!(bends(&[(0, 1), (1, 2), (1, 1), (2, 1)]).is_empty());
     }
 }

@@ -152,6 +152,21 @@ pub struct TensorDocument {
     /// Whether a parameter is learned; one that is not stays as it is, without gradient and optimizer state.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub trainable: bool,
+    /// Of tokens `ahead`, how far; else nothing but 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub by: u64,
+}
+
+/// Furthest that data may look ahead.
+const MAX_AHEAD: u64 = 64;
+
+fn one() -> u64 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_one(by: &u64) -> bool {
+    *by == 1
 }
 
 fn yes() -> bool {
@@ -178,8 +193,10 @@ pub enum TensorRole {
     ParameterZero,
     /// Token numbers `[b s]`, `s` a sequence or of fixed length.
     Tokens,
-    /// Next tokens `[b s]`.
+    /// Next tokens `[b s]`; of `[b s a]` with `a` of fixed length, those up to `a` tokens ahead.
     Labels,
+    /// Tokens further ahead `[b s]`, of the text that labels continue: as many as `by` says.
+    Ahead,
     /// Positions `[s]`, `s` a sequence or of fixed length.
     Positions,
     /// Per-head slopes of a linear position bias.
@@ -308,7 +325,12 @@ pub fn read_layer(document: &LayerDocument, place: &str) -> Result<Layer, Docume
             at.ok_or_else(|| error(format!("{place}.tensors[{i}].dims"), format!("no dim is named `{name}`")))
         };
         let ids = tensor.dims.split_whitespace().map(dim).collect::<Result<Vec<_>, _>>()?;
-        let role = match (role(tensor.role), tensor.trainable) {
+        let most = if tensor.role == TensorRole::Ahead { MAX_AHEAD } else { 1 };
+        if !(1..=most).contains(&tensor.by) {
+            let what = format!("`{}` is {} ahead, expected 1 to {most}", tensor.name, tensor.by);
+            return Err(error(format!("{place}.tensors[{i}].by"), what));
+        }
+        let role = match (role(tensor.role, tensor.by), tensor.trainable) {
             (role, true) => role,
             (Role::Parameter(init), false) => Role::Frozen(init),
             (_, false) => {
@@ -363,7 +385,7 @@ fn extent(length: &Length) -> Extent {
     }
 }
 
-fn role(role: TensorRole) -> Role {
+fn role(role: TensorRole, by: u64) -> Role {
     match role {
         TensorRole::Activation => Role::Activation,
         TensorRole::Parameter => Role::Parameter(Init::Normal),
@@ -371,6 +393,7 @@ fn role(role: TensorRole) -> Role {
         TensorRole::ParameterZero => Role::Parameter(Init::Zero),
         TensorRole::Tokens => Role::Data(Data::Tokens),
         TensorRole::Labels => Role::Data(Data::Labels),
+        TensorRole::Ahead => Role::Data(Data::Ahead(by)),
         TensorRole::Positions => Role::Data(Data::Positions),
         TensorRole::AlibiSlopes => Role::Data(Data::AlibiSlopes),
         TensorRole::RouterBias => Role::Data(Data::RouterBias),
@@ -422,6 +445,7 @@ fn write_layer(layer: &Layer) -> LayerDocument {
                 dims: dims_text(t),
                 role: write_role(t.role),
                 trainable: !matches!(t.role, Role::Frozen(_)),
+                by: if let Role::Data(Data::Ahead(by)) = t.role { by } else { 1 },
             })
             .collect(),
         ops: layer
@@ -460,6 +484,7 @@ fn write_role(role: Role) -> TensorRole {
         Role::Parameter(Init::Zero) | Role::Frozen(Init::Zero) => TensorRole::ParameterZero,
         Role::Data(Data::Tokens) => TensorRole::Tokens,
         Role::Data(Data::Labels) => TensorRole::Labels,
+        Role::Data(Data::Ahead(_)) => TensorRole::Ahead,
         Role::Data(Data::Positions) => TensorRole::Positions,
         Role::Data(Data::AlibiSlopes) => TensorRole::AlibiSlopes,
         Role::Data(Data::RouterBias) => TensorRole::RouterBias,

@@ -137,6 +137,11 @@ pub enum OpKind {
         /// Elements of each part.
         sizes: Vec<u64>,
     },
+    /// `parts -> x[.. g ..]`: puts parts side by side along a dim that none of them has, as `Split` takes them apart.
+    Concat {
+        /// Elements of each part.
+        sizes: Vec<u64>,
+    },
     /// `x[b s ..] -> y[b t ..]`: the rows that slices before have kept, then those of this slice (`slices`). Backward
     /// passes on the own rows of a gradient to which later slices have added. No model has it: it is put there.
     #[serde(skip)]
@@ -166,15 +171,20 @@ pub enum OpKind {
     Dispatch,
     /// `z[b e c h] weight[b s e] (position[s])? -> y[b s h]`: weighted sum over the experts that have a token.
     Combine,
-    /// `z[b s v] -> m[b s]`: maximum; no gradient.
+    /// `z[b s .. v] -> m[b s ..]`: maximum; no gradient. Between tokens and words there may be several predictions.
     RowMax,
-    /// `z[b s v] m[b s] -> e[b s]`: sum of `exp(z - m)`; no gradient to `m`.
+    /// `z[b s .. v] m[b s ..] -> e[b s ..]`: sum of `exp(z - m)`; no gradient to `m`.
     SumExp,
-    /// `z[b s v] labels[b s] -> t[b s]`: the score at the label.
+    /// `z[b s .. v] labels[b s ..] -> t[b s ..]`: the score at the label.
     Pick,
-    /// `e m t -> l[b s]`: `log e + m - t`; no gradient to `m`, whose two uses cancel.
+    /// `e m t -> l[b s ..]`: `log e + m - t`; no gradient to `m`, whose two uses cancel.
     CrossEntropy,
-    /// `l[b s] (labels[b s])? -> loss[]`: sum over the tokens, with labels over those whose label is not negative.
+    /// `l[.. a] -> y[.. a]`: the losses of several predictions, each times its constant.
+    Weigh {
+        /// The constants.
+        by: Vec<f64>,
+    },
+    /// `l[b s ..] (labels[b s ..])? -> loss[]`: sum over the tokens, with labels over those whose label is not negative.
     SumLoss,
 }
 
@@ -362,6 +372,7 @@ impl OpKind {
             Self::Softcap { .. }     => line("softcap",       W::None,            M::Whole, &[0],       G::All,           L::No,  Exact),
             Self::Fork               => line("fork",          W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
             Self::Split { .. }       => line("split",         W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
+            Self::Concat { .. }      => line("concat",        W::None,            M::Whole, &[],        G::All,           L::Yes, Exact),
             Self::Extend             => line("extend",        W::None,            M::Whole, &[],        G::All,           L::No,  Sum),
             Self::AppendShared       => line("append-shared", W::Tails,           M::Whole, &[],        G::All,           L::No,  Exact),
             Self::Route { .. }       => line("route",         W::Last,            M::Whole, &[0, 1],    G::First(1),      L::No,  Sum),
@@ -371,6 +382,7 @@ impl OpKind {
             Self::SumExp             => line("sum-exp",       W::None,            M::Sum,   &[0, 1],    G::First(1),      L::No,  Sum),
             Self::Pick               => line("pick",          W::None,            M::Sum,   &[1],       G::First(1),      L::No,  Exact),
             Self::CrossEntropy       => line("cross-entropy", W::None,            M::Whole, &[0],       G::FirstAndThird, L::No,  Exact),
+            Self::Weigh { .. }       => line("weigh",         W::Last,            M::Whole, &[],        G::All,           L::Yes, Exact),
             Self::SumLoss            => line("sum-loss",      W::None,            M::Sum,   &[1],       G::All,           L::No,  Sum),
         }
     }

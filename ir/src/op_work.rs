@@ -92,12 +92,14 @@ pub fn op_work(
             Dropout::Off => stream(result(0), 6.0, 0.0),
             Dropout::On => stream(result(0), 7.0, 5.0),
         },
-        OpKind::Scale { .. } => stream(result(0), 0.0, 0.0),
+        OpKind::Scale { .. } | OpKind::Weigh { .. } => stream(result(0), 0.0, 0.0),
         OpKind::Softcap { .. } => stream(result(0), 4.0, 6.0),
         // Forward it is the same tensor; backward it adds the gradients of all readers but the first.
         OpKind::Fork => stream(operand(0), 0.0, 6.0 * (op.results.len() as f64 - 1.0)),
         // A view of the product's result; backward writes the parts side by side.
         OpKind::Split { .. } => stream(operand(0), 0.0, 4.0),
+        // Writes the parts side by side; backward takes views of the gradient.
+        OpKind::Concat { .. } => stream(result(0), 4.0, 0.0),
         // Reads the rows so far and writes them side by side; backward reads two gradients and writes one.
         OpKind::Extend => stream(result(0), 4.0, 6.0),
         OpKind::AppendShared => stream(result(0), 4.0, 4.0),

@@ -75,6 +75,14 @@ impl Signature {
             .position(|factor| self.results.iter().all(|dims| !dims.contains(factor)))
     }
 
+    /// The dim of the first result that no operand walks: where a concatenation puts its parts side by side.
+    pub fn joined_dim(&self) -> Option<usize> {
+        self.results
+            .first()?
+            .iter()
+            .position(|factor| self.operands.iter().all(|dims| !dims.contains(factor)))
+    }
+
     /// Factor of a name.
     pub fn factor(&self, name: &str) -> Option<FactorId> {
         self.factors.iter().position(|factor| factor.name == name).map(|i| FactorId(i as u8))
@@ -240,10 +248,11 @@ fn arity(kind: &OpKind) -> (Vec<usize>, Vec<usize>) {
         OpKind::Act { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } | OpKind::RowMax => {
             (vec![1], vec![1])
         }
-        OpKind::Extend => (vec![1], vec![1]),
+        OpKind::Extend | OpKind::Weigh { .. } => (vec![1], vec![1]),
         OpKind::SumLoss => (vec![1, 2], vec![1]),
         OpKind::Fork => (vec![1], many),
         OpKind::Split { sizes } => (vec![1], vec![sizes.len()]),
+        OpKind::Concat { sizes } => (vec![sizes.len()], vec![1]),
         OpKind::Embed
         | OpKind::Linear
         | OpKind::Bias
@@ -311,24 +320,12 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
         OpKind::Glu { .. } | OpKind::Add => operand(0) == result && operand(1) == result,
         OpKind::Act { .. } | OpKind::Scale { .. } | OpKind::Softcap { .. } => operand(0) == result,
         OpKind::Fork => op.results.iter().all(|&t| dims(t) == operand(0)),
-        OpKind::Gate => operand(0) == result && operand(1) == &result[..result.len().saturating_sub(1)],
+        OpKind::Gate => operand(0) == result && operand(1) == rows(result),
         OpKind::Embed => operand(0).len() == 2 && operand(1).len() == 2 && result.len() == 3,
         OpKind::AddPosition { .. } => operand(0) == result && operand(1).len() == 1 && operand(2).len() == 2,
-        OpKind::Attention { mask, .. } => {
-            let extra = op.operands.get(mask.n_operands()).map(|&extra| dims(extra));
-            operand(0).len() == 5
-                && operand(1).len() == 4
-                && operand(2).len() == 4
-                && result.len() == 5
-                && operand(0)[..4] == result[..4]
-                && operand(0)[4] == operand(1)[3]
-                && operand(2)[3] == result[4]
-                && operand(1)[0] == operand(0)[0]
-                && operand(1)[2] == operand(0)[2]
-                && operand(2)[..3] == operand(1)[..3]
-                && extra.is_none_or(|extra| extra == &operand(0)[2..4])
-        }
-        OpKind::Split { sizes } => splits(layer, op, sizes),
+        OpKind::Attention { mask, .. } => attends(layer, op, *mask),
+        OpKind::Split { sizes } => are_parts(layer, op.operands[0], (&op.results, sizes)),
+        OpKind::Concat { sizes } => are_parts(layer, op.results[0], (&op.operands, sizes)),
         OpKind::Extend => {
             operand(0).len() == result.len()
                 && operand(0).first() == result.first()
@@ -336,8 +333,12 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
         }
         OpKind::AppendShared => operand(0).len() == 4 && operand(1).len() == 3 && result.len() == 4,
         OpKind::Route { top_k, groups, .. } => {
-            let experts = result.last().map_or(0, |d| fixed(layer, *d));
-            operand(0) == result && *top_k >= 1 && *top_k <= experts && *groups >= 1 && experts % groups == 0
+            let experts = last_fixed(layer, result);
+            operand(0) == result
+                && *top_k >= 1
+                && *top_k <= experts
+                && *groups >= 1
+                && experts.is_multiple_of(*groups)
         }
         OpKind::Dispatch => {
             operand(0).len() == 3
@@ -353,10 +354,12 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
                 && is_sequence(layer, result[1])
                 && orders_slots(layer, op, operand(0)[2])
         }
-        OpKind::RowMax => operand(0)[..operand(0).len().saturating_sub(1)] == *result,
-        OpKind::SumExp => operand(0).len() == 3 && operand(1) == result,
-        OpKind::Pick => operand(0).len() == 3 && operand(1) == result,
+        OpKind::RowMax => rows(operand(0)) == result,
+        OpKind::SumExp | OpKind::Pick => {
+            rows(operand(0)) == result && operand(1) == result && result.len() > 1
+        }
         OpKind::CrossEntropy => (0..3).all(|i| operand(i) == result),
+        OpKind::Weigh { by } => operand(0) == result && by.len() as u64 == last_fixed(layer, result),
         OpKind::SumLoss => result.is_empty() && op.operands.get(1).is_none_or(|&l| dims(l) == operand(0)),
     };
     if ok {
@@ -364,6 +367,25 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
     } else {
         Err(format!("the dims of its tensors do not fit: {}", signature(layer, op).display(layer, op)))
     }
+}
+
+/// Queries, keys, values and results of attention fit together, and so does its extra operand.
+fn attends(layer: &Layer, op: &Op, mask: AttentionMask) -> bool {
+    let dims = |t: TensorId| layer.tensors[t.0].dims.as_slice();
+    let operand = |i: usize| dims(op.operands[i]);
+    let result = dims(op.results[0]);
+    let extra = op.operands.get(mask.n_operands()).map(|&extra| dims(extra));
+    operand(0).len() == 5
+        && operand(1).len() == 4
+        && operand(2).len() == 4
+        && result.len() == 5
+        && operand(0)[..4] == result[..4]
+        && operand(0)[4] == operand(1)[3]
+        && operand(2)[3] == result[4]
+        && operand(1)[0] == operand(0)[0]
+        && operand(1)[2] == operand(0)[2]
+        && operand(2)[..3] == operand(1)[..3]
+        && extra.is_none_or(|extra| extra == &operand(0)[2..4])
 }
 
 /// Slots are counted by the tokens of the sequence, so it is those that experts are given.
@@ -379,12 +401,11 @@ fn orders_slots(layer: &Layer, op: &Op, slots: DimId) -> bool {
     positions.map_or(!limited, |dims| limited && sequence(dims))
 }
 
-/// Each part has the operand's dims, but for the cut one a dim of its own length, or none where that is one.
-fn splits(layer: &Layer, op: &Op, sizes: &[u64]) -> bool {
+/// Each part has the dims of the whole, but for the one that no part has a dim of its own length, or none where that is one.
+fn are_parts(layer: &Layer, whole: TensorId, (parts, sizes): (&[TensorId], &[u64])) -> bool {
     let dims = |t: TensorId| layer.tensors[t.0].dims.as_slice();
-    let whole = dims(op.operands[0]);
-    let Some(at) = whole.iter().position(|dim| op.results.iter().all(|&part| !dims(part).contains(dim)))
-    else {
+    let whole = dims(whole);
+    let Some(at) = whole.iter().position(|dim| parts.iter().all(|&part| !dims(part).contains(dim))) else {
         return false;
     };
     let part = |(&tensor, &size): (&TensorId, &u64)| {
@@ -395,7 +416,17 @@ fn splits(layer: &Layer, op: &Op, sizes: &[u64]) -> bool {
         part.starts_with(before) && (keeps || loses)
     };
     let sum: u64 = sizes.iter().sum();
-    sum == fixed(layer, whole[at]) && sizes.iter().all(|&n| n > 0) && op.results.iter().zip(sizes).all(part)
+    sum == fixed(layer, whole[at]) && sizes.iter().all(|&n| n > 0) && parts.iter().zip(sizes).all(part)
+}
+
+/// All dims but the last.
+fn rows(dims: &[DimId]) -> &[DimId] {
+    dims.split_last().map_or(dims, |(_, rows)| rows)
+}
+
+/// Length of the last dim, where the model fixes it.
+fn last_fixed(layer: &Layer, dims: &[DimId]) -> u64 {
+    dims.last().map_or(0, |dim| fixed(layer, *dim))
 }
 
 fn fixed(layer: &Layer, dim: DimId) -> u64 {

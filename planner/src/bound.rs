@@ -159,9 +159,15 @@ impl Scope<'_> {
             slowest: rounded.max(total / p),
             once: own / p,
         };
+        let even = [total, total - saved].map(|total| work(total, 0.0));
         let (work, plain) = (work(total - saved, rounded), work(total, rounded_plain));
         let time = self.with_bubble(candidate, work)?;
-        let saving = self.with_bubble(candidate, plain)? - time;
+        let mut saving = self.with_bubble(candidate, plain)? - time;
+        if !self.bends.is_empty() {
+            // No bubble is promised there: a long layer that has no other form would hide what forms of the others save.
+            let [plain, fused] = even;
+            saving = saving.max(self.with_bubble(candidate, plain)? - self.with_bubble(candidate, fused)?);
+        }
         let crowding = bytes / p / bench.setting.capacity;
         let (fastest, grounds) = (choices_made, Vec::new());
         let edges = asked.iter().flatten().flat_map(|(_, form)| &form.problem.edges);

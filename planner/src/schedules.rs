@@ -126,7 +126,7 @@ impl Scope<'_> {
     /// Least share of the work that a schedule adds to a candidate as bubble; nothing is promised where branches run side
     /// by side, for what then fills the pipeline depends on where they are cut.
     pub(crate) fn bubble(&self, candidate: &Candidate, schedule: Schedule) -> f64 {
-        if self.wide.is_chain() { least_bubble(candidate, schedule) } else { 0.0 }
+        if self.bends.is_empty() { least_bubble(candidate, schedule) } else { 0.0 }
     }
 }
 

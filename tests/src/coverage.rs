@@ -48,6 +48,7 @@ impl Recipe {
             vocabulary: 12,
             tied: false,
             lora: 0,
+            mtp: 0,
         };
         let over_batch = wishes.axes.iter().filter(|axis| axis.stream == Some(0)).map(|axis| axis.size);
         let case = Case {

@@ -410,6 +410,7 @@ mod tests {
             ("tie", !plan.model.ties.is_empty()),
             ("uneven vocabulary", plan.roles.vocabulary_parallel > 1),
             ("adapters", case.sizes.lora > 0),
+            ("predictions further ahead", case.sizes.mtp > 0),
             ("ranks that share devices", plan.n_whole_devices() < plan.n_devices()),
             ("unequal shares", plan.shares.iter().any(|share| *share != plan.n_micro_batches)),
         ];

@@ -112,3 +112,19 @@ fn the_layers_of_a_graph_of_operators_are_described() {
     let described = |file: &str| done(&["models", file]).out;
     assert_eq!(described(&native), described("good/encoder-decoder.json"));
 }
+
+/// The modules are no layers of the decoder's own when operators are all that is known, but what they compute is the same.
+#[test]
+fn modules_that_predict_ahead_are_planned_from_operators_alone() {
+    let mut model = read_model("qwen3-8b", shipped_model("qwen3-8b").unwrap().text).unwrap();
+    frontends::mtp::predict_ahead(&mut model, 1).unwrap();
+    let found = clustered(&model);
+    assert_eq!(found.n_parameters(), model.n_parameters());
+    let file = scratch!("flat-mtp.json");
+    std::fs::write(&file, serde_json::to_string(&flatten(&model)).unwrap()).unwrap();
+    let plan = scratch!("flat-mtp-plan.json");
+    let pins = ["--seq-len", "2048", "--global-batch", "16", "--pin", "tp=4,pp=2"];
+    done(&[&["optimize", &file, "dgx-h100"], &pins[..], &["-o", &plan]].concat());
+    let run = done(&["verify", &plan]);
+    assert!(run.out.ends_with("verified\n") && !run.out.contains("DIFFERENT"), "{run}");
+}

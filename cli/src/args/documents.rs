@@ -2,19 +2,20 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::args::{JsonArgs, LoraArgs, SizeArgs};
+use crate::args::{AddedArgs, JsonArgs, SizeArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     planner models\n  \
     planner models llama-3-8b --json\n  \
     planner models llama-3-8b --native > my-model.json\n  \
-    planner models llama-3-8b --lora 16")]
+    planner models llama-3-8b --lora 16\n  \
+    planner models deepseek-v3 --mtp 1")]
 pub(crate) struct ModelsArgs {
     /// File or name of a model
     pub(crate) model: Option<String>,
     #[command(flatten)]
-    pub(crate) lora: LoraArgs,
+    pub(crate) added: AddedArgs,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
     /// Print the model in the native form, to be changed and planned for

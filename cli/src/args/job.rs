@@ -33,7 +33,7 @@ pub(crate) struct JobArgs {
     #[arg(long, value_enum)]
     pub(crate) optimizer: Option<OptimizerArg>,
     #[command(flatten)]
-    pub(crate) lora: LoraArgs,
+    pub(crate) added: AddedArgs,
     #[command(flatten)]
     pub(crate) measured: MeasuredArgs,
 }
@@ -47,10 +47,10 @@ pub(crate) struct MeasuredArgs {
     pub(crate) calibration: Option<String>,
 }
 
-/// Low-rank adapters in place of training all of a model.
+/// What is trained beside or in place of the model's own parameters: low-rank adapters, modules that predict ahead.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Job")]
-pub(crate) struct LoraArgs {
+pub(crate) struct AddedArgs {
     /// Freeze the model and train low-rank adapters of this rank beside its products
     #[arg(long, value_name = "RANK", value_parser = counts())]
     pub(crate) lora: Option<u64>,
@@ -61,6 +61,9 @@ pub(crate) struct LoraArgs {
     /// [default: those of attention and MLP]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', requires = "lora")]
     pub(crate) lora_targets: Vec<String>,
+    /// Put so many modules for multi-token prediction behind the decoder, each with a layer of its last kind
+    #[arg(long, value_name = "MODULES", value_parser = counts())]
+    pub(crate) mtp: Option<u64>,
 }
 
 /// A part of the cluster, or another size of it.

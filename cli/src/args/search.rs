@@ -68,7 +68,7 @@ pub(crate) struct EstimateArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
     /// Predict this plan instead of one that the options name
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "LoraArgs", "PinArgs", "ForbidArgs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "AddedArgs", "PinArgs", "ForbidArgs"])]
     pub(crate) plan: Option<String>,
     #[command(flatten)]
     pub(crate) pins: PinArgs,

@@ -76,6 +76,19 @@ pub(super) fn cross_entropy_backward<T: Real>(call: &Call<'_, T>, g: &Tensor<T>)
     Ok(vec![Some(call.tensor(g.shape(), de)?), None, Some(g.mapv(|g| -g))])
 }
 
+/// Every row times the constants of its columns: losses, and backward their gradients.
+pub(super) fn weighed<T: Real>(
+    call: &Call<'_, T>,
+    l: &Tensor<T>,
+    by: &[f64],
+) -> Result<Tensor<T>, KernelError> {
+    let (_, n) = call.rows(0)?;
+    call.same_shape(l.shape(), call.operand_shape(0)?)?;
+    call.same_shape(&[by.len()], &[n])?;
+    let weights = by.iter().map(|&by| T::from_f64(by)).cycle();
+    call.tensor(l.shape(), flat(l).iter().zip(weights).map(|(&l, by)| l * by).collect())
+}
+
 pub(super) fn sum_loss<T: Real>(call: &Call<'_, T>) -> Result<Tensor<T>, KernelError> {
     let losses = flat(call.float(0)?);
     let counted = counted(call, losses.len())?;

@@ -101,6 +101,7 @@ pub fn forward<T: Real>(ctx: &Context<'_>, operands: &[&Value<T>]) -> Result<Vec
         OpKind::Softcap { cap } => one(elementwise::softcap(&call, *cap)),
         OpKind::Fork => structure::fork(&call),
         OpKind::Split { sizes } => structure::split(&call, sizes),
+        OpKind::Concat { sizes } => one(structure::concat(&call, sizes)),
         OpKind::Extend => one(extend::extend(ctx, &[], operands[0])),
         OpKind::AppendShared => one(structure::append_shared(&call)),
         OpKind::Route { .. } => one(router::forward(&call, &router::Routing::of(ctx.kind)?)),
@@ -110,6 +111,7 @@ pub fn forward<T: Real>(ctx: &Context<'_>, operands: &[&Value<T>]) -> Result<Vec
         OpKind::SumExp => one(loss::sum_exp(&call)),
         OpKind::Pick => one(loss::pick(&call)),
         OpKind::CrossEntropy => one(loss::cross_entropy(&call)),
+        OpKind::Weigh { by } => one(loss::weighed(&call, call.float(0)?, by)),
         OpKind::SumLoss => one(loss::sum_loss(&call)),
     }?;
     call.finish_results(results)
@@ -162,6 +164,7 @@ pub fn backward<T: Real>(
         OpKind::Softcap { cap } => elementwise::softcap_backward(&call, *cap, g),
         OpKind::Fork => structure::fork_backward(&call, gradients),
         OpKind::Split { sizes } => structure::split_backward(&call, sizes, gradients),
+        OpKind::Concat { sizes } => structure::concat_backward(&call, sizes, g),
         OpKind::Extend => extend::extend_backward(ctx, None, g).map(|(_, own)| vec![Some(own)]),
         OpKind::AppendShared => structure::append_shared_backward(&call, g),
         OpKind::Route { .. } => router::backward(&call, &router::Routing::of(ctx.kind)?, g),
@@ -171,6 +174,7 @@ pub fn backward<T: Real>(
         OpKind::SumExp => loss::sum_exp_backward(&call, g),
         OpKind::Pick => loss::pick_backward(&call, g),
         OpKind::CrossEntropy => loss::cross_entropy_backward(&call, g),
+        OpKind::Weigh { by } => loss::weighed(&call, g, by).map(|dl| vec![Some(dl)]),
         OpKind::SumLoss => loss::sum_loss_backward(&call, g),
     }?;
     call.finish_gradients(found)

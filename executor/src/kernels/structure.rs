@@ -57,10 +57,51 @@ pub(super) fn split_backward<T: Real>(
     Ok(vec![Some(dx)])
 }
 
+/// The parts side by side, whole ones or rows.
+pub(super) fn concat<T: Real>(call: &Call<'_, T>, sizes: &[u64]) -> Result<Tensor<T>, KernelError> {
+    let along = call.ctx.signature.joined_dim().ok_or(call.unfit("its parts have all dims of the whole"))?;
+    let shape = call.result_shape(0)?;
+    let mut y = Tensor::zeros(shape);
+    let (along, cuts) = bounds(call, (along, shape[along]), sizes)?;
+    for (i, (from, to)) in cuts.into_iter().enumerate() {
+        let given = call.float(i)?;
+        let mut part = y.slice_axis_mut(along, Slice::from(from..to));
+        let given = if given.ndim() < shape.len() { given.view().insert_axis(along) } else { given.view() };
+        call.same_shape(given.shape(), part.shape())?;
+        part.assign(&given);
+    }
+    Ok(y)
+}
+
+/// To every part its rows of the gradient.
+pub(super) fn concat_backward<T: Real>(call: &Call<'_, T>, sizes: &[u64], g: &Tensor<T>) -> Gradients<T> {
+    let along = call.ctx.signature.joined_dim().ok_or(call.unfit("its parts have all dims of the whole"))?;
+    let (along, cuts) = bounds(call, (along, g.shape()[along]), sizes)?;
+    let part = |(i, (from, to)): (usize, (usize, usize))| {
+        let part = g.slice_axis(along, Slice::from(from..to));
+        let keeps = call.operand_shape(i)?.len() == g.ndim();
+        Ok(Some(if keeps { part.to_owned() } else { part.index_axis_move(along, 0).to_owned() }))
+    };
+    cuts.into_iter().enumerate().map(part).collect()
+}
+
 /// The dim that is cut, with the first and past-the-last element of each part.
 fn cuts<T: Real>(call: &Call<'_, T>, sizes: &[u64]) -> Result<(Axis, Vec<(usize, usize)>), KernelError> {
     let along = call.ctx.signature.cut_dim().ok_or(call.unfit("its parts have all dims of the whole"))?;
-    let n = call.operand_shape(0)?[along];
+    let (axis, cuts) = bounds(call, (along, call.operand_shape(0)?[along]), sizes)?;
+    if sizes.len() == call.n_results() {
+        Ok((axis, cuts))
+    } else {
+        Err(call.unfit("its parts are not its results"))
+    }
+}
+
+/// A dim and its length, with the first and past-the-last element of each part.
+fn bounds<T: Real>(
+    call: &Call<'_, T>,
+    (along, n): (usize, usize),
+    sizes: &[u64],
+) -> Result<(Axis, Vec<(usize, usize)>), KernelError> {
     let mut end = 0_usize;
     let mut cuts = Vec::with_capacity(sizes.len());
     for &size in sizes {
@@ -69,11 +110,7 @@ fn cuts<T: Real>(call: &Call<'_, T>, sizes: &[u64]) -> Result<(Axis, Vec<(usize,
         end = next.ok_or(call.unfit("its parts are longer than the dim"))?;
         cuts.push((from, end));
     }
-    if end == n && sizes.len() == call.n_results() {
-        Ok((Axis(along), cuts))
-    } else {
-        Err(call.unfit("its parts do not fill the dim, or are not its results"))
-    }
+    if end == n { Ok((Axis(along), cuts)) } else { Err(call.unfit("its parts do not fill the dim")) }
 }
 
 pub(super) fn append_shared<T: Real>(call: &Call<'_, T>) -> Result<Tensor<T>, KernelError> {

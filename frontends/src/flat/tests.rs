@@ -39,7 +39,13 @@ impl Graph {
     }
 
     fn tensor(mut self, name: &str, dims: &str, role: TensorRole) -> Self {
-        self.0.tensors.push(TensorDocument { name: name.into(), dims: dims.into(), role, trainable: true });
+        self.0.tensors.push(TensorDocument {
+            name: name.into(),
+            dims: dims.into(),
+            role,
+            trainable: true,
+            by: 1,
+        });
         self
     }
 

@@ -375,11 +375,11 @@ fn layer_elements(layer: &LayerDocument) -> Result<f64, String> {
         total += elements;
     }
     let parts = layer.ops.iter().filter_map(|op| {
-        let OpKind::Split { sizes } = &op.kind else { return None };
+        let (OpKind::Split { sizes } | OpKind::Concat { sizes }) = &op.kind else { return None };
         Some(sizes.iter().map(|&n| n as f64).sum::<f64>())
     });
     if parts.into_iter().any(|sum| sum > MAX_ELEMENTS as f64) {
-        return Err("the parts of a split are too large".into());
+        return Err("the parts of a split or a concatenation are too large".into());
     }
     Ok(total)
 }

@@ -32,11 +32,11 @@ pub(super) fn adapt(plan: &Plan, open: &OpenPlan, sizes: &SmallSizes) -> Model {
     model
 }
 
-/// Class of the dim of an operator's first operand of which its attributes speak, with its lengths before and after:
-/// the one that a split cuts, else the last.
+/// Class of the dim of which an operator's attributes speak, with its lengths before and after: that which has parts, else
+/// the last of its first operand.
 fn described((l, layer): (usize, &Layer), op: &Op, sizes: &SmallSizes) -> Option<(ClassId, u64, u64)> {
-    let class = if matches!(op.kind, OpKind::Split { .. }) {
-        sizes.classes.cut((l, layer), op)?
+    let class = if matches!(op.kind, OpKind::Split { .. } | OpKind::Concat { .. }) {
+        sizes.classes.of_parts((l, layer), op)?
     } else {
         sizes.classes.last((l, layer), *op.operands.first()?)?
     };
@@ -58,7 +58,7 @@ fn adapt_kind(layer: (usize, &Layer), op: &Op, sequence: u64, sizes: &SmallSizes
         // A window that hides something still does; one that hides nothing may stay.
         *window = if *window < large { (small / 2).max(1) } else { *window };
     }
-    if let OpKind::Split { sizes: parts } = &mut kind {
+    if let OpKind::Split { sizes: parts } | OpKind::Concat { sizes: parts } = &mut kind {
         let sum = sizes.sums.iter().find(|sum| sum.total == class && sum.parts.len() == parts.len());
         for (size, part) in parts.iter_mut().zip(sum.iter().flat_map(|sum| &sum.parts)) {
             *size = match part {

@@ -6,6 +6,7 @@
 use crate::graph::{DimId, Extent, Layer, Model, Op, TensorId};
 use crate::links::links as stream_links;
 use crate::mesh::{AxisId, Mesh};
+use crate::op::OpKind;
 use crate::plan::check::OpenPlan;
 use crate::signature::{FactorId, signature};
 
@@ -85,10 +86,11 @@ impl Classes {
         layer.1.tensors[tensor.0].dims.last().map(|&dim| self.class(layer.0, dim))
     }
 
-    /// Class of the dim that a split cuts.
-    pub(super) fn cut(&self, layer: (usize, &Layer), op: &Op) -> Option<ClassId> {
-        let at = signature(layer.1, op).cut_dim()?;
-        layer.1.tensors[op.operands[0].0].dims.get(at).map(|&dim| self.class(layer.0, dim))
+    /// Class of the dim of which an operator's attributes name parts: that which a split cuts, or along which a
+    /// concatenation puts them.
+    pub(super) fn of_parts(&self, layer: (usize, &Layer), op: &Op) -> Option<ClassId> {
+        let PartsOf { whole, along, .. } = parts_of(layer.1, op)?;
+        layer.1.tensors[whole.0].dims.get(along).map(|&dim| self.class(layer.0, dim))
     }
 
     /// Length of a class that the model fixes.
@@ -98,6 +100,27 @@ impl Classes {
             Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => None,
         }
     }
+}
+
+/// A tensor and its parts along a dim.
+pub(super) struct PartsOf<'a> {
+    pub(super) whole: TensorId,
+    /// Position of the dim that no part has.
+    pub(super) along: usize,
+    pub(super) parts: &'a [TensorId],
+    /// Length of every part.
+    pub(super) sizes: &'a [u64],
+}
+
+/// What an operator takes apart or puts together.
+pub(super) fn parts_of<'a>(layer: &Layer, op: &'a Op) -> Option<PartsOf<'a>> {
+    if let OpKind::Split { sizes } = &op.kind {
+        let along = signature(layer, op).cut_dim()?;
+        return Some(PartsOf { whole: *op.operands.first()?, along, parts: &op.results, sizes });
+    }
+    let OpKind::Concat { sizes } = &op.kind else { return None };
+    let along = signature(layer, op).joined_dim()?;
+    Some(PartsOf { whole: *op.results.first()?, along, parts: &op.operands, sizes })
 }
 
 type Place = (usize, DimId);

@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use crate::plan::check::OpenPlan;
 use crate::program::AxisSet;
 use crate::sharding::Sharding;
-use crate::shrink::dims::{ClassId, Classes, Cut, cuts};
+use crate::shrink::dims::{ClassId, Classes, Cut, PartsOf, cuts, parts_of};
 use crate::signature::signature;
 use crate::strategy::placements;
 
@@ -161,12 +161,11 @@ fn sums(open: &OpenPlan, classes: &Classes) -> Vec<SumOf> {
     for (l, layer) in layers(open) {
         let last = |tensor: TensorId| classes.last((l, layer), tensor);
         for op in &layer.ops {
-            let (total, parts) = if let OpKind::Split { sizes } = &op.kind {
+            let (total, parts) = if let Some(PartsOf { whole, along, parts, sizes }) = parts_of(layer, op) {
                 // A part that has a dim in the place of the one that is cut is as long as that dim.
-                let along = signature(layer, op).cut_dim();
                 let ndim = |tensor: TensorId| layer.tensors[tensor.0].dims.len();
                 let part = |(&tensor, &size): (&TensorId, &u64)| {
-                    let same = along.filter(|_| ndim(tensor) == ndim(op.operands[0]));
+                    let same = Some(along).filter(|_| ndim(tensor) == ndim(whole));
                     let dim = same.and_then(|at| layer.tensors[tensor.0].dims.get(at));
                     let class = dim.map(|&dim| classes.class(l, dim));
                     match class.filter(|&class| classes.length(class) == Some(size)) {
@@ -174,7 +173,7 @@ fn sums(open: &OpenPlan, classes: &Classes) -> Vec<SumOf> {
                         None => Part::Constant(size),
                     }
                 };
-                (classes.cut((l, layer), op), op.results.iter().zip(sizes).map(part).collect::<Vec<_>>())
+                (classes.of_parts((l, layer), op), parts.iter().zip(sizes).map(part).collect::<Vec<_>>())
             } else if op.kind == OpKind::AppendShared {
                 let parts = op.operands.iter().filter_map(|&tensor| last(tensor)).map(Part::Class);
                 (last(op.results[0]), parts.collect())

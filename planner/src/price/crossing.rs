@@ -47,6 +47,18 @@ impl Staged<'_> {
         self.handed_on().into_iter().filter(|one| one.from != one.to).collect()
     }
 
+    /// Whether every chunk takes over from the one before, and from no other: a micro-batch then passes them as a chain.
+    pub(super) fn runs_in_turn(&self) -> bool {
+        if self.model.is_chain() {
+            return true;
+        }
+        let crossings = self.crossings();
+        (1..self.chunks.len()).all(|to| {
+            let taken = taken_over(&crossings, to);
+            !taken.is_empty() && taken.iter().all(|crossing| crossing.from + 1 == to)
+        })
+    }
+
     /// What a chunk of a chain takes over from the one before.
     pub(super) fn crossing_of_chain(&self, to: usize) -> Option<Crossing> {
         let from = to.checked_sub(1)?;

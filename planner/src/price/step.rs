@@ -178,7 +178,7 @@ impl<'t> Order<'t> {
             return Ok(Self::Rows(Cow::Borrowed(rows)));
         }
         let (p, m) = counts(staged)?;
-        let turns = Turns::new(staged.schedule, p, m).filter(|_| staged.model.is_chain());
+        let turns = Turns::new(staged.schedule, p, m).filter(|_| staged.runs_in_turn());
         Ok(match turns {
             Some(turns) => Self::Turns(turns),
             None => Self::Rows(Cow::Owned(table(staged.schedule, p, m)?)),
@@ -216,13 +216,13 @@ pub(crate) struct Streams {
     pub(crate) takeovers: Vec<Takeover>,
     /// Times between neighbours, for every slice.
     pub(crate) boundaries: Vec<Seconds>,
-    /// What goes from which chunk to which, where layers are no chain.
+    /// What goes from which chunk to which, where chunks do not run in turn.
     pub(crate) branches: Option<Branches>,
 }
 
 impl Streams {
     pub(crate) fn of(setting: &Setting<'_>, staged: &Staged<'_>) -> Self {
-        let branches = (!staged.model.is_chain()).then(|| branches(setting, staged));
+        let branches = (!staged.runs_in_turn()).then(|| branches(setting, staged));
         Self { takeovers: takeovers(setting, staged), boundaries: boundaries(setting, staged), branches }
     }
 }
@@ -404,19 +404,24 @@ fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, streams: &Streams)
     }
 }
 
-/// Time of every slice of the stream from chunk to chunk, over the slower way where there are two.
+/// Time of every slice of all that goes from chunk to chunk, over the slower way where there are two; none where chunks do
+/// not run in turn.
 fn boundaries(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Seconds> {
     let n_borders = staged.chunks.len().saturating_sub(1);
-    if !staged.model.is_chain() {
+    if !staged.runs_in_turn() {
         return vec![Seconds::ZERO; n_borders * staged.slices.n() as usize];
     }
     let of_slice = |tokens: &u64| -> Vec<Seconds> {
         let copies = 1..staged.schedule.placement().n_copies();
-        let times =
-            |copy: u32| staged.borders(setting, copy, *tokens).into_iter().map(|(_, border)| border.time);
-        copies.fold(times(0).collect(), |most, copy| {
-            most.into_iter().zip(times(copy)).map(|(a, b)| a.max(b)).collect()
-        })
+        let times = |copy: u32| {
+            // Between the same two chunks one stream follows the other.
+            let mut times = vec![Seconds::ZERO; n_borders];
+            for (crossing, border) in staged.borders(setting, copy, *tokens) {
+                times[crossing.to - 1] += border.time;
+            }
+            times
+        };
+        copies.fold(times(0), |most, copy| most.into_iter().zip(times(copy)).map(|(a, b)| a.max(b)).collect())
     };
     let slices: Vec<Vec<Seconds>> = staged.slices.lengths().iter().map(of_slice).collect();
     (0..n_borders).flat_map(|border| slices.iter().map(move |times| times[border])).collect()

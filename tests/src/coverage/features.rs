@@ -241,6 +241,20 @@ fn models() -> Vec<Feature> {
         families("learned positions, biases", tp(), Family::Gpt2, Err("no such family")),
         families("position bias by head", tp(), Family::Bloom, Err("no such family")),
         families("attention beside the MLP", tp(), Family::Falcon, Err("no such family")),
+        families(
+            "multi-token prediction: embedding and head on other stages than the module's",
+            tp().stages(4).sizes(|sizes| (sizes.mtp, sizes.n_layers) = (1, 3)),
+            Family::Llama,
+            Ok(Family::DeepSeekV3),
+        ),
+        both(
+            "two predictions further ahead, sequences cut",
+            plain(&[RING, TENSOR_SEQUENCE]).sizes(|sizes| sizes.mtp = 2),
+        ),
+        routed(
+            "predictions further ahead, expert parallel",
+            stored(&[wide(EXPERTS, 4)], [&[0]; 3]).stages(2).sizes(|sizes| sizes.mtp = 1),
+        ),
         both("gradient accumulation", tp().micro_batches(3)),
         both(
             "adapters beside frozen weights (LoRA)",

@@ -1,6 +1,7 @@
 //! Small models of real families, with odd sizes.
 
 use frontends::lora::{Lora, adapt};
+use frontends::mtp::predict_ahead;
 use ir::graph::Model;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -51,6 +52,8 @@ pub struct ModelSizes {
     pub tied: bool,
     /// Rank of the adapters that alone are learned; 0 learns everything.
     pub lora: u64,
+    /// Modules that predict ahead, where the family's embedding allows some.
+    pub mtp: u64,
 }
 
 /// Any family.
@@ -64,7 +67,8 @@ pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
     let attention = (prop_oneof![Just(1_u64), Just(2), Just(3), Just(4)], 1_u64..=3, 1_u64..=3);
     let mlp = (prop_oneof![Just(6_u64), Just(8), Just(12), Just(15)], 1_u64..=3, 1_u64..=2);
     let lora = prop_oneof![3 => Just(0_u64), 1 => 1_u64..=4];
-    let ends = (prop_oneof![Just(17_u64), Just(24), Just(35), Just(48)], any::<bool>(), lora);
+    let mtp = prop_oneof![5 => Just(0_u64), 1 => 1_u64..=2];
+    let ends = (prop_oneof![Just(17_u64), Just(24), Just(35), Just(48)], any::<bool>(), lora, mtp);
     (1_u64..=4, attention, mlp, ends).prop_map(|(n_layers, attention, mlp, ends)| ModelSizes {
         n_layers,
         kv_heads: attention.0,
@@ -76,6 +80,7 @@ pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
         vocabulary: ends.0,
         tied: ends.1,
         lora: ends.2,
+        mtp: ends.3,
     })
 }
 
@@ -83,6 +88,9 @@ pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
 pub(crate) fn model(family: Family, sizes: &ModelSizes) -> Option<Model> {
     let text = description(family, sizes).to_string();
     let mut model = frontends::read_model("fuzz.json", &text).ok()?;
+    if sizes.mtp > 0 {
+        predict_ahead(&mut model, sizes.mtp).ok()?;
+    }
     if sizes.lora > 0 {
         let lora = Lora { rank: sizes.lora, alpha: Some(2.0), targets: Vec::new() };
         adapt(&mut model, &lora).ok()?;
@@ -191,6 +199,7 @@ mod tests {
             vocabulary: 17,
             tied: false,
             lora: 0,
+            mtp: 0,
         };
         for family in [Llama, Gpt2, Gemma2, Falcon, Bloom, Mixtral, GptOss, DeepSeekV2, DeepSeekV3] {
             let text = description(family, &sizes).to_string();

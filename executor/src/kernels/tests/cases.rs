@@ -297,6 +297,9 @@ fn structure() -> List {
         (K::Fork, "x[b:2 s:3 h:5] -> y[b s h] z[b s h] u[b s h]"),
         (K::Split { sizes: vec![3, 1, 2] }, "x[b:2 s:3 g:6] -> y[b s m:3] z[b s] u[b s p:2]"),
         (K::Split { sizes: vec![1, 4] }, "x[b:2 s:3 k:2 g:5] -> y[b s k o:1] z[b s k m:4]"),
+        (K::Concat { sizes: vec![3, 1, 2] }, "y[b:2 s:3 m:3] z[b s] u[b s p:2] -> x[b s g:6]"),
+        (K::Concat { sizes: vec![1, 1] }, "y[b:2 s:3 h:4] z[b s h] -> x[b s a:2 h]"),
+        (K::Concat { sizes: vec![4, 4] }, "y[b:2 s:3 h:4] z[b s h] -> x[b s g:8]"),
         (K::Extend, "x[b:2 s:3 k:2 d:4] -> y[b t:3 k d]"),
         (K::AppendShared, "x[b:2 s:3 k:2 m:4] shared[b s p:3] -> y[b s k d:7]"),
     ]
@@ -341,7 +344,12 @@ fn losses() -> List {
         (K::RowMax, "z[b:2 s:3 v:7] -> m[b s]"),
         (K::SumExp, "z[b:2 s:3 v:7] m[b s] -> e[b s]"),
         (K::Pick, "z[b:2 s:3 v:7] labels[b s] -> t[b s]"),
+        (K::RowMax, "z[b:2 s:3 a:2 v:7] -> m[b s a]"),
+        (K::SumExp, "z[b:2 s:3 a:2 v:7] m[b s a] -> e[b s a]"),
+        (K::Pick, "z[b:2 s:3 a:2 v:7] labels[b s a] -> t[b s a]"),
         (K::CrossEntropy, "e[b:2 s:3] m[b s] t[b s] -> l[b s]"),
+        (K::Weigh { by: vec![1.0, -0.3] }, "l[b:2 s:3 a:2] -> y[b s a]"),
+        (K::SumLoss, "l[b:2 s:4 a:2] labels[b s a] -> loss[]"),
         (K::SumLoss, "l[b:2 s:3] -> loss[]"),
         (K::SumLoss, "l[b:2 s:4] labels[b s] -> loss[]"),
     ]
@@ -386,6 +394,8 @@ fn number(kind: &K) -> usize {
         K::Pick => 33,
         K::CrossEntropy => 34,
         K::SumLoss => 35,
+        K::Concat { .. } => 39,
+        K::Weigh { .. } => 40,
         K::Extend => 36,
         K::Attention { bias: Bias::None, mask: Mask::Full, .. } => 37,
         K::Attention { bias: Bias::Sinks, mask: Mask::Full, .. } => 38,
@@ -393,7 +403,7 @@ fn number(kind: &K) -> usize {
 }
 
 /// One more than the last of them.
-const N_KINDS: usize = 39;
+const N_KINDS: usize = 41;
 
 #[test]
 fn every_operator_has_a_case() {

@@ -7,11 +7,11 @@ use ir::op::{
 };
 
 /// Number of layers in [`all`].
-pub(crate) const COUNT: usize = 8;
+pub(crate) const COUNT: usize = 10;
 
 /// Every layer.
 pub(crate) fn all() -> [Layer; COUNT] {
-    [dense(), experts(), embedding(), head(), opt(), latent(), gemma(), crossing()]
+    [dense(), experts(), embedding(), head(), opt(), latent(), gemma(), crossing(), joining(), ahead()]
 }
 
 fn linear(b: &mut LayerBuilder, name: &str, x: TensorId, weight: &str, result: &str) -> TensorId {
@@ -145,6 +145,40 @@ pub(crate) fn head() -> Layer {
     let t = b.op("pick", OpKind::Pick, &[z, labels], "b s");
     let l = b.op("entropy", OpKind::CrossEntropy, &[e, m, t], "b s");
     let out = b.op("loss", OpKind::SumLoss, &[l], "");
+    b.finish(out)
+}
+
+/// What stands before the decoder layer of a module that predicts ahead: it leaves the stream and what it joins.
+pub(crate) fn joining() -> Layer {
+    let mut b = start("joining");
+    b.dim("v", Extent::Uneven(101));
+    b.fixed("h2", 32);
+    let x = b.stream();
+    let n = rms_norm(&mut b, "norm", x);
+    let ids = b.tensor("ids", "b s", Role::Data(Data::Ahead(1)));
+    let table = b.parameter("table", "v h", Init::Normal);
+    let e = b.op("embed", OpKind::Embed, &[ids, table], "b s h");
+    let joined = b.op("joined", OpKind::Concat { sizes: vec![16, 16] }, &[e, n], "b s h2");
+    let y = linear(&mut b, "project", joined, "h2 h", "b s h");
+    b.finish_with(&[n, y])
+}
+
+/// Scores of two streams by one matrix, and the sum of their losses.
+pub(crate) fn ahead() -> Layer {
+    let mut b = start("ahead");
+    b.dim("v", Extent::Uneven(101));
+    b.fixed("a", 2);
+    let [main, x] = ["main", "x"].map(|name| b.stream_named(name, "b s h"));
+    let n = rms_norm(&mut b, "norm", x);
+    let both = b.op("both", OpKind::Concat { sizes: vec![1, 1] }, &[main, n], "b s a h");
+    let z = linear(&mut b, "scores", both, "v h", "b s a v");
+    let labels = b.tensor("labels", "b s a", Role::Data(Data::Labels));
+    let m = b.op("max", OpKind::RowMax, &[z], "b s a");
+    let e = b.op("sum_exp", OpKind::SumExp, &[z, m], "b s a");
+    let t = b.op("pick", OpKind::Pick, &[z, labels], "b s a");
+    let l = b.op("entropy", OpKind::CrossEntropy, &[e, m, t], "b s a");
+    let l = b.op("weighed", OpKind::Weigh { by: vec![1.0, 0.1] }, &[l], "b s a");
+    let out = b.op("loss", OpKind::SumLoss, &[l, labels], "");
     b.finish(out)
 }
 

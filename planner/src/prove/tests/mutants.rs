@@ -82,7 +82,15 @@ fn case(layer: Layer, sizes: &[u64]) -> Case {
 }
 
 fn cases() -> Vec<Case> {
-    let layers = [layers::dense, layers::experts, layers::head, layers::latent, layers::opt];
+    let layers = [
+        layers::dense,
+        layers::experts,
+        layers::head,
+        layers::latent,
+        layers::opt,
+        layers::joining,
+        layers::ahead,
+    ];
     layers.iter().flat_map(|layer| [case(layer(), &[2]), case(layer(), &[2, 2])]).collect()
 }
 
