@@ -260,8 +260,8 @@ among experts, under the dispatcher that each row's software has by its recipes
 | graph: the device launches the whole step (`launches=graph`) | Qwen3-30B on GB200 and B200 in 25.09; DeepSeek-V3 on GB300 and Qwen3-30B on B300 in 26.06 |
 
 That experts run one after another, that their tokens are sorted twice and that the host waits for their number was found by looking at these rows;
-which of them have which dispatcher was not. Multi-token prediction, which all runs of DeepSeek-V3 by megatron-bridge but four of 25.11 have, is not priced (4 % of
-their work), nor is attention in eight bits (26.06), nor a shared expert beside the exchange. The same plan takes up to twice as long under one release as
+which of them have which dispatcher was not. All runs of DeepSeek-V3 by megatron-bridge but four of 25.11 have a module for multi-token prediction, and are priced
+with it. Attention in eight bits (26.06) is not priced, nor a shared expert beside the exchange. The same plan takes up to twice as long under one release as
 under the next, so `scaled` is after one factor per release.
 ";
 

@@ -1,6 +1,7 @@
 //! The model of a row, in the form that any model is read from.
 
 use frontends::capacity::limit_experts;
+use frontends::mtp::predict_ahead;
 use frontends::read_model;
 use ir::graph::Model;
 use serde_json::{Value, json};
@@ -21,6 +22,9 @@ pub(crate) fn model(row: &Row) -> Result<Model, Reason> {
         read_model(&row.id, &config.to_string()).map_err(|error| Reason::Model(error.to_string()))?;
     if let Some(factor) = row.capacity {
         limit_experts(&mut model, factor);
+    }
+    if let Some(n_modules) = row.mtp_modules {
+        predict_ahead(&mut model, n_modules).map_err(Reason::Model)?;
     }
     Ok(model)
 }
@@ -95,7 +99,6 @@ fn experts(row: &Row) -> Result<Value, Reason> {
 
 /// Experts behind latent attention, with the ranks and head parts of DeepSeek-V2 and V3, which the table's `moe-mla` means, and
 /// with their groups: three of eight may be chosen from in V2, four in V3 (arXiv 2405.04434 section 2.2.2, 2412.19437 section 4.2).
-/// Multi-token prediction is no part of the model.
 fn latent_experts(row: &Row) -> Result<Value, Reason> {
     let mut config = llama(row)?;
     config["model_type"] = "deepseek_v3".into();

@@ -48,6 +48,9 @@ pub struct Row {
     pub shared_experts: Option<u64>,
     /// Layers with a dense MLP among those with experts.
     pub dense_layers: Option<u64>,
+    /// Modules for multi-token prediction behind the decoder, each with a layer of its last kind.
+    #[serde(default)]
+    pub mtp_modules: Option<u64>,
     /// Tokens that an expert takes over those that it gets on average, where the rest is dropped.
     #[serde(default)]
     pub capacity: Option<f64>,
