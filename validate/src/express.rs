@@ -240,17 +240,22 @@ fn again(row: &Row) -> BTreeMap<String, LayerConstraints> {
 }
 
 /// As Megatron cuts: evenly, or so that embedding and head count as a layer each; what neither fits is left to the
-/// planner, as is a cut that the source made by hand and does not tell.
+/// planner, as is a cut that the source made by hand and does not tell. Modules that predict ahead, each two layers here, stand
+/// with the head.
 fn layers_per_stage(row: &Row, n_chunks: u64) -> Result<Option<Vec<u64>>, Reason> {
     let stated = row.layers_per_stage.split_whitespace().map(|count| {
         count.parse().map_err(|_| Reason::Plan(format!("layers per stage: expected counts, found `{count}`")))
     });
     let stated: Vec<u64> = stated.collect::<Result<_, _>>()?;
-    Ok(match (stated.is_empty(), n_chunks, row.schedule.as_str()) {
+    let mut counts = match (stated.is_empty(), n_chunks, row.schedule.as_str()) {
         (false, ..) => Some(stated),
         (true, 0..=1, _) | (true, _, "balanced") => None,
         (true, ..) => even(row.layers, n_chunks),
-    })
+    };
+    if let Some(last) = counts.as_mut().and_then(|counts| counts.last_mut()) {
+        *last += 2 * row.mtp_modules.unwrap_or(0);
+    }
+    Ok(counts)
 }
 
 fn even(layers: u64, n_chunks: u64) -> Option<Vec<u64>> {

@@ -104,7 +104,7 @@ pub struct Row {
     pub attention: String,
     /// `none`, `1f1b`, `interleaved`, `balanced` (1F1B with layers cut to even out the vocabulary).
     pub schedule: String,
-    /// Decoder layers of each stage in turn, a space between them, where they are known and uneven.
+    /// Decoder layers of each chunk in turn, a space between them, where they are known and uneven; modules stand with the head.
     #[serde(default)]
     pub layers_per_stage: String,
     /// What runs beside computation, separated by `;`: `gradients`, `tensor`, `experts` (tokens to experts, beside another
