@@ -37,6 +37,8 @@ pub struct Bound {
     pub n_pairs: usize,
     /// The same on every ground, where stages stand on several.
     pub grounds: Vec<Bound>,
+    /// Its choices were found among those that compute again, of which some are as fast.
+    pub computes_again: bool,
 }
 
 /// Least seconds that one layer keeps its stage busy in a step.
@@ -99,9 +101,14 @@ impl Scope<'_> {
         let given = self.given_fastest();
         let kinds = 0..self.forms.len();
         let mut asked: Vec<Asked<'_>> = kinds.map(|kind| self.asked(bench, kind, &given, of)).collect();
+        self.bound_by(bench, &mut asked, of)
+    }
+
+    /// The same by choice problems where compute covers all communication of a step.
+    pub(crate) fn bound_by(&self, bench: &Bench<'_>, asked: &mut [Asked<'_>], of: Forms) -> Option<Bound> {
         let clock = |covers| self.clock(bench.candidate, covers);
         let (whole, all) = (Covers::default(), clock(Covers::default()));
-        let (covered, once) = self.bound_of(bench, &asked, (of, whole, all))?;
+        let (covered, once) = self.bound_of(bench, asked, (of, whole, all))?;
         let shows = once.uncovered() / bench.candidate.n_stages as f64;
         let covers = once.covers();
         let clock = clock(covers);
@@ -109,7 +116,7 @@ impl Scope<'_> {
             return Some(covered);
         }
         asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
-        let (shown, _) = self.bound_of(bench, &asked, (of, covers, clock))?;
+        let (shown, _) = self.bound_of(bench, asked, (of, covers, clock))?;
         Some(if shown.time > covered.time { shown } else { covered })
     }
 
@@ -184,6 +191,7 @@ impl Scope<'_> {
             covers,
             n_pairs,
             grounds,
+            computes_again: false,
         };
         Some((found, once))
     }

@@ -45,6 +45,8 @@ pub struct Cheapest {
     pub bound: f64,
     /// The choices that cost least by the sum that says so.
     pub at_bound: Vec<usize>,
+    /// That sum: the problem's with so large parts of the excess of forward and of backward.
+    pub parts: [f64; 2],
 }
 
 /// Means of the two sums that are tried beyond the sums themselves, at most.
@@ -94,17 +96,41 @@ impl<'a> Chooser<'a> {
 
     /// The same with a price of its own for what is kept for backward.
     pub fn cheapest_apart(&self, price: f64, kept: f64) -> Option<Cheapest> {
+        self.cheapest_by(|parts| match parts {
+            [0.0, 0.0] => self.least(price, kept),
+            _ => self.least_with(price, kept, &self.problem.part_of_excess(parts)),
+        })
+    }
+
+    /// Nearly the same in a part of the time: a bound by bounds of the sums, and choices that nearly reach it.
+    pub(crate) fn bound_apart(&self, price: f64, kept: f64) -> Option<Cheapest> {
+        self.cheapest_by(|parts| self.bound_at(price, kept, parts))
+    }
+
+    /// What no choices cost less than, by one sum: the problem's with so large parts of the excess of forward and of
+    /// backward; and choices that nearly reach it.
+    pub(crate) fn bound_at(&self, price: f64, kept: f64, parts: [f64; 2]) -> Option<(f64, Vec<usize>)> {
+        let more = (parts != [0.0; 2]).then(|| self.problem.part_of_excess(parts));
+        match &self.by {
+            By::Structured(prepared) => prepared.bound_with(price, kept, more.as_deref()),
+            By::Program(_) => match more {
+                None => self.least(price, kept),
+                Some(more) => self.least_with(price, kept, &more),
+            },
+        }
+    }
+
+    /// The same by whoever answers for one sum.
+    fn cheapest_by(&self, least: impl Fn([f64; 2]) -> Option<(f64, Vec<usize>)>) -> Option<Cheapest> {
         let ask = |parts: [f64; 2]| {
-            let (cost, choices) = match parts {
-                [0.0, 0.0] => self.least(price, kept),
-                _ => self.least_with(price, kept, &self.problem.part_of_excess(parts)),
-            }?;
+            let (cost, choices) = least(parts)?;
             let excess = self.problem.excess(&choices);
             let longer = |at: usize| excess[at].max(0.0) - excess[at] * parts[at];
             Some((cost, cost + longer(0) + longer(1), excess, choices))
         };
         let (cost, value, excess, choices) = ask([0.0; 2])?;
-        let mut best = Cheapest { value, choices: choices.clone(), bound: cost, at_bound: choices };
+        let mut best =
+            Cheapest { value, choices: choices.clone(), bound: cost, at_bound: choices, parts: [0.0; 2] };
         let leans = excess.map(|one| if one > 0.0 { 1.0 } else { 0.0 });
         // Along the line from the first sum to the second, the least cost and how it rises.
         let slope = |excess: [f64; 2]| excess[0] * leans[0] + excess[1] * leans[1];
@@ -125,9 +151,10 @@ impl<'a> Chooser<'a> {
                     part
                 }
             };
-            let (cost, value, excess, choices) = ask(leans.map(|lean| lean * part))?;
+            let parts = leans.map(|lean| lean * part);
+            let (cost, value, excess, choices) = ask(parts)?;
             if cost > best.bound {
-                best = Cheapest { bound: cost, at_bound: choices.clone(), ..best };
+                best = Cheapest { bound: cost, at_bound: choices.clone(), parts, ..best };
             }
             if value < best.value {
                 best = Cheapest { value, choices, ..best };

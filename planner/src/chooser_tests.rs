@@ -59,10 +59,12 @@ fn no_combination_is_cheaper_than_the_bound_and_what_is_found_is_near_the_best()
     for tokens in [64, 512, 4096] {
         ask(tokens, Solver::Structured, |price, problem, chooser| {
             let best = least(problem, price);
-            let Cheapest { value, choices, bound, at_bound } = chooser.cheapest(price).unwrap();
+            let Cheapest { value, choices, bound, at_bound, .. } = chooser.cheapest(price).unwrap();
             assert!((cost(problem, &choices, price).unwrap() / value - 1.0).abs() < 1e-9);
             assert!(bound <= best * (1.0 + 1e-9) && value >= best * (1.0 - 1e-9), "{bound} {best} {value}");
             assert!(value <= best * 1.03 && bound >= best * 0.9, "{tokens} {price}: {bound} {best} {value}");
+            let swift = chooser.bound_apart(price, price).unwrap().bound;
+            assert!(swift <= best * (1.0 + 1e-9) && swift >= best * 0.9, "{tokens} {price}: {swift} {best}");
             let plain = problem.problem.total(&at_bound).unwrap().weighed(price);
             leans.set(leans.get() + usize::from(bound > plain * (1.0 + 1e-9)));
             let (_, own) = chooser.cheapest_by_own(price, price).unwrap();

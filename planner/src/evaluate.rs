@@ -25,6 +25,10 @@ const NEARLY: f64 = 1.25;
 /// which a stage hides in larger pieces.
 const CUT_SLACK: f64 = 0.97;
 
+/// What one way to count what hides makes slower than the best by more than this, the other does not make the best: of
+/// candidates that crowd memory the step became up to 1.09 times as fast by it.
+const FAR: f64 = 1.12;
+
 /// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
 /// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
 const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
@@ -49,6 +53,8 @@ pub(crate) struct Asking {
     pub(crate) forms: Forms,
     /// What takes no less is of no interest.
     pub(crate) limit: f64,
+    /// What takes so many times less is known: choices by other sums do not make that up.
+    pub(crate) known: f64,
     /// What all parameters keep to, beside what the request says.
     pub(crate) storage: Option<StorageRule>,
     /// Times that prices of memory between those in use are tried, at most.
@@ -132,7 +138,7 @@ impl Scope<'_> {
         self.evaluate_below(
             candidate,
             bound,
-            Asking { forms, limit: f64::INFINITY, storage: None, rounds: ROUNDS },
+            Asking { forms, limit: f64::INFINITY, known: f64::INFINITY, storage: None, rounds: ROUNDS },
         )
     }
 
@@ -146,7 +152,13 @@ impl Scope<'_> {
         bound: &Bound,
         (forms, storage): (Forms, StorageRule),
     ) -> Result<Arranged, Dropped> {
-        let asked = Asking { forms, limit: f64::INFINITY, storage: Some(storage), rounds: ROUNDS };
+        let asked = Asking {
+            forms,
+            limit: f64::INFINITY,
+            known: f64::INFINITY,
+            storage: Some(storage),
+            rounds: ROUNDS,
+        };
         self.evaluate_below(candidate, bound, asked)
     }
 
@@ -240,7 +252,7 @@ impl Scope<'_> {
         &self,
         (benches, streams): (&[Bench<'_>], &[Sharding]),
         (bound, tied): (&Bound, &BTreeMap<usize, TiedUses>),
-        Asking { forms, limit, storage, rounds }: Asking,
+        Asking { forms, limit, known: best_known, storage, rounds }: Asking,
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
@@ -264,6 +276,14 @@ impl Scope<'_> {
             asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
         let mut best: Result<(Arranged, usize), Dropped> = Err(Dropped::NoStrategy);
         for hides in [Hides::BehindOperator, Hides::BehindLayer] {
+            let is_far = match &best {
+                Ok((best, _)) => best.step_time().0 > FAR * best_known,
+                Err(Dropped::Slower) => limit > FAR * best_known,
+                Err(_) => false,
+            };
+            if is_far {
+                break;
+            }
             let limit = best.as_ref().map_or(limit, |(best, _)| best.step_time().0);
             let found = self.at_prices((benches, shelves.clone()), bound, (&ready, hides), (limit, rounds));
             best = match (best, found) {

@@ -7,11 +7,11 @@
 //! crowd memory are passed over at first, and bounded in the memory that there is before more is done about them.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
-use crate::room::Room;
+use crate::room::{Room, Worth};
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,13 @@ struct Group {
     room: Option<Work>,
     /// Whether that was asked.
     is_weighed: bool,
+    /// What memory is worth on the mesh, as far as it was asked.
+    worth: Option<Worth>,
 }
+
+/// What is known of a candidate that a mesh was asked about: its bound, and what is known of it and of those of the mesh
+/// that are left in the memory that there is.
+pub(crate) type Refined = (Bound, [Option<Room>; 2]);
 
 /// What is left to do, the most promising first.
 pub(crate) struct Frontier<'a> {
@@ -46,6 +52,8 @@ pub(crate) struct Frontier<'a> {
     own: Vec<Option<Bound>>,
     /// Per candidate, its least work in the memory that there is, once that was asked.
     room: Vec<Option<Work>>,
+    /// What memory is worth where that was asked last, by numbers of stages.
+    worth: BTreeMap<u64, Worth>,
     /// Meshes to be asked about the next candidate, the most promising first.
     asked: BinaryHeap<Reverse<(u64, Task)>>,
     /// Candidates with a bound of their own, the most promising first.
@@ -63,6 +71,7 @@ impl<'a> Frontier<'a> {
             groups: Vec::new(),
             own: vec![None; candidates.len()],
             room: vec![None; candidates.len()],
+            worth: BTreeMap::new(),
             asked: BinaryHeap::new(),
             ready: BinaryHeap::new(),
             n_illegal: 0,
@@ -88,7 +97,7 @@ impl<'a> Frontier<'a> {
         };
         self.n_illegal += (all.len() - place - 1) as u64;
         let (left, last) = (all[..place].to_vec(), (all[place], bound.clone()));
-        self.add_group(Group { left, last, room: None, is_weighed: false });
+        self.add_group(Group { left, last, room: None, is_weighed: false, worth: None });
         self.found(all[place], bound);
     }
 
@@ -97,17 +106,24 @@ impl<'a> Frontier<'a> {
         self.queue_group(self.groups.len() - 1);
     }
 
-    /// What a mesh said of the candidate that `take` gave out for it.
-    pub(crate) fn refined(&mut self, group: usize, candidate: usize, bound: Option<Bound>) {
-        match bound {
-            Some(bound) => {
-                let group = &mut self.groups[group];
-                (group.last, group.is_weighed) = ((candidate, bound.clone()), false);
-                self.found(candidate, bound);
+    /// What a mesh said of the candidate that `take` gave out for it; how many were dropped for it.
+    pub(crate) fn refined(&mut self, group: usize, candidate: usize, found: Option<Refined>) -> u64 {
+        let Some((bound, [own, left])) = found else {
+            self.n_illegal += 1;
+            self.queue_group(group);
+            return 0;
+        };
+        let known = &mut self.groups[group];
+        (known.last, known.is_weighed) = ((candidate, bound.clone()), false);
+        self.own[candidate] = Some(bound);
+        self.weighed(Task::Weigh(candidate), own);
+        match left {
+            Some(left) => self.weighed(Task::WeighAll(group), Some(left)),
+            None => {
+                self.queue_group(group);
+                0
             }
-            None => self.n_illegal += 1,
         }
-        self.queue_group(group);
     }
 
     /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted. Bounds alone are
@@ -161,9 +177,11 @@ impl<'a> Frontier<'a> {
                 if crowds && self.room[at].is_none() { Task::Weigh(at) } else { task }
             }
             Task::Refine(group) => {
-                let smallest = self.groups[group].left.first();
-                let crowds = smallest.is_some_and(|&at| self.crowding(group, at) > CROWDED);
-                if crowds && !self.groups[group].is_weighed { Task::WeighAll(group) } else { task }
+                if self.left_crowds(group) && !self.groups[group].is_weighed {
+                    Task::WeighAll(group)
+                } else {
+                    task
+                }
             }
             Task::Weigh(_) | Task::WeighAll(_) => task,
         }
@@ -187,25 +205,56 @@ impl<'a> Frontier<'a> {
         }
     }
 
+    /// Whether the smallest micro-batch that a mesh has left would crowd memory.
+    fn left_crowds(&self, group: usize) -> bool {
+        let smallest = self.groups[group].left.first();
+        smallest.is_some_and(|&at| self.crowding(group, at) > CROWDED)
+    }
+
+    /// Those of a mesh that are to be bounded in the memory that there is as soon as a candidate of it, because it would crowd
+    /// memory, is; the smallest micro-batch first. `None` where that takes another look.
+    pub(crate) fn weighs_at_once(&self, group: usize, candidate: usize) -> Option<Vec<&Candidate>> {
+        let crowds =
+            self.crowding(group, candidate) > CROWDED && self.scope.knows_room(&self.candidates[candidate]);
+        let left = || self.groups[group].left.iter().map(|&at| &self.candidates[at]).collect();
+        crowds.then(|| if self.left_crowds(group) { left() } else { Vec::new() })
+    }
+
+    /// What memory is worth on the mesh of a task, or was where another as deep was asked last.
+    pub(crate) fn worth(&self, task: Task, candidate: usize) -> Option<Worth> {
+        let own = match task {
+            Task::Refine(group) | Task::WeighAll(group) => self.groups[group].worth,
+            Task::WorkOut(_) | Task::Weigh(_) => None,
+        };
+        own.or_else(|| self.worth.get(&self.candidates[candidate].n_stages).copied())
+    }
+
     /// What was found of a candidate, or of a mesh, in the memory that there is; how many were dropped for it.
     pub(crate) fn weighed(&mut self, task: Task, room: Option<Room>) -> u64 {
+        let worth = room.and_then(|room| room.worth);
         match task {
             Task::WorkOut(at) | Task::Weigh(at) => {
                 self.room[at] = room.map(|room| room.work);
                 let likely = |room: Room| Some(self.scope.with_bubble(&self.candidates[at], room.likely)?.0);
-                let promise = self.bound(task).max(room.and_then(likely).unwrap_or(0.0));
+                let promise = match room {
+                    Some(room) => self.bound(task).max(likely(room).unwrap_or(0.0)),
+                    None => self.own[at].as_ref().map_or(0.0, promise),
+                };
                 self.ready.push(Reverse((promise.to_bits(), Task::WorkOut(at))));
+                self.worth.extend(worth.map(|worth| (self.candidates[at].n_stages, worth)));
                 0
             }
             Task::Refine(group) | Task::WeighAll(group) => {
                 let known = &mut self.groups[group];
-                known.is_weighed = true;
+                (known.is_weighed, known.worth) = (true, worth.or(known.worth));
+                let n_stages = self.candidates[known.last.0].n_stages;
                 let n_left = known.left.len();
                 if let Some(room) = room {
                     known.room = Some(room.work);
                     known.left.truncate(room.n_open);
                 }
                 let n_dropped = n_left - known.left.len();
+                self.worth.extend(worth.map(|worth| (n_stages, worth)));
                 self.queue_group(group);
                 n_dropped as u64
             }
@@ -213,11 +262,16 @@ impl<'a> Frontier<'a> {
     }
 
     /// Place of the candidate that a mesh is asked about next: the largest micro-batch, or where one as large would crowd
-    /// memory, the largest that would not, as far as bytes grow with it.
+    /// memory and nobody asked yet what that costs, the largest that would not, as far as bytes grow with it.
     fn next(&self, group: usize) -> Option<usize> {
         let left = &self.groups[group].left;
         let roomy = |&at: &usize| self.crowding(group, at) <= ROOMY;
-        left.iter().rposition(roomy).or_else(|| left.len().checked_sub(1).map(|_| 0))
+        let smallest = || left.len().checked_sub(1).map(|_| 0);
+        match self.groups[group].worth {
+            // What its tables then say of memory holds for all others.
+            Some(_) => left.len().checked_sub(1),
+            None => left.iter().rposition(roomy).or_else(smallest),
+        }
     }
 
     /// How crowded memory would be with a smaller micro-batch, did all bytes shrink with it.
@@ -331,9 +385,8 @@ const MAX_OPS: usize = 8000;
 const MAX_PAIRS: usize = 8_000_000;
 
 /// Batches that every search may have. Mixtures of experts in tight memory have hundreds of candidates that only working
-/// them out, or pricing their memory, can rule out; the plan then says how far its bound is instead of proving the last
-/// per cent.
-const MIN_BATCHES: usize = 110;
+/// them out, or pricing their memory, can rule out: deepseek-v3 on 2,048 devices takes as many.
+const MIN_BATCHES: usize = 200;
 
 /// Batches that no search has, however small its layers are, unless somebody says how many.
 const MAX_BATCHES: usize = 400;

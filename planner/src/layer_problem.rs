@@ -155,6 +155,9 @@ impl<'a> LayerProblem<'a> {
 
     /// Prices it as another clock counts that differs in what compute covers.
     pub fn set_clock(&mut self, clock: Clock) {
+        if clock == self.clock {
+            return;
+        }
         for (node, op) in self.problem.nodes.iter_mut().zip(&self.ops) {
             for (cost, &pick) in node.choices.iter_mut().zip(&op.picks) {
                 let spans = op.spans(pick);

@@ -140,7 +140,11 @@ impl Meeting<'_> {
             }
             Some(pair)
         };
-        (0..left.len()).flat_map(|i| (0..right.len()).map(move |j| (i, j))).map(|(i, j)| pair(i, j)).collect()
+        let mut table = Vec::with_capacity(left.len() * right.len());
+        for i in 0..left.len() {
+            table.extend((0..right.len()).map(|j| pair(i, j)));
+        }
+        table
     }
 }
 

@@ -27,7 +27,7 @@ use crate::candidate::{Candidate, Dropped, Scope, batches};
 use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
-use crate::frontier::{Frontier, Task};
+use crate::frontier::{Frontier, Refined, Task};
 use crate::polish::{CROWDED, Worked, insert, polish};
 use crate::request::{NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::room::Room;
@@ -356,7 +356,9 @@ fn work_out(
                 tally.inside_bound = lesser(tally.inside_bound, least);
             }
             match one {
-                Done::Refined(group, at, bound) => frontier.refined(group, at, bound),
+                Done::Refined(group, at, found) => {
+                    tally.n_bounded += frontier.refined(group, at, found.map(|found| *found))
+                }
                 Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room),
                 Done::WorkedOut(found) => match *found {
                     Ok(worked) => {
@@ -394,23 +396,46 @@ fn do_task(
 ) -> Done {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
     match task {
-        Task::Refine(group) => Done::Refined(group, at, scope.bound(candidate, of)),
+        Task::Refine(group) => {
+            let worth = frontier.worth(task, at);
+            let at_once = frontier.weighs_at_once(group, at).filter(|_| limit.is_finite());
+            Done::Refined(
+                group,
+                at,
+                match at_once {
+                    Some(left) => scope.bound_and_rooms(candidate, &left, (of, limit, worth)),
+                    None => scope.bound(candidate, of).map(|bound| (bound, [None; 2])),
+                }
+                .map(Box::new),
+            )
+        }
         Task::Weigh(_) | Task::WeighAll(_) => {
-            let room = |(tables, all): (_, Vec<&Candidate>)| scope.room(tables, &all, (of, limit));
+            let worth = frontier.worth(task, at);
+            let room = |(tables, all): (_, Vec<&Candidate>)| scope.room(tables, &all, (of, limit, worth));
             Done::Weighed(task, frontier.weighs(task).map(room))
         }
         Task::WorkOut(_) => {
-            let own = frontier.own(at).ok_or(Dropped::NoStrategy);
-            Done::WorkedOut(Box::new(own.and_then(|bound| {
-                let asked = Asking { forms: Forms::Leading, limit: worth_showing, storage: None, rounds: 0 };
-                let arranged = scope.evaluate_below(candidate, bound, asked)?;
+            // Which choices lead where memory is free is asked again of those that compute nothing twice.
+            let own = match frontier.own(at) {
+                Some(own) if own.computes_again => scope.bound(candidate, of),
+                own => own.cloned(),
+            };
+            Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
+                let asked = Asking {
+                    forms: Forms::Leading,
+                    limit: worth_showing,
+                    known: limit,
+                    storage: None,
+                    rounds: 0,
+                };
+                let arranged = scope.evaluate_below(candidate, &bound, asked)?;
                 let least = frontier.least(at).unwrap_or(0.0);
                 debug_assert!(
                     arranged.step_time().0 >= least * BOUND_SLACK,
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
                     arranged.step_time(),
                 );
-                Ok(Worked { arranged, bound: bound.clone(), storage: None })
+                Ok(Worked { arranged, bound, storage: None })
             })))
         }
     }
@@ -419,7 +444,7 @@ fn do_task(
 /// What came of a task.
 enum Done {
     /// The bound of a candidate of a mesh.
-    Refined(usize, usize, Option<Bound>),
+    Refined(usize, usize, Option<Box<Refined>>),
     /// Least work in the memory that there is.
     Weighed(Task, Option<Room>),
     /// A candidate worked out.

@@ -95,7 +95,7 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
         .map(|&(at, storage)| {
             let one = &worked[at];
             let (limit, rounds) = (one.arranged.step_time().0, one.rounds());
-            let asked = Asking { forms: Forms::Leading, limit, storage, rounds };
+            let asked = Asking { forms: Forms::Leading, limit, known: f64::INFINITY, storage, rounds };
             scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
         })
         .collect();
@@ -141,7 +141,13 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, 
             .map(|one| {
                 let with = |storage| {
                     let rounds = one.rounds();
-                    let asked = Asking { forms: Forms::All, limit: f64::INFINITY, storage, rounds };
+                    let asked = Asking {
+                        forms: Forms::All,
+                        limit: f64::INFINITY,
+                        known: f64::INFINITY,
+                        storage,
+                        rounds,
+                    };
                     scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
                 };
                 // What pays with one form need not with another.
@@ -169,7 +175,7 @@ fn look_coarser(scope: &Scope<'_>, worked: &mut Vec<Worked>, of: Forms) {
         |one: &&Worked| one.bound.crowding < CROWDED && one.arranged.step_time() > one.bound.time * MISSED;
     let near = worked.iter().take_while(is_near).filter(misses).take(MAX_REFINED);
     let coarser: Vec<Candidate> = near.flat_map(|one| coarser(scope, &one.arranged.candidate)).collect();
-    let asked = Asking { forms: Forms::Leading, limit: best, storage: None, rounds: 0 };
+    let asked = Asking { forms: Forms::Leading, limit: best, known: f64::INFINITY, storage: None, rounds: 0 };
     let found: Vec<Option<Worked>> =
         coarser.into_par_iter().map(|candidate| work_out(scope, &candidate, of, asked)).collect();
     found.into_iter().flatten().for_each(|one| insert(worked, one));
@@ -192,7 +198,13 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 /// plan need not see that they are several.
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let limit = found.arranged.step_time().0 * (1.0 + SAME);
-    let asked = Asking { forms: Forms::All, limit, storage: found.storage, rounds: found.rounds() };
+    let asked = Asking {
+        forms: Forms::All,
+        limit,
+        known: f64::INFINITY,
+        storage: found.storage,
+        rounds: found.rounds(),
+    };
     let on = |candidate: Candidate| {
         work_out(scope, &candidate, Forms::Leading, asked).filter(|one| one.arranged.step_time().0 <= limit)
     };

@@ -374,6 +374,9 @@ impl<'a> Prices<'a> {
     pub fn shows(&self, conversion: Conversion, side: Side, beside: Beside, cover: Seconds) -> f64 {
         let Machine { tensor_overlap, constants, .. } = &self.machine;
         let Conversion { gather, scatter, reduce, exchange, other } = conversion;
+        if gather + scatter + reduce + exchange + other == 0.0 {
+            return 0.0;
+        }
         let other = other + shown(Seconds(exchange), cover, constants).0.0;
         if gather + scatter + reduce == 0.0 {
             return other;

@@ -13,16 +13,18 @@
 //! The leading form of every kind is priced first: where it is faster than what is asked about, the least over all forms
 //! is too. The tables of a micro-batch stand for smaller ones on its mesh too, which take as long and keep less in proportion.
 
+use std::cell::OnceCell;
+
 use ir::units::Seconds;
 
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
-use crate::chooser::{Cheapest, Chooser};
+use crate::chooser::Chooser;
+use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule};
-use crate::layer_problem::LayerProblem;
 use crate::request::Solver;
-use crate::shelf::Asked;
+use crate::shelf::{Asked, Bench};
 
 /// Prices of memory that are tried at most.
 const ROUNDS: usize = 8;
@@ -33,6 +35,9 @@ const STAGE_ROUNDS: usize = 4;
 /// The first, in multiples of what a byte is worth by the fastest choices, as in menus.
 const FIRST_PRICE: f64 = 0.15;
 
+/// A kind of layers is rare of which there are fewer than this part of all.
+const FREQUENT: u64 = 16;
+
 /// Memory becomes so many times as dear where all prices tried are too low, and as cheap where they are too high.
 const STEP: f64 = 5.0;
 
@@ -41,12 +46,14 @@ const STEP: f64 = 5.0;
 const HOPELESS: [f64; 2] = [0.75, 0.9];
 
 /// The layers of a candidate with a choice for every price of memory.
-pub(crate) struct Tables<'s> {
-    candidate: &'s Candidate,
-    bound: &'s Bound,
-    capacity: f64,
-    /// Per kind, its forms.
+struct Tables<'s> {
+    bench: Bench<'s>,
+    given: Given,
+    of: Forms,
+    /// Per kind, its forms; nothing of rare ones, or only choices for where memory is free.
     kinds: Vec<Asked<'s>>,
+    /// The same of rare ones, once somebody asked; nothing of the others.
+    rare: OnceCell<Vec<Asked<'s>>>,
     /// Micro-batches that the tables take to be in flight.
     in_flight: f64,
     /// Whether hosts may hold what layers keep.
@@ -55,10 +62,38 @@ pub(crate) struct Tables<'s> {
 
 /// The layers of all stages in the hands of the solver.
 struct Ready<'t> {
+    /// Per kind, its forms; nothing of rare ones.
     kinds: Vec<Vec<Chooser<'t>>>,
-    /// Price and `a` to start with.
+    /// The same of rare ones, once somebody asked; nothing of the others.
+    rare: OnceCell<Vec<Vec<Chooser<'t>>>>,
+    /// Per kind, the least seconds of a layer where memory is free.
+    free: Vec<f64>,
+    of: Forms,
+    /// Where to start.
+    worth: Worth,
+}
+
+/// What memory is worth, as far as it was found: what is asked about next starts there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Worth {
+    /// Seconds for a byte of every stage.
     price: f64,
+    /// Micro-batches in flight that states count as, in the most of a stage.
     a: f64,
+    /// At both ends of the pipeline, the parts of what forward and backward send for longer than they compute, by which a
+    /// layer costs most.
+    parts: [[f64; 2]; 2],
+}
+
+/// What is asked of layers at a price of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effort {
+    /// What those that are not rare cost by the sum that is given.
+    Least,
+    /// The same by the sum that says most.
+    Frequent,
+    /// What all cost, exactly.
+    All,
 }
 
 /// Layers at a price of memory.
@@ -72,6 +107,30 @@ struct Priced {
     states: f64,
     /// Bytes that a micro-batch keeps.
     saved: f64,
+    /// By which parts of what is sent for longer than is computed a layer of the most frequent kind costs most, at both ends
+    /// of the pipeline.
+    parts: [[f64; 2]; 2],
+}
+
+/// A stage as a layer sees it.
+#[derive(Clone, Copy, Debug)]
+struct Stage {
+    /// Micro-batches in flight.
+    flight: f64,
+    /// What its bytes weigh.
+    weight: f64,
+    by: By,
+}
+
+/// By what layers are priced.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    /// A bound by one sum.
+    One([f64; 2]),
+    /// A bound by the sum that says most.
+    Most,
+    /// The least by that.
+    Exact,
 }
 
 /// The bound at a price of memory, per stage, and how it changes with the price. It is concave: never above a tangent.
@@ -132,6 +191,32 @@ pub(crate) struct Room {
     pub(crate) work: Work,
     /// The same of the leading forms alone: what it is likely to come to.
     pub(crate) likely: Work,
+    /// What memory is worth there, if that was asked.
+    pub(crate) worth: Option<Worth>,
+}
+
+impl Room {
+    /// Where memory says nothing.
+    fn unknown(bound: &Bound, candidates: &[&Candidate]) -> Self {
+        Self { n_open: candidates.len(), work: bound.work, likely: bound.work, worth: None }
+    }
+
+    /// What the leading forms say, and where these rule something out and there are others, what all say.
+    fn of_forms(
+        (bound, candidates): (&Bound, &[&Candidate]),
+        leading: Option<Self>,
+        others: Option<impl FnOnce(Option<Worth>) -> Option<Self>>,
+    ) -> Self {
+        let unknown = Self::unknown(bound, candidates);
+        match (leading, others) {
+            (Some(leading), None) => leading,
+            (Some(leading), Some(all)) if leading.n_open < candidates.len() => {
+                all(leading.worth).map_or(unknown, |room| Self { likely: leading.likely, ..room })
+            }
+            (Some(leading), Some(_)) => Self { likely: leading.likely, worth: leading.worth, ..unknown },
+            (None, _) => unknown,
+        }
+    }
 }
 
 /// Micro-batches in flight on every stage, in those of the tables.
@@ -151,49 +236,90 @@ impl Flights {
 
 impl Scope<'_> {
     /// Which of some candidates on one mesh, the smallest micro-batch first, are slower than a limit in their memory,
-    /// from the largest on, and what is known of the others: by the tables of a candidate whose micro-batch is no smaller.
+    /// from the largest on, and what is known of the others: by the tables of a candidate whose micro-batch is no smaller,
+    /// and its bound. The leading forms first: where they may be faster than the limit, the others may too.
     pub(crate) fn room(
         &self,
-        (tables, bound): (&Candidate, &Bound),
+        (candidate, bound): (&Candidate, &Bound),
         candidates: &[&Candidate],
-        (of, limit): (Forms, f64),
+        (of, limit, worth): (Forms, f64, Option<Worth>),
     ) -> Room {
-        let all = Room { n_open: candidates.len(), work: bound.work, likely: bound.work };
-        if self.request.solver != Solver::Structured || !self.knows_room(bound) {
-            return all;
+        if !self.knows_room(candidate) {
+            return Room::unknown(bound, candidates);
         }
-        let leading = self.room_by(self.priced_tables((tables, bound), Forms::Leading), candidates, limit);
-        let leads = of == Forms::Leading || self.forms.iter().all(|forms| forms.len() == 1);
-        match leading {
-            Some((n_open, work)) if leads => Room { n_open, work, likely: work },
-            Some((n_open, likely)) if n_open < candidates.len() => {
-                let found = self.room_by(self.priced_tables((tables, bound), of), candidates, limit);
-                found.map_or(all, |(n_open, work)| Room { n_open, work, likely })
+        let by = |of: Forms, worth| {
+            let tables = self.priced_tables(candidate, bound.covers, of);
+            self.room_by((&tables, bound, of), candidates, (limit, worth))
+        };
+        let leading = by(Forms::Leading, worth);
+        Room::of_forms((bound, candidates), leading, self.has_others(of).then_some(|worth| by(of, worth)))
+    }
+
+    /// The bound of a candidate, and by the same tables what is known in the memory that there is of it and of smaller
+    /// micro-batches on its mesh, as far as the bound does not say that they take as long as the limit.
+    pub(crate) fn bound_and_rooms(
+        &self,
+        candidate: &Candidate,
+        smaller: &[&Candidate],
+        (of, limit, worth): (Forms, f64, Option<Worth>),
+    ) -> Option<(Bound, [Option<Room>; 2])> {
+        let mut tables = self.priced_tables(candidate, Covers::default(), of);
+        let fastest = self.given_fastest();
+        for kind in (0..self.forms.len()).filter(|&kind| self.is_rare(kind)) {
+            tables.kinds[kind] = self.asked(&tables.bench, kind, &fastest, of);
+        }
+        let bound = self.bound_by(&tables.bench, &mut tables.kinds, of)?;
+        let bound = Bound { computes_again: true, ..bound };
+        tables.given.covers = bound.covers;
+        let clock = self.clock(candidate, bound.covers);
+        tables.kinds.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
+        let mut last = worth;
+        let rooms = [&[candidate][..], smaller].map(|some| {
+            let open =
+                |one: &&Candidate| self.with_bubble(one, bound.work).is_some_and(|time| time.0 < limit);
+            if !some.iter().any(open) {
+                return None;
             }
-            Some((_, likely)) => Room { likely, ..all },
-            None => all,
-        }
+            let by = |of: Forms, worth| self.room_by((&tables, &bound, of), some, (limit, worth));
+            let leading = by(Forms::Leading, last);
+            let others = self.has_others(of).then_some(|worth| by(of, worth));
+            let room = Room::of_forms((&bound, some), leading, others);
+            last = room.worth.or(last);
+            Some(room)
+        });
+        Some((bound, rooms))
+    }
+
+    /// Whether there are forms beside the leading ones to be asked.
+    fn has_others(&self, of: Forms) -> bool {
+        of == Forms::All && self.forms.iter().any(|forms| forms.len() > 1)
     }
 
     /// How many of the candidates may be faster, and the least work of the smallest.
-    fn room_by(&self, tables: Tables<'_>, candidates: &[&Candidate], limit: f64) -> Option<(usize, Work)> {
-        let mut ready = self.ready(&tables);
+    fn room_by<'s>(
+        &'s self,
+        (tables, bound, of): (&Tables<'s>, &Bound, Forms),
+        candidates: &[&Candidate],
+        (limit, worth): (f64, Option<Worth>),
+    ) -> Option<Room> {
+        let mut ready = self.ready((tables, bound, of), worth);
         let slower =
             |one: &Candidate, work: Work| self.with_bubble(one, work).is_none_or(|time| time.0 >= limit);
         // What the smallest does not reach, some of the larger may.
-        let work = self.work_in_room((&tables, &mut ready), candidates[0], limit)?;
+        let work = self.work_in_room((tables, bound, &mut ready), candidates[0], limit)?;
+        let room = |n_open: usize, worth: Worth| Room { n_open, work, likely: work, worth: Some(worth) };
         if candidates.iter().all(|one| slower(one, work)) {
-            return Some((0, work));
+            return Some(room(0, ready.worth));
         }
         let mut n_open = candidates.len();
         while n_open > 1 {
             let one = candidates[n_open - 1];
-            match self.work_in_room((&tables, &mut ready), one, limit) {
+            match self.work_in_room((tables, bound, &mut ready), one, limit) {
                 Some(work) if slower(one, work) => n_open -= 1,
                 Some(_) | None => break,
             }
         }
-        Some((n_open, work))
+        Some(room(n_open, ready.worth))
     }
 
     /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
@@ -204,83 +330,161 @@ impl Scope<'_> {
         candidate: &Candidate,
         (of, limit): (Forms, Seconds),
     ) -> Option<Seconds> {
-        if !self.knows_room(bound) {
+        if !self.knows_room(candidate) {
             return None;
         }
-        let tables = self.priced_tables((tables, bound), of);
-        let work = self.work_in_room((&tables, &mut self.ready(&tables)), candidate, limit.0)?;
+        let tables = self.priced_tables(tables, bound.covers, of);
+        let mut ready = self.ready((&tables, bound, of), None);
+        let work = self.work_in_room((&tables, bound, &mut ready), candidate, limit.0)?;
         self.with_bubble(candidate, work)
     }
 
     /// Whether memory says anything of a candidate: not where stages stand on several grounds, nor where parameters may be
-    /// on hosts, for nobody knows how little devices then hold of states.
-    fn knows_room(&self, bound: &Bound) -> bool {
-        bound.grounds.is_empty() && self.given().parameters == HomeRule::Device
+    /// on hosts, for nobody knows how little devices then hold of states. The integer program would take hours for it.
+    pub(crate) fn knows_room(&self, candidate: &Candidate) -> bool {
+        self.request.solver == Solver::Structured
+            && self.grounds(candidate).settings.len() == 1
+            && self.given().parameters == HomeRule::Device
     }
 
-    fn priced_tables<'s>(&'s self, (candidate, bound): (&'s Candidate, &'s Bound), of: Forms) -> Tables<'s> {
+    fn most_frequent(&self) -> usize {
+        (0..self.counts.len()).max_by_key(|&kind| self.counts[kind]).unwrap_or(0)
+    }
+
+    /// Whether so few layers are of a kind that what memory costs them is asked last.
+    fn is_rare(&self, kind: usize) -> bool {
+        self.counts[kind] * FREQUENT < self.model().n_layers()
+    }
+
+    fn priced_tables<'s>(&'s self, candidate: &'s Candidate, covers: Covers, of: Forms) -> Tables<'s> {
         let bench = self.bench(candidate);
-        let given = Given { covers: bound.covers, ..self.given() };
-        let kinds = (0..self.forms.len()).map(|kind| self.asked(&bench, kind, &given, of)).collect();
+        let given = Given { covers, ..self.given() };
+        let asked = |kind| match self.is_rare(kind) {
+            true => Vec::new(),
+            false => self.asked(&bench, kind, &given, of),
+        };
+        let kinds = (0..self.forms.len()).map(asked).collect();
         let in_flight = self.clock(candidate, given.covers).in_flight;
         let on_host = given.kept != HomeRule::Device;
-        Tables { candidate, bound, capacity: bench.setting.capacity, kinds, in_flight, on_host }
+        Tables { bench, given, of, kinds, rare: OnceCell::new(), in_flight, on_host }
     }
 
-    fn ready<'t>(&'t self, tables: &'t Tables<'t>) -> Ready<'t> {
-        let one = |(_, problem): &'t (usize, LayerProblem<'t>)| self.chooser(problem);
+    /// Forms of rare kinds in the hands of the solver.
+    fn rare<'s: 't, 't>(&'s self, (tables, of): (&'t Tables<'s>, Forms)) -> Vec<Vec<Chooser<'t>>> {
+        let asked = |kind| match self.is_rare(kind) {
+            true => self.asked(&tables.bench, kind, &tables.given, tables.of),
+            false => Vec::new(),
+        };
+        let kinds = tables.rare.get_or_init(|| (0..self.forms.len()).map(asked).collect());
+        kinds.iter().map(|forms| self.in_hand(forms, of)).collect()
+    }
+
+    fn in_hand<'t>(&'t self, forms: &'t Asked<'t>, of: Forms) -> Vec<Chooser<'t>> {
+        let n_asked = match of {
+            Forms::Leading => 1,
+            Forms::All => forms.len(),
+        };
+        forms.iter().take(n_asked).map(|(_, problem)| self.chooser(problem)).collect()
+    }
+
+    fn ready<'s: 't, 't>(
+        &'s self,
+        (tables, bound, of): (&'t Tables<'s>, &Bound, Forms),
+        worth: Option<Worth>,
+    ) -> Ready<'t> {
+        let choosers = |(kind, forms): (usize, &'t Asked<'t>)| match self.is_rare(kind) {
+            true => Vec::new(),
+            false => self.in_hand(forms, of),
+        };
+        let free = bound.layers.iter().map(|layer| match of {
+            Forms::Leading => layer.plain,
+            Forms::All => layer.least,
+        });
         Ready {
-            kinds: tables.kinds.iter().map(|forms| forms.iter().map(one).collect()).collect(),
-            price: FIRST_PRICE * tables.bound.seconds_per_byte,
-            a: 1.0,
+            kinds: tables.kinds.iter().enumerate().map(choosers).collect(),
+            rare: OnceCell::new(),
+            free: free.collect(),
+            of,
+            worth: worth.unwrap_or(Worth {
+                price: FIRST_PRICE * bound.seconds_per_byte,
+                a: 1.0,
+                parts: [[0.0; 2]; 2],
+            }),
         }
     }
 
-    /// Least work of a candidate in its memory, as far as prices of it were tried.
-    fn work_in_room(
-        &self,
-        (tables, ready): (&Tables<'_>, &mut Ready<'_>),
+    /// Least work of a candidate in its memory, as far as prices of it were tried. What memory costs rare kinds of layers is
+    /// asked at the best price alone, and only where the others do not reach the limit by themselves.
+    fn work_in_room<'s: 't, 't>(
+        &'s self,
+        (tables, bound, ready): (&'t Tables<'s>, &Bound, &mut Ready<'t>),
         candidate: &Candidate,
         limit: f64,
     ) -> Option<Work> {
         let flights = self.flights(candidate, tables)?;
-        let (p, bound) = (candidate.n_stages as f64, tables.bound);
-        let fullest = self.fullest_stage((tables, ready), (candidate, flights.ends[0]), limit)?;
-        let free = Work { slowest: bound.work.slowest.max(fullest), ..bound.work };
-        let mut most = bound.work.average;
+        let time = |work: Work| Some(self.with_bubble(candidate, work)?.0);
+        let free = bound.work;
+        let mut most = free.average;
         let mut tangents = Tangents::default();
+        let (mut asked, mut best) = (ready.worth, ready.worth);
+        // Most that are too slow are so by what the last were.
+        let (tangent, _) = self.tangent((tables, ready), (&flights, asked), Effort::Least)?;
+        if tangent.value > most && time(in_memory(free, tangent.value))? >= limit {
+            return Some(in_memory(free, tangent.value));
+        }
         for round in 0..ROUNDS {
-            let (weights, all) = flights.weights(ready.a * flights.ends[1]);
-            let capacity = tables.capacity * all;
-            let sum = self.all_priced(tables, ready, (&flights, weights))?;
-            let tangent = Tangent {
-                price: ready.price,
-                value: (sum.value - ready.price * capacity) / p,
-                slope: (sum.weighed - capacity) / p,
-            };
-            most = most.max(tangent.value);
-            let reaches = |average: f64| self.with_bubble(candidate, in_memory(free, average));
-            let reached = reaches(most)?.0;
+            let (tangent, sum) = self.tangent((tables, ready), (&flights, asked), Effort::Frequent)?;
+            if tangent.value > most {
+                (most, best) = (tangent.value, Worth { parts: sum.parts, ..asked });
+            }
+            let reaches = |average: f64| time(in_memory(free, average));
+            let reached = reaches(most)?;
             if reached >= limit || HOPELESS.get(round).is_some_and(|part| reached < limit * part) {
                 break;
             }
             tangents.add(tangent);
-            ready.price = tangents.next_price();
+            asked.price = tangents.next_price();
             if round < HOPELESS.len() {
                 if sum.saved > 0.0 {
-                    ready.a = (ready.a * sum.states.max(1.0) / sum.saved / flights.ends[1]).sqrt();
+                    asked.a = (asked.a * sum.states.max(1.0) / sum.saved / flights.ends[1]).sqrt();
                 }
                 // With another `a` it is another function of the price: what was found is no more than a hint.
                 if round + 1 == HOPELESS.len() {
                     tangents = Tangents::default();
                 }
             } else if let Some(most) = tangents.most()
-                && reaches(most)?.0 < limit
+                && reaches(most)? < limit
             {
                 break;
             }
         }
-        Some(in_memory(free, most))
+        ready.worth = best;
+        let mut work = in_memory(free, most);
+        if time(work)? < limit && time(work)? >= limit * HOPELESS[1] {
+            let (tangent, _) = self.tangent((tables, ready), (&flights, best), Effort::All)?;
+            work = in_memory(free, most.max(tangent.value));
+        }
+        if time(work)? < limit {
+            let known = (work.slowest, limit);
+            let fullest = self.fullest_stage((tables, ready), (candidate, flights.ends[0]), known)?;
+            work.slowest = work.slowest.max(fullest);
+        }
+        Some(work)
+    }
+
+    /// The bound at a price of memory, per stage, and the layers that make it.
+    fn tangent<'s: 't, 't>(
+        &'s self,
+        (tables, ready): (&'t Tables<'s>, &Ready<'t>),
+        (flights, worth): (&Flights, Worth),
+        effort: Effort,
+    ) -> Option<(Tangent, Priced)> {
+        let (weights, all) = flights.weights(worth.a * flights.ends[1]);
+        let capacity = tables.bench.setting.capacity * all;
+        let sum = self.all_priced((tables, ready), (flights, weights, worth), effort)?;
+        let p = flights.all.len() as f64;
+        let value = (sum.value - worth.price * capacity) / p;
+        Some((Tangent { price: worth.price, value, slope: (sum.weighed - capacity) / p }, sum))
     }
 
     /// Least seconds of the stage that has most layers of the most frequent kind, at least as many as rounding up gives it,
@@ -289,17 +493,19 @@ impl Scope<'_> {
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
         (candidate, flight): (&Candidate, f64),
-        limit: f64,
+        (known, limit): (f64, f64),
     ) -> Option<f64> {
-        let kind = (0..self.counts.len()).max_by_key(|&kind| self.counts[kind])?;
+        let kind = self.most_frequent();
         let count = self.counts[kind].div_ceil(candidate.n_stages) as f64;
-        let (mut most, mut tangents, mut price): (f64, _, _) = (0.0, Tangents::default(), ready.price);
+        let capacity = tables.bench.setting.capacity;
+        let (mut most, mut tangents, mut price) = (known, Tangents::default(), ready.worth.price);
         for _ in 0..STAGE_ROUNDS {
-            let one = priced(&ready.kinds[kind], tables, (&[(flight, 1.0)], price))?;
-            let value = one.value * count - price * tables.capacity;
+            let stage = Stage { flight, weight: 1.0, by: By::Most };
+            let one = priced(&ready.kinds[kind], tables, (&[stage], price))?;
+            let value = one.value * count - price * capacity;
             most = most.max(value);
-            tangents.add(Tangent { price, value, slope: one.weighed * count - tables.capacity });
-            if most >= limit || tangents.most().is_some_and(|highest| highest <= tables.bound.work.slowest) {
+            tangents.add(Tangent { price, value, slope: one.weighed * count - capacity });
+            if most >= limit || tangents.most().is_some_and(|highest| highest <= known) {
                 break;
             }
             price = tangents.next_price();
@@ -308,25 +514,50 @@ impl Scope<'_> {
     }
 
     fn flights(&self, candidate: &Candidate, tables: &Tables<'_>) -> Option<Flights> {
-        let micro_batch = candidate.micro_batch as f64 / tables.candidate.micro_batch as f64;
+        let micro_batch = candidate.micro_batch as f64 / tables.bench.candidate.micro_batch as f64;
         let bytes = micro_batch * self.constants.fragmentation_factor;
         let all: Vec<f64> = self.least_in_flight(candidate).iter().map(|flight| flight * bytes).collect();
         let ends = [all.iter().copied().reduce(f64::min)?, all.iter().copied().reduce(f64::max)?];
         Some(Flights { all, ends })
     }
 
-    /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least.
-    fn all_priced(
-        &self,
-        tables: &Tables<'_>,
-        ready: &Ready<'_>,
-        (flights, weights): (&Flights, [f64; 2]),
+    /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least; what is not asked as
+    /// where memory is free.
+    fn all_priced<'s: 't, 't>(
+        &'s self,
+        (tables, ready): (&'t Tables<'s>, &Ready<'t>),
+        (flights, weights, worth): (&Flights, [f64; 2], Worth),
+        effort: Effort,
     ) -> Option<Priced> {
         let n_ends = if flights.ends[0] < flights.ends[1] { 2 } else { 1 };
-        let ends: Vec<(f64, f64)> = flights.ends.into_iter().zip(weights).take(n_ends).collect();
+        let stages: Vec<Stage> = (0..n_ends)
+            .map(|end| Stage {
+                flight: flights.ends[end],
+                weight: weights[end],
+                by: match effort {
+                    Effort::Least => By::One(worth.parts[end]),
+                    Effort::Frequent => By::Most,
+                    Effort::All => By::Exact,
+                },
+            })
+            .collect();
+        let main = self.most_frequent();
         let mut sum = Priced::default();
-        for (forms, &count) in ready.kinds.iter().zip(&self.counts) {
-            let (least, count) = (priced(forms, tables, (&ends, ready.price))?, count as f64);
+        for (kind, &count) in self.counts.iter().enumerate() {
+            let least = match (self.is_rare(kind), effort) {
+                (false, _) => priced(&ready.kinds[kind], tables, (&stages, worth.price))?,
+                (true, Effort::Least | Effort::Frequent) => {
+                    Priced { value: ready.free[kind], ..Priced::default() }
+                }
+                (true, Effort::All) => {
+                    let rare = ready.rare.get_or_init(|| self.rare((tables, ready.of)));
+                    priced(&rare[kind], tables, (&stages, worth.price))?
+                }
+            };
+            if kind == main {
+                sum.parts = least.parts;
+            }
+            let count = count as f64;
             sum.value += least.value * count;
             sum.weighed += least.weighed * count;
             sum.states += least.states * count;
@@ -336,29 +567,38 @@ impl Scope<'_> {
     }
 }
 
-/// A layer of a kind in the form, on the stage and by the choice where it costs least; of every stage the micro-batches in
-/// flight and what its bytes weigh.
-fn priced(
-    forms: &[Chooser<'_>],
-    tables: &Tables<'_>,
-    (stages, price): (&[(f64, f64)], f64),
-) -> Option<Priced> {
+/// A layer of a kind in the form, on the stage and by the choice where it costs least.
+fn priced(forms: &[Chooser<'_>], tables: &Tables<'_>, (stages, price): (&[Stage], f64)) -> Option<Priced> {
     let mut least: Option<Priced> = None;
-    let on_stages = forms.iter().flat_map(|form| stages.iter().map(move |stage| (form, stage)));
-    for (chooser, &(flight, weight)) in on_stages {
+    let mut parts = [[0.0; 2]; 2];
+    let on_stages = forms.iter().enumerate();
+    let on_stages = on_stages.flat_map(|form| stages.iter().enumerate().map(move |stage| (form, stage)));
+    for ((form, chooser), (end, stage)) in on_stages {
         // What the hosts may hold takes no memory of the devices, and at best no time.
-        let kept = if tables.on_host { 0.0 } else { flight / tables.in_flight };
-        let price = price * weight;
-        let Cheapest { bound: value, at_bound: choices, .. } = chooser.cheapest_apart(price, price * kept)?;
+        let kept = if tables.on_host { 0.0 } else { stage.flight / tables.in_flight };
+        let price = price * stage.weight;
+        let (value, choices) = match stage.by {
+            By::One(parts) => chooser.bound_at(price, price * kept, parts)?,
+            By::Most | By::Exact => {
+                let found = match stage.by {
+                    By::Exact => chooser.cheapest_apart(price, price * kept)?,
+                    By::One(_) | By::Most => chooser.bound_apart(price, price * kept)?,
+                };
+                if form == 0 {
+                    parts[end] = found.parts;
+                }
+                (found.bound, found.at_bound)
+            }
+        };
         if least.is_none_or(|least| value < least.value) {
             let (nodes, edges) = chooser.problem().problem.parts(&choices)?;
             let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
             let states = nodes.memory;
-            let weighed = (states + flight * saved) * weight;
-            least = Some(Priced { value, weighed, states, saved });
+            let weighed = (states + stage.flight * saved) * stage.weight;
+            least = Some(Priced { value, weighed, states, saved, parts });
         }
     }
-    least
+    least.map(|least| Priced { parts, ..least })
 }
 
 /// The work of stages whose average takes more in their memory than where memory is free. What of it a step has once is

@@ -114,6 +114,19 @@ impl<'a> Prepared<'a> {
         self.least_with(Weights::priced(nodes), Weights::priced(edges), |node, choice| more[node][choice])
     }
 
+    /// A cost that no choices are below, where those of nodes take so much more time, if that is given; nearly the least, in
+    /// a part of the time, and choices that are nearly the cheapest. `None` where every combination is forbidden.
+    pub fn bound_with(&self, nodes: f64, edges: f64, more: Option<&[Vec<f64>]>) -> Option<(f64, Vec<usize>)> {
+        let more = |node: usize, choice: usize| more.map_or(0.0, |more| more[node][choice]);
+        let (nodes, edges) = (Weights::priced(nodes), Weights::priced(edges));
+        let weighed = self.weighed(nodes, edges, more);
+        let choices = weighed.choices.clone();
+        let Some((bound, classes)) = Moved::new(weighed).bounded() else {
+            return self.least_with(nodes, edges, more);
+        };
+        Some((bound, classes.iter().enumerate().map(|(node, &class)| choices[node][class]).collect()))
+    }
+
     fn least(&self, nodes: Weights, edges: Weights) -> Option<(f64, Vec<usize>)> {
         self.least_with(nodes, edges, |_, _| 0.0)
     }

@@ -92,6 +92,26 @@ proptest! {
     }
 
     #[test]
+    fn a_bound_by_one_sweep_is_no_higher_than_the_least(
+        problem in problem(), price in 0_u32..5, kept in 0_u32..5, more in prop::collection::vec(0_u32..9, 20)
+    ) {
+        let (price, kept) = (f64::from(price), f64::from(kept));
+        let own = |node: usize| (0..4).map(|choice| f64::from(more[4 * node + choice])).collect();
+        let more: Vec<Vec<f64>> = (0..problem.nodes.len()).map(own).collect();
+        let prepared = Prepared::new(&problem);
+        let least = prepared.eliminate_with(price, kept, &more);
+        let bound = prepared.bound_with(price, kept, Some(&more));
+        prop_assert_eq!(least.is_some(), bound.is_some());
+        if let (Some((least, _)), Some((bound, choices))) = (least, bound) {
+            prop_assert!(bound <= least + 1e-9, "{bound} of {least}");
+            prop_assert!(problem.total(&choices).is_some());
+        }
+        let plain = prepared.bound_with(price, kept, None).map(|(bound, _)| bound);
+        let least = prepared.eliminate_apart(price, kept).map(|(least, _)| least + 1e-9);
+        prop_assert!(plain <= least, "{plain:?} of {least:?}");
+    }
+
+    #[test]
     fn elimination_is_exact_at_any_price_of_memory(problem in problem(), price in 0_u32..5) {
         let price = f64::from(price);
         let mut choices = vec![0; problem.nodes.len()];

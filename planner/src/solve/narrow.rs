@@ -110,6 +110,14 @@ impl Moved {
         Some(self)
     }
 
+    /// A cost that no combination is below, by one sweep each way, and the combination that the second came across. Nearly
+    /// the least on what is nearly a tree. `None` where that combination is forbidden, or all are.
+    pub(super) fn bounded(mut self) -> Option<(f64, Vec<usize>)> {
+        self.sweep(Sweep::Forward)?;
+        let picked = self.sweep(Sweep::Backward)?;
+        self.weighed.total(&picked).is_finite().then(|| (self.bound(), picked))
+    }
+
     /// What a class costs above the least of its node.
     pub(super) fn class_excess(&self, node: usize, class: usize) -> f64 {
         (self.nodes[node][class] - self.least[node]).max(0.0)
