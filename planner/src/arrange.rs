@@ -140,6 +140,21 @@ impl Scope<'_> {
         &[Ends::Anywhere, Ends::AtBends]
     }
 
+    /// Per kind, the form that most of its layers have; the leading one where there are none.
+    pub(crate) fn main_forms(&self, arranged: &Arranged) -> Vec<usize> {
+        let runs = || arranged.chunks.iter().flatten();
+        let of_kind = |kind: usize| {
+            let layers = |form: &usize| -> u64 {
+                let has = |entry: usize| arranged.entries[entry].kind == self.wide_kind(kind, *form);
+                runs().filter(|run| has(run.0)).map(|run| run.1).sum()
+            };
+            let forms = (0..self.forms[kind].len()).rev();
+            let most = forms.map(|form| (layers(&form), form)).max_by_key(|(layers, _)| *layers);
+            most.filter(|(layers, _)| *layers > 0).map_or(self.leading[kind], |(_, form)| form)
+        };
+        (0..self.forms.len()).map(of_kind).collect()
+    }
+
     /// An arrangement in the literature's words.
     pub(crate) fn roles(&self, arranged: &Arranged) -> Roles {
         self.roles_on(arranged, None)

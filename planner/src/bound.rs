@@ -83,7 +83,7 @@ const SHOWS: f64 = 0.02;
 
 impl Scope<'_> {
     /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
-    pub fn bound(&self, candidate: &Candidate, of: Forms) -> Option<Bound> {
+    pub fn bound(&self, candidate: &Candidate, of: Forms<'_>) -> Option<Bound> {
         let grounds = self.grounds(candidate);
         let benches = self.benches(candidate, &grounds);
         match benches.as_slice() {
@@ -97,7 +97,7 @@ impl Scope<'_> {
 
     /// The same with all stages on one ground: the larger of two bounds, either of which is too low where compute covers
     /// the communication of a step, or does not.
-    fn bound_on(&self, bench: &Bench<'_>, of: Forms) -> Option<Bound> {
+    fn bound_on(&self, bench: &Bench<'_>, of: Forms<'_>) -> Option<Bound> {
         let given = self.given_fastest();
         let kinds = 0..self.forms.len();
         let mut asked: Vec<Asked<'_>> = kinds.map(|kind| self.asked(bench, kind, &given, of)).collect();
@@ -125,7 +125,7 @@ impl Scope<'_> {
         &self,
         bench: &Bench<'_>,
         asked: &[Asked<'_>],
-        (of, covers, clock): (Forms, Covers, Clock),
+        (of, covers, clock): (Forms<'_>, Covers, Clock),
     ) -> Option<(Bound, Spans)> {
         let candidate = bench.candidate;
         let mut once = Spans::default();
@@ -137,7 +137,7 @@ impl Scope<'_> {
         let mut layers = Vec::with_capacity(self.forms.len());
         for (kind, forms) in self.forms.iter().enumerate() {
             let asked = &asked[kind];
-            let (form, problem) = asked.first().filter(|(form, _)| of == Forms::Leading || *form == 0)?;
+            let (form, problem) = asked.first().filter(|(form, _)| of != Forms::All || *form == 0)?;
             let Cheapest { bound: time, choices, .. } = self.chooser(problem).cheapest(0.0)?;
             let cost = problem.problem.total(&choices)?;
             let unit = cost.time / cost.memory.max(1.0);

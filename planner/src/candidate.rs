@@ -252,29 +252,38 @@ fn recompute_left(forbidden: &[RecomputeKind]) -> RecomputeRule {
 
 /// Micro-batches worth trying in a pipeline of stages of a mesh, and how many of each a step has.
 pub(crate) fn batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<(u64, u64)> {
-    let all = micro_batches(request, shape).into_iter().map(|b| (b, request.job.global_batch / b));
+    let all = micro_batches(request, shape, n_stages).into_iter().map(|b| (b, request.job.global_batch / b));
     // With fewer micro-batches than half the stages most of them idle most of the time.
     all.filter(|(_, count)| count * 2 >= n_stages || request.pins.pp.is_some()).collect()
 }
 
-/// Micro-batches worth trying for a stage of a mesh.
-pub fn micro_batches(request: &Request, shape: &Shape) -> Vec<u64> {
+/// Micro-batches worth trying for one of so many stages of a mesh.
+pub fn micro_batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<u64> {
     let batch = request.job.global_batch;
     if let Some(per_replica) = request.pins.micro_batch {
         let all = per_replica * shape.data_degree;
         return if all > 0 && batch.is_multiple_of(all) { vec![all] } else { Vec::new() };
     }
+    let most = if n_stages == 1 { MOST_TOKENS_ALONE } else { MOST_TOKENS };
     let tokens = |b: u64| b * request.job.sequence / shape.mesh.n_devices().max(1);
     let allows = |b: &u64| request.pins.forbid.micro_batch.allows(b.div_ceil(shape.data_degree.max(1)));
     let all: Vec<u64> = divisors(batch).into_iter().filter(allows).collect();
-    let good: Vec<u64> = all.iter().copied().filter(|&b| TOKENS_PER_DEVICE.contains(&tokens(b))).collect();
+    let good: Vec<u64> =
+        all.iter().copied().filter(|&b| (LEAST_TOKENS..=most).contains(&tokens(b))).collect();
     if good.is_empty() {
         // Nothing is near: the micro-batch nearest to the range from below, or the smallest.
-        let near = all.iter().copied().filter(|&b| tokens(b) <= *TOKENS_PER_DEVICE.end()).max();
+        let near = all.iter().copied().filter(|&b| tokens(b) <= most).max();
         return near.or_else(|| all.first().copied()).into_iter().collect();
     }
     good
 }
 
-/// Tokens that a device gets of a micro-batch: below, kernels are short; above, memory is wasted without gain.
-const TOKENS_PER_DEVICE: std::ops::RangeInclusive<u64> = 64..=65_536;
+/// Fewest tokens that a device gets of a micro-batch: below, kernels are short.
+const LEAST_TOKENS: u64 = 64;
+
+/// Most tokens that it gets: above, memory is wasted without gain, and a pipeline has too few micro-batches.
+const MOST_TOKENS: u64 = 65_536;
+
+/// The same where there is no pipeline to fill: models of some hundred million parameters still gain a per cent by sending what
+/// every micro-batch sends half as often.
+const MOST_TOKENS_ALONE: u64 = 2 * MOST_TOKENS;

@@ -48,9 +48,9 @@ const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
 
 /// How a candidate is worked out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking {
+pub(crate) struct Asking<'f> {
     /// Forms of its layers.
-    pub(crate) forms: Forms,
+    pub(crate) forms: Forms<'f>,
     /// What takes no less is of no interest.
     pub(crate) limit: f64,
     /// What takes so many times less is known: choices by other sums do not make that up.
@@ -134,7 +134,12 @@ impl Scope<'_> {
     ///
     /// # Errors
     /// Why none does.
-    pub fn evaluate(&self, candidate: &Candidate, bound: &Bound, forms: Forms) -> Result<Arranged, Dropped> {
+    pub fn evaluate(
+        &self,
+        candidate: &Candidate,
+        bound: &Bound,
+        forms: Forms<'_>,
+    ) -> Result<Arranged, Dropped> {
         self.evaluate_below(
             candidate,
             bound,
@@ -150,7 +155,7 @@ impl Scope<'_> {
         &self,
         candidate: &Candidate,
         bound: &Bound,
-        (forms, storage): (Forms, StorageRule),
+        (forms, storage): (Forms<'_>, StorageRule),
     ) -> Result<Arranged, Dropped> {
         let asked = Asking {
             forms,
@@ -170,7 +175,7 @@ impl Scope<'_> {
         &self,
         candidate: &Candidate,
         bound: &Bound,
-        asked: Asking,
+        asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
         let grounds = self.grounds(candidate);
         let benches = self.benches(candidate, &grounds);
@@ -189,7 +194,7 @@ impl Scope<'_> {
         self.other_streams(&benches, bound, asked).ok_or(dropped)
     }
 
-    fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking) -> Option<Arranged> {
+    fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking<'_>) -> Option<Arranged> {
         let streams = self.streams_at(&benches[0], bound).into_iter();
         let of = |stream| self.evaluate_on(benches, (bound, &on_benches(stream, benches)), asked).ok();
         fastest(streams.filter_map(of))
@@ -225,7 +230,7 @@ impl Scope<'_> {
         &self,
         benches: &[Bench<'_>],
         (bound, streams): (&Bound, &[Sharding]),
-        asked: Asking,
+        asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
         let first = on_ground(0, (bound, streams), asked.storage, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
@@ -252,7 +257,7 @@ impl Scope<'_> {
         &self,
         (benches, streams): (&[Bench<'_>], &[Sharding]),
         (bound, tied): (&Bound, &BTreeMap<usize, TiedUses>),
-        Asking { forms, limit, known: best_known, storage, rounds }: Asking,
+        Asking { forms, limit, known: best_known, storage, rounds }: Asking<'_>,
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
@@ -349,7 +354,7 @@ impl Scope<'_> {
         &'s self,
         bench: &Bench<'s>,
         (base, tied): (&Given, &BTreeMap<usize, TiedUses>),
-        forms: Forms,
+        forms: Forms<'_>,
     ) -> Vec<Asked<'s>> {
         let kinds = 0..self.forms.len();
         kinds.map(|kind| self.asked(bench, kind, &with_tied(base, tied, kind), forms)).collect()
@@ -361,15 +366,19 @@ impl Scope<'_> {
         shelf: &mut Shelf,
         (bench, bound): (&Bench<'_>, &Bound),
         (base, tied): (&Given, &BTreeMap<usize, TiedUses>),
-        forms: Forms,
+        forms: Forms<'_>,
     ) -> Option<()> {
         for kind in 0..self.forms.len() {
-            let one_form = forms == Forms::Leading || self.forms[kind].len() == 1;
+            let is_asked = |form: usize| match forms {
+                Forms::Leading => true,
+                Forms::Chosen(chosen) => chosen[kind] == form,
+                Forms::All => self.forms[kind].len() == 1,
+            };
             let as_asked = base.storage == self.given_fastest().storage
                 && ![base.kept, base.parameters].contains(&HomeRule::Host);
-            let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(_, choice)| {
+            let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(form, choice)| {
                 let passes = Some(self.passes(kind, choice)) == base.stream;
-                one_form && as_asked && !tied.contains_key(&kind) && passes
+                is_asked(*form) && as_asked && !tied.contains_key(&kind) && passes
             });
             match known {
                 Some((form, choice)) => self.put((shelf, 0), bench, (kind, *form), choice.clone())?,

@@ -10,9 +10,11 @@ use crate::rewrite::{Variant, variants};
 
 /// Which forms of a layer are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Forms {
+pub enum Forms<'f> {
     /// One of every kind: the layer as it was read, unless another leads (`Scope::leading`).
     Leading,
+    /// One of every kind: this.
+    Chosen(&'f [usize]),
     /// All.
     All,
 }

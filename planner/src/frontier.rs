@@ -386,7 +386,7 @@ const MAX_PAIRS: usize = 8_000_000;
 
 /// Batches that every search may have. Mixtures of experts in tight memory have hundreds of candidates that only working
 /// them out, or pricing their memory, can rule out: deepseek-v3 on 2,048 devices takes as many.
-const MIN_BATCHES: usize = 200;
+const MIN_BATCHES: usize = 220;
 
 /// Batches that no search has, however small its layers are, unless somebody says how many.
 const MAX_BATCHES: usize = 400;

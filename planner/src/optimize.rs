@@ -8,7 +8,8 @@
 //! those that were the best, once more:                evaluate(c)    -> polish()
 //! ```
 //! Layers are worked out as they were read first. Bounds are those of all forms; what a form saves there is taken for
-//! what it saves at all, so that the candidates behind the best by more than that need not be asked again. Where forms
+//! what it saves at all, or so many times that as some were seen to save, so that the candidates behind the best by more than
+//! that need not be asked again. Where forms
 //! times meshes are too many, one form of every kind, the fastest on a few meshes, leads: layers are worked out in it,
 //! bounds are of it, and only the first candidates are asked again.
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
@@ -221,7 +222,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let mut list = Vec::new();
     for n_stages in divisors(n_devices).into_iter().filter(wanted) {
         let all = shapes(n_devices / n_stages, facts, &request.pins);
-        let all = if takes_finest(request) { finest(all, facts.node) } else { all };
+        let all = if takes_finest(request) { finest(all, facts) } else { all };
         for shape in all.into_iter().filter_map(|shape| shares::shape(request, shape, n_stages)) {
             for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
                 let (shape, meshes) = (shape.clone(), Vec::new());
@@ -264,7 +265,7 @@ fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
 }
 
 /// Which forms the bounds are of.
-fn forms_of_bounds(scope: &Scope<'_>, candidates: &[Candidate]) -> Forms {
+fn forms_of_bounds(scope: &Scope<'_>, candidates: &[Candidate]) -> Forms<'static> {
     let n_meshes = candidates.chunk_by(same_mesh).count();
     let n_fused: usize = scope.forms.iter().map(|forms| forms.len() - 1).sum();
     if n_fused * n_meshes <= MAX_FORM_BOUNDS { Forms::All } else { Forms::Leading }
@@ -291,7 +292,7 @@ fn leading(scope: &Scope<'_>, candidates: &[Candidate]) -> Vec<usize> {
 /// What can be done, from the bound of the largest micro-batch of every mesh.
 fn frontier<'a>(
     scope: &'a Scope<'a>,
-    (candidates, of): (&'a [Candidate], Forms),
+    (candidates, of): (&'a [Candidate], Forms<'_>),
     on_progress: OnProgress<'_>,
 ) -> Frontier<'a> {
     let all: Vec<usize> = (0..candidates.len()).collect();
@@ -317,7 +318,7 @@ fn frontier<'a>(
 /// Works candidates out, the most promising first, until no bound left is below the best, or the limit is reached;
 /// fastest first, and the closest that overflows.
 fn work_out(
-    (candidates, of): (&[Candidate], Forms),
+    (candidates, of): (&[Candidate], Forms<'_>),
     (mut frontier, mut ranking): (Frontier<'_>, Vec<Worked>),
     (start, tally): (Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
@@ -391,7 +392,7 @@ fn work_out(
 fn do_task(
     frontier: &Frontier<'_>,
     (task, at): (Task, usize),
-    of: Forms,
+    of: Forms<'_>,
     (limit, worth_showing): (f64, f64),
 ) -> Done {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
@@ -435,7 +436,7 @@ fn do_task(
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
                     arranged.step_time(),
                 );
-                Ok(Worked { arranged, bound, storage: None })
+                Ok(Worked { arranged, bound, storage: None, forms: None, is_refined: false })
             })))
         }
     }

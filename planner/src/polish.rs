@@ -1,5 +1,7 @@
-//! What is done for the best candidates once all are worked out: more prices of memory, one storage for all parameters, all
-//! forms of their layers, fewer axes.
+//! What is done for the best candidates once all are worked out: all forms of their layers, then in these more prices of
+//! memory and one storage for all parameters, fewer axes.
+
+use std::collections::BTreeSet;
 
 use rayon::prelude::*;
 
@@ -12,6 +14,7 @@ use crate::given::StorageRule;
 use crate::optimize::{BATCH, Tally, takes_finest};
 use crate::request::Stop;
 use crate::shapes::{Facts, Shape, shapes};
+use ir::units::Seconds;
 
 /// Candidates that are worked out again with all forms of their layers, at most.
 const MAX_FORMS_CHOSEN: u64 = 16;
@@ -43,6 +46,10 @@ pub(crate) struct Worked {
     pub(crate) bound: Bound,
     /// What all its parameters keep to, where that was found to be faster.
     pub(crate) storage: Option<StorageRule>,
+    /// Per kind, the form that was found among all; nothing where they were not asked.
+    pub(crate) forms: Option<Vec<usize>>,
+    /// Whether more prices of memory and storages were tried.
+    pub(crate) is_refined: bool,
 }
 
 impl Worked {
@@ -50,13 +57,26 @@ impl Worked {
     fn rounds(&self) -> usize {
         if self.bound.crowding < CROWDED { 0 } else { ROUNDS }
     }
+
+    /// What it could take in fused forms, if they save so many times what their prices do.
+    fn fused(&self, factor: f64) -> Seconds {
+        self.arranged.step_time() - self.bound.saving * factor
+    }
+
+    /// The forms in which it is worked out further.
+    fn own_forms(&self) -> Forms<'_> {
+        self.forms.as_deref().map_or(Forms::Leading, Forms::Chosen)
+    }
 }
 
 /// Improves the best of what was worked out, the fastest first.
 pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
     look_coarser(scope, worked, of);
+    keep_distinct(worked);
+    choose_forms(scope, worked, tally, stop);
     refine(scope, worked);
+    // What was refined in one form may have come closer to the best than others save.
     choose_forms(scope, worked, tally, stop);
     if let Some(simpler) = worked.first().and_then(|best| on_fewer_axes(scope, best)) {
         worked[0] = simpler;
@@ -70,6 +90,19 @@ pub(crate) fn insert(ranking: &mut Vec<Worked>, one: Worked) {
     ranking.insert(at, one);
 }
 
+/// The fastest first; equals stay in their order.
+fn by_time(worked: &mut [Worked]) {
+    worked.sort_by(|a, b| a.arranged.step_time().0.total_cmp(&b.arranged.step_time().0));
+}
+
+/// Keeps the first of those that are the same plan: meshes whose axes are used alike.
+fn keep_distinct(worked: &mut Vec<Worked>) {
+    let mut known = BTreeSet::new();
+    worked.retain(|Worked { arranged: Arranged { candidate, step, .. }, .. }| {
+        known.insert((candidate.n_stages, candidate.micro_batch, step.time.0.to_bits()))
+    });
+}
+
 /// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
 /// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
 fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
@@ -78,14 +111,8 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
     let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
     let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
-    // What is equal on a mesh with more axes is the same plan.
-    let plan = |at: usize| {
-        let Arranged { candidate, step, .. } = &worked[at].arranged;
-        (candidate.n_stages, candidate.micro_batch, step.time.0.to_bits())
-    };
     let is_near = |at: &usize| worked[*at].arranged.step_time().0 <= best * NEAR_BEST;
-    let is_another = |at: &usize| (0..*at).all(|before| plan(before) != plan(*at));
-    let near = (0..worked.len()).take_while(is_near).filter(is_another).take(MAX_REFINED);
+    let near = (0..worked.len()).take_while(is_near).take(MAX_REFINED);
     let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
     // With as many prices as before and storages as they pay it is what it was.
     let is_new = |&(at, storage): &(usize, Option<StorageRule>)| storage.is_some() || worked[at].rounds() > 0;
@@ -94,81 +121,86 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
         .par_iter()
         .map(|&(at, storage)| {
             let one = &worked[at];
-            let (limit, rounds) = (one.arranged.step_time().0, one.rounds());
-            let asked = Asking { forms: Forms::Leading, limit, known: f64::INFINITY, storage, rounds };
+            let rounds = one.rounds();
+            // Prices between those in use go on from the fastest so far, and a limit changes which that is.
+            let (forms, limit) = match storage {
+                None if one.forms.is_some() => (Forms::All, f64::INFINITY),
+                None | Some(_) => (one.own_forms(), one.arranged.step_time().0),
+            };
+            let asked = Asking { forms, limit, known: f64::INFINITY, storage, rounds };
             scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
         })
         .collect();
     for ((at, storage), found) in tasks.into_iter().zip(found) {
-        if let Some(found) = found.filter(|found| found.is_worth_it(&worked[at].arranged)) {
+        worked[at].is_refined = true;
+        let is_better = |found: &Arranged| match storage {
+            None if worked[at].forms.is_some() => found.step_time() < worked[at].arranged.step_time(),
+            None | Some(_) => found.is_worth_it(&worked[at].arranged),
+        };
+        if let Some(found) = found.filter(is_better) {
             (worked[at].arranged, worked[at].storage) = (found, storage);
         }
     }
-    worked.sort_by(|a, b| a.arranged.step_time().0.total_cmp(&b.arranged.step_time().0));
+    by_time(worked);
 }
 
 /// Lets the candidates that fused layers could make the best choose among all forms of their layers.
-fn choose_forms(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
-    let mut open: Vec<Worked> = std::mem::take(worked);
+fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, stop: Stop<'_>) {
     let most = if tally.bounds_leading { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
-    let best = |a: &[Worked], b: &[Worked]| {
-        a.iter().chain(b).map(|one| one.arranged.step_time().0).fold(f64::INFINITY, f64::min)
-    };
-    while !open.is_empty() {
-        let limit = best(&open, worked);
-        let (could, could_not): (Vec<Worked>, Vec<Worked>) = open.into_iter().partition(|one| {
-            let could_be_best = (one.arranged.step_time() - one.bound.saving).0 < limit;
-            tally.bounds_leading || one.bound.saving.0 > 0.0 && could_be_best
-        });
-        could_not.into_iter().for_each(|one| insert(worked, one));
-        open = could;
+    // Programs of fused forms have fewer launches too, which prices miss: the most that some were seen to save.
+    let mut factor: f64 = 1.0;
+    loop {
+        let limit = worked.first().map_or(0.0, |best| best.arranged.step_time().0);
+        let could = |one: &Worked| {
+            let could_be_best = one.bound.saving.0 > 0.0 && one.fused(factor).0 < limit;
+            one.forms.is_none() && (tally.bounds_leading || could_be_best)
+        };
+        let open: Vec<usize> = (0..worked.len()).filter(|&at| could(&worked[at])).collect();
         let stopped = !open.is_empty() && stop.now(tally.work);
         if stopped {
             tally.stopped = true;
-            let could_take = |one: &Worked| one.arranged.step_time() - one.bound.saving;
-            let least = open.iter().map(could_take).chain(tally.open_bound);
+            let least = open.iter().map(|&at| worked[at].fused(factor)).chain(tally.open_bound);
             tally.open_bound = least.min_by(|a, b| a.0.total_cmp(&b.0));
         }
-        if tally.n_forms_chosen >= most || stopped {
+        if open.is_empty() || tally.n_forms_chosen >= most || stopped {
             tally.n_forms_open = open.len() as u64;
-            open.drain(..).for_each(|one| insert(worked, one));
+            return;
         }
-        let batch: Vec<Worked> = open.drain(..open.len().min(BATCH).min(most as usize)).collect();
+        let batch: Vec<usize> = open.into_iter().take(BATCH.min(most as usize)).collect();
         tally.n_forms_chosen += batch.len() as u64;
-        tally.work += u64::from(!batch.is_empty());
-        let found: Vec<Option<Arranged>> = batch
-            .par_iter()
-            .map(|one| {
-                let with = |storage| {
-                    let rounds = one.rounds();
-                    let asked = Asking {
-                        forms: Forms::All,
-                        limit: f64::INFINITY,
-                        known: f64::INFINITY,
-                        storage,
-                        rounds,
-                    };
-                    scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
-                };
-                // What pays with one form need not with another.
-                let stored = one.storage.and_then(|storage| with(Some(storage)));
-                fastest(with(None).into_iter().chain(stored))
-            })
-            .collect();
-        for (mut one, found) in batch.into_iter().zip(found) {
-            if let Some(arranged) = found
-                && arranged.step_time() < one.arranged.step_time()
-            {
-                one.arranged = arranged;
+        tally.work += 1;
+        let found: Vec<Option<Arranged>> =
+            batch.par_iter().map(|&at| in_all_forms(scope, &worked[at])).collect();
+        for (at, found) in batch.into_iter().zip(found) {
+            let one = &mut worked[at];
+            if let Some(found) = found.filter(|found| found.step_time() < one.arranged.step_time()) {
+                let saved = one.arranged.step_time() - found.step_time();
+                if one.bound.saving.0 > 0.0 {
+                    factor = factor.max(saved / one.bound.saving);
+                }
+                one.arranged = found;
             }
-            insert(worked, one);
+            one.forms = Some(scope.main_forms(&one.arranged));
         }
+        by_time(worked);
     }
+}
+
+/// A candidate with all forms of its layers, and with what all its parameters keep to, if anything: what pays with one form need
+/// not with another.
+fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
+    let rounds = if one.is_refined { one.rounds() } else { 0 };
+    let with = |storage| {
+        let asked = Asking { forms: Forms::All, limit: f64::INFINITY, known: f64::INFINITY, storage, rounds };
+        scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
+    };
+    let stored = one.storage.and_then(|storage| with(Some(storage)));
+    fastest(with(None).into_iter().chain(stored))
 }
 
 /// Works the best out on meshes that were left out for theirs, where choices are made by prices that miss something: with
 /// fewer choices others are made.
-fn look_coarser(scope: &Scope<'_>, worked: &mut Vec<Worked>, of: Forms) {
+fn look_coarser(scope: &Scope<'_>, worked: &mut Vec<Worked>, of: Forms<'_>) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST * MISSED;
     let misses =
@@ -199,7 +231,7 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let limit = found.arranged.step_time().0 * (1.0 + SAME);
     let asked = Asking {
-        forms: Forms::All,
+        forms: found.own_forms(),
         limit,
         known: f64::INFINITY,
         storage: found.storage,
@@ -212,8 +244,8 @@ fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
 }
 
 /// A candidate that nobody has a bound of yet.
-fn work_out(scope: &Scope<'_>, candidate: &Candidate, of: Forms, asked: Asking) -> Option<Worked> {
+fn work_out(scope: &Scope<'_>, candidate: &Candidate, of: Forms<'_>, asked: Asking<'_>) -> Option<Worked> {
     let bound = scope.bound(candidate, of)?;
     let arranged = scope.evaluate_below(candidate, &bound, asked).ok()?;
-    Some(Worked { arranged, bound, storage: asked.storage })
+    Some(Worked { arranged, bound, storage: asked.storage, forms: None, is_refined: false })
 }

@@ -49,7 +49,7 @@ const HOPELESS: [f64; 2] = [0.75, 0.9];
 struct Tables<'s> {
     bench: Bench<'s>,
     given: Given,
-    of: Forms,
+    of: Forms<'s>,
     /// Per kind, its forms; nothing of rare ones, or only choices for where memory is free.
     kinds: Vec<Asked<'s>>,
     /// The same of rare ones, once somebody asked; nothing of the others.
@@ -68,7 +68,7 @@ struct Ready<'t> {
     rare: OnceCell<Vec<Vec<Chooser<'t>>>>,
     /// Per kind, the least seconds of a layer where memory is free.
     free: Vec<f64>,
-    of: Forms,
+    of: Forms<'t>,
     /// Where to start.
     worth: Worth,
 }
@@ -238,16 +238,16 @@ impl Scope<'_> {
     /// Which of some candidates on one mesh, the smallest micro-batch first, are slower than a limit in their memory,
     /// from the largest on, and what is known of the others: by the tables of a candidate whose micro-batch is no smaller,
     /// and its bound. The leading forms first: where they may be faster than the limit, the others may too.
-    pub(crate) fn room(
-        &self,
+    pub(crate) fn room<'s>(
+        &'s self,
         (candidate, bound): (&Candidate, &Bound),
         candidates: &[&Candidate],
-        (of, limit, worth): (Forms, f64, Option<Worth>),
+        (of, limit, worth): (Forms<'s>, f64, Option<Worth>),
     ) -> Room {
         if !self.knows_room(candidate) {
             return Room::unknown(bound, candidates);
         }
-        let by = |of: Forms, worth| {
+        let by = |of: Forms<'s>, worth| {
             let tables = self.priced_tables(candidate, bound.covers, of);
             self.room_by((&tables, bound, of), candidates, (limit, worth))
         };
@@ -257,11 +257,11 @@ impl Scope<'_> {
 
     /// The bound of a candidate, and by the same tables what is known in the memory that there is of it and of smaller
     /// micro-batches on its mesh, as far as the bound does not say that they take as long as the limit.
-    pub(crate) fn bound_and_rooms(
-        &self,
+    pub(crate) fn bound_and_rooms<'s>(
+        &'s self,
         candidate: &Candidate,
         smaller: &[&Candidate],
-        (of, limit, worth): (Forms, f64, Option<Worth>),
+        (of, limit, worth): (Forms<'s>, f64, Option<Worth>),
     ) -> Option<(Bound, [Option<Room>; 2])> {
         let mut tables = self.priced_tables(candidate, Covers::default(), of);
         let fastest = self.given_fastest();
@@ -280,7 +280,7 @@ impl Scope<'_> {
             if !some.iter().any(open) {
                 return None;
             }
-            let by = |of: Forms, worth| self.room_by((&tables, &bound, of), some, (limit, worth));
+            let by = |of: Forms<'s>, worth| self.room_by((&tables, &bound, of), some, (limit, worth));
             let leading = by(Forms::Leading, last);
             let others = self.has_others(of).then_some(|worth| by(of, worth));
             let room = Room::of_forms((&bound, some), leading, others);
@@ -291,14 +291,14 @@ impl Scope<'_> {
     }
 
     /// Whether there are forms beside the leading ones to be asked.
-    fn has_others(&self, of: Forms) -> bool {
+    fn has_others(&self, of: Forms<'_>) -> bool {
         of == Forms::All && self.forms.iter().any(|forms| forms.len() > 1)
     }
 
     /// How many of the candidates may be faster, and the least work of the smallest.
     fn room_by<'s>(
         &'s self,
-        (tables, bound, of): (&Tables<'s>, &Bound, Forms),
+        (tables, bound, of): (&Tables<'s>, &Bound, Forms<'s>),
         candidates: &[&Candidate],
         (limit, worth): (f64, Option<Worth>),
     ) -> Option<Room> {
@@ -324,11 +324,11 @@ impl Scope<'_> {
 
     /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
     /// on its mesh with a micro-batch that is no smaller, and its bound. `None` where memory says nothing of it.
-    pub fn bound_in_room(
-        &self,
+    pub fn bound_in_room<'s>(
+        &'s self,
         (tables, bound): (&Candidate, &Bound),
         candidate: &Candidate,
-        (of, limit): (Forms, Seconds),
+        (of, limit): (Forms<'s>, Seconds),
     ) -> Option<Seconds> {
         if !self.knows_room(candidate) {
             return None;
@@ -356,7 +356,7 @@ impl Scope<'_> {
         self.counts[kind] * FREQUENT < self.model().n_layers()
     }
 
-    fn priced_tables<'s>(&'s self, candidate: &'s Candidate, covers: Covers, of: Forms) -> Tables<'s> {
+    fn priced_tables<'s>(&'s self, candidate: &'s Candidate, covers: Covers, of: Forms<'s>) -> Tables<'s> {
         let bench = self.bench(candidate);
         let given = Given { covers, ..self.given() };
         let asked = |kind| match self.is_rare(kind) {
@@ -370,7 +370,7 @@ impl Scope<'_> {
     }
 
     /// Forms of rare kinds in the hands of the solver.
-    fn rare<'s: 't, 't>(&'s self, (tables, of): (&'t Tables<'s>, Forms)) -> Vec<Vec<Chooser<'t>>> {
+    fn rare<'s: 't, 't>(&'s self, (tables, of): (&'t Tables<'s>, Forms<'_>)) -> Vec<Vec<Chooser<'t>>> {
         let asked = |kind| match self.is_rare(kind) {
             true => self.asked(&tables.bench, kind, &tables.given, tables.of),
             false => Vec::new(),
@@ -379,9 +379,9 @@ impl Scope<'_> {
         kinds.iter().map(|forms| self.in_hand(forms, of)).collect()
     }
 
-    fn in_hand<'t>(&'t self, forms: &'t Asked<'t>, of: Forms) -> Vec<Chooser<'t>> {
+    fn in_hand<'t>(&'t self, forms: &'t Asked<'t>, of: Forms<'_>) -> Vec<Chooser<'t>> {
         let n_asked = match of {
-            Forms::Leading => 1,
+            Forms::Leading | Forms::Chosen(_) => 1,
             Forms::All => forms.len(),
         };
         forms.iter().take(n_asked).map(|(_, problem)| self.chooser(problem)).collect()
@@ -389,7 +389,7 @@ impl Scope<'_> {
 
     fn ready<'s: 't, 't>(
         &'s self,
-        (tables, bound, of): (&'t Tables<'s>, &Bound, Forms),
+        (tables, bound, of): (&'t Tables<'s>, &Bound, Forms<'t>),
         worth: Option<Worth>,
     ) -> Ready<'t> {
         let choosers = |(kind, forms): (usize, &'t Asked<'t>)| match self.is_rare(kind) {
@@ -397,7 +397,7 @@ impl Scope<'_> {
             false => self.in_hand(forms, of),
         };
         let free = bound.layers.iter().map(|layer| match of {
-            Forms::Leading => layer.plain,
+            Forms::Leading | Forms::Chosen(_) => layer.plain,
             Forms::All => layer.least,
         });
         Ready {

@@ -90,7 +90,7 @@ impl<'a> Scope<'a> {
         bench: &Bench<'s>,
         kind: usize,
         given: &Given,
-        forms: Forms,
+        forms: Forms<'_>,
     ) -> Asked<'s> {
         let clock = self.clock(bench.candidate, given.covers);
         let of = |form: usize| {
@@ -101,6 +101,7 @@ impl<'a> Scope<'a> {
         match forms {
             // A fused form may have no strategy where its parts have.
             Forms::Leading => of(self.leading[kind]).or_else(|| of(0)).into_iter().collect(),
+            Forms::Chosen(chosen) => of(chosen[kind]).or_else(|| of(0)).into_iter().collect(),
             Forms::All => (0..self.forms[kind].len()).filter_map(of).collect(),
         }
     }

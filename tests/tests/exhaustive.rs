@@ -32,7 +32,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let mut list = Vec::new();
     for n_stages in divisors(n_devices) {
         for shape in shapes(n_devices / n_stages, facts, &request.pins) {
-            for micro_batch in micro_batches(request, &shape) {
+            for micro_batch in micro_batches(request, &shape, n_stages) {
                 let n_micro_batches = request.job.global_batch / micro_batch;
                 list.push(Candidate {
                     shape: shape.clone(),

@@ -33,7 +33,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let n = request.cluster.n_devices();
     let facts = Facts::new(&request.model, request.job.sequence, request.cluster.tiers[0].devices);
     let of_shape = |shape: planner::shapes::Shape| {
-        let all = micro_batches(request, &shape).into_iter().map(|micro_batch| Candidate {
+        let all = micro_batches(request, &shape, 1).into_iter().map(|micro_batch| Candidate {
             shape: shape.clone(),
             meshes: Vec::new(),
             n_stages: 1,

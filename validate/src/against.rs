@@ -185,6 +185,15 @@ mod tests {
         assert!(sums[1].least <= sums[1].mean && sums[1].mean <= sums[1].most);
     }
 
+    /// The first by one storage for all parameters, which pays in the fused form alone; the second by micro-batches of 81,920
+    /// tokens a device.
+    #[test]
+    fn plans_of_small_models_with_all_parameters_cut_are_found_too() {
+        for row in rows_of(&["llm-foundry-108", "llm-foundry-135"]) {
+            assert!(!row.is_worse(), "{row:?}");
+        }
+    }
+
     #[test]
     fn a_row_without_a_plan_counts_as_worse() {
         let mut row = rows_of(&["megatron-sc21-1.7B"]).remove(0);
