@@ -130,10 +130,7 @@ fn module(model: &Model, parts: &Parts, ahead: u64) -> Layer {
 }
 
 fn length(extent: Extent) -> u64 {
-    match extent {
-        Extent::Fixed(n) | Extent::Uneven(n) => n,
-        Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 1,
-    }
+    extent.fixed().unwrap_or(1)
 }
 
 /// A norm of the kind that the model ends with.

@@ -53,6 +53,14 @@ impl Extent {
     pub fn is_one_slot_per_token(self) -> bool {
         matches!(self, Self::Slots { capacity: None, .. })
     }
+
+    /// The length that the model fixes, if it does.
+    pub fn fixed(self) -> Option<u64> {
+        match self {
+            Self::Fixed(n) | Self::Uneven(n) => Some(n),
+            Self::MicroBatch | Self::Sequence | Self::UpToSlice | Self::Slots { .. } => None,
+        }
+    }
 }
 
 /// A named dim.
@@ -351,10 +359,7 @@ impl Layer {
 
     /// Elements of a parameter, whose dims the model fixes.
     pub fn parameter_elements(&self, tensor: TensorId) -> u64 {
-        let length = |dim: &DimId| match self.dims[dim.0].extent {
-            Extent::Fixed(n) | Extent::Uneven(n) => n,
-            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 0,
-        };
+        let length = |dim: &DimId| self.dims[dim.0].extent.fixed().unwrap_or(0);
         self.tensors[tensor.0].dims.iter().map(length).product()
     }
 
@@ -592,6 +597,6 @@ fn check_ids(layer: &Layer) -> Result<(), String> {
     if layer.tensors.iter().flat_map(|tensor| &tensor.dims).any(|dim| dim.0 >= layer.dims.len()) {
         return Err("a tensor names a dim that does not exist".into());
     }
-    let zero = |dim: &&Dim| matches!(dim.extent, Extent::Fixed(0) | Extent::Uneven(0));
+    let zero = |dim: &&Dim| dim.extent.fixed() == Some(0);
     layer.dims.iter().find(zero).map_or(Ok(()), |dim| Err(format!("dim `{}` has length zero", dim.name)))
 }

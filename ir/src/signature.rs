@@ -430,10 +430,7 @@ fn last_fixed(layer: &Layer, dims: &[DimId]) -> u64 {
 }
 
 fn fixed(layer: &Layer, dim: DimId) -> u64 {
-    match layer.dims[dim.0].extent {
-        Extent::Fixed(n) | Extent::Uneven(n) => n,
-        Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 0,
-    }
+    layer.dims[dim.0].extent.fixed().unwrap_or(0)
 }
 
 #[cfg(test)]

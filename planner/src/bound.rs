@@ -105,7 +105,12 @@ impl Scope<'_> {
     }
 
     /// The same by choice problems where compute covers all communication of a step.
-    pub(crate) fn bound_by(&self, bench: &Bench<'_>, asked: &mut [Asked<'_>], of: Forms) -> Option<Bound> {
+    pub(crate) fn bound_by(
+        &self,
+        bench: &Bench<'_>,
+        asked: &mut [Asked<'_>],
+        of: Forms<'_>,
+    ) -> Option<Bound> {
         let clock = |covers| self.clock(bench.candidate, covers);
         let (whole, all) = (Covers::default(), clock(Covers::default()));
         let (covered, once) = self.bound_of(bench, asked, (of, whole, all))?;
@@ -166,15 +171,14 @@ impl Scope<'_> {
             slowest: rounded.max(total / p),
             once: own / p,
         };
-        let even = [total, total - saved].map(|total| work(total, 0.0));
-        let (work, plain) = (work(total - saved, rounded), work(total, rounded_plain));
-        let time = self.with_bubble(candidate, work)?;
-        let mut saving = self.with_bubble(candidate, plain)? - time;
+        let time_of = |total, rounded| self.with_bubble(candidate, work(total, rounded));
+        let time = time_of(total - saved, rounded)?;
+        let mut saving = time_of(total, rounded_plain)? - time;
         if !self.bends.is_empty() {
             // No bubble is promised there: a long layer that has no other form would hide what forms of the others save.
-            let [plain, fused] = even;
-            saving = saving.max(self.with_bubble(candidate, plain)? - self.with_bubble(candidate, fused)?);
+            saving = saving.max(time_of(total, 0.0)? - time_of(total - saved, 0.0)?);
         }
+        let work = work(total - saved, rounded);
         let crowding = bytes / p / bench.setting.capacity;
         let (fastest, grounds) = (choices_made, Vec::new());
         let edges = asked.iter().flatten().flat_map(|(_, form)| &form.problem.edges);

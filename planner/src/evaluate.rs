@@ -61,6 +61,13 @@ pub(crate) struct Asking<'f> {
     pub(crate) rounds: usize,
 }
 
+impl<'f> Asking<'f> {
+    /// In some forms, whatever it takes, at the first prices of memory alone.
+    pub(crate) fn of(forms: Forms<'f>) -> Self {
+        Self { forms, limit: f64::INFINITY, known: f64::INFINITY, storage: None, rounds: 0 }
+    }
+}
+
 /// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hides {
@@ -140,11 +147,7 @@ impl Scope<'_> {
         bound: &Bound,
         forms: Forms<'_>,
     ) -> Result<Arranged, Dropped> {
-        self.evaluate_below(
-            candidate,
-            bound,
-            Asking { forms, limit: f64::INFINITY, known: f64::INFINITY, storage: None, rounds: ROUNDS },
-        )
+        self.evaluate_below(candidate, bound, Asking { rounds: ROUNDS, ..Asking::of(forms) })
     }
 
     /// The same, with one storage for all parameters.
@@ -157,13 +160,7 @@ impl Scope<'_> {
         bound: &Bound,
         (forms, storage): (Forms<'_>, StorageRule),
     ) -> Result<Arranged, Dropped> {
-        let asked = Asking {
-            forms,
-            limit: f64::INFINITY,
-            known: f64::INFINITY,
-            storage: Some(storage),
-            rounds: ROUNDS,
-        };
+        let asked = Asking { storage: Some(storage), rounds: ROUNDS, ..Asking::of(forms) };
         self.evaluate_below(candidate, bound, asked)
     }
 

@@ -370,7 +370,7 @@ fn slower(crowding: f64) -> f64 {
 }
 
 /// Every so many batches of tasks, one at least brings a candidate nearer to a plan.
-const PLAN_EVERY: u64 = 4;
+const PLAN_EVERY: u64 = 2;
 
 /// Crowding up to which micro-batches are asked about first.
 const ROOMY: f64 = 3.0;
@@ -379,14 +379,14 @@ const ROOMY: f64 = 3.0;
 const CROWDED: f64 = 1.0;
 
 /// Batches of a search times the operators of all its layer kinds, at most.
-const MAX_OPS: usize = 8000;
+const MAX_OPS: usize = 4000;
 
 /// Batches of a search times the pairs of ports that a bound prices, at most.
-const MAX_PAIRS: usize = 8_000_000;
+const MAX_PAIRS: usize = 4_000_000;
 
 /// Batches that every search may have. Mixtures of experts in tight memory have hundreds of candidates that only working
 /// them out, or pricing their memory, can rule out: deepseek-v3 on 2,048 devices takes as many.
-const MIN_BATCHES: usize = 220;
+const MIN_BATCHES: usize = 110;
 
 /// Batches that no search has, however small its layers are, unless somebody says how many.
-const MAX_BATCHES: usize = 400;
+const MAX_BATCHES: usize = 200;

@@ -24,7 +24,7 @@ use ir::work::Pass;
 use crate::clock::{Clock, Spans};
 use crate::constraints::Kept;
 use crate::given::{Given, RecomputeRule, StorageRule};
-use crate::meeting::{Carries, End, Meeting, Pace, Passage, Port, number};
+use crate::meeting::{Carries, End, Meeting, Pace, Passages, Port, number};
 use crate::prices::{Parcel, Prices, StoragePrice, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
 use crate::space::{Space, is_activation};
@@ -93,7 +93,7 @@ pub struct LayerProblem<'a> {
     clock: Clock,
     ops: Vec<Choices>,
     /// What the tables of the edges are made from.
-    passages: Vec<Vec<Option<Passage>>>,
+    passages: Vec<Passages>,
     streams: Vec<Sharding>,
 }
 
@@ -248,6 +248,9 @@ impl LayerProblem<'_> {
     }
 }
 
+/// All of a strategy that the storages of its parameters depend on.
+type Uses = (Pass, Vec<[Sharding; 2]>);
+
 impl Builder<'_, '_> {
     fn node(&mut self, op: OpId, space: &Space<'_>, given: &Given) -> Option<Node> {
         let one = &self.layer.ops[op.0];
@@ -256,6 +259,8 @@ impl Builder<'_, '_> {
         let strategies = space.strategies(one, sig, (self.prices.mesh(), self.prices.views()), self.sizes);
         let mut choices = Vec::new();
         let mut own = Choices::default();
+        // What was stored already, of strategies that use the parameters alike.
+        let mut stored: Vec<(Uses, Range<usize>)> = Vec::new();
         for strategy in strategies {
             let places = placements(sig, strategy);
             if !given.constraints.allow(self.layer, one, &places, self.prices.mesh()) {
@@ -269,9 +274,15 @@ impl Builder<'_, '_> {
                 true => self.prices.waits(self.layer, one, sig, (strategy, self.sizes)),
                 false => 0.0,
             };
-            let first = own.stored.len();
             let until = if backward > 0.0 { Pass::Backward } else { Pass::Forward };
-            own.stored.append(&mut self.storages(op, &places, until, given));
+            let uses = (until, self.uses(one, &places));
+            let known = stored.iter().find(|(before, _)| *before == uses).map(|(_, range)| range.clone());
+            let range = known.unwrap_or_else(|| {
+                let first = own.stored.len();
+                own.stored.append(&mut self.storages(op, &places, until, given));
+                stored.push((uses, first..own.stored.len()));
+                first..own.stored.len()
+            });
             let places = Arc::new(places);
             for recompute in self.recompute_options(one, given) {
                 let runs_again =
@@ -279,8 +290,8 @@ impl Builder<'_, '_> {
                 let again = if runs_again { forward } else { 0.0 };
                 let passes = Spans { forward, backward: backward + again, waits, ..Spans::default() };
                 let time = self.clock.seconds(passes);
-                for (at, stored) in own.stored.iter().enumerate().skip(first) {
-                    choices.push(stored.cost.plus(Cost { time, memory: 0.0 }));
+                for at in range.clone() {
+                    choices.push(own.stored[at].cost.plus(Cost { time, memory: 0.0 }));
                     own.picks.push(Pick { form: own.forms.len() as u32, stored: at as u32 });
                 }
                 own.forms.push(Form { strategy, recompute, places: Arc::clone(&places), pace, passes });
@@ -288,6 +299,15 @@ impl Builder<'_, '_> {
         }
         self.ops.push(own);
         (!choices.is_empty()).then_some(Node { choices })
+    }
+
+    /// How an operator's parameters and their gradients lie.
+    fn uses(&self, op: &Op, places: &Placements) -> Vec<[Sharding; 2]> {
+        let of = |(at, &tensor): (usize, &TensorId)| {
+            let both = [places.operands[at], places.operand_gradients[at]];
+            self.layer.is_parameter(tensor).then_some(both)
+        };
+        op.operands.iter().enumerate().filter_map(of).collect()
     }
 
     /// Recompute options of an operator: what is said of it, or else what the rule leaves.
@@ -355,7 +375,7 @@ impl Builder<'_, '_> {
         list
     }
 
-    fn edges(&self) -> Vec<(Edge, Vec<Option<Passage>>)> {
+    fn edges(&self) -> Vec<(Edge, Passages)> {
         let stream = self.layer.ops.len();
         let mut edges = Vec::new();
         for op in self.layer.op_ids() {
@@ -472,9 +492,11 @@ impl Builder<'_, '_> {
         (from_node, from): (usize, End),
         (to_node, to): (usize, End),
         tensor: TensorId,
-    ) -> (Edge, Vec<Option<Passage>>) {
-        let (from_form, left) = number(&from.ports, Port::code);
-        let (to_form, right) = number(&to.ports, Port::code);
+    ) -> (Edge, Passages) {
+        let (from_form, ports) = number(&from.ports, Port::code);
+        let from = End { ports, ..from };
+        let (to_form, ports) = number(&to.ports, Port::code);
+        let to = End { ports, ..to };
         let meeting = Meeting {
             layer: self.layer,
             tensor,
@@ -487,9 +509,10 @@ impl Builder<'_, '_> {
             None => of_form,
         };
         let (from_port, to_port) = (spread(from_node, from_form), spread(to_node, to_form));
-        let passages = meeting.table(self.prices, (&left, &from.paces), (&right, &to.paces));
+        let passages = meeting.table(self.prices, &from, &to);
         let table = passages.iter().map(|passage| passage.map(|one| one.cost(&self.clock))).collect();
-        let edge = Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: right.len(), table };
+        let edge =
+            Edge { from: from_node, to: to_node, from_port, to_port, n_to_ports: to.ports.len(), table };
         (edge, passages)
     }
 }

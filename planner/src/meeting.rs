@@ -5,6 +5,7 @@
 //! of its two shardings, converted again from there, or computed again.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cost_model::dispatch::Routing;
 use cost_model::exposure::{Beside, OpSeconds};
@@ -12,6 +13,7 @@ use ir::graph::{Layer, Sizes, TensorId};
 use ir::op::OpKind;
 use ir::program::Side;
 use ir::sharding::Sharding;
+use ir::units::Seconds;
 
 use crate::clock::Clock;
 use crate::prices::{Conversion, Prices};
@@ -60,10 +62,38 @@ impl Passage {
     }
 }
 
-/// The ports of one end of an edge, one per form, and the paces that they number.
+/// The ports of one end of an edge and the paces that they number.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct End {
     pub(crate) ports: Vec<Port>,
     pub(crate) paces: Vec<Pace>,
+}
+
+/// Prices of every pair of a producer's and a reader's port, row by row; `None` where they cannot meet.
+pub(crate) type Passages = Arc<[Option<Passage>]>;
+
+/// Tables that were made already: layers of other kinds, and other forms of a layer, have the same edges.
+#[derive(Debug, Default)]
+pub(crate) struct Tables(Vec<(Known, Passages)>);
+
+/// All that a table depends on.
+#[derive(Debug, PartialEq)]
+struct Known {
+    from: End,
+    to: End,
+    moved: Moved,
+}
+
+/// What is moved over an edge, and how.
+#[derive(Clone, Debug, PartialEq)]
+struct Moved {
+    shape: Vec<u64>,
+    /// The fraction of it that holds something.
+    filled: f64,
+    routing: Option<Routing>,
+    cover: Seconds,
+    carries: Carries,
+    is_fork: bool,
 }
 
 /// Whether a gradient comes back over an edge.
@@ -84,49 +114,72 @@ pub(crate) struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    /// Price of every pair of a producer's and a reader's port, row by row; `None` where they cannot meet.
-    pub(crate) fn table(
-        &self,
-        prices: &Prices<'_>,
-        (left, left_paces): (&[Port], &[Pace]),
-        (right, right_paces): (&[Port], &[Pace]),
-    ) -> Vec<Option<Passage>> {
-        let shape = self.layer.shape(self.tensor, self.sizes);
+    /// The table of its ends, whose ports are distinct.
+    pub(crate) fn table(&self, prices: &Prices<'_>, from: &End, to: &End) -> Passages {
+        let moved = self.moved(prices);
+        let known = |Tables(all): &Tables| {
+            let is_same = |(known, _): &&(Known, Passages)| {
+                known.moved == moved && known.from == *from && known.to == *to
+            };
+            all.iter().find(is_same).map(|(_, table)| Arc::clone(table))
+        };
+        if let Some(table) = known(&prices.tables.borrow()) {
+            return table;
+        }
+        let table: Passages = moved.table(prices, from, to).into();
+        let known = Known { from: from.clone(), to: to.clone(), moved };
+        prices.tables.borrow_mut().0.push((known, Arc::clone(&table)));
+        table
+    }
+
+    fn moved(&self, prices: &Prices<'_>) -> Moved {
         let dims = &self.layer.tensors[self.tensor.0].dims;
-        let filled = dims.iter().map(|dim| self.sizes.filled[dim.0]).fold(1.0, f64::min);
         let routing = Routing::of(self.layer, self.tensor);
-        let cover = prices.cover((self.layer, self.sizes), routing);
+        let producer = self.layer.producer(self.tensor);
+        Moved {
+            shape: self.layer.shape(self.tensor, self.sizes),
+            filled: dims.iter().map(|dim| self.sizes.filled[dim.0]).fold(1.0, f64::min),
+            routing,
+            cover: prices.cover((self.layer, self.sizes), routing),
+            carries: self.carries,
+            is_fork: producer.is_some_and(|op| self.layer.ops[op.0].kind == OpKind::Fork),
+        }
+    }
+}
+
+impl Moved {
+    fn table(&self, prices: &Prices<'_>, from: &End, to: &End) -> Vec<Option<Passage>> {
+        let Self { shape, filled, routing, cover, carries, is_fork } = self;
+        let (left, right) = (&from.ports, &to.ports);
         let price =
-            |from: &[Sharding], to: &[Sharding]| prices.conversions((&shape, filled, routing), from, to);
+            |from: &[Sharding], to: &[Sharding]| prices.conversions((shape, *filled, *routing), from, to);
         let there = Matrix::new(left, right, |port| port.value, price);
-        let back = match self.carries {
+        let back = match carries {
             Carries::Values => None,
             Carries::Both => Some(Matrix::new(right, left, |port| port.gradient, price)),
         };
         let element_bytes = prices.machine().kernels.element_bytes * filled;
-        let bytes = |port: &Port| port.value.local_elements(prices.mesh(), &shape) as f64 * element_bytes;
+        let bytes = |port: &Port| port.value.local_elements(prices.mesh(), shape) as f64 * element_bytes;
         let before: Vec<f64> = left.iter().map(bytes).collect();
         let after: Vec<f64> = right.iter().map(bytes).collect();
-        let producer = self.layer.producer(self.tensor);
-        let is_fork = producer.is_some_and(|op| self.layer.ops[op.0].kind == OpKind::Fork);
         let pair = |i: usize, j: usize| {
             let there = there.at(i, j)?;
             let back = back.as_ref().map_or(Some(Conversion::default()), |back| back.at(j, i))?;
-            let (from, to) = (left_paces[left[i].pace], right_paces[right[j].pace]);
+            let (from, to) = (from.paces[left[i].pace], to.paces[right[j].pace]);
             let forward = Beside { before: from.forward, after: to.forward };
             // A gradient is yielded by its reader's backward and read by its producer's.
             let backward = Beside { before: to.backward, after: from.backward };
             let mut pair = Passage {
-                forward: prices.shows(there, Side::Primal, forward, cover),
-                backward: prices.shows(back, Side::Gradient, backward, cover),
+                forward: prices.shows(there, Side::Primal, forward, *cover),
+                backward: prices.shows(back, Side::Gradient, backward, *cover),
                 saved: 0.0,
             };
             // In backward, a value is read by its reader's backward, whatever yields it.
             let again = |before: OpSeconds| {
-                prices.shows(there, Side::Primal, Beside { before, after: to.backward }, cover)
+                prices.shows(there, Side::Primal, Beside { before, after: to.backward }, *cover)
             };
             if right[j].flag {
-                match (is_fork, left[i].flag) {
+                match (*is_fork, left[i].flag) {
                     // A fork's results are its operand; it must have been marked as needed.
                     (true, false) => return None,
                     (_, true) => pair.backward += again(from.forward),

@@ -38,7 +38,7 @@ use crate::shares;
 use crate::unequal;
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
-pub(crate) const BATCH: usize = 4;
+pub(crate) const BATCH: usize = 8;
 
 /// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
 const FEW_LEFT: u64 = 16;
@@ -422,13 +422,7 @@ fn do_task(
                 own => own.cloned(),
             };
             Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
-                let asked = Asking {
-                    forms: Forms::Leading,
-                    limit: worth_showing,
-                    known: limit,
-                    storage: None,
-                    rounds: 0,
-                };
+                let asked = Asking { limit: worth_showing, known: limit, ..Asking::of(Forms::Leading) };
                 let arranged = scope.evaluate_below(candidate, &bound, asked)?;
                 let least = frontier.least(at).unwrap_or(0.0);
                 debug_assert!(

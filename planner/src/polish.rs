@@ -28,6 +28,9 @@ const MAX_REFINED: usize = 4;
 /// They take no more than so many times the best.
 const NEAR_BEST: f64 = 1.05;
 
+/// The same where memory is crowded: prices between those that were tried gain more there than a storage for all does.
+const NEAR_BEST_CROWDED: f64 = 1.1;
+
 /// More prices of memory are tried where the fastest choices take at least so much of it, buffers apart.
 pub(crate) const CROWDED: f64 = 0.6;
 
@@ -111,11 +114,17 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
     let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
     let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
-    let is_near = |at: &usize| worked[*at].arranged.step_time().0 <= best * NEAR_BEST;
-    let near = (0..worked.len()).take_while(is_near).take(MAX_REFINED);
+    let near = 0..worked.len().min(MAX_REFINED);
     let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
     // With as many prices as before and storages as they pay it is what it was.
-    let is_new = |&(at, storage): &(usize, Option<StorageRule>)| storage.is_some() || worked[at].rounds() > 0;
+    let is_new = |&(at, storage): &(usize, Option<StorageRule>)| {
+        let near = match storage {
+            None if worked[at].rounds() == 0 => return false,
+            None => NEAR_BEST_CROWDED,
+            Some(_) => NEAR_BEST,
+        };
+        worked[at].arranged.step_time().0 <= best * near
+    };
     let tasks: Vec<(usize, Option<StorageRule>)> = near.flat_map(all).filter(is_new).collect();
     let found: Vec<Option<Arranged>> = tasks
         .par_iter()
@@ -127,7 +136,7 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
                 None if one.forms.is_some() => (Forms::All, f64::INFINITY),
                 None | Some(_) => (one.own_forms(), one.arranged.step_time().0),
             };
-            let asked = Asking { forms, limit, known: f64::INFINITY, storage, rounds };
+            let asked = Asking { limit, storage, rounds, ..Asking::of(forms) };
             scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
         })
         .collect();
@@ -191,7 +200,7 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, sto
 fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
     let rounds = if one.is_refined { one.rounds() } else { 0 };
     let with = |storage| {
-        let asked = Asking { forms: Forms::All, limit: f64::INFINITY, known: f64::INFINITY, storage, rounds };
+        let asked = Asking { storage, rounds, ..Asking::of(Forms::All) };
         scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
     };
     let stored = one.storage.and_then(|storage| with(Some(storage)));
@@ -207,7 +216,7 @@ fn look_coarser(scope: &Scope<'_>, worked: &mut Vec<Worked>, of: Forms<'_>) {
         |one: &&Worked| one.bound.crowding < CROWDED && one.arranged.step_time() > one.bound.time * MISSED;
     let near = worked.iter().take_while(is_near).filter(misses).take(MAX_REFINED);
     let coarser: Vec<Candidate> = near.flat_map(|one| coarser(scope, &one.arranged.candidate)).collect();
-    let asked = Asking { forms: Forms::Leading, limit: best, known: f64::INFINITY, storage: None, rounds: 0 };
+    let asked = Asking { limit: best, ..Asking::of(Forms::Leading) };
     let found: Vec<Option<Worked>> =
         coarser.into_par_iter().map(|candidate| work_out(scope, &candidate, of, asked)).collect();
     found.into_iter().flatten().for_each(|one| insert(worked, one));
@@ -230,13 +239,8 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 /// plan need not see that they are several.
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let limit = found.arranged.step_time().0 * (1.0 + SAME);
-    let asked = Asking {
-        forms: found.own_forms(),
-        limit,
-        known: f64::INFINITY,
-        storage: found.storage,
-        rounds: found.rounds(),
-    };
+    let (storage, rounds) = (found.storage, found.rounds());
+    let asked = Asking { limit, storage, rounds, ..Asking::of(found.own_forms()) };
     let on = |candidate: Candidate| {
         work_out(scope, &candidate, Forms::Leading, asked).filter(|one| one.arranged.step_time().0 <= limit)
     };

@@ -31,6 +31,7 @@ use ir::work::{Pass, Work};
 
 use crate::clock::Spans;
 use crate::forbid::Barred;
+use crate::meeting::Tables;
 use crate::space::{AxisRule, AxisView, Reach};
 use crate::ways::ways;
 
@@ -195,6 +196,8 @@ pub struct Prices<'a> {
     /// Collectives already priced, by what they are, their axes and the bits of their bytes.
     collectives: RefCell<BTreeMap<(CollectiveKind, AxisSet, u64), f64>>,
     storages: RefCell<BTreeMap<StorageKey, Vec<StorageTimes>>>,
+    /// Edges of choice problems already priced.
+    pub(crate) tables: RefCell<Tables>,
 }
 
 impl<'a> Prices<'a> {
@@ -217,6 +220,7 @@ impl<'a> Prices<'a> {
             groups: RefCell::default(),
             collectives: RefCell::default(),
             storages: RefCell::default(),
+            tables: RefCell::default(),
         }
     }
 

@@ -8,7 +8,9 @@
 //! Memory on stage s has a price in proportion to `1 / (flight(s) + a)`, so that a layer costs `min_x t(x) + price
 //! (state(x) + flight(s) saved(x)) / (flight(s) + a)` there: monotone in the flight, so that the least over the stages
 //! is at one of the ends of the pipeline. No price and no `a` make a bound too high. Left out are buffers, logits and what
-//! an operator needs while it runs.
+//! an operator needs while it runs. Where that is not enough, layers of the most frequent kind are counted whole, `L` of them on
+//! `p` stages, `n = ceil(L / p)`: some stage has more than `n`, or at least `L - p (n - 1)` stages have `n`, and of these one has no
+//! fewer micro-batches in flight than the fewest of so many stages.
 //!
 //! The leading form of every kind is priced first: where it is faster than what is asked about, the least over all forms
 //! is too. The tables of a micro-batch stand for smaller ones on its mesh too, which take as long and keep less in proportion.
@@ -19,7 +21,7 @@ use ir::units::Seconds;
 
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
-use crate::chooser::Chooser;
+use crate::chooser::{Cheapest, Chooser};
 use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule};
@@ -221,7 +223,7 @@ impl Room {
 
 /// Micro-batches in flight on every stage, in those of the tables.
 struct Flights {
-    all: Vec<f64>,
+    ascending: Vec<f64>,
     /// The fewest and the most of a stage.
     ends: [f64; 2],
 }
@@ -230,7 +232,7 @@ impl Flights {
     /// What a byte weighs at both ends, and the weight of all stages; 1 where most are in flight.
     fn weights(&self, a: f64) -> ([f64; 2], f64) {
         let weight = |flight: f64| (self.ends[1] + a) / (flight + a);
-        (self.ends.map(weight), self.all.iter().map(|&flight| weight(flight)).sum())
+        (self.ends.map(weight), self.ascending.iter().map(|&flight| weight(flight)).sum())
     }
 }
 
@@ -465,9 +467,9 @@ impl Scope<'_> {
             work = in_memory(free, most.max(tangent.value));
         }
         if time(work)? < limit {
-            let known = (work.slowest, limit);
-            let fullest = self.fullest_stage((tables, ready), (candidate, flights.ends[0]), known)?;
-            work.slowest = work.slowest.max(fullest);
+            let is_enough = |slowest: f64| time(Work { slowest, ..work }).is_none_or(|time| time >= limit);
+            let known = (work.slowest, &is_enough as &dyn Fn(f64) -> bool);
+            work.slowest = self.slowest_in_room((tables, ready), &flights, known)?;
         }
         Some(work)
     }
@@ -482,30 +484,49 @@ impl Scope<'_> {
         let (weights, all) = flights.weights(worth.a * flights.ends[1]);
         let capacity = tables.bench.setting.capacity * all;
         let sum = self.all_priced((tables, ready), (flights, weights, worth), effort)?;
-        let p = flights.all.len() as f64;
+        let p = flights.ascending.len() as f64;
         let value = (sum.value - worth.price * capacity) / p;
         Some((Tangent { price: worth.price, value, slope: (sum.weighed - capacity) / p }, sum))
     }
 
-    /// Least seconds of the stage that has most layers of the most frequent kind, at least as many as rounding up gives it,
-    /// in its memory: with as few micro-batches in flight as any stage has.
-    fn fullest_stage(
+    /// Least seconds of the slowest stage for its layers of the most frequent kind, in its memory, if that is more than is
+    /// known; looked for until it is enough. Either a stage has more of them than rounding up gives it, with as few
+    /// micro-batches in flight as any stage has; or no stage has more, and of those that have as many, one has no fewer in
+    /// flight than as many stages have as there must be of those.
+    fn slowest_in_room(
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
-        (candidate, flight): (&Candidate, f64),
-        (known, limit): (f64, f64),
+        flights: &Flights,
+        (known, is_enough): (f64, &dyn Fn(f64) -> bool),
     ) -> Option<f64> {
-        let kind = self.most_frequent();
-        let count = self.counts[kind].div_ceil(candidate.n_stages) as f64;
-        let capacity = tables.bench.setting.capacity;
+        let p = flights.ascending.len() as u64;
+        let n_layers = self.counts[self.most_frequent()];
+        let most = n_layers.div_ceil(p);
+        let n_full = n_layers - p * (most - 1);
+        let in_flight = |place: u64| flights.ascending.get(place as usize).copied();
+        let full = self.stage_of((tables, ready), (most, in_flight(n_full - 1)?), (known, is_enough))?;
+        let is_more = |slowest: f64| slowest >= full;
+        let over = self.stage_of((tables, ready), (most + 1, in_flight(0)?), (known, &is_more))?;
+        Some(full.min(over))
+    }
+
+    /// Least seconds of a stage with so many layers of the most frequent kind, in its memory, with so many micro-batches in
+    /// flight, if that is more than is known; looked for until it is enough.
+    fn stage_of(
+        &self,
+        (tables, ready): (&Tables<'_>, &Ready<'_>),
+        (n_layers, flight): (u64, f64),
+        (known, is_enough): (f64, &dyn Fn(f64) -> bool),
+    ) -> Option<f64> {
+        let (count, capacity) = (n_layers as f64, tables.bench.setting.capacity);
         let (mut most, mut tangents, mut price) = (known, Tangents::default(), ready.worth.price);
         for _ in 0..STAGE_ROUNDS {
             let stage = Stage { flight, weight: 1.0, by: By::Most };
-            let one = priced(&ready.kinds[kind], tables, (&[stage], price))?;
+            let one = priced(&ready.kinds[self.most_frequent()], tables, (&[stage], price))?;
             let value = one.value * count - price * capacity;
             most = most.max(value);
             tangents.add(Tangent { price, value, slope: one.weighed * count - capacity });
-            if most >= limit || tangents.most().is_some_and(|highest| highest <= known) {
+            if is_enough(most) || tangents.most().is_some_and(|highest| highest <= known) {
                 break;
             }
             price = tangents.next_price();
@@ -516,9 +537,11 @@ impl Scope<'_> {
     fn flights(&self, candidate: &Candidate, tables: &Tables<'_>) -> Option<Flights> {
         let micro_batch = candidate.micro_batch as f64 / tables.bench.candidate.micro_batch as f64;
         let bytes = micro_batch * self.constants.fragmentation_factor;
-        let all: Vec<f64> = self.least_in_flight(candidate).iter().map(|flight| flight * bytes).collect();
-        let ends = [all.iter().copied().reduce(f64::min)?, all.iter().copied().reduce(f64::max)?];
-        Some(Flights { all, ends })
+        let mut ascending: Vec<f64> =
+            self.least_in_flight(candidate).iter().map(|flight| flight * bytes).collect();
+        ascending.sort_by(f64::total_cmp);
+        let ends = [*ascending.first()?, *ascending.last()?];
+        Some(Flights { ascending, ends })
     }
 
     /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least; what is not asked as
@@ -577,18 +600,16 @@ fn priced(forms: &[Chooser<'_>], tables: &Tables<'_>, (stages, price): (&[Stage]
         // What the hosts may hold takes no memory of the devices, and at best no time.
         let kept = if tables.on_host { 0.0 } else { stage.flight / tables.in_flight };
         let price = price * stage.weight;
+        let mut of_parts = |found: Cheapest| {
+            if form == 0 {
+                parts[end] = found.parts;
+            }
+            (found.bound, found.at_bound)
+        };
         let (value, choices) = match stage.by {
             By::One(parts) => chooser.bound_at(price, price * kept, parts)?,
-            By::Most | By::Exact => {
-                let found = match stage.by {
-                    By::Exact => chooser.cheapest_apart(price, price * kept)?,
-                    By::One(_) | By::Most => chooser.bound_apart(price, price * kept)?,
-                };
-                if form == 0 {
-                    parts[end] = found.parts;
-                }
-                (found.bound, found.at_bound)
-            }
+            By::Most => of_parts(chooser.bound_apart(price, price * kept)?),
+            By::Exact => of_parts(chooser.cheapest_apart(price, price * kept)?),
         };
         if least.is_none_or(|least| value < least.value) {
             let (nodes, edges) = chooser.problem().problem.parts(&choices)?;

@@ -56,10 +56,7 @@ impl Facts {
 
     /// Reads the facts off a model.
     pub fn new(model: &Model, sequence: u64, node: u64) -> Self {
-        let length = |extent: Extent| match extent {
-            Extent::Fixed(n) | Extent::Uneven(n) => n,
-            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 1,
-        };
+        let length = |extent: Extent| extent.fixed().unwrap_or(1);
         let (mut kv_heads, mut experts) = (0, 1);
         for layer in &model.layers {
             for op in &layer.ops {

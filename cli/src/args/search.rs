@@ -88,7 +88,7 @@ pub(crate) struct EffortArgs {
     #[arg(long, value_name = "SECONDS", conflicts_with = "work", value_parser = seconds)]
     pub(crate) budget: Option<f64>,
     /// End after so many batches of work, fewer or more than the search does of itself: a plan that was found within a budget
-    /// is found again, and `--work 1000` proves most of what 220 leave open
+    /// is found again, and `--work 500` proves most of what 110 leave open
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) work: Option<u64>,
 }

@@ -122,11 +122,10 @@ pub(super) fn changes(before: &Model, after: &Model) -> Vec<String> {
     };
     for (old, new) in before.layers.iter().zip(&after.layers) {
         for (a, b) in old.dims.iter().zip(&new.dims) {
-            match (a.extent, b.extent) {
-                (Extent::Fixed(m) | Extent::Uneven(m), Extent::Fixed(n) | Extent::Uneven(n)) if m != n => {
-                    note(format!("dim {}: {m} -> {n}", a.name));
-                }
-                _ => {}
+            if let (Some(m), Some(n)) = (a.extent.fixed(), b.extent.fixed())
+                && m != n
+            {
+                note(format!("dim {}: {m} -> {n}", a.name));
             }
         }
         for (a, b) in old.ops.iter().zip(&new.ops) {

@@ -95,10 +95,7 @@ impl Classes {
 
     /// Length of a class that the model fixes.
     pub(super) fn length(&self, class: ClassId) -> Option<u64> {
-        match self.extents[class.0] {
-            Extent::Fixed(n) | Extent::Uneven(n) => Some(n),
-            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => None,
-        }
+        self.extents[class.0].fixed()
     }
 }
 

@@ -21,10 +21,7 @@ fn shrunk(plan: &Plan) -> (Shrunk, OpenPlan) {
 }
 
 fn length(layer: &Layer, dim: &str) -> u64 {
-    match layer.dims.iter().find(|d| d.name == dim).unwrap().extent {
-        Extent::Fixed(n) | Extent::Uneven(n) => n,
-        Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 0,
-    }
+    layer.dims.iter().find(|d| d.name == dim).unwrap().extent.fixed().unwrap_or(0)
 }
 
 fn layer<'a>(open: &'a OpenPlan, name: &str) -> &'a Layer {
@@ -241,10 +238,7 @@ proptest! {
             prop_assert_eq!(&big.choice, &little.choice);
             prop_assert_eq!(outline(&big.program), outline(&little.program));
         }
-        let widest = opened.model.layers.iter().flat_map(|l| &l.dims).map(|d| match d.extent {
-            Extent::Fixed(n) | Extent::Uneven(n) => n,
-            Extent::MicroBatch | Extent::Sequence | Extent::UpToSlice | Extent::Slots { .. } => 1,
-        });
+        let widest = opened.model.layers.iter().flat_map(|l| &l.dims).filter_map(|d| d.extent.fixed());
         prop_assert!(widest.max().unwrap() <= 257);
     }
 }

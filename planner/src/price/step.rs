@@ -222,8 +222,13 @@ pub(crate) struct Streams {
 
 impl Streams {
     pub(crate) fn of(setting: &Setting<'_>, staged: &Staged<'_>) -> Self {
-        let branches = (!staged.runs_in_turn()).then(|| branches(setting, staged));
-        Self { takeovers: takeovers(setting, staged), boundaries: boundaries(setting, staged), branches }
+        let takeovers = takeovers(setting, staged);
+        if staged.runs_in_turn() {
+            return Self { takeovers, boundaries: boundaries(setting, staged), branches: None };
+        }
+        let n_borders = staged.chunks.len().saturating_sub(1);
+        let boundaries = vec![Seconds::ZERO; n_borders * staged.slices.n() as usize];
+        Self { takeovers, boundaries, branches: Some(branches(setting, staged)) }
     }
 }
 
@@ -404,13 +409,9 @@ fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, streams: &Streams)
     }
 }
 
-/// Time of every slice of all that goes from chunk to chunk, over the slower way where there are two; none where chunks do
-/// not run in turn.
+/// Time of every slice of all that goes from chunk to chunk of those that run in turn, over the slower way where there are two.
 fn boundaries(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Seconds> {
     let n_borders = staged.chunks.len().saturating_sub(1);
-    if !staged.runs_in_turn() {
-        return vec![Seconds::ZERO; n_borders * staged.slices.n() as usize];
-    }
     let of_slice = |tokens: &u64| -> Vec<Seconds> {
         let copies = 1..staged.schedule.placement().n_copies();
         let times = |copy: u32| {
