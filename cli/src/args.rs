@@ -24,7 +24,9 @@ pub(crate) use constants::{CalibrateArgs, ValidateArgs};
 pub(crate) use copies::{CopyArgs, ElementArg, NumbersArg, RunArgs, VerifyArgs};
 pub(crate) use documents::{ClustersArgs, CompletionsArgs, DocumentArg, ModelsArgs, SchemaArgs};
 pub(crate) use job::{AddedArgs, AttentionArg, JobArgs, MeasuredArgs, OptimizerArg, PrecisionArg, SizeArgs};
-pub(crate) use plans::{CheckArgs, CompareArgs, ExplainArgs, PlacementArg, ProveArgs, RanksArgs, ShowArgs};
+pub(crate) use plans::{
+    CheckArgs, CompareArgs, ExplainArgs, MemoryArgs, PlacementArg, ProveArgs, RanksArgs, ShowArgs,
+};
 pub(crate) use search::{
     EffortArgs, EstimateArgs, ObjectiveArg, OptimizeArgs, SolverArg, TargetArg, ThreadArgs,
 };
@@ -48,7 +50,7 @@ fn counts() -> RangedU64ValueParser {
         planner optimize llama-3-8b dgx-h100 -o plan.json\n  \
         planner verify plan.json\n  \
         planner explain plan.json\n\n\
-        Exit codes: 0 done, 1 fault of the program, 2 bad input, 3 no plan fits, 4 verification failed"
+        Exit codes: 0 done, 1 fault of the program, 2 bad input, 3 no plan fits, or the plan does not, 4 verification failed"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -71,7 +73,7 @@ pub(crate) enum Command {
     Reshard(ReshardArgs),
     /// Plan anew when devices are lost or gained, and say what must move and how long that takes
     Replan(ReplanArgs),
-    /// Check that a plan's schedule can run, and say what every stage does and holds
+    /// Check that a plan's schedule can run and that it fits in memory, and say what every stage does and holds
     Check(CheckArgs),
     /// Say where the time and the memory of a plan go, and why it won
     Explain(ExplainArgs),

@@ -1,7 +1,8 @@
-//! `planner check`: whether a schedule's table can run, and what every stage then does, waits for and holds.
+//! `planner check`: whether a schedule's table can run and a plan fits in memory, and what every stage then does, waits for
+//! and holds.
 //!
-//! A plan that is read has passed the same check; here it is told. Bubbles are those of equal chunks, a forward, a
-//! backward to the input and one to the weights taking equal time; what the cost model expects is in the plan.
+//! A plan that is read has passed the same check of its table; here it is told. Bubbles are those of equal chunks, a forward, a
+//! backward to the input and one to the weights taking equal time; what the cost model expects of a plan stands beside them.
 
 use std::path::Path;
 
@@ -21,7 +22,9 @@ use crate::args::{CheckArgs, PlacementArg};
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
+use crate::memory::Memory;
 use crate::output::json;
+use crate::priced;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
 
@@ -41,9 +44,12 @@ struct Checked {
     n_overtaken: u64,
     /// Share of the step in which the busiest stage waits, with equal chunks.
     bubble_fraction: f64,
-    /// The same by the cost model, where the plan says.
+    /// The same of a plan by the cost model, by what its file now says.
     #[serde(skip_serializing_if = "Option::is_none")]
     predicted_bubble_fraction: Option<f64>,
+    /// Whether the plan's cluster has the memory; a table alone says nothing of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
     stages: Vec<Stage>,
 }
 
@@ -59,6 +65,11 @@ struct Stage {
     /// Most bytes kept for them on one device.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_activation_bytes: Option<Bytes>,
+    /// All that one device holds at its peak, by the cost model, and what it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_memory_bytes: Option<Bytes>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    capacity_bytes: Option<Bytes>,
     bubble_fraction: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     row: Option<String>,
@@ -76,7 +87,10 @@ pub(crate) fn run(args: &CheckArgs, terminal: &mut Terminal<'_>) -> Result<(), F
     }
     let text = if args.json.json { json(&checked)? } else { report(&checked) };
     write!(terminal.out, "{text}")?;
-    Ok(())
+    match (&args.plan, &checked.memory) {
+        (Some(file), Some(memory)) => memory.judge(file, &args.memory),
+        (_, None) | (None, _) => Ok(()),
+    }
 }
 
 fn of_plan(file: &str) -> Result<Checked, Failure> {
@@ -85,8 +99,13 @@ fn of_plan(file: &str) -> Result<Checked, Failure> {
     let mut checked = checked(plan.schedule.to_string(), &rows, plan.table_shape())?;
     let bytes = peak_bytes(&plan, &opened, &rows);
     checked.stages.iter_mut().zip(bytes).for_each(|(stage, bytes)| stage.peak_activation_bytes = Some(bytes));
-    checked.predicted_bubble_fraction =
-        plan.predicted.map(|predicted| predicted.breakdown.bubble_s / predicted.step_time_s);
+    let predicted = priced::prediction(file, &plan, &opened)?;
+    checked.predicted_bubble_fraction = Some(predicted.breakdown.bubble_s / predicted.step_time_s);
+    for (stage, priced) in checked.stages.iter_mut().zip(&predicted.stages) {
+        stage.peak_memory_bytes = Some(priced.peak_memory_bytes);
+        stage.capacity_bytes = Some(priced.capacity_bytes);
+    }
+    checked.memory = Memory::of(&plan, &opened, &predicted);
     Ok(checked)
 }
 
@@ -141,6 +160,8 @@ fn checked(schedule: String, rows: &[Vec<Action>], shape: TableShape) -> Result<
             peak_in_flight: most.total(),
             carried_at_peak: most.carried,
             peak_activation_bytes: None,
+            peak_memory_bytes: None,
+            capacity_bytes: None,
             bubble_fraction: bubble(timeline.ranks[rank].busy_s),
             row: Some(row_text(row)),
         }
@@ -157,6 +178,7 @@ fn checked(schedule: String, rows: &[Vec<Action>], shape: TableShape) -> Result<
         n_overtaken: overtaken(rows, shape),
         bubble_fraction: bubble(busiest),
         predicted_bubble_fraction: None,
+        memory: None,
         stages: rows.iter().enumerate().map(stage).collect(),
     })
 }
@@ -255,6 +277,7 @@ fn report(checked: &Checked) -> String {
     if let Some(share) = checked.predicted_bubble_fraction {
         lines.push(("", format!("{} as predicted", figures::percent(share))));
     }
+    lines.extend(checked.memory.iter().flat_map(Memory::lines));
     let mut text = list(&lines);
     text.push('\n');
     text.push_str(&stages(checked));
@@ -275,7 +298,13 @@ fn stages(checked: &Checked) -> String {
         ("of them waiting for weights", Side::Right),
         ("bubble", Side::Right),
     ];
-    columns.extend(has_bytes.then_some(("activations per device", Side::Right)));
+    if has_bytes {
+        columns.extend([
+            ("activations per device", Side::Right),
+            ("all memory", Side::Right),
+            ("of", Side::Right),
+        ]);
+    }
     let row = |(rank, stage): (usize, &Stage)| {
         let chunks: Vec<String> = stage.chunks.iter().map(ToString::to_string).collect();
         let mut cells = vec![
@@ -285,7 +314,10 @@ fn stages(checked: &Checked) -> String {
             stage.carried_at_peak.to_string(),
             figures::percent(stage.bubble_fraction),
         ];
-        cells.extend(has_bytes.then(|| stage.peak_activation_bytes.map_or("-".into(), figures::bytes)));
+        if has_bytes {
+            let bytes = [stage.peak_activation_bytes, stage.peak_memory_bytes, stage.capacity_bytes];
+            cells.extend(bytes.map(|bytes| bytes.map_or("-".into(), figures::bytes)));
+        }
         cells
     };
     table(&columns, &checked.stages.iter().enumerate().map(row).collect::<Vec<_>>())

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::args::{EstimateArgs, MeasuredArgs};
 use crate::failure::Failure;
 use crate::forbid;
+use crate::memory;
 use crate::output::json;
 use crate::pins;
 use crate::priced;
@@ -72,7 +73,7 @@ fn of_options(
 /// The plan of a file, priced by what it now says. Nothing was searched for.
 fn of_file(file: &str, measured: &MeasuredArgs, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
     let (plan, opened) = priced::plan_measured(file, measured, terminal)?;
-    priced::fits(&plan, &opened)?;
+    memory::fits(&plan, &opened)?;
     Ok(Plan { search: None, runners_up: Vec::new(), ..plan })
 }
 

@@ -17,8 +17,9 @@ use crate::args::ExplainArgs;
 use crate::explain_overlap::{self, Overlap, overlaps};
 use crate::failure::Failure;
 use crate::figures;
+use crate::memory::{fullest_host, overflows};
 use crate::output::json;
-use crate::priced::{self, fullest_host};
+use crate::priced;
 use crate::report;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -319,7 +320,7 @@ fn verdict(plan: &Plan, predicted: &Prediction, host: Option<&NodeMemory>) -> St
             host.store.term()
         ));
     }
-    if found.fullest_share > 1.0 || host.is_some_and(|host| !host.fits()) {
+    if predicted.stages.iter().any(overflows) || host.is_some_and(|host| !host.fits()) {
         text.push_str("It does not fit.\n");
     }
     text

@@ -11,7 +11,7 @@ pub mod exit_code {
     pub const BUG: u8 = 1;
     /// A file or an argument is at fault.
     pub const BAD_INPUT: u8 = 2;
-    /// No plan fits.
+    /// No plan fits, or the one that was given does not.
     pub const NO_PLAN: u8 = 3;
     /// A plan computes or moves something else than it should.
     pub const NOT_VERIFIED: u8 = 4;
@@ -38,6 +38,14 @@ pub(crate) enum Failure {
     /// The question has no answer.
     #[error(transparent)]
     NoPlan(#[from] NoPlan),
+    /// A plan overflows the memory of its cluster; all that does has been reported.
+    #[error("{file}: {what}\nhint: `planner estimate --plan {file}` names changes that make a plan fit")]
+    Overflows {
+        /// The plan's.
+        file: String,
+        /// What is fullest.
+        what: NoPlan,
+    },
     /// The plan is not what it should be; what differs has been reported.
     #[error("{0}")]
     NotVerified(String),
@@ -92,6 +100,7 @@ impl Failure {
                 exit_code::BAD_INPUT
             }
             Self::NoPlan(NoPlan::NothingFits { .. } | NoPlan::Overflows { .. }) => exit_code::NO_PLAN,
+            Self::Overflows { .. } => exit_code::NO_PLAN,
             Self::NotVerified(_) => exit_code::NOT_VERIFIED,
             Self::Bug { .. } | Self::NoPlan(NoPlan::Broken { .. }) => exit_code::BUG,
             // Whoever closed the pipe has what they wanted: `planner models | head`.

@@ -21,6 +21,7 @@ mod search;
 mod proof;
 mod report;
 mod priced;
+mod memory;
 mod objective;
 mod optimize;
 mod estimate;

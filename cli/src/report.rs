@@ -436,9 +436,14 @@ pub(crate) fn slowest(stages: &[StagePrediction]) -> Option<usize> {
     first_largest(stages, |stage| (stage.forward_s + stage.backward_s).0)
 }
 
-/// The stage with the most memory; the first of equals.
+/// The stage whose devices are fullest for what they have; the first of equals.
 pub(crate) fn fullest(stages: &[StagePrediction]) -> Option<usize> {
-    first_largest(stages, |stage| stage.peak_memory_bytes.0)
+    first_largest(stages, filled)
+}
+
+/// How much of a device of the stage is filled: above one it overflows.
+pub(crate) fn filled(stage: &StagePrediction) -> f64 {
+    stage.peak_memory_bytes / stage.capacity_bytes
 }
 
 fn first_largest(stages: &[StagePrediction], of: impl Fn(&StagePrediction) -> f64) -> Option<usize> {

@@ -16,7 +16,9 @@ use crate::copy::{self, SEED, SmallRun, small};
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
+use crate::memory::Memory;
 use crate::output::json;
+use crate::priced;
 use crate::proof::{outcomes, proof_words};
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -40,6 +42,9 @@ struct Verdict {
     n_ranks: u64,
     n_steps: u32,
     proofs: Vec<LayerProof>,
+    /// Whether the cluster of the whole plan has the memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
     runs: Vec<RunVerdict>,
 }
 
@@ -138,6 +143,8 @@ struct Difference {
 /// Verifies a plan, or says what differs.
 pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, whole) = input::plan(&args.plan)?;
+    let predicted = priced::prediction(&args.plan, &plan, &whole)?;
+    let memory = Memory::of(&plan, &whole, &predicted);
     let small = small(&args.plan, (&plan, &whole), &args.copy)?;
     writeln!(
         terminal.err,
@@ -149,11 +156,11 @@ pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Res
         open(&small.plan).map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
     let proofs = plan.entries.iter().zip(outcomes(&plan, &whole));
     let proofs = proofs.map(|(entry, proof)| LayerProof { layer: entry.layer.clone(), proof }).collect();
-    let verdict = verdict((&small, &opened), proofs, args.precision)?;
+    let verdict = Verdict { memory, ..verdict((&small, &opened), proofs, args.precision)? };
     let text = if args.json.json { json(&verdict)? } else { report(&verdict) };
     write!(terminal.out, "{text}")?;
     if verdict.verified {
-        return Ok(());
+        return verdict.memory.map_or(Ok(()), |memory| memory.judge(&args.plan, &args.memory));
     }
     Err(Failure::NotVerified(format!("{}: {}", args.plan, first_difference(&verdict))))
 }
@@ -186,6 +193,7 @@ fn verdict(
         n_ranks: small.plan.n_devices(),
         n_steps: copy::STEPS,
         proofs,
+        memory: None,
         runs,
     })
 }
@@ -339,7 +347,7 @@ fn operator_sentence(check: &OperatorCheck) -> String {
 }
 
 fn report(verdict: &Verdict) -> String {
-    let mut parts = vec![list(&[
+    let mut lines = vec![
         ("plan", format!("{}, {}", verdict.model, verdict.roles)),
         ("shrunk", if verdict.shrunk.is_empty() { "nothing".into() } else { verdict.shrunk.join(", ") }),
         (
@@ -351,7 +359,9 @@ fn report(verdict: &Verdict) -> String {
             ),
         ),
         ("proof", proof_words(verdict.proofs.iter().map(|one| (one.layer.as_str(), Some(&one.proof))))),
-    ])];
+    ];
+    lines.splice(1..1, verdict.memory.iter().flat_map(Memory::lines));
+    let mut parts = vec![list(&lines)];
     parts.push(numbers(&verdict.runs));
     parts.extend(verdict.runs.iter().filter(|run| !run.operators.is_empty()).map(operators));
     if let Some(run) = verdict.runs.first() {
@@ -360,7 +370,12 @@ fn report(verdict: &Verdict) -> String {
     for run in verdict.runs.iter().filter(|run| !run.holds()) {
         parts.push(differences(run));
     }
-    parts.push(if verdict.verified { "verified\n".into() } else { "NOT verified\n".into() });
+    let fits = verdict.memory.as_ref().is_none_or(Memory::fits);
+    parts.push(match (verdict.verified, fits) {
+        (true, true) => "verified\n".into(),
+        (true, false) => "verified, but the plan does not fit in memory\n".into(),
+        (false, _) => "NOT verified\n".into(),
+    });
     parts.join("\n")
 }
 
@@ -517,6 +532,7 @@ mod tests {
             n_ranks: 2,
             n_steps: 2,
             proofs: Vec::new(),
+            memory: None,
             runs: vec![run],
         }
     }

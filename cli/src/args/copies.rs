@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::args::JsonArgs;
+use crate::args::{JsonArgs, MemoryArgs};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -13,7 +13,8 @@ use crate::args::JsonArgs;
     The plan is shrunk; its structure, schedule and storage are kept. Every rank of the copy runs\n\
     on threads of this machine for two steps. Its loss, gradients and parameters are compared with\n\
     one device, the bytes that it sends and keeps with what the planner predicts for the copy.\n\
-    Exit code 4: something differs.")]
+    The plan itself is priced: its cluster must have the memory. The copy is run whether or not it has.\n\
+    Exit code 4: something differs. Exit code 3: nothing does, but the plan does not fit in memory.")]
 pub(crate) struct VerifyArgs {
     /// The plan
     pub(crate) plan: String,
@@ -22,6 +23,8 @@ pub(crate) struct VerifyArgs {
     /// Number formats to run in
     #[arg(long, value_enum, default_value = "both")]
     pub(crate) precision: ElementArg,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }

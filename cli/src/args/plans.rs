@@ -33,7 +33,9 @@ pub(crate) struct ProveArgs {
     planner check --table my-table.txt --placement v\n\n\
     A table is a line for each stage with its actions in order, such as `F0 F1 B0 B1`: F forward, B backward, I and W its\n\
     two parts (to the input, to the weights), then the micro-batch, then `.1` for virtual stage 1. Every dependency must be\n\
-    met, every action listed once, and no stage may wait for ever. Bubbles of a bare table are for F = I = W, B = I + W.")]
+    met, every action listed once, and no stage may wait for ever. Bubbles of a bare table are for F = I = W, B = I + W.\n\n\
+    A plan is also priced: its devices, hosts and drives must hold what it puts there. A bare table has no memory to judge.\n\
+    Exit code 2: the table is wrong. Exit code 3: the plan does not fit in memory.")]
 pub(crate) struct CheckArgs {
     /// The plan
     #[arg(required_unless_present = "table")]
@@ -48,7 +50,17 @@ pub(crate) struct CheckArgs {
     #[arg(long)]
     pub(crate) rows: bool,
     #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
     pub(crate) json: JsonArgs,
+}
+
+/// What becomes of a plan that needs more memory than its cluster has.
+#[derive(Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Say what overflows the memory of the plan's cluster, but do not fail for it
+    #[arg(long)]
+    pub(crate) ignore_memory: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
