@@ -209,14 +209,13 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
     }
 }
 
-/// The fastest of every other plan in the literature's words: what differs from a better one in its mesh alone is the
-/// same plan to a reader.
+/// The fastest of every other plan in the literature's words: what reads like a better one is the same plan to a reader.
 fn runners_up(scope: &Scope<'_>, ranking: &[Arranged]) -> Vec<RunnerUp> {
     let Some(best) = ranking.first() else { return Vec::new() };
-    let mut known = vec![scope.roles(best)];
+    let mut known = vec![scope.roles(best).to_string()];
     let mut list = Vec::new();
     for other in &ranking[1..] {
-        let roles = scope.roles(other);
+        let roles = scope.roles(other).to_string();
         if list.len() < N_RUNNERS_UP && !known.contains(&roles) {
             known.push(roles);
             list.push(runner_up(scope, best, other));
