@@ -12,7 +12,7 @@ const CLUSTERS: [(&str, u64); 4] =
     [("dgx-h100", 64), ("dgx-a100-80", 32), ("tpu-v5p", 64), ("rtx4090-x8", 16)];
 
 fn main() {
-    let mut all = Vec::new();
+    let (mut all, mut all_without_rule) = (Vec::new(), 0);
     let named: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let is_asked = |(name, _): &(&str, u64)| named.is_empty() || named.iter().any(|own| own == name);
     for (cluster, devices) in CLUSTERS.into_iter().filter(is_asked) {
@@ -40,8 +40,9 @@ fn main() {
         }
         summary(&format!("{devices} of {cluster}"), &ratios, n_without_rule);
         all.extend(ratios);
+        all_without_rule += n_without_rule;
     }
-    summary("all", &all, 0);
+    summary("all", &all, all_without_rule);
 }
 
 /// Geometric mean, least and largest of the ratios.

@@ -12,7 +12,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
+use mimalloc::MiMalloc;
 use tests::planner;
+
+/// That of the program, which is what is measured.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// What is asked, in words for people, and the words of the command; `DEEP` is a file of a model of 1,024 layers.
 const JOBS: [(&str, &str); 9] = [
