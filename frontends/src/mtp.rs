@@ -106,7 +106,7 @@ fn parts(model: &Model) -> Result<Parts, String> {
 fn module(model: &Model, parts: &Parts, ahead: u64) -> Layer {
     let (embedding, head) = (&model.layers[parts.embedding], &model.layers[parts.head]);
     let extent = |at: usize| embedding.dims[embedding.tensors[parts.table.0].dims[at].0].extent;
-    let width = embedding.parameter_elements(parts.table) / length(extent(0)).max(1);
+    let width = embedding.parameter_elements(parts.table) / extent(0).fixed().unwrap_or(1).max(1);
     let name = if ahead == 1 { "mtp".into() } else { format!("mtp-{ahead}") };
     let mut b = LayerBuilder::new(&free(name, |name| model.layers.iter().any(|layer| layer.name == name)));
     b.dim("v", extent(0));
@@ -127,10 +127,6 @@ fn module(model: &Model, parts: &Parts, ahead: u64) -> Layer {
     let weight = b.parameter("project.weight", "g h", Init::Normal);
     let y = b.op("project", OpKind::Linear, &[joined, weight], STREAM);
     b.finish_with(&[normed, y])
-}
-
-fn length(extent: Extent) -> u64 {
-    extent.fixed().unwrap_or(1)
 }
 
 /// A norm of the kind that the model ends with.

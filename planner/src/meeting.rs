@@ -72,16 +72,14 @@ pub(crate) struct End {
 /// Prices of every pair of a producer's and a reader's port, row by row; `None` where they cannot meet.
 pub(crate) type Passages = Arc<[Option<Passage>]>;
 
-/// Tables that were made already: layers of other kinds, and other forms of a layer, have the same edges.
-#[derive(Debug, Default)]
-pub(crate) struct Tables(Vec<(Known, Passages)>);
-
-/// All that a table depends on.
-#[derive(Debug, PartialEq)]
-struct Known {
+/// A table that was made already, and all that it depends on: layers of other kinds, and other forms of a layer, have the same
+/// edges.
+#[derive(Debug)]
+pub(crate) struct Known {
     from: End,
     to: End,
     moved: Moved,
+    table: Passages,
 }
 
 /// What is moved over an edge, and how.
@@ -117,18 +115,13 @@ impl Meeting<'_> {
     /// The table of its ends, whose ports are distinct.
     pub(crate) fn table(&self, prices: &Prices<'_>, from: &End, to: &End) -> Passages {
         let moved = self.moved(prices);
-        let known = |Tables(all): &Tables| {
-            let is_same = |(known, _): &&(Known, Passages)| {
-                known.moved == moved && known.from == *from && known.to == *to
-            };
-            all.iter().find(is_same).map(|(_, table)| Arc::clone(table))
-        };
-        if let Some(table) = known(&prices.tables.borrow()) {
-            return table;
+        let is_same = |known: &&Known| known.moved == moved && known.from == *from && known.to == *to;
+        if let Some(known) = prices.tables.borrow().iter().find(is_same) {
+            return Arc::clone(&known.table);
         }
         let table: Passages = moved.table(prices, from, to).into();
-        let known = Known { from: from.clone(), to: to.clone(), moved };
-        prices.tables.borrow_mut().0.push((known, Arc::clone(&table)));
+        let known = Known { from: from.clone(), to: to.clone(), moved, table: Arc::clone(&table) };
+        prices.tables.borrow_mut().push(known);
         table
     }
 

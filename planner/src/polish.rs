@@ -114,7 +114,7 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
     let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
     let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
-    let near = 0..worked.len().min(MAX_REFINED);
+    let first = 0..worked.len().min(MAX_REFINED);
     let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
     // With as many prices as before and storages as they pay it is what it was.
     let is_new = |&(at, storage): &(usize, Option<StorageRule>)| {
@@ -125,7 +125,7 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
         };
         worked[at].arranged.step_time().0 <= best * near
     };
-    let tasks: Vec<(usize, Option<StorageRule>)> = near.flat_map(all).filter(is_new).collect();
+    let tasks: Vec<(usize, Option<StorageRule>)> = first.flat_map(all).filter(is_new).collect();
     let found: Vec<Option<Arranged>> = tasks
         .par_iter()
         .map(|&(at, storage)| {

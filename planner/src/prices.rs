@@ -31,7 +31,7 @@ use ir::work::{Pass, Work};
 
 use crate::clock::Spans;
 use crate::forbid::Barred;
-use crate::meeting::Tables;
+use crate::meeting;
 use crate::space::{AxisRule, AxisView, Reach};
 use crate::ways::ways;
 
@@ -197,7 +197,7 @@ pub struct Prices<'a> {
     collectives: RefCell<BTreeMap<(CollectiveKind, AxisSet, u64), f64>>,
     storages: RefCell<BTreeMap<StorageKey, Vec<StorageTimes>>>,
     /// Edges of choice problems already priced.
-    pub(crate) tables: RefCell<Tables>,
+    pub(crate) tables: RefCell<Vec<meeting::Known>>,
 }
 
 impl<'a> Prices<'a> {

@@ -361,23 +361,30 @@ impl Scope<'_> {
     fn priced_tables<'s>(&'s self, candidate: &'s Candidate, covers: Covers, of: Forms<'s>) -> Tables<'s> {
         let bench = self.bench(candidate);
         let given = Given { covers, ..self.given() };
-        let asked = |kind| match self.is_rare(kind) {
-            true => Vec::new(),
-            false => self.asked(&bench, kind, &given, of),
-        };
-        let kinds = (0..self.forms.len()).map(asked).collect();
+        let kinds = self.asked_of((&bench, &given), of, |kind| !self.is_rare(kind));
         let in_flight = self.clock(candidate, given.covers).in_flight;
         let on_host = given.kept != HomeRule::Device;
         Tables { bench, given, of, kinds, rare: OnceCell::new(), in_flight, on_host }
     }
 
-    /// Forms of rare kinds in the hands of the solver.
-    fn rare<'s: 't, 't>(&'s self, (tables, of): (&'t Tables<'s>, Forms<'_>)) -> Vec<Vec<Chooser<'t>>> {
-        let asked = |kind| match self.is_rare(kind) {
-            true => self.asked(&tables.bench, kind, &tables.given, tables.of),
+    /// Per kind, its forms; nothing of kinds that are not wanted.
+    fn asked_of<'s>(
+        &'s self,
+        (bench, given): (&Bench<'s>, &Given),
+        of: Forms<'_>,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Vec<Asked<'s>> {
+        let asked = |kind| match is_wanted(kind) {
+            true => self.asked(bench, kind, given, of),
             false => Vec::new(),
         };
-        let kinds = tables.rare.get_or_init(|| (0..self.forms.len()).map(asked).collect());
+        (0..self.forms.len()).map(asked).collect()
+    }
+
+    /// Forms of rare kinds in the hands of the solver.
+    fn rare<'s: 't, 't>(&'s self, (tables, of): (&'t Tables<'s>, Forms<'_>)) -> Vec<Vec<Chooser<'t>>> {
+        let asked = || self.asked_of((&tables.bench, &tables.given), tables.of, |kind| self.is_rare(kind));
+        let kinds = tables.rare.get_or_init(asked);
         kinds.iter().map(|forms| self.in_hand(forms, of)).collect()
     }
 
@@ -468,8 +475,7 @@ impl Scope<'_> {
         }
         if time(work)? < limit {
             let is_enough = |slowest: f64| time(Work { slowest, ..work }).is_none_or(|time| time >= limit);
-            let known = (work.slowest, &is_enough as &dyn Fn(f64) -> bool);
-            work.slowest = self.slowest_in_room((tables, ready), &flights, known)?;
+            work.slowest = self.slowest_in_room((tables, ready), &flights, (work.slowest, is_enough))?;
         }
         Some(work)
     }
@@ -497,7 +503,7 @@ impl Scope<'_> {
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
         flights: &Flights,
-        (known, is_enough): (f64, &dyn Fn(f64) -> bool),
+        (known, is_enough): (f64, impl Fn(f64) -> bool),
     ) -> Option<f64> {
         let p = flights.ascending.len() as u64;
         let n_layers = self.counts[self.most_frequent()];
@@ -506,7 +512,7 @@ impl Scope<'_> {
         let in_flight = |place: u64| flights.ascending.get(place as usize).copied();
         let full = self.stage_of((tables, ready), (most, in_flight(n_full - 1)?), (known, is_enough))?;
         let is_more = |slowest: f64| slowest >= full;
-        let over = self.stage_of((tables, ready), (most + 1, in_flight(0)?), (known, &is_more))?;
+        let over = self.stage_of((tables, ready), (most + 1, in_flight(0)?), (known, is_more))?;
         Some(full.min(over))
     }
 
@@ -516,7 +522,7 @@ impl Scope<'_> {
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
         (n_layers, flight): (u64, f64),
-        (known, is_enough): (f64, &dyn Fn(f64) -> bool),
+        (known, is_enough): (f64, impl Fn(f64) -> bool),
     ) -> Option<f64> {
         let (count, capacity) = (n_layers as f64, tables.bench.setting.capacity);
         let (mut most, mut tangents, mut price) = (known, Tangents::default(), ready.worth.price);

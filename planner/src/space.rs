@@ -333,7 +333,7 @@ fn splits_tokens(rule: AxisRule) -> bool {
 }
 
 fn fixed(layer: &Layer, dim: DimId) -> bool {
-    matches!(layer.dims[dim.0].extent, Extent::Fixed(_) | Extent::Uneven(_))
+    layer.dims[dim.0].extent.fixed().is_some()
 }
 
 /// Operators at which an unfinished gradient may pay: forks, and what lies between them and a product whose loop is
