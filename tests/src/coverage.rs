@@ -49,6 +49,7 @@ impl Recipe {
             tied: false,
             lora: 0,
             mtp: 0,
+            tower: 0,
         };
         let over_batch = wishes.axes.iter().filter(|axis| axis.stream == Some(0)).map(|axis| axis.size);
         let case = Case {

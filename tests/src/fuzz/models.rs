@@ -2,7 +2,9 @@
 
 use frontends::lora::{Lora, adapt};
 use frontends::mtp::predict_ahead;
-use ir::graph::Model;
+use ir::builder::LayerBuilder;
+use ir::graph::{Layer, Model, Segment};
+use ir::op::OpKind;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -54,6 +56,8 @@ pub struct ModelSizes {
     pub lora: u64,
     /// Modules that predict ahead, where the family's embedding allows some.
     pub mtp: u64,
+    /// Layers of a tower beside the first layers, whose result is added to theirs; 0 for none.
+    pub tower: u64,
 }
 
 /// Any family.
@@ -68,7 +72,8 @@ pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
     let mlp = (prop_oneof![Just(6_u64), Just(8), Just(12), Just(15)], 1_u64..=3, 1_u64..=2);
     let lora = prop_oneof![3 => Just(0_u64), 1 => 1_u64..=4];
     let mtp = prop_oneof![5 => Just(0_u64), 1 => 1_u64..=2];
-    let ends = (prop_oneof![Just(17_u64), Just(24), Just(35), Just(48)], any::<bool>(), lora, mtp);
+    let tower = prop_oneof![4 => Just(0_u64), 1 => 1_u64..=2];
+    let ends = (prop_oneof![Just(17_u64), Just(24), Just(35), Just(48)], any::<bool>(), lora, mtp, tower);
     (1_u64..=4, attention, mlp, ends).prop_map(|(n_layers, attention, mlp, ends)| ModelSizes {
         n_layers,
         kv_heads: attention.0,
@@ -81,6 +86,7 @@ pub(super) fn sizes() -> impl Strategy<Value = ModelSizes> {
         tied: ends.1,
         lora: ends.2,
         mtp: ends.3,
+        tower: ends.4,
     })
 }
 
@@ -91,11 +97,39 @@ pub(crate) fn model(family: Family, sizes: &ModelSizes) -> Option<Model> {
     if sizes.mtp > 0 {
         predict_ahead(&mut model, sizes.mtp).ok()?;
     }
+    if sizes.tower > 0 {
+        add_tower(&mut model, sizes.tower)?;
+    }
     if sizes.lora > 0 {
         let lora = Lora { rank: sizes.lora, alpha: Some(2.0), targets: Vec::new() };
         adapt(&mut model, &lora).ok()?;
     }
     Some(model)
+}
+
+/// Puts a second embedding and so many layers beside the first ones, all with parameters of their own, and adds the results:
+/// stages of the two run side by side.
+fn add_tower(model: &mut Model, n_layers: u64) -> Option<()> {
+    let &[embedding, body, ..] = model.sequence.as_slice() else { return None };
+    let out = *model.layers[embedding.layer].out.first()?;
+    let width = {
+        let layer = &model.layers[embedding.layer];
+        layer.dims[layer.tensors[out.0].dims.last()?.0].extent.fixed()?
+    };
+    let mut copy = |of: usize, count: u64| {
+        let layer = &model.layers[of];
+        model.layers.push(Layer { name: format!("tower-{}", layer.name), ..layer.clone() });
+        Segment { layer: model.layers.len() - 1, count }
+    };
+    let tower = [copy(embedding.layer, 1), copy(body.layer, n_layers)];
+    let mut b = LayerBuilder::new("sum");
+    b.fixed("h", width);
+    let both = ["left", "right"].map(|name| b.stream_named(name, "b s h"));
+    let sum = b.op("add", OpKind::Add, &both, "b s h");
+    model.layers.push(b.finish(sum));
+    let sum = Segment { layer: model.layers.len() - 1, count: 1 };
+    model.sequence.splice(2..2, tower.into_iter().chain([sum]));
+    Some(())
 }
 
 fn description(family: Family, sizes: &ModelSizes) -> Value {
@@ -200,6 +234,7 @@ mod tests {
             tied: false,
             lora: 0,
             mtp: 0,
+            tower: 0,
         };
         for family in [Llama, Gpt2, Gemma2, Falcon, Bloom, Mixtral, GptOss, DeepSeekV2, DeepSeekV3] {
             let text = description(family, &sizes).to_string();
