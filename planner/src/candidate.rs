@@ -17,6 +17,7 @@ use crate::clock::{Clock, Covers};
 use crate::forms::{first_of, forms_within, wide};
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::layer_problem::LayerProblem;
+use crate::memos::Memos;
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
@@ -48,6 +49,8 @@ pub struct Scope<'a> {
     pub wide: Model,
     /// Layers, by their place in the model, where branches begin and meet.
     pub bends: Vec<usize>,
+    /// What was priced on the meshes that were looked at last.
+    pub(crate) memos: Memos,
 }
 
 /// A mesh, a number of stages, a micro-batch.
@@ -134,6 +137,7 @@ impl<'a> Scope<'a> {
             troubles: Troubles::default(),
             forms,
             wide,
+            memos: Memos::default(),
             bends: bends(request.model.kinds_in_order().iter().map(|&kind| &request.model.layers[kind])),
         })
     }

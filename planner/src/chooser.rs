@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use ir::mesh::Mesh;
 
 use crate::ilp;
-use crate::layer_problem::LayerProblem;
+use crate::layer_problem::{LayerProblem, Shift};
 use crate::problem::Problem;
 use crate::request::Solver;
 use crate::solve::Prepared;
@@ -47,6 +47,29 @@ pub struct Cheapest {
     pub at_bound: Vec<usize>,
     /// That sum: the problem's with so large parts of the excess of forward and of backward.
     pub parts: [f64; 2],
+}
+
+/// What a layer is asked.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'q> {
+    /// Seconds for a byte.
+    pub price: f64,
+    /// Seconds for a byte that is kept for backward.
+    pub kept: f64,
+    /// What choices cost more than the problem says.
+    pub(crate) shift: Option<&'q Shift>,
+}
+
+impl Question<'_> {
+    /// With one price for all bytes.
+    pub fn at(price: f64) -> Self {
+        Self::apart(price, price)
+    }
+
+    /// With a price of its own for what is kept for backward.
+    pub fn apart(price: f64, kept: f64) -> Self {
+        Self { price, kept, shift: None }
+    }
 }
 
 /// Means of the two sums that are tried beyond the sums themselves, at most.
@@ -91,40 +114,53 @@ impl<'a> Chooser<'a> {
     /// Least `time + price * memory`. `None` where every combination is forbidden, or where the program gave up, which is
     /// noted.
     pub fn cheapest(&self, price: f64) -> Option<Cheapest> {
-        self.cheapest_apart(price, price)
+        self.cheapest_apart(Question::at(price))
     }
 
     /// The same with a price of its own for what is kept for backward.
-    pub fn cheapest_apart(&self, price: f64, kept: f64) -> Option<Cheapest> {
-        self.cheapest_by(|parts| match parts {
-            [0.0, 0.0] => self.least(price, kept),
-            _ => self.least_with(price, kept, &self.problem.part_of_excess(parts)),
+    pub fn cheapest_apart(&self, of: Question<'_>) -> Option<Cheapest> {
+        self.cheapest_by(of, |parts| match self.more(of, parts) {
+            None => self.least(of.price, of.kept),
+            Some(more) => self.least_with(of.price, of.kept, &more),
         })
     }
 
     /// Nearly the same in a part of the time: a bound by bounds of the sums, and choices that nearly reach it.
-    pub(crate) fn bound_apart(&self, price: f64, kept: f64) -> Option<Cheapest> {
-        self.cheapest_by(|parts| self.bound_at(price, kept, parts))
+    pub(crate) fn bound_apart(&self, of: Question<'_>) -> Option<Cheapest> {
+        self.cheapest_by(of, |parts| self.bound_at(of, parts))
     }
 
     /// What no choices cost less than, by one sum: the problem's with so large parts of the excess of forward and of
     /// backward; and choices that nearly reach it.
-    pub(crate) fn bound_at(&self, price: f64, kept: f64, parts: [f64; 2]) -> Option<(f64, Vec<usize>)> {
-        let more = (parts != [0.0; 2]).then(|| self.problem.part_of_excess(parts));
+    pub(crate) fn bound_at(&self, of: Question<'_>, parts: [f64; 2]) -> Option<(f64, Vec<usize>)> {
+        let more = self.more(of, parts);
         match &self.by {
-            By::Structured(prepared) => prepared.bound_with(price, kept, more.as_deref()),
+            By::Structured(prepared) => prepared.bound_with(of.price, of.kept, more.as_deref()),
             By::Program(_) => match more {
-                None => self.least(price, kept),
-                Some(more) => self.least_with(price, kept, &more),
+                None => self.least(of.price, of.kept),
+                Some(more) => self.least_with(of.price, of.kept, &more),
             },
         }
     }
 
+    /// What choices cost more than the problem says, with so large parts of the excess.
+    fn more(&self, of: Question<'_>, parts: [f64; 2]) -> Option<Vec<Vec<f64>>> {
+        match of.shift {
+            Some(shift) => Some(shift.with_excess(parts)),
+            None => (parts != [0.0; 2]).then(|| self.problem.part_of_excess(parts)),
+        }
+    }
+
     /// The same by whoever answers for one sum.
-    fn cheapest_by(&self, least: impl Fn([f64; 2]) -> Option<(f64, Vec<usize>)>) -> Option<Cheapest> {
+    fn cheapest_by(
+        &self,
+        of: Question<'_>,
+        least: impl Fn([f64; 2]) -> Option<(f64, Vec<usize>)>,
+    ) -> Option<Cheapest> {
         let ask = |parts: [f64; 2]| {
             let (cost, choices) = least(parts)?;
-            let excess = self.problem.excess(&choices);
+            let excess =
+                of.shift.map_or_else(|| self.problem.excess(&choices), |shift| shift.excess(&choices));
             let longer = |at: usize| excess[at].max(0.0) - excess[at] * parts[at];
             Some((cost, cost + longer(0) + longer(1), excess, choices))
         };

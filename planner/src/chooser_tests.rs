@@ -3,7 +3,7 @@
 use cost_model::Constants;
 use ir::mesh::Mesh;
 
-use crate::chooser::{Cheapest, Chooser, Troubles};
+use crate::chooser::{Cheapest, Chooser, Question, Troubles};
 use crate::clock::{Clock, Covers};
 use crate::given::{Given, RecomputeRule};
 use crate::layer_problem::LayerProblem;
@@ -63,7 +63,7 @@ fn no_combination_is_cheaper_than_the_bound_and_what_is_found_is_near_the_best()
             assert!((cost(problem, &choices, price).unwrap() / value - 1.0).abs() < 1e-9);
             assert!(bound <= best * (1.0 + 1e-9) && value >= best * (1.0 - 1e-9), "{bound} {best} {value}");
             assert!(value <= best * 1.03 && bound >= best * 0.9, "{tokens} {price}: {bound} {best} {value}");
-            let swift = chooser.bound_apart(price, price).unwrap().bound;
+            let swift = chooser.bound_apart(Question::at(price)).unwrap().bound;
             assert!(swift <= best * (1.0 + 1e-9) && swift >= best * 0.9, "{tokens} {price}: {swift} {best}");
             let plain = problem.problem.total(&at_bound).unwrap().weighed(price);
             leans.set(leans.get() + usize::from(bound > plain * (1.0 + 1e-9)));

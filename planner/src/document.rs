@@ -154,10 +154,10 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         ),
     };
     let given = if tally.bounds_leading {
-        "taken for given: small micro-batches are no faster than the largest on their mesh, one axis no faster than two \
+        "taken for given: micro-batches are no faster than multiples of them on their mesh, one axis no faster than two \
          that are used alike, and forms of layers that are the fastest on a few meshes are so on all"
     } else {
-        "taken for given: small micro-batches are no faster than the largest on their mesh, one axis no faster than two \
+        "taken for given: micro-batches are no faster than multiples of them on their mesh, one axis no faster than two \
          that are used alike, and a fused form saves no more than where memory is free"
     };
     let slices = if arranged.slices.is_cut() {

@@ -11,7 +11,7 @@ use ir::sharding::{Placement, Sharding};
 use crate::arrange::{Arranged, Ends, Failed, Share, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
-use crate::chooser::{Cheapest, Chooser};
+use crate::chooser::{Cheapest, Chooser, Question};
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, StateRule, StorageRule};
 use crate::partition::Chunk;
@@ -404,7 +404,7 @@ impl Scope<'_> {
                 let (objective, choices) = match hides {
                     Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
                     Hides::BehindLayer => chooser
-                        .cheapest_apart(price, kept)
+                        .cheapest_apart(Question::apart(price, kept))
                         .map(|Cheapest { value, choices, .. }| (value, choices))?,
                 };
                 Some((objective, *form, chooser.problem(), choices))

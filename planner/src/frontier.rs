@@ -2,15 +2,17 @@
 //! out.
 //!
 //! A mesh is asked for the bound of its largest micro-batch first, whose kernels are the longest and whose collectives
-//! are the fewest. What is found of one micro-batch holds for all smaller ones on its mesh until they are asked
-//! themselves, so a mesh whose large micro-batches are too slow is never asked about its small ones. Those that would
-//! crowd memory are passed over at first, and bounded in the memory that there is before more is done about them.
+//! are the fewest. What is found of one micro-batch holds for all on its mesh that divide it until they are asked
+//! themselves, so a mesh whose large micro-batches are too slow is never asked about its small ones. One that does not
+//! divide it may be cut in ways in which it is not (192 over 64 devices, but not 240), and goes by another. Those that
+//! would crowd memory are passed over at first, and bounded in the memory that there is before more is done about them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
+use crate::optimize::same_mesh;
 use crate::room::{Room, Worth};
 
 /// What to do next.
@@ -30,11 +32,9 @@ pub(crate) enum Task {
 struct Group {
     /// Those without a bound of their own, the smallest micro-batch first.
     left: Vec<usize>,
-    /// The smallest that was asked of those with larger micro-batches, and its bound.
+    /// One that was asked, whose micro-batch is a multiple of all of theirs, and its bound.
     last: (usize, Bound),
-    /// Least work of those left in the memory that there is.
-    room: Option<Work>,
-    /// Whether that was asked.
+    /// Whether those left were bounded in the memory that there is.
     is_weighed: bool,
     /// What memory is worth on the mesh, as far as it was asked.
     worth: Option<Worth>,
@@ -50,8 +50,10 @@ pub(crate) struct Frontier<'a> {
     candidates: &'a [Candidate],
     groups: Vec<Group>,
     own: Vec<Option<Bound>>,
-    /// Per candidate, its least work in the memory that there is, once that was asked.
-    room: Vec<Option<Work>>,
+    /// Per candidate, seconds that it cannot beat, as far as it was asked.
+    least: Vec<f64>,
+    /// Per candidate, whether it was bounded in the memory that there is.
+    is_weighed: Vec<bool>,
     /// What memory is worth where that was asked last, by numbers of stages.
     worth: BTreeMap<u64, Worth>,
     /// Meshes to be asked about the next candidate, the most promising first.
@@ -70,7 +72,8 @@ impl<'a> Frontier<'a> {
             candidates,
             groups: Vec::new(),
             own: vec![None; candidates.len()],
-            room: vec![None; candidates.len()],
+            least: vec![0.0; candidates.len()],
+            is_weighed: vec![false; candidates.len()],
             worth: BTreeMap::new(),
             asked: BinaryHeap::new(),
             ready: BinaryHeap::new(),
@@ -88,17 +91,11 @@ impl<'a> Frontier<'a> {
         &self.candidates[at]
     }
 
-    /// Adds the candidates of a mesh, the smallest micro-batch first, with the bound of the largest that the mesh can
-    /// run at all and its place among them.
-    pub(crate) fn add(&mut self, all: &[usize], largest: Option<(usize, Bound)>) {
-        let Some((place, bound)) = largest else {
-            self.n_illegal += all.len() as u64;
-            return;
-        };
-        self.n_illegal += (all.len() - place - 1) as u64;
-        let (left, last) = (all[..place].to_vec(), (all[place], bound.clone()));
-        self.add_group(Group { left, last, room: None, is_weighed: false, worth: None });
-        self.found(all[place], bound);
+    /// Adds a candidate with its bound, and those of its mesh whose micro-batches divide its own, the smallest first.
+    pub(crate) fn add(&mut self, (candidate, bound): (usize, Bound), left: Vec<usize>) {
+        self.raise(&self.divisors(candidate), bound.work);
+        self.found(candidate, bound.clone());
+        self.add_group(Group { left, last: (candidate, bound), is_weighed: false, worth: None });
     }
 
     fn add_group(&mut self, group: Group) {
@@ -106,24 +103,43 @@ impl<'a> Frontier<'a> {
         self.queue_group(self.groups.len() - 1);
     }
 
-    /// What a mesh said of the candidate that `take` gave out for it; how many were dropped for it.
-    pub(crate) fn refined(&mut self, group: usize, candidate: usize, found: Option<Refined>) -> u64 {
+    /// A candidate, and those of its mesh whose micro-batches divide its own.
+    fn divisors(&self, candidate: usize) -> Vec<usize> {
+        let of = &self.candidates[candidate];
+        let before = self.candidates[..=candidate].iter().rev().take_while(|one| same_mesh(one, of));
+        let all = (candidate + 1 - before.count()..=candidate).collect();
+        dividing(self.candidates, candidate, all).0
+    }
+
+    /// Candidates whose layers take no less than some work.
+    fn raise(&mut self, candidates: &[usize], work: Work) {
+        for &at in candidates {
+            // Without a bubble none of its schedules is allowed.
+            let time = self.scope.with_bubble(&self.candidates[at], work);
+            self.least[at] = self.least[at].max(time.map_or(f64::INFINITY, |time| time.0));
+        }
+    }
+
+    /// What a mesh said of the candidate that `take` gave out for it; how many were dropped for it, as they cannot be faster
+    /// than a limit.
+    pub(crate) fn refined(
+        &mut self,
+        (group, candidate): (usize, usize),
+        found: Option<Refined>,
+        limit: f64,
+    ) -> u64 {
         let Some((bound, [own, left])) = found else {
             self.n_illegal += 1;
             self.queue_group(group);
             return 0;
         };
-        let known = &mut self.groups[group];
-        (known.last, known.is_weighed) = ((candidate, bound.clone()), false);
+        self.raise(&self.divisors(candidate), bound.work);
+        self.groups[group].last = (candidate, bound.clone());
         self.own[candidate] = Some(bound);
-        self.weighed(Task::Weigh(candidate), own);
-        match left {
-            Some(left) => self.weighed(Task::WeighAll(group), Some(left)),
-            None => {
-                self.queue_group(group);
-                0
-            }
-        }
+        self.is_weighed[candidate] = own.is_some();
+        self.queue_candidate(candidate, own);
+        self.groups[group].is_weighed = left.is_some();
+        self.weighed_all(group, left, limit)
     }
 
     /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted. Bounds alone are
@@ -141,6 +157,9 @@ impl<'a> Frontier<'a> {
                 (None, None) => break,
             };
             let Some(Reverse((_, task))) = next else { break };
+            if let Task::Refine(group) = task {
+                n_dropped += self.drop_slow(group, limit);
+            }
             if self.bound(task) < limit {
                 tasks.push(if limit.is_finite() { self.weighed_first(task) } else { task });
             } else {
@@ -155,14 +174,16 @@ impl<'a> Frontier<'a> {
         match task {
             Task::WorkOut(candidate) => Some(candidate),
             Task::Refine(group) => {
-                let (next, known) = (self.next(group)?, &mut self.groups[group]);
-                let passed =
-                    Group { left: known.left.split_off(next + 1), last: known.last.clone(), ..*known };
-                let candidate = known.left.pop();
-                if !passed.left.is_empty() {
+                let next = self.next(group)?;
+                let known = &mut self.groups[group];
+                let candidate = known.left.remove(next);
+                let (left, passed) = dividing(self.candidates, candidate, std::mem::take(&mut known.left));
+                known.left = left;
+                if !passed.is_empty() {
+                    let passed = Group { left: passed, last: known.last.clone(), ..*known };
                     self.add_group(passed);
                 }
-                candidate
+                Some(candidate)
             }
             Task::Weigh(candidate) => Some(candidate),
             Task::WeighAll(group) => Some(self.groups[group].last.0),
@@ -174,7 +195,7 @@ impl<'a> Frontier<'a> {
         match task {
             Task::WorkOut(at) => {
                 let crowds = self.own[at].as_ref().is_some_and(|own| own.crowding > CROWDED);
-                if crowds && self.room[at].is_none() { Task::Weigh(at) } else { task }
+                if crowds && !self.is_weighed[at] { Task::Weigh(at) } else { task }
             }
             Task::Refine(group) => {
                 if self.left_crowds(group) && !self.groups[group].is_weighed {
@@ -229,36 +250,57 @@ impl<'a> Frontier<'a> {
         own.or_else(|| self.worth.get(&self.candidates[candidate].n_stages).copied())
     }
 
-    /// What was found of a candidate, or of a mesh, in the memory that there is; how many were dropped for it.
-    pub(crate) fn weighed(&mut self, task: Task, room: Option<Room>) -> u64 {
-        let worth = room.and_then(|room| room.worth);
+    /// What was found of a candidate, or of a mesh, in the memory that there is; how many were dropped for it, as they cannot
+    /// be faster than a limit.
+    pub(crate) fn weighed(&mut self, task: Task, room: Option<Room>, limit: f64) -> u64 {
         match task {
             Task::WorkOut(at) | Task::Weigh(at) => {
-                self.room[at] = room.map(|room| room.work);
-                let likely = |room: Room| Some(self.scope.with_bubble(&self.candidates[at], room.likely)?.0);
-                let promise = match room {
-                    Some(room) => self.bound(task).max(likely(room).unwrap_or(0.0)),
-                    None => self.own[at].as_ref().map_or(0.0, promise),
-                };
-                self.ready.push(Reverse((promise.to_bits(), Task::WorkOut(at))));
-                self.worth.extend(worth.map(|worth| (self.candidates[at].n_stages, worth)));
+                self.is_weighed[at] = true;
+                self.queue_candidate(at, room);
                 0
             }
             Task::Refine(group) | Task::WeighAll(group) => {
-                let known = &mut self.groups[group];
-                (known.is_weighed, known.worth) = (true, worth.or(known.worth));
-                let n_stages = self.candidates[known.last.0].n_stages;
-                let n_left = known.left.len();
-                if let Some(room) = room {
-                    known.room = Some(room.work);
-                    known.left.truncate(room.n_open);
-                }
-                let n_dropped = n_left - known.left.len();
-                self.worth.extend(worth.map(|worth| (n_stages, worth)));
-                self.queue_group(group);
-                n_dropped as u64
+                self.groups[group].is_weighed = true;
+                self.weighed_all(group, room, limit)
             }
         }
+    }
+
+    fn queue_candidate(&mut self, at: usize, room: Option<Room>) {
+        let own = self.own[at].as_ref().map_or(0.0, promise);
+        let promise = match room {
+            Some(Room { works, likely, worth }) => {
+                works.iter().for_each(|&work| self.raise(&[at], work));
+                self.worth.extend(worth.map(|worth| (self.candidates[at].n_stages, worth)));
+                let likely = self.scope.with_bubble(&self.candidates[at], likely);
+                self.least[at].max(likely.map_or(0.0, |time| time.0))
+            }
+            None => own,
+        };
+        self.ready.push(Reverse((promise.to_bits(), Task::WorkOut(at))));
+    }
+
+    fn weighed_all(&mut self, group: usize, room: Option<Room>, limit: f64) -> u64 {
+        let mut n_dropped = 0;
+        if let Some(Room { works, worth, .. }) = room {
+            let left = std::mem::take(&mut self.groups[group].left);
+            left.iter().zip(works).for_each(|(&at, work)| self.raise(&[at], work));
+            let n_stages = self.candidates[self.groups[group].last.0].n_stages;
+            self.worth.extend(worth.map(|worth| (n_stages, worth)));
+            let known = &mut self.groups[group];
+            (known.left, known.worth) = (left, worth.or(known.worth));
+            n_dropped = self.drop_slow(group, limit);
+        }
+        self.queue_group(group);
+        n_dropped
+    }
+
+    /// Drops what a mesh has left that cannot be faster than a limit; how many.
+    fn drop_slow(&mut self, group: usize, limit: f64) -> u64 {
+        let left = &mut self.groups[group].left;
+        let n_left = left.len();
+        left.retain(|&at| self.least[at] < limit);
+        (n_left - left.len()) as u64
     }
 
     /// Place of the candidate that a mesh is asked about next: the largest micro-batch, or where one as large would crowd
@@ -320,8 +362,8 @@ impl<'a> Frontier<'a> {
     }
 
     fn found(&mut self, candidate: usize, bound: Bound) {
-        self.ready.push(Reverse((promise(&bound).to_bits(), Task::WorkOut(candidate))));
         self.own[candidate] = Some(bound);
+        self.queue_candidate(candidate, None);
     }
 
     fn queue_group(&mut self, group: usize) {
@@ -332,29 +374,27 @@ impl<'a> Frontier<'a> {
         }
     }
 
-    /// Seconds that a candidate does not beat, as far as it was asked.
-    pub(crate) fn least(&self, at: usize) -> Option<f64> {
-        let own = self.own[at].as_ref()?.time.0;
-        let room = self.room[at].and_then(|room| self.scope.with_bubble(&self.candidates[at], room));
-        Some(own.max(room.map_or(0.0, |room| room.0)))
+    /// Seconds that a candidate cannot beat, as far as it was asked.
+    pub(crate) fn least(&self, at: usize) -> f64 {
+        self.least[at]
     }
 
     /// Seconds that no candidate of a task beats; infinite where there is none.
     fn bound(&self, task: Task) -> f64 {
         match task {
-            Task::WorkOut(at) | Task::Weigh(at) => self.least(at).unwrap_or(f64::INFINITY),
+            Task::WorkOut(at) | Task::Weigh(at) => self.least[at],
             Task::Refine(group) | Task::WeighAll(group) => {
-                let Group { left, last, room, .. } = &self.groups[group];
-                let bubble =
-                    |at: usize, work: Work| Some(self.scope.with_bubble(&self.candidates[at], work)?.0);
-                let time = |&at: &usize| {
-                    let in_room = room.and_then(|work| bubble(at, work));
-                    Some(bubble(at, last.1.work)?.max(in_room.unwrap_or(0.0)))
-                };
-                left.iter().filter_map(time).fold(f64::INFINITY, f64::min)
+                let least = |&at: &usize| self.least[at];
+                self.groups[group].left.iter().map(least).fold(f64::INFINITY, f64::min)
             }
         }
     }
+}
+
+/// Of candidates on one mesh, those whose micro-batches divide that of one of them, and the others.
+pub(crate) fn dividing(candidates: &[Candidate], of: usize, some: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
+    let micro_batch = |at: usize| candidates[at].micro_batch;
+    some.into_iter().partition(|&at| micro_batch(of).is_multiple_of(micro_batch(at)))
 }
 
 /// How promising a candidate is: its bound, and more where its fastest choices overflow the memory.
@@ -386,7 +426,7 @@ const MAX_PAIRS: usize = 4_000_000;
 
 /// Batches that every search may have. Mixtures of experts in tight memory have hundreds of candidates that only working
 /// them out, or pricing their memory, can rule out: deepseek-v3 on 2,048 devices takes as many.
-const MIN_BATCHES: usize = 110;
+const MIN_BATCHES: usize = 160;
 
 /// Batches that no search has, however small its layers are, unless somebody says how many.
 const MAX_BATCHES: usize = 200;

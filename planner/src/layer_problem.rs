@@ -25,10 +25,14 @@ use crate::clock::{Clock, Spans};
 use crate::constraints::Kept;
 use crate::given::{Given, RecomputeRule, StorageRule};
 use crate::meeting::{Carries, End, Meeting, Pace, Passages, Port, number};
-use crate::prices::{Parcel, Prices, StoragePrice, local_parameter};
+use crate::prices::{OpTime, Parcel, Prices, StoragePrice, local_parameter};
 use crate::problem::{Cost, Edge, Node, Problem};
 use crate::space::{Space, is_activation};
 use crate::stream;
+
+pub(crate) use smaller::Shift;
+
+mod smaller;
 
 /// How an operator runs: all that its neighbours see of a choice.
 #[derive(Clone, Debug)]
@@ -123,24 +127,10 @@ impl<'a> LayerProblem<'a> {
         clock: Clock,
         given: &Given,
     ) -> Option<Self> {
-        let gradients = gradient_tensors(layer);
-        let signatures: Vec<Signature> = layer.ops.iter().map(|op| signature(layer, op)).collect();
-        let streams = match given.stream {
+        let mut builder = Builder::new(layer, (sizes, prices), clock);
+        builder.streams = match given.stream {
             Some(one) => vec![one],
             None => stream::shardings(layer, sizes, prices),
-        };
-        let mut builder = Builder {
-            layer,
-            sizes,
-            prices,
-            clock,
-            signatures,
-            ops: Vec::new(),
-            streams,
-            n_parameters: layer.parameters().map(|t| layer.shape(t, sizes).iter().product::<u64>()).sum(),
-            needed: needed_again(layer, &gradients),
-            behind_counts: behind_counts(layer, prices.machine().constants.engine.experts),
-            gradients,
         };
         let mut nodes = Vec::new();
         let space = Space::new(layer, given.context).without(&given.forbid.cp_kind);
@@ -251,12 +241,63 @@ impl LayerProblem<'_> {
 /// All of a strategy that the storages of its parameters depend on.
 type Uses = (Pass, Vec<[Sharding; 2]>);
 
-impl Builder<'_, '_> {
+impl<'a, 'p> Builder<'a, 'p> {
+    fn new(layer: &'a Layer, (sizes, prices): (&'p Sizes, &'p Prices<'p>), clock: Clock) -> Self {
+        let gradients = gradient_tensors(layer);
+        Self {
+            layer,
+            sizes,
+            prices,
+            clock,
+            signatures: layer.ops.iter().map(|op| signature(layer, op)).collect(),
+            ops: Vec::new(),
+            streams: Vec::new(),
+            n_parameters: layer.parameters().map(|t| layer.shape(t, sizes).iter().product::<u64>()).sum(),
+            needed: needed_again(layer, &gradients),
+            behind_counts: behind_counts(layer, prices.machine().constants.engine.experts),
+            gradients,
+        }
+    }
+
+    /// Every strategy of an operator, whatever constraints say of it.
+    fn strategies(&self, op: OpId, space: &Space<'_>) -> Vec<Strategy> {
+        let at = (self.prices.mesh(), self.prices.views());
+        space.strategies(&self.layer.ops[op.0], &self.signatures[op.0], at, self.sizes)
+    }
+
+    /// What an operator takes in a strategy: forward, backward, and what it waits for its launches.
+    fn timed(&self, op: OpId, strategy: Strategy) -> (OpTime, OpTime, f64) {
+        let (one, sig) = (&self.layer.ops[op.0], &self.signatures[op.0]);
+        let gets = gets(one, &self.gradients);
+        let waits = match self.behind_counts.contains(&op.0) {
+            true => self.prices.waits(self.layer, one, sig, (strategy, self.sizes)),
+            false => 0.0,
+        };
+        (
+            self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward)),
+            self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets)),
+            waits,
+        )
+    }
+
+    /// The passes of a form.
+    fn passes(
+        &self,
+        op: OpId,
+        recompute: Recompute,
+        (forward, backward, waits): (OpTime, OpTime, f64),
+    ) -> Spans {
+        let runs_again = recompute == Recompute::Again
+            && self.layer.ops[op.0].kind != OpKind::Fork
+            && self.needed.contains(&op);
+        let again = if runs_again { forward.total } else { 0.0 };
+        Spans { forward: forward.total, backward: backward.total + again, waits, ..Spans::default() }
+    }
+
     fn node(&mut self, op: OpId, space: &Space<'_>, given: &Given) -> Option<Node> {
         let one = &self.layer.ops[op.0];
         let sig = &self.signatures[op.0];
-        let gets = gets(one, &self.gradients);
-        let strategies = space.strategies(one, sig, (self.prices.mesh(), self.prices.views()), self.sizes);
+        let strategies = self.strategies(op, space);
         let mut choices = Vec::new();
         let mut own = Choices::default();
         // What was stored already, of strategies that use the parameters alike.
@@ -266,15 +307,9 @@ impl Builder<'_, '_> {
             if !given.constraints.allow(self.layer, one, &places, self.prices.mesh()) {
                 continue;
             }
-            let forward = self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward));
-            let backward = self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets));
+            let timed @ (forward, backward, _) = self.timed(op, strategy);
             let pace = place(&mut own.paces, Pace { forward: forward.products, backward: backward.products });
-            let (forward, backward) = (forward.total, backward.total);
-            let waits = match self.behind_counts.contains(&op.0) {
-                true => self.prices.waits(self.layer, one, sig, (strategy, self.sizes)),
-                false => 0.0,
-            };
-            let until = if backward > 0.0 { Pass::Backward } else { Pass::Forward };
+            let until = if backward.total > 0.0 { Pass::Backward } else { Pass::Forward };
             let uses = (until, self.uses(one, &places));
             let known = stored.iter().find(|(before, _)| *before == uses).map(|(_, range)| range.clone());
             let range = known.unwrap_or_else(|| {
@@ -285,10 +320,7 @@ impl Builder<'_, '_> {
             });
             let places = Arc::new(places);
             for recompute in self.recompute_options(one, given) {
-                let runs_again =
-                    recompute == Recompute::Again && one.kind != OpKind::Fork && self.needed.contains(&op);
-                let again = if runs_again { forward } else { 0.0 };
-                let passes = Spans { forward, backward: backward + again, waits, ..Spans::default() };
+                let passes = self.passes(op, recompute, timed);
                 let time = self.clock.seconds(passes);
                 for at in range.clone() {
                     choices.push(own.stored[at].cost.plus(Cost { time, memory: 0.0 }));

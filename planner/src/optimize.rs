@@ -28,7 +28,7 @@ use crate::candidate::{Candidate, Dropped, Scope, batches};
 use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
-use crate::frontier::{Frontier, Refined, Task};
+use crate::frontier::{Frontier, Refined, Task, dividing};
 use crate::polish::{CROWDED, Worked, insert, polish};
 use crate::request::{NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::room::Room;
@@ -51,8 +51,8 @@ pub const BOUND_SLACK: f64 = 0.99;
 const WORTH_SHOWING: f64 = 1.3;
 
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
-/// time of the search.
-const MAX_FORM_BOUNDS: usize = 1300;
+/// time of the search (deepseek-v2 on 128 and on 256 devices took four to five times as long for the same plans).
+const MAX_FORM_BOUNDS: usize = 300;
 
 /// Where so many times as many candidates overflow as fit, tensor degrees are tried by name as well.
 const FEW_FIT: u64 = 8;
@@ -260,7 +260,7 @@ fn too_large(scope: &Scope<'_>, candidates: &[Candidate]) -> Option<String> {
     }
 }
 
-fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
+pub(crate) fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
     a.n_stages == b.n_stages && a.shape == b.shape && a.meshes == b.meshes
 }
 
@@ -289,6 +289,22 @@ fn leading(scope: &Scope<'_>, candidates: &[Candidate]) -> Vec<usize> {
     (0..scope.forms.len()).map(of_kind).collect()
 }
 
+/// A candidate with its bound, and those of its mesh whose micro-batches divide its own.
+type Chain = ((usize, Bound), Vec<usize>);
+
+/// The candidates of a mesh, the smallest micro-batch first, by what they divide: the largest that the mesh can run at all,
+/// of the others the largest again. What cannot run is in none.
+fn chains(scope: &Scope<'_>, (candidates, of): (&[Candidate], Forms<'_>), group: &[usize]) -> Vec<Chain> {
+    let (mut rest, mut chains) = (group.to_vec(), Vec::new());
+    while let Some(largest) = rest.pop() {
+        let Some(bound) = scope.bound(&candidates[largest], of) else { continue };
+        let (left, others) = dividing(candidates, largest, rest);
+        chains.push(((largest, bound), left));
+        rest = others;
+    }
+    chains
+}
+
 /// What can be done, from the bound of the largest micro-batch of every mesh.
 fn frontier<'a>(
     scope: &'a Scope<'a>,
@@ -300,14 +316,12 @@ fn frontier<'a>(
     let mut frontier = Frontier::new(scope, candidates);
     let mut done = 0;
     for some in groups.chunks(BATCH * 16) {
-        // The largest micro-batch that the mesh can run at all; smaller ones may divide where it does not.
-        let largest = |group: &&[usize]| {
-            let bound = |(place, &at): (usize, &usize)| Some((place, scope.bound(&candidates[at], of)?));
-            group.iter().enumerate().rev().find_map(bound)
-        };
-        let found: Vec<Option<(usize, Bound)>> = some.par_iter().map(largest).collect();
-        for (group, bound) in some.iter().zip(found) {
-            frontier.add(group, bound);
+        let found: Vec<Vec<Chain>> =
+            some.par_iter().map(|group| chains(scope, (candidates, of), group)).collect();
+        for (group, chains) in some.iter().zip(found) {
+            let n_legal: usize = chains.iter().map(|(_, left)| 1 + left.len()).sum();
+            frontier.n_illegal += (group.len() - n_legal) as u64;
+            chains.into_iter().for_each(|(largest, left)| frontier.add(largest, left));
             done += group.len() as u64;
         }
         on_progress(Progress { done, total: candidates.len() as u64, best: None });
@@ -353,14 +367,15 @@ fn work_out(
             let fits = |found: &Result<Worked, Dropped>| matches!(found, Ok(_) | Err(Dropped::Slower));
             let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
             if is_crowded && matches!(&one, Done::WorkedOut(found) if fits(found)) {
-                let least = frontier.least(at).map(|least| Seconds(least * BOUND_SLACK));
-                tally.inside_bound = lesser(tally.inside_bound, least);
+                let least = Seconds(frontier.least(at) * BOUND_SLACK);
+                tally.inside_bound = lesser(tally.inside_bound, Some(least));
             }
             match one {
                 Done::Refined(group, at, found) => {
-                    tally.n_bounded += frontier.refined(group, at, found.map(|found| *found))
+                    let found = found.map(|found| *found);
+                    tally.n_bounded += frontier.refined((group, at), found, limits.0);
                 }
-                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room),
+                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room, limits.0),
                 Done::WorkedOut(found) => match *found {
                     Ok(worked) => {
                         tally.n_simulated += 1;
@@ -405,7 +420,7 @@ fn do_task(
                 at,
                 match at_once {
                     Some(left) => scope.bound_and_rooms(candidate, &left, (of, limit, worth)),
-                    None => scope.bound(candidate, of).map(|bound| (bound, [None; 2])),
+                    None => scope.bound(candidate, of).map(|bound| (bound, [None, None])),
                 }
                 .map(Box::new),
             )
@@ -413,7 +428,7 @@ fn do_task(
         Task::Weigh(_) | Task::WeighAll(_) => {
             let worth = frontier.worth(task, at);
             let room = |(tables, all): (_, Vec<&Candidate>)| scope.room(tables, &all, (of, limit, worth));
-            Done::Weighed(task, frontier.weighs(task).map(room))
+            Done::Weighed(task, frontier.weighs(task).and_then(room))
         }
         Task::WorkOut(_) => {
             // Which choices lead where memory is free is asked again of those that compute nothing twice.
@@ -424,7 +439,7 @@ fn do_task(
             Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
                 let asked = Asking { limit: worth_showing, known: limit, ..Asking::of(Forms::Leading) };
                 let arranged = scope.evaluate_below(candidate, &bound, asked)?;
-                let least = frontier.least(at).unwrap_or(0.0);
+                let least = frontier.least(at);
                 debug_assert!(
                     arranged.step_time().0 >= least * BOUND_SLACK,
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",

@@ -4,7 +4,6 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 
 use cost_model::collective::broadcasts;
 use cost_model::dispatch::{Routing, cover, exchange, shown};
@@ -16,7 +15,7 @@ use cost_model::program_memory::doubles_as_master;
 use cost_model::ring::{RingSizes, ring_time};
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
-use ir::conversion::{Change, Step, StepKind};
+use ir::conversion::{Change, Step};
 use ir::engine::{GradientFormat, ParameterSpread, TensorOverlap};
 use ir::graph::{Layer, Op, Sizes, TensorId};
 use ir::lower::{flat_steps, whole_axes};
@@ -30,10 +29,11 @@ use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
 use crate::clock::Spans;
+pub use crate::conversions::Conversion;
+use crate::conversions::{Hop, Routes, Sends, Sent};
 use crate::forbid::Barred;
 use crate::meeting;
 use crate::space::{AxisRule, AxisView, Reach};
-use crate::ways::ways;
 
 /// The machines and the engine, as prices see them.
 #[derive(Clone, Debug)]
@@ -65,30 +65,6 @@ pub struct OpTime {
     pub products: OpSeconds,
 }
 
-/// Seconds of a conversion, shown in full, by what they could hide behind.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Conversion {
-    gather: f64,
-    scatter: f64,
-    reduce: f64,
-    /// Tokens to experts or back.
-    exchange: f64,
-    other: f64,
-}
-
-impl Conversion {
-    fn add(&mut self, kind: StepKind, routing: Option<Routing>, time: f64) {
-        match kind {
-            StepKind::AllToAll { .. } if routing.is_some() => self.exchange += time,
-            StepKind::AllGather { .. } => self.gather += time,
-            StepKind::ReduceScatter { .. } => self.scatter += time,
-            StepKind::AllReduce => self.reduce += time,
-            StepKind::AllReduceMax | StepKind::AllToAll { .. } => self.other += time,
-            StepKind::Slice { .. } | StepKind::Zero => {}
-        }
-    }
-}
-
 /// What one storage of one parameter costs: seconds, were nothing hidden, and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StoragePrice {
@@ -98,47 +74,6 @@ pub struct StoragePrice {
     pub state: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
     pub gathered: f64,
-}
-
-/// Conversions already priced. Shardings are numbered as they come, so that a look-up is an index.
-#[derive(Default)]
-struct Conversions {
-    /// By their codes.
-    numbers: BTreeMap<u32, usize>,
-    shapes: Vec<Known>,
-}
-
-/// Conversions already priced for tensors of one shape.
-struct Known {
-    shape: Vec<u64>,
-    filled: f64,
-    routing: Option<Routing>,
-    /// Per pair of numbers: not asked yet, or where its seconds are.
-    places: Vec<Vec<Option<NonZeroU32>>>,
-    /// Seconds, where there is a way; the first is nobody's.
-    times: Vec<Option<Conversion>>,
-}
-
-impl Conversions {
-    fn numbers(&mut self, shardings: &[Sharding]) -> Vec<usize> {
-        let number = |sharding: &Sharding| {
-            let next = self.numbers.len();
-            *self.numbers.entry(sharding.code()).or_insert(next)
-        };
-        shardings.iter().map(number).collect()
-    }
-
-    fn of_shape(&mut self, shape: &[u64], filled: f64, routing: Option<Routing>) -> &mut Known {
-        let same = |known: &Known| {
-            known.shape == shape && known.filled.total_cmp(&filled).is_eq() && known.routing == routing
-        };
-        let at = self.shapes.iter().position(same).unwrap_or_else(|| {
-            let (shape, places, times) = (shape.to_vec(), Vec::new(), vec![None]);
-            self.shapes.push(Known { shape, filled, routing, places, times });
-            self.shapes.len() - 1
-        });
-        &mut self.shapes[at]
-    }
 }
 
 /// Local elements below which only the widest cut of a parameter is tried: all its states are below 20 MB.
@@ -191,13 +126,22 @@ pub struct Prices<'a> {
     views: Vec<AxisView>,
     /// Shapes of what layers of other kinds pass on, which is cut like a layer's own.
     passed: Vec<Vec<u64>>,
-    conversions: RefCell<Conversions>,
-    groups: RefCell<BTreeMap<AxisSet, Group>>,
-    /// Collectives already priced, by what they are, their axes and the bits of their bytes.
-    collectives: RefCell<BTreeMap<(CollectiveKind, AxisSet, u64), f64>>,
-    storages: RefCell<BTreeMap<StorageKey, Vec<StorageTimes>>>,
+    /// What holds for micro-batches of any size.
+    pub(crate) memo: Memo,
+    /// Tensors already converted.
+    sent: RefCell<Vec<Sent>>,
     /// Edges of choice problems already priced.
     pub(crate) tables: RefCell<Vec<meeting::Known>>,
+}
+
+/// What was asked on a mesh already, whatever the micro-batch.
+#[derive(Default)]
+pub(crate) struct Memo {
+    routes: RefCell<Routes>,
+    groups: RefCell<BTreeMap<AxisSet, Group>>,
+    /// Collectives, by what they are, their axes and the bits of their bytes.
+    collectives: RefCell<BTreeMap<(CollectiveKind, AxisSet, u64), f64>>,
+    storages: RefCell<BTreeMap<StorageKey, Vec<StorageTimes>>>,
 }
 
 impl<'a> Prices<'a> {
@@ -216,10 +160,8 @@ impl<'a> Prices<'a> {
             mesh,
             views,
             passed: Vec::new(),
-            conversions: RefCell::default(),
-            groups: RefCell::default(),
-            collectives: RefCell::default(),
-            storages: RefCell::default(),
+            memo: Memo::default(),
+            sent: RefCell::default(),
             tables: RefCell::default(),
         }
     }
@@ -333,33 +275,14 @@ impl<'a> Prices<'a> {
         from: &[Sharding],
         to: &[Sharding],
     ) -> Vec<Option<Conversion>> {
-        let bytes = self.machine.kernels.element_bytes * filled;
-        let time = |from: Sharding, to: Sharding| {
-            let mut sum = Conversion::default();
-            ways(from, to, |change| {
-                sum.add(change.kind, routing, self.change(change, (shape, bytes), routing));
-            })?;
-            Some(sum)
-        };
-        let mut all = self.conversions.borrow_mut();
-        let (rows, columns) = (all.numbers(from), all.numbers(to));
-        let n = all.numbers.len();
-        let known = all.of_shape(shape, filled, routing);
-        known.places.resize_with(n, Vec::new);
+        let mut routes = self.memo.routes.borrow_mut();
+        let (rows, columns) = (routes.numbers(from), routes.numbers(to));
+        let mut all = self.sent.borrow_mut();
+        let sent = Sent::of(&mut all, (shape, filled, routing));
         let mut list = Vec::with_capacity(rows.len() * columns.len());
-        for (&before, &row) in from.iter().zip(&rows) {
-            let places = &mut known.places[row];
-            places.resize(n.max(places.len()), None);
-            for (&after, &column) in to.iter().zip(&columns) {
-                list.push(match places[column] {
-                    Some(place) => known.times[place.get() as usize],
-                    None => {
-                        places[column] = NonZeroU32::new(known.times.len() as u32);
-                        let found = time(before, after);
-                        known.times.push(found);
-                        found
-                    }
-                });
+        for &row in &rows {
+            for &column in &columns {
+                list.push(routes.hops(row, column).map(|hops| sent.along(hops, self)));
             }
         }
         list
@@ -398,30 +321,19 @@ impl<'a> Prices<'a> {
     /// Seconds of one step of a conversion.
     pub fn step(&self, step: &Step, shape: &[u64], element_bytes: f64) -> f64 {
         let Step { kind, before, after, .. } = *step;
-        let change = Change { kind, axes: AxisSet::of(&step.axes), before, after };
-        self.change(change, (shape, element_bytes), None)
-    }
-
-    fn change(&self, change: Change, (shape, element_bytes): (&[u64], f64), routing: Option<Routing>) -> f64 {
-        let Change { kind, axes, before, after } = change;
         let Some(collective) = kind.collective() else { return 0.0 };
-        // Of a gather, what comes together.
         let whole = if collective == CollectiveKind::AllGather { after } else { before };
         let full = whole.local_elements(self.mesh, shape) as f64 * element_bytes;
-        let worlds = (self.machine.cluster, self.machine.constants);
-        if let Some(routing) = routing.filter(|_| collective == CollectiveKind::AllToAll) {
-            let group = || self.group(&axes.axes());
-            let change = (kind, before, after);
-            if let Some(choice) = exchange(routing, change, (Bytes(full), self.mesh), group, worlds) {
-                return choice.time.0;
-            }
-        }
+        self.collective(collective, AxisSet::of(&step.axes), full)
+    }
+
+    fn collective(&self, kind: CollectiveKind, axes: AxisSet, full: f64) -> f64 {
         let time = || {
-            let mut groups = self.groups.borrow_mut();
+            let mut groups = self.memo.groups.borrow_mut();
             let group = groups.entry(axes).or_insert_with(|| self.group(&axes.axes()));
-            price(collective, Bytes(full), group, worlds.0, worlds.1).0
+            price(kind, Bytes(full), group, self.machine.cluster, self.machine.constants).0
         };
-        *self.collectives.borrow_mut().entry((collective, axes, full.to_bits())).or_insert_with(time)
+        *self.memo.collectives.borrow_mut().entry((kind, axes, full.to_bits())).or_insert_with(time)
     }
 
     /// Seconds in which a parameter is sent, its part of the piece with which it is.
@@ -459,7 +371,7 @@ impl<'a> Prices<'a> {
     ) -> Vec<(Storage, StoragePrice)> {
         let whole = whole_axes(self.mesh, used);
         let unfinished = AxisSet::of(&gradient.partial_axes());
-        let mut known = self.storages.borrow_mut();
+        let mut known = self.memo.storages.borrow_mut();
         let times = known
             .entry((parcel, home, [whole, unfinished]))
             .or_insert_with(|| self.all_storage_times((parcel, home), whole, unfinished));
@@ -587,6 +499,28 @@ impl<'a> Prices<'a> {
             state: local * state,
             gathered: gathered(storage.parameter, (bytes.parameter * local, bytes.gradient * local)),
         })
+    }
+}
+
+impl Sends for Prices<'_> {
+    fn mesh(&self) -> &Mesh {
+        self.mesh
+    }
+
+    fn element_bytes(&self) -> f64 {
+        self.machine.kernels.element_bytes
+    }
+
+    fn collective(&self, hop: &Hop, bytes: f64) -> f64 {
+        self.collective(hop.collective, hop.change.axes, bytes)
+    }
+
+    fn exchange(&self, hop: &Hop, routing: Routing, bytes: f64) -> Option<f64> {
+        let Change { kind, axes, before, after } = hop.change;
+        let worlds = (self.machine.cluster, self.machine.constants);
+        let group = || self.group(&axes.axes());
+        let choice = exchange(routing, (kind, before, after), (Bytes(bytes), self.mesh), group, worlds)?;
+        Some(choice.time.0)
     }
 }
 

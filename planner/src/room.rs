@@ -13,7 +13,8 @@
 //! fewer micro-batches in flight than the fewest of so many stages.
 //!
 //! The leading form of every kind is priced first: where it is faster than what is asked about, the least over all forms
-//! is too. The tables of a micro-batch stand for smaller ones on its mesh too, which take as long and keep less in proportion.
+//! is too. The tables of a micro-batch stand for those that divide it too: their conversions take no less, they keep less in
+//! proportion, and what operators take by themselves is priced anew.
 
 use std::cell::OnceCell;
 
@@ -21,10 +22,11 @@ use ir::units::Seconds;
 
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
-use crate::chooser::{Cheapest, Chooser};
+use crate::chooser::{Cheapest, Chooser, Question};
 use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule};
+use crate::layer_problem::Shift;
 use crate::request::Solver;
 use crate::shelf::{Asked, Bench};
 
@@ -62,15 +64,24 @@ struct Tables<'s> {
     on_host: bool,
 }
 
+/// A form of a layer in the hands of the solver.
+struct Hand<'t> {
+    chooser: Chooser<'t>,
+    /// What its choices cost more with the micro-batch that is asked about.
+    shift: Option<Shift>,
+}
+
 /// The layers of all stages in the hands of the solver.
 struct Ready<'t> {
     /// Per kind, its forms; nothing of rare ones.
-    kinds: Vec<Vec<Chooser<'t>>>,
+    kinds: Vec<Vec<Hand<'t>>>,
     /// The same of rare ones, once somebody asked; nothing of the others.
-    rare: OnceCell<Vec<Vec<Chooser<'t>>>>,
+    rare: OnceCell<Vec<Vec<Hand<'t>>>>,
     /// Per kind, the least seconds of a layer where memory is free.
     free: Vec<f64>,
     of: Forms<'t>,
+    /// Least work where memory is free.
+    base: Work,
     /// Where to start.
     worth: Worth,
 }
@@ -185,40 +196,14 @@ impl Tangents {
 }
 
 /// What is known of candidates in their memory.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Room {
-    /// Of these, the smallest micro-batch first, so many may be faster than the limit.
-    pub(crate) n_open: usize,
     /// Least work of the average and of the slowest stage of each of them.
-    pub(crate) work: Work,
-    /// The same of the leading forms alone: what it is likely to come to.
+    pub(crate) works: Vec<Work>,
+    /// The same of the first in the leading forms alone: what it is likely to come to.
     pub(crate) likely: Work,
     /// What memory is worth there, if that was asked.
     pub(crate) worth: Option<Worth>,
-}
-
-impl Room {
-    /// Where memory says nothing.
-    fn unknown(bound: &Bound, candidates: &[&Candidate]) -> Self {
-        Self { n_open: candidates.len(), work: bound.work, likely: bound.work, worth: None }
-    }
-
-    /// What the leading forms say, and where these rule something out and there are others, what all say.
-    fn of_forms(
-        (bound, candidates): (&Bound, &[&Candidate]),
-        leading: Option<Self>,
-        others: Option<impl FnOnce(Option<Worth>) -> Option<Self>>,
-    ) -> Self {
-        let unknown = Self::unknown(bound, candidates);
-        match (leading, others) {
-            (Some(leading), None) => leading,
-            (Some(leading), Some(all)) if leading.n_open < candidates.len() => {
-                all(leading.worth).map_or(unknown, |room| Self { likely: leading.likely, ..room })
-            }
-            (Some(leading), Some(_)) => Self { likely: leading.likely, worth: leading.worth, ..unknown },
-            (None, _) => unknown,
-        }
-    }
 }
 
 /// Micro-batches in flight on every stage, in those of the tables.
@@ -237,28 +222,46 @@ impl Flights {
 }
 
 impl Scope<'_> {
-    /// Which of some candidates on one mesh, the smallest micro-batch first, are slower than a limit in their memory,
-    /// from the largest on, and what is known of the others: by the tables of a candidate whose micro-batch is no smaller,
-    /// and its bound. The leading forms first: where they may be faster than the limit, the others may too.
+    /// What is known of some candidates on one mesh in their memory, the smallest micro-batch first, as far as it takes to
+    /// say that they are slower than a limit: by the tables of a candidate whose micro-batch is a multiple of theirs, and its
+    /// bound.
     pub(crate) fn room<'s>(
         &'s self,
         (candidate, bound): (&Candidate, &Bound),
         candidates: &[&Candidate],
         (of, limit, worth): (Forms<'s>, f64, Option<Worth>),
-    ) -> Room {
+    ) -> Option<Room> {
         if !self.knows_room(candidate) {
-            return Room::unknown(bound, candidates);
+            return None;
         }
         let by = |of: Forms<'s>, worth| {
             let tables = self.priced_tables(candidate, bound.covers, of);
             self.room_by((&tables, bound, of), candidates, (limit, worth))
         };
-        let leading = by(Forms::Leading, worth);
-        Room::of_forms((bound, candidates), leading, self.has_others(of).then_some(|worth| by(of, worth)))
+        self.by_forms(by, (bound, candidates), (of, limit, worth))
+    }
+
+    /// The leading forms first: where they may be faster than the limit, the others may too, and nothing is known but the bound.
+    fn by_forms<'s>(
+        &'s self,
+        by: impl Fn(Forms<'s>, Option<Worth>) -> Option<Room>,
+        (bound, candidates): (&Bound, &[&Candidate]),
+        (of, limit, worth): (Forms<'s>, f64, Option<Worth>),
+    ) -> Option<Room> {
+        let leading = by(Forms::Leading, worth)?;
+        if of != Forms::All || self.forms.iter().all(|forms| forms.len() == 1) {
+            return Some(leading);
+        }
+        let mut works = candidates.iter().zip(&leading.works);
+        let works = match works.any(|(one, &work)| self.is_slower(one, work, limit)) {
+            true => by(of, leading.worth)?.works,
+            false => vec![bound.work; candidates.len()],
+        };
+        Some(Room { works, ..leading })
     }
 
     /// The bound of a candidate, and by the same tables what is known in the memory that there is of it and of smaller
-    /// micro-batches on its mesh, as far as the bound does not say that they take as long as the limit.
+    /// micro-batches on its mesh that divide its own, as far as the bound does not say that they take as long as the limit.
     pub(crate) fn bound_and_rooms<'s>(
         &'s self,
         candidate: &Candidate,
@@ -277,27 +280,25 @@ impl Scope<'_> {
         tables.kinds.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
         let mut last = worth;
         let rooms = [&[candidate][..], smaller].map(|some| {
-            let open =
-                |one: &&Candidate| self.with_bubble(one, bound.work).is_some_and(|time| time.0 < limit);
-            if !some.iter().any(open) {
+            if some.iter().all(|one| self.is_slower(one, bound.work, limit)) {
                 return None;
             }
             let by = |of: Forms<'s>, worth| self.room_by((&tables, &bound, of), some, (limit, worth));
-            let leading = by(Forms::Leading, last);
-            let others = self.has_others(of).then_some(|worth| by(of, worth));
-            let room = Room::of_forms((&bound, some), leading, others);
-            last = room.worth.or(last);
-            Some(room)
+            let room = self.by_forms(by, (&bound, some), (of, limit, last));
+            last = room.as_ref().and_then(|room| room.worth).or(last);
+            room
         });
         Some((bound, rooms))
     }
 
-    /// Whether there are forms beside the leading ones to be asked.
-    fn has_others(&self, of: Forms<'_>) -> bool {
-        of == Forms::All && self.forms.iter().any(|forms| forms.len() > 1)
+    /// Whether a candidate is no faster than a limit if its layers take so long.
+    pub(crate) fn is_slower(&self, candidate: &Candidate, work: Work, limit: f64) -> bool {
+        self.with_bubble(candidate, work).is_none_or(|time| time.0 >= limit)
     }
 
-    /// How many of the candidates may be faster, and the least work of the smallest.
+    /// The least work of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and where that
+    /// does not rule them all out, of each by its own lengths; in its own memory too, from the largest on, until that rules
+    /// one out no more.
     fn room_by<'s>(
         &'s self,
         (tables, bound, of): (&Tables<'s>, &Bound, Forms<'s>),
@@ -305,39 +306,81 @@ impl Scope<'_> {
         (limit, worth): (f64, Option<Worth>),
     ) -> Option<Room> {
         let mut ready = self.ready((tables, bound, of), worth);
-        let slower =
-            |one: &Candidate, work: Work| self.with_bubble(one, work).is_none_or(|time| time.0 >= limit);
-        // What the smallest does not reach, some of the larger may.
-        let work = self.work_in_room((tables, bound, &mut ready), candidates[0], limit)?;
-        let room = |n_open: usize, worth: Worth| Room { n_open, work, likely: work, worth: Some(worth) };
-        if candidates.iter().all(|one| slower(one, work)) {
-            return Some(room(0, ready.worth));
-        }
-        let mut n_open = candidates.len();
-        while n_open > 1 {
-            let one = candidates[n_open - 1];
-            match self.work_in_room((tables, bound, &mut ready), one, limit) {
-                Some(work) if slower(one, work) => n_open -= 1,
-                Some(_) | None => break,
+        let all = self.work_in_room((tables, &mut ready), candidates[0], limit)?;
+        let mut works = vec![all; candidates.len()];
+        let open = candidates.iter().zip(&mut works).rev();
+        for (one, work) in open.filter(|(one, _)| !self.is_slower(one, all, limit)) {
+            if one.micro_batch < tables.bench.candidate.micro_batch {
+                let Some(base) = self.by_own_lengths((tables, bound), &mut ready, one) else { break };
+                *work = self.longer(one, *work, base);
+            } else if candidates.len() == 1 {
+                break;
+            }
+            if !self.is_slower(one, *work, limit) {
+                let own = self.work_in_room((tables, &mut ready), one, limit);
+                *work = own.map_or(*work, |own| self.longer(one, *work, own));
+            }
+            if !self.is_slower(one, *work, limit) {
+                break;
             }
         }
-        Some(room(n_open, ready.worth))
+        Some(Room { works, likely: all, worth: Some(ready.worth) })
+    }
+
+    /// Of two that are known, the work that says more.
+    fn longer(&self, candidate: &Candidate, known: Work, next: Work) -> Work {
+        let time = |work| self.with_bubble(candidate, work).map_or(f64::INFINITY, |time| time.0);
+        if time(next) > time(known) { next } else { known }
+    }
+
+    /// Prices what operators take by themselves as a candidate has it, whose micro-batch divides that of the tables; its least
+    /// work where memory is free.
+    fn by_own_lengths<'s: 't, 't>(
+        &'s self,
+        (tables, bound): (&'t Tables<'s>, &Bound),
+        ready: &mut Ready<'t>,
+        candidate: &Candidate,
+    ) -> Option<Work> {
+        let clock = self.clock(candidate, tables.given.covers);
+        for (kind, hands) in ready.kinds.iter_mut().enumerate() {
+            for (hand, (form, problem)) in hands.iter_mut().zip(&tables.kinds[kind]) {
+                let layer = &self.forms[kind][*form].layer;
+                let sizes = layer.sizes(candidate.micro_batch, self.request.job.sequence);
+                hand.shift = Some(problem.shift(&sizes, &tables.bench.prices, clock, &tables.given));
+            }
+        }
+        let p = candidate.n_stages as f64;
+        let (mut average, mut slowest): (f64, f64) = (0.0, 0.0);
+        for (kind, &count) in self.counts.iter().enumerate() {
+            let least = match self.is_rare(kind) {
+                true => ready.free[kind],
+                false => least_free(&ready.kinds[kind])?,
+            };
+            average += least * count as f64 / p;
+            slowest = slowest.max((count as f64 / p).ceil() * least);
+        }
+        let free = in_memory(bound.work, average.max(bound.work.average));
+        ready.base = Work { slowest: free.slowest.max(slowest), ..free };
+        Some(ready.base)
     }
 
     /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
-    /// on its mesh with a micro-batch that is no smaller, and its bound. `None` where memory says nothing of it.
+    /// on its mesh with a micro-batch that is a multiple of its own, and its bound. `None` where memory says nothing of it.
     pub fn bound_in_room<'s>(
         &'s self,
-        (tables, bound): (&Candidate, &Bound),
+        (of_tables, bound): (&Candidate, &Bound),
         candidate: &Candidate,
         (of, limit): (Forms<'s>, Seconds),
     ) -> Option<Seconds> {
         if !self.knows_room(candidate) {
             return None;
         }
-        let tables = self.priced_tables(tables, bound.covers, of);
+        let tables = self.priced_tables(of_tables, bound.covers, of);
         let mut ready = self.ready((&tables, bound, of), None);
-        let work = self.work_in_room((&tables, bound, &mut ready), candidate, limit.0)?;
+        if candidate.micro_batch < tables.bench.candidate.micro_batch {
+            self.by_own_lengths((&tables, bound), &mut ready, candidate)?;
+        }
+        let work = self.work_in_room((&tables, &mut ready), candidate, limit.0)?;
         self.with_bubble(candidate, work)
     }
 
@@ -382,18 +425,19 @@ impl Scope<'_> {
     }
 
     /// Forms of rare kinds in the hands of the solver.
-    fn rare<'s: 't, 't>(&'s self, (tables, of): (&'t Tables<'s>, Forms<'_>)) -> Vec<Vec<Chooser<'t>>> {
+    fn rare<'s: 't, 't>(&'s self, (tables, of): (&'t Tables<'s>, Forms<'_>)) -> Vec<Vec<Hand<'t>>> {
         let asked = || self.asked_of((&tables.bench, &tables.given), tables.of, |kind| self.is_rare(kind));
         let kinds = tables.rare.get_or_init(asked);
         kinds.iter().map(|forms| self.in_hand(forms, of)).collect()
     }
 
-    fn in_hand<'t>(&'t self, forms: &'t Asked<'t>, of: Forms<'_>) -> Vec<Chooser<'t>> {
+    fn in_hand<'t>(&'t self, forms: &'t Asked<'t>, of: Forms<'_>) -> Vec<Hand<'t>> {
         let n_asked = match of {
             Forms::Leading | Forms::Chosen(_) => 1,
             Forms::All => forms.len(),
         };
-        forms.iter().take(n_asked).map(|(_, problem)| self.chooser(problem)).collect()
+        let hand = |(_, problem): &'t (usize, _)| Hand { chooser: self.chooser(problem), shift: None };
+        forms.iter().take(n_asked).map(hand).collect()
     }
 
     fn ready<'s: 't, 't>(
@@ -414,6 +458,7 @@ impl Scope<'_> {
             rare: OnceCell::new(),
             free: free.collect(),
             of,
+            base: bound.work,
             worth: worth.unwrap_or(Worth {
                 price: FIRST_PRICE * bound.seconds_per_byte,
                 a: 1.0,
@@ -426,13 +471,13 @@ impl Scope<'_> {
     /// asked at the best price alone, and only where the others do not reach the limit by themselves.
     fn work_in_room<'s: 't, 't>(
         &'s self,
-        (tables, bound, ready): (&'t Tables<'s>, &Bound, &mut Ready<'t>),
+        (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
         candidate: &Candidate,
         limit: f64,
     ) -> Option<Work> {
         let flights = self.flights(candidate, tables)?;
         let time = |work: Work| Some(self.with_bubble(candidate, work)?.0);
-        let free = bound.work;
+        let free = ready.base;
         let mut most = free.average;
         let mut tangents = Tangents::default();
         let (mut asked, mut best) = (ready.worth, ready.worth);
@@ -597,15 +642,16 @@ impl Scope<'_> {
 }
 
 /// A layer of a kind in the form, on the stage and by the choice where it costs least.
-fn priced(forms: &[Chooser<'_>], tables: &Tables<'_>, (stages, price): (&[Stage], f64)) -> Option<Priced> {
+fn priced(forms: &[Hand<'_>], tables: &Tables<'_>, (stages, price): (&[Stage], f64)) -> Option<Priced> {
     let mut least: Option<Priced> = None;
     let mut parts = [[0.0; 2]; 2];
     let on_stages = forms.iter().enumerate();
     let on_stages = on_stages.flat_map(|form| stages.iter().enumerate().map(move |stage| (form, stage)));
-    for ((form, chooser), (end, stage)) in on_stages {
+    for ((form, Hand { chooser, shift }), (end, stage)) in on_stages {
         // What the hosts may hold takes no memory of the devices, and at best no time.
         let kept = if tables.on_host { 0.0 } else { stage.flight / tables.in_flight };
         let price = price * stage.weight;
+        let question = Question { price, kept: price * kept, shift: shift.as_ref() };
         let mut of_parts = |found: Cheapest| {
             if form == 0 {
                 parts[end] = found.parts;
@@ -613,9 +659,9 @@ fn priced(forms: &[Chooser<'_>], tables: &Tables<'_>, (stages, price): (&[Stage]
             (found.bound, found.at_bound)
         };
         let (value, choices) = match stage.by {
-            By::One(parts) => chooser.bound_at(price, price * kept, parts)?,
-            By::Most => of_parts(chooser.bound_apart(price, price * kept)?),
-            By::Exact => of_parts(chooser.cheapest_apart(price, price * kept)?),
+            By::One(parts) => chooser.bound_at(question, parts)?,
+            By::Most => of_parts(chooser.bound_apart(question)?),
+            By::Exact => of_parts(chooser.cheapest_apart(question)?),
         };
         if least.is_none_or(|least| value < least.value) {
             let (nodes, edges) = chooser.problem().problem.parts(&choices)?;
@@ -626,6 +672,15 @@ fn priced(forms: &[Chooser<'_>], tables: &Tables<'_>, (stages, price): (&[Stage]
         }
     }
     least.map(|least| Priced { parts, ..least })
+}
+
+/// Least seconds of a layer in any of its forms where memory is free.
+fn least_free(forms: &[Hand<'_>]) -> Option<f64> {
+    let of = |Hand { chooser, shift }: &Hand<'_>| {
+        let question = Question { shift: shift.as_ref(), ..Question::at(0.0) };
+        Some(chooser.bound_apart(question)?.bound)
+    };
+    forms.iter().filter_map(of).min_by(f64::total_cmp)
 }
 
 /// The work of stages whose average takes more in their memory than where memory is free. What of it a step has once is

@@ -15,6 +15,7 @@ use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::given::{Given, StorageRule};
 use crate::layer_problem::LayerProblem;
+use crate::memos::Memos;
 use crate::partition::{LayerCost, Levels};
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
@@ -39,6 +40,13 @@ pub(crate) struct Bench<'s> {
     pub(crate) setting: Setting<'s>,
     pub(crate) prices: Prices<'s>,
     pub(crate) sizes: Vec<Vec<Sizes>>,
+    memos: &'s Memos,
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        self.memos.give(self.candidate, self.setting.ground, std::mem::take(&mut self.prices.memo));
+    }
 }
 
 /// The forms of a layer kind that are asked, each with its choice problem.
@@ -78,10 +86,11 @@ impl<'a> Scope<'a> {
             layer.stream_in.iter().map(|&tensor| layer.shape(tensor, &sizes[0]))
         });
         let passed: BTreeSet<Vec<u64>> = passed.collect();
-        let prices = Prices::new(setting.machine.clone(), mesh, &candidate.shape.rules)
+        let mut prices = Prices::new(setting.machine.clone(), mesh, &candidate.shape.rules)
             .barred(&candidate.shape.barred)
             .passing(passed.into_iter().collect());
-        Bench { candidate, setting: setting.clone(), prices, sizes }
+        prices.memo = self.memos.take(candidate, setting.ground);
+        Bench { candidate, setting: setting.clone(), prices, sizes, memos: &self.memos }
     }
 
     /// The choice problems of the forms of a layer kind; forms without a legal strategy are left out.

@@ -8,7 +8,6 @@
 //!   elimination with every pair of time and memory that is worth having in place of the one least cost (`labels`)
 //!   closes what is left.
 
-use crate::meeting::number;
 use crate::problem::{Cost, Edge, Node, Problem, Solution};
 
 mod branch;
@@ -57,6 +56,8 @@ pub struct Prepared<'a> {
     members: Vec<Vec<Vec<usize>>>,
     /// Per edge, the ports of the classes of its two nodes.
     ports: Vec<(Vec<u32>, Vec<u32>)>,
+    /// Whether every port of every edge is that of some class.
+    no_idle: bool,
 }
 
 impl<'a> Prepared<'a> {
@@ -79,12 +80,15 @@ impl<'a> Prepared<'a> {
         let side = |node: usize, ports: &[u32], members: &[Vec<Vec<usize>>]| -> Vec<u32> {
             members[node].iter().map(|class| ports[class[0]]).collect()
         };
-        let ports = problem
-            .edges
-            .iter()
-            .map(|edge| (side(edge.from, &edge.from_port, &members), side(edge.to, &edge.to_port, &members)))
-            .collect();
-        Self { problem, members, ports }
+        let of_edge = |edge: &Edge| {
+            (side(edge.from, &edge.from_port, &members), side(edge.to, &edge.to_port, &members))
+        };
+        let ports: Vec<(Vec<u32>, Vec<u32>)> = problem.edges.iter().map(of_edge).collect();
+        let no_idle = problem.edges.iter().zip(&ports).all(|(edge, (from, to))| {
+            let n_from = edge.table.len() / edge.n_to_ports.max(1);
+            all_used(from, n_from) && all_used(to, edge.n_to_ports)
+        });
+        Self { problem, members, ports, no_idle }
     }
 
     /// The choices that are sorted.
@@ -109,7 +113,7 @@ impl<'a> Prepared<'a> {
         self.least(Weights::priced(nodes), Weights::priced(edges))
     }
 
-    /// The same where choices of nodes take so much more time.
+    /// The same where choices of nodes take so much more time; infinitely much where one may not be taken.
     pub fn eliminate_with(&self, nodes: f64, edges: f64, more: &[Vec<f64>]) -> Option<(f64, Vec<usize>)> {
         self.least_with(Weights::priced(nodes), Weights::priced(edges), |node, choice| more[node][choice])
     }
@@ -119,7 +123,7 @@ impl<'a> Prepared<'a> {
     pub fn bound_with(&self, nodes: f64, edges: f64, more: Option<&[Vec<f64>]>) -> Option<(f64, Vec<usize>)> {
         let more = |node: usize, choice: usize| more.map_or(0.0, |more| more[node][choice]);
         let (nodes, edges) = (Weights::priced(nodes), Weights::priced(edges));
-        let weighed = self.weighed(nodes, edges, more);
+        let weighed = self.weighed(nodes, edges, more)?;
         let choices = weighed.choices.clone();
         let Some((bound, classes)) = Moved::new(weighed).bounded() else {
             return self.least_with(nodes, edges, more);
@@ -137,15 +141,16 @@ impl<'a> Prepared<'a> {
         edges: Weights,
         more: impl Fn(usize, usize) -> f64,
     ) -> Option<(f64, Vec<usize>)> {
-        let moved = Moved::new(self.weighed(nodes, edges, more)).narrow(Aim::Cheapest)?;
+        let moved = Moved::new(self.weighed(nodes, edges, more)?).narrow(Aim::Cheapest)?;
         let choices = moved.weighed.choices.clone();
         let (value, classes) = bucket::cheapest(moved.weighed)?;
         let choice = |(node, &class): (usize, &usize)| choices[node][class];
         Some((value, classes.iter().enumerate().map(choice).collect()))
     }
 
-    /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice.
-    fn weighed(&self, nodes: Weights, edges: Weights, more: impl Fn(usize, usize) -> f64) -> Weighed {
+    /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice. `None` where all choices
+    /// of a node cost infinitely much.
+    fn weighed(&self, nodes: Weights, edges: Weights, more: impl Fn(usize, usize) -> f64) -> Option<Weighed> {
         let cheapest = |node: usize, class: &Vec<usize>| {
             let own = |choice: usize| nodes.of(self.problem.nodes[node].choices[choice]) + more(node, choice);
             let cost = |&choice: &usize| (own(choice), choice);
@@ -158,16 +163,17 @@ impl<'a> Prepared<'a> {
             .enumerate()
             .map(|(node, classes)| classes.iter().map(|class| cheapest(node, class)).collect())
             .collect();
-        Weighed {
+        let weighed = Weighed {
             costs: classes.iter().map(|list| list.iter().map(|(cost, _)| *cost).collect()).collect(),
             choices: classes.iter().map(|list| list.iter().map(|(_, choice)| *choice).collect()).collect(),
             tables: self.tables(edges, self.ports.clone()),
-        }
-        .without_idle_ports()
+        };
+        let all_open = weighed.costs.iter().flatten().all(|cost| cost.is_finite());
+        if self.no_idle && all_open { Some(weighed) } else { weighed.without_idle() }
     }
 
     /// The problem at a price of memory with every choice that no other of its class beats in time and memory.
-    fn weighed_apart(&self, weights: Weights) -> Weighed {
+    fn weighed_apart(&self, weights: Weights) -> Option<Weighed> {
         let (mut choices, mut classes) = (Vec::new(), Vec::new());
         for (node, members) in self.problem.nodes.iter().zip(&self.members) {
             let (mut own, mut of) = (Vec::new(), Vec::new());
@@ -186,7 +192,7 @@ impl<'a> Prepared<'a> {
             list.iter().map(|&choice| weights.of(node.choices[choice])).collect()
         };
         let costs = self.problem.nodes.iter().zip(&choices).map(cost).collect();
-        Weighed { costs, choices, tables: self.tables(weights, ports) }.without_idle_ports()
+        Weighed { costs, choices, tables: self.tables(weights, ports) }.without_idle()
     }
 
     fn tables(&self, weights: Weights, ports: Vec<(Vec<u32>, Vec<u32>)>) -> Vec<Pairs> {
@@ -208,18 +214,33 @@ impl<'a> Prepared<'a> {
 ///
 /// A class is split by one edge after the other: the ports of all edges at once could be more than any number holds.
 fn classes(open: &[usize], seen: &[&[u32]]) -> Vec<Vec<usize>> {
-    let mut class_of: Vec<u32> = vec![0; open.len()];
+    let (mut class_of, mut n_classes) = (vec![0; open.len()], 1);
     for ports in seen {
-        let split: Vec<(u32, u32)> =
-            class_of.iter().zip(open).map(|(&class, &choice)| (class, ports[choice])).collect();
-        class_of = number(&split, |pair| pair).0;
+        let n_ports = open.iter().map(|&choice| ports[choice] as usize + 1).max().unwrap_or(0);
+        // By class and port, the number of the new class plus one.
+        let mut numbers = vec![0; n_classes * n_ports];
+        n_classes = 0;
+        for (class, &choice) in class_of.iter_mut().zip(open) {
+            let number = &mut numbers[*class * n_ports + ports[choice] as usize];
+            if *number == 0 {
+                n_classes += 1;
+                *number = n_classes;
+            }
+            *class = *number - 1;
+        }
     }
-    let mut classes: Vec<Vec<usize>> = Vec::new();
+    let mut classes: Vec<Vec<usize>> = vec![Vec::new(); if open.is_empty() { 0 } else { n_classes }];
     for (&choice, &class) in open.iter().zip(&class_of) {
-        classes.resize(classes.len().max(class as usize + 1), Vec::new());
-        classes[class as usize].push(choice);
+        classes[class].push(choice);
     }
     classes
+}
+
+/// Whether every one of so many ports is that of some class.
+fn all_used(ports: &[u32], n_ports: usize) -> bool {
+    let mut used = vec![false; n_ports];
+    ports.iter().for_each(|&port| used[port as usize] = true);
+    used.into_iter().all(|used| used)
 }
 
 /// Of a list, what nothing else in it beats or equals in both time and memory, the fastest first.

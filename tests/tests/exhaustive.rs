@@ -73,13 +73,14 @@ fn brute(request: &Request) -> Brute {
         assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");
         let least = planner::price::step::least(&scope.setting, &arranged.staged(&scope.wide)).0;
         assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
-        // In its own memory, and as one of the smaller micro-batches on the mesh of another.
+        // In its own memory, and as one of those that divide the micro-batch of another on its mesh.
         let limit = (Forms::All, Seconds(time * 1.05));
         let in_room = scope.bound_in_room((&candidate, &of), &candidate, limit).unwrap_or(of.time);
         assert!(in_room.0 * BOUND_SLACK <= time, "{in_room:?} in room above {time} of {candidate:?}");
         all.n_crowded += usize::from(in_room > of.time);
         let larger = bounded.iter().filter(|(other, _): &&(Candidate, Bound)| {
-            other.shape == candidate.shape && other.n_stages == candidate.n_stages
+            let divides = other.micro_batch.is_multiple_of(candidate.micro_batch);
+            divides && other.shape == candidate.shape && other.n_stages == candidate.n_stages
         });
         for (other, of) in larger {
             let Some(in_room) = scope.bound_in_room((other, of), &candidate, limit) else { continue };
@@ -134,6 +135,12 @@ fn a_tied_model_on_two_devices() {
 #[test]
 fn a_tied_model_on_four_devices() {
     assert_search_is_exhaustive(&question("gpt2", "dgx-a100-40", 4, 64));
+}
+
+/// Micro-batches that some axes cut where the next larger one cannot be.
+#[test]
+fn a_batch_of_many_divisors() {
+    assert_search_is_exhaustive(&question("llama-2-7b", "dgx-h100", 8, 40));
 }
 
 #[test]

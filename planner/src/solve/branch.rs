@@ -93,7 +93,9 @@ impl Search<'_> {
         let limit = cost + ROUNDING * cost.abs();
         let prepared = Prepared::of(self.problem, &part.open);
         let apart = prepared.weighed_apart(Weights::priced(price));
-        let Some(moved) = Moved::new(apart).narrow(Aim::Below(limit)) else { return 0 };
+        let Some(moved) = apart.and_then(|apart| Moved::new(apart).narrow(Aim::Below(limit))) else {
+            return 0;
+        };
         let (labelled, made) = labels::fastest(self.problem, &moved, (self.capacity, limit), most);
         match labelled {
             Labelled::Nothing => {}

@@ -35,14 +35,19 @@ impl Weighed {
         own + self.tables.iter().map(pair).sum::<f64>()
     }
 
-    /// The problem without the ports that no class has.
-    pub(super) fn without_idle_ports(self) -> Self {
-        let all = self.costs.iter().map(|costs| (0..costs.len()).collect()).collect();
-        let kept = Kept::new(&self, all);
+    /// The problem without the classes that cost infinitely much and the ports that no class has. `None` where a node has
+    /// no class left.
+    pub(super) fn without_idle(self) -> Option<Self> {
+        let open = |costs: &Vec<f64>| (0..costs.len()).filter(|&class| costs[class].is_finite()).collect();
+        let kept = Kept::new(&self, self.costs.iter().map(open).collect());
+        if kept.classes.iter().any(Vec::is_empty) {
+            return None;
+        }
+        let all_open = kept.classes.iter().zip(&self.costs).all(|(open, costs)| open.len() == costs.len());
         let n_ports =
             |table: &Pairs, ports: &[Vec<usize>; 2]| [ports[0].len(), ports[1].len()] == table.n_ports;
         let none_idle = self.tables.iter().zip(&kept.ports).all(|(table, ports)| n_ports(table, ports));
-        if none_idle { self } else { self.keep(&kept) }
+        Some(if all_open && none_idle { self } else { self.keep(&kept) })
     }
 
     /// The problem with only some classes left, and of every edge only the ports that they have.

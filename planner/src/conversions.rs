@@ -1,0 +1,231 @@
+//! Conversions on one mesh: which collectives lie between two shardings, and what each takes for tensors of one shape.
+//!
+//! A search asks for thousands of pairs of shardings on every mesh, for tensors of a dozen shapes. So shardings, collectives
+//! on axes and lengths of what is sent are numbered as they come: what was asked before is an index.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::ops::Range;
+
+use cost_model::CollectiveKind;
+use cost_model::dispatch::Routing;
+use ir::conversion::{Change, StepKind};
+use ir::mesh::Mesh;
+use ir::program::AxisSet;
+use ir::sharding::Sharding;
+
+use crate::ways::ways;
+
+/// Seconds of a conversion, shown in full, by what they could hide behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Conversion {
+    pub(crate) gather: f64,
+    pub(crate) scatter: f64,
+    pub(crate) reduce: f64,
+    /// Tokens to experts or back.
+    pub(crate) exchange: f64,
+    pub(crate) other: f64,
+}
+
+impl Conversion {
+    fn add(&mut self, kind: StepKind, routing: Option<Routing>, time: f64) {
+        match kind {
+            StepKind::AllToAll { .. } if routing.is_some() => self.exchange += time,
+            StepKind::AllGather { .. } => self.gather += time,
+            StepKind::ReduceScatter { .. } => self.scatter += time,
+            StepKind::AllReduce => self.reduce += time,
+            StepKind::AllReduceMax | StepKind::AllToAll { .. } => self.other += time,
+            StepKind::Slice { .. } | StepKind::Zero => {}
+        }
+    }
+}
+
+/// A step that sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hop {
+    pub(crate) change: Change,
+    pub(crate) collective: CollectiveKind,
+    /// Number of its collective on its axes.
+    link: u32,
+    /// Number of the sharding in which it holds most: of a gather, what comes together.
+    whole: u32,
+}
+
+/// The steps that send between shardings of tensors of any shape.
+#[derive(Default)]
+pub(crate) struct Routes {
+    shardings: Vec<Sharding>,
+    /// By their codes.
+    numbers: BTreeMap<u32, u32>,
+    links: Vec<(CollectiveKind, AxisSet)>,
+    hops: Vec<Hop>,
+    /// Where among them a route is; `None` where there is no way.
+    routes: Vec<Option<Range<u32>>>,
+    /// Per pair of numbers: not asked yet, or one more than which route.
+    places: Vec<Vec<Option<NonZeroU32>>>,
+}
+
+impl Routes {
+    /// Numbers of shardings.
+    pub(crate) fn numbers(&mut self, shardings: &[Sharding]) -> Vec<usize> {
+        shardings.iter().map(|&sharding| self.number(sharding) as usize).collect()
+    }
+
+    fn number(&mut self, sharding: Sharding) -> u32 {
+        let all = &mut self.shardings;
+        *self.numbers.entry(sharding.code()).or_insert_with(|| {
+            all.push(sharding);
+            all.len() as u32 - 1
+        })
+    }
+
+    /// What is sent from a sharding, by its number, to another; `None` where there is no way.
+    pub(crate) fn hops(&mut self, from: usize, to: usize) -> Option<&[Hop]> {
+        let known = self.places.get(from).and_then(|row| row.get(to).copied().flatten());
+        let place = known.unwrap_or_else(|| self.find(from, to));
+        let range = self.routes[place.get() as usize - 1].as_ref()?;
+        Some(&self.hops[range.start as usize..range.end as usize])
+    }
+
+    fn find(&mut self, from: usize, to: usize) -> NonZeroU32 {
+        let mut changes = Vec::new();
+        let way = ways(self.shardings[from], self.shardings[to], |change| changes.push(change));
+        let first = self.hops.len() as u32;
+        for change in changes {
+            let Some(collective) = change.kind.collective() else { continue };
+            let whole = self.number(whole(collective, change));
+            let link = (collective, change.axes);
+            let known = self.links.iter().position(|known| *known == link);
+            let link = known.unwrap_or_else(|| {
+                self.links.push(link);
+                self.links.len() - 1
+            });
+            self.hops.push(Hop { change, collective, link: link as u32, whole });
+        }
+        let route = way.map(|()| first..self.hops.len() as u32);
+        let place = NonZeroU32::MIN.saturating_add(self.routes.len() as u32);
+        self.routes.push(route);
+        if self.places.len() <= from {
+            self.places.resize_with(from + 1, Vec::new);
+        }
+        let row = &mut self.places[from];
+        row.resize(row.len().max(to + 1), None);
+        row[to] = Some(place);
+        place
+    }
+}
+
+/// The sharding in which a step holds most.
+fn whole(collective: CollectiveKind, change: Change) -> Sharding {
+    if collective == CollectiveKind::AllGather { change.after } else { change.before }
+}
+
+/// Who prices a step that was not asked for before.
+pub(crate) trait Sends {
+    fn mesh(&self) -> &Mesh;
+    /// Bytes of an element of an activation.
+    fn element_bytes(&self) -> f64;
+    /// Seconds of its collective for so many bytes.
+    fn collective(&self, hop: &Hop, bytes: f64) -> f64;
+    /// The same of tokens that are routed, where the engine sends these in a way of their own.
+    fn exchange(&self, hop: &Hop, routing: Routing, bytes: f64) -> Option<f64>;
+}
+
+/// Tensors of one shape, as far as they were sent.
+pub(crate) struct Sent {
+    shape: Vec<u64>,
+    /// The fraction of it that holds something.
+    filled: f64,
+    routing: Option<Routing>,
+    /// Per sharding by its number: not asked yet, or one more than which length.
+    lengths: Vec<Option<NonZeroU32>>,
+    /// Distinct bytes on a device.
+    bytes: Vec<f64>,
+    /// Per link, and by the length of what is sent: seconds, or not asked yet.
+    times: Vec<Vec<Option<f64>>>,
+    /// Exchanges of routed tokens, by their axes and the codes of both shardings.
+    exchanges: BTreeMap<(AxisSet, [u32; 2]), Option<f64>>,
+}
+
+impl Sent {
+    /// Tensors of a shape, as they are routed, among those of all.
+    pub(crate) fn of<'s>(
+        all: &'s mut Vec<Self>,
+        (shape, filled, routing): (&[u64], f64, Option<Routing>),
+    ) -> &'s mut Self {
+        let same = |known: &Self| {
+            known.shape == shape && known.filled.total_cmp(&filled).is_eq() && known.routing == routing
+        };
+        let at = all.iter().position(same).unwrap_or_else(|| {
+            all.push(Self {
+                shape: shape.to_vec(),
+                filled,
+                routing,
+                lengths: Vec::new(),
+                bytes: Vec::new(),
+                times: Vec::new(),
+                exchanges: BTreeMap::new(),
+            });
+            all.len() - 1
+        });
+        &mut all[at]
+    }
+
+    /// Seconds along a route.
+    pub(crate) fn along(&mut self, hops: &[Hop], by: &impl Sends) -> Conversion {
+        let mut sum = Conversion::default();
+        for hop in hops {
+            let is_exchange = hop.collective == CollectiveKind::AllToAll;
+            let exchange =
+                self.routing.filter(|_| is_exchange).and_then(|routing| self.exchange(hop, routing, by));
+            let time = exchange.unwrap_or_else(|| self.plain(hop, by));
+            sum.add(hop.change.kind, self.routing, time);
+        }
+        sum
+    }
+
+    fn plain(&mut self, hop: &Hop, by: &impl Sends) -> f64 {
+        let (link, length) = (hop.link as usize, self.length(hop, by));
+        if let Some(Some(time)) = self.times.get(link).and_then(|times| times.get(length)) {
+            return *time;
+        }
+        let time = by.collective(hop, self.bytes[length]);
+        if self.times.len() <= link {
+            self.times.resize_with(link + 1, Vec::new);
+        }
+        let times = &mut self.times[link];
+        times.resize(times.len().max(length + 1), None);
+        times[length] = Some(time);
+        time
+    }
+
+    fn exchange(&mut self, hop: &Hop, routing: Routing, by: &impl Sends) -> Option<f64> {
+        let length = self.length(hop, by);
+        let bytes = self.bytes[length];
+        let Change { axes, before, after, .. } = hop.change;
+        let known = self.exchanges.entry((axes, [before.code(), after.code()]));
+        *known.or_insert_with(|| by.exchange(hop, routing, bytes))
+    }
+
+    /// Which of the lengths a step sends.
+    fn length(&mut self, hop: &Hop, by: &impl Sends) -> usize {
+        let number = hop.whole as usize;
+        if let Some(Some(place)) = self.lengths.get(number) {
+            return place.get() as usize - 1;
+        }
+        let elements = whole(hop.collective, hop.change).local_elements(by.mesh(), &self.shape) as f64;
+        let bytes = elements * (by.element_bytes() * self.filled);
+        let known = self.bytes.iter().position(|known| known.total_cmp(&bytes).is_eq());
+        let at = known.unwrap_or_else(|| {
+            self.bytes.push(bytes);
+            self.bytes.len() - 1
+        });
+        self.lengths.resize(self.lengths.len().max(number + 1), None);
+        self.lengths[number] = Some(NonZeroU32::MIN.saturating_add(at as u32));
+        at
+    }
+}
+
+#[cfg(test)]
+#[path = "conversions_tests.rs"]
+mod tests;
