@@ -292,13 +292,13 @@ impl Scope<'_> {
     }
 
     /// Whether a candidate is no faster than a limit if its layers take so long.
-    pub(crate) fn is_slower(&self, candidate: &Candidate, work: Work, limit: f64) -> bool {
+    fn is_slower(&self, candidate: &Candidate, work: Work, limit: f64) -> bool {
         self.with_bubble(candidate, work).is_none_or(|time| time.0 >= limit)
     }
 
     /// The least work of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and where that
-    /// does not rule them all out, of each by its own lengths; in its own memory too, from the largest on, until that rules
-    /// one out no more.
+    /// does not rule them all out, of each by its own lengths and in its own memory, from the largest on, until one is not
+    /// ruled out.
     fn room_by<'s>(
         &'s self,
         (tables, bound, of): (&Tables<'s>, &Bound, Forms<'s>),
@@ -310,12 +310,11 @@ impl Scope<'_> {
         let mut works = vec![all; candidates.len()];
         let open = candidates.iter().zip(&mut works).rev();
         for (one, work) in open.filter(|(one, _)| !self.is_slower(one, all, limit)) {
-            if one.micro_batch < tables.bench.candidate.micro_batch {
-                let Some(base) = self.by_own_lengths((tables, bound), &mut ready, one) else { break };
-                *work = self.longer(one, *work, base);
-            } else if candidates.len() == 1 {
+            if one.micro_batch == tables.bench.candidate.micro_batch {
                 break;
             }
+            let Some(base) = self.by_own_lengths((tables, bound), &mut ready, one) else { break };
+            *work = self.longer(one, *work, base);
             if !self.is_slower(one, *work, limit) {
                 let own = self.work_in_room((tables, &mut ready), one, limit);
                 *work = own.map_or(*work, |own| self.longer(one, *work, own));
