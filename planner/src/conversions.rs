@@ -93,7 +93,7 @@ impl Routes {
         let first = self.hops.len() as u32;
         for change in changes {
             let Some(collective) = change.kind.collective() else { continue };
-            let whole = self.number(whole(collective, change));
+            let whole = self.number(whole(collective, change.before, change.after));
             let link = (collective, change.axes);
             let known = self.links.iter().position(|known| *known == link);
             let link = known.unwrap_or_else(|| {
@@ -105,19 +105,24 @@ impl Routes {
         let route = way.map(|()| first..self.hops.len() as u32);
         let place = NonZeroU32::MIN.saturating_add(self.routes.len() as u32);
         self.routes.push(route);
-        if self.places.len() <= from {
-            self.places.resize_with(from + 1, Vec::new);
-        }
-        let row = &mut self.places[from];
-        row.resize(row.len().max(to + 1), None);
-        row[to] = Some(place);
+        set(&mut self.places, (from, to), place);
         place
     }
 }
 
-/// The sharding in which a step holds most.
-fn whole(collective: CollectiveKind, change: Change) -> Sharding {
-    if collective == CollectiveKind::AllGather { change.after } else { change.before }
+/// Notes an answer in a table that grows with what is asked.
+fn set<T: Clone>(table: &mut Vec<Vec<Option<T>>>, (row, column): (usize, usize), answer: T) {
+    if table.len() <= row {
+        table.resize_with(row + 1, Vec::new);
+    }
+    let row = &mut table[row];
+    row.resize(row.len().max(column + 1), None);
+    row[column] = Some(answer);
+}
+
+/// The sharding in which a step holds most: of a gather, what comes together.
+pub(crate) fn whole(collective: CollectiveKind, before: Sharding, after: Sharding) -> Sharding {
+    if collective == CollectiveKind::AllGather { after } else { before }
 }
 
 /// Who prices a step that was not asked for before.
@@ -190,12 +195,7 @@ impl Sent {
             return *time;
         }
         let time = by.collective(hop, self.bytes[length]);
-        if self.times.len() <= link {
-            self.times.resize_with(link + 1, Vec::new);
-        }
-        let times = &mut self.times[link];
-        times.resize(times.len().max(length + 1), None);
-        times[length] = Some(time);
+        set(&mut self.times, (link, length), time);
         time
     }
 
@@ -213,7 +213,9 @@ impl Sent {
         if let Some(Some(place)) = self.lengths.get(number) {
             return place.get() as usize - 1;
         }
-        let elements = whole(hop.collective, hop.change).local_elements(by.mesh(), &self.shape) as f64;
+        let Change { before, after, .. } = hop.change;
+        let whole = whole(hop.collective, before, after);
+        let elements = whole.local_elements(by.mesh(), &self.shape) as f64;
         let bytes = elements * (by.element_bytes() * self.filled);
         let known = self.bytes.iter().position(|known| known.total_cmp(&bytes).is_eq());
         let at = known.unwrap_or_else(|| {

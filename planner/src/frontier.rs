@@ -93,8 +93,8 @@ impl<'a> Frontier<'a> {
 
     /// Adds a candidate with its bound, and those of its mesh whose micro-batches divide its own, the smallest first.
     pub(crate) fn add(&mut self, (candidate, bound): (usize, Bound), left: Vec<usize>) {
-        self.raise(&self.divisors(candidate), bound.work);
         self.found(candidate, bound.clone());
+        self.queue_candidate(candidate, None);
         self.add_group(Group { left, last: (candidate, bound), is_weighed: false, worth: None });
     }
 
@@ -133,9 +133,8 @@ impl<'a> Frontier<'a> {
             self.queue_group(group);
             return 0;
         };
-        self.raise(&self.divisors(candidate), bound.work);
         self.groups[group].last = (candidate, bound.clone());
-        self.own[candidate] = Some(bound);
+        self.found(candidate, bound);
         self.is_weighed[candidate] = own.is_some();
         self.queue_candidate(candidate, own);
         self.groups[group].is_weighed = left.is_some();
@@ -267,7 +266,6 @@ impl<'a> Frontier<'a> {
     }
 
     fn queue_candidate(&mut self, at: usize, room: Option<Room>) {
-        let own = self.own[at].as_ref().map_or(0.0, promise);
         let promise = match room {
             Some(Room { works, likely, worth }) => {
                 works.iter().for_each(|&work| self.raise(&[at], work));
@@ -275,7 +273,7 @@ impl<'a> Frontier<'a> {
                 let likely = self.scope.with_bubble(&self.candidates[at], likely);
                 self.least[at].max(likely.map_or(0.0, |time| time.0))
             }
-            None => own,
+            None => self.own[at].as_ref().map_or(0.0, promise),
         };
         self.ready.push(Reverse((promise.to_bits(), Task::WorkOut(at))));
     }
@@ -361,9 +359,10 @@ impl<'a> Frontier<'a> {
         }
     }
 
+    /// Takes over the bound of a candidate, which holds for all that divide it too.
     fn found(&mut self, candidate: usize, bound: Bound) {
+        self.raise(&self.divisors(candidate), bound.work);
         self.own[candidate] = Some(bound);
-        self.queue_candidate(candidate, None);
     }
 
     fn queue_group(&mut self, group: usize) {

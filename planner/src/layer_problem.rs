@@ -107,6 +107,8 @@ struct Builder<'a, 'p> {
     prices: &'p Prices<'p>,
     clock: Clock,
     signatures: Vec<Signature>,
+    /// Per operator, which of its operands get gradients.
+    gets: Vec<Vec<bool>>,
     ops: Vec<Choices>,
     streams: Vec<Sharding>,
     gradients: BTreeSet<TensorId>,
@@ -250,6 +252,7 @@ impl<'a, 'p> Builder<'a, 'p> {
             prices,
             clock,
             signatures: layer.ops.iter().map(|op| signature(layer, op)).collect(),
+            gets: layer.ops.iter().map(|op| gets(op, &gradients)).collect(),
             ops: Vec::new(),
             streams: Vec::new(),
             n_parameters: layer.parameters().map(|t| layer.shape(t, sizes).iter().product::<u64>()).sum(),
@@ -268,14 +271,13 @@ impl<'a, 'p> Builder<'a, 'p> {
     /// What an operator takes in a strategy: forward, backward, and what it waits for its launches.
     fn timed(&self, op: OpId, strategy: Strategy) -> (OpTime, OpTime, f64) {
         let (one, sig) = (&self.layer.ops[op.0], &self.signatures[op.0]);
-        let gets = gets(one, &self.gradients);
         let waits = match self.behind_counts.contains(&op.0) {
             true => self.prices.waits(self.layer, one, sig, (strategy, self.sizes)),
             false => 0.0,
         };
         (
             self.prices.op(self.layer, one, sig, (strategy, self.sizes, Pass::Forward)),
-            self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &gets)),
+            self.prices.backward(self.layer, one, sig, (strategy, self.sizes, &self.gets[op.0])),
             waits,
         )
     }

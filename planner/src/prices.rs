@@ -30,7 +30,7 @@ use ir::work::{Pass, Work};
 
 use crate::clock::Spans;
 pub use crate::conversions::Conversion;
-use crate::conversions::{Hop, Routes, Sends, Sent};
+use crate::conversions::{Hop, Routes, Sends, Sent, whole};
 use crate::forbid::Barred;
 use crate::meeting;
 use crate::space::{AxisRule, AxisView, Reach};
@@ -322,8 +322,7 @@ impl<'a> Prices<'a> {
     pub fn step(&self, step: &Step, shape: &[u64], element_bytes: f64) -> f64 {
         let Step { kind, before, after, .. } = *step;
         let Some(collective) = kind.collective() else { return 0.0 };
-        let whole = if collective == CollectiveKind::AllGather { after } else { before };
-        let full = whole.local_elements(self.mesh, shape) as f64 * element_bytes;
+        let full = whole(collective, before, after).local_elements(self.mesh, shape) as f64 * element_bytes;
         self.collective(collective, AxisSet::of(&step.axes), full)
     }
 
