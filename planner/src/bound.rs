@@ -235,8 +235,13 @@ impl Scope<'_> {
     ///
     /// `None` where no schedule is allowed.
     pub fn with_bubble(&self, candidate: &Candidate, work: Work) -> Option<Seconds> {
-        let pipeline = Seconds(work.filled(candidate.n_stages, self.least_bubble(candidate)?));
+        Some(self.with_share(candidate, work, self.least_bubble(candidate)?))
+    }
+
+    /// The same in schedules that add such a share of the work as bubble at least.
+    pub(crate) fn with_share(&self, candidate: &Candidate, work: Work, bubble: f64) -> Seconds {
+        let pipeline = Seconds(work.filled(candidate.n_stages, bubble));
         let stragglers = stragglers(&self.setting, candidate.meshes());
-        Some(pipeline * stragglers + self.constants.host_per_iteration_s)
+        pipeline * stragglers + self.constants.host_per_iteration_s
     }
 }

@@ -10,7 +10,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use crate::bound::{Bound, Work};
+use ir::units::Seconds;
+
+use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
 use crate::optimize::same_mesh;
 use crate::room::{Room, Worth};
@@ -111,13 +113,9 @@ impl<'a> Frontier<'a> {
         dividing(self.candidates, candidate, all).0
     }
 
-    /// Candidates whose layers take no less than some work.
-    fn raise(&mut self, candidates: &[usize], work: Work) {
-        for &at in candidates {
-            // Without a bubble none of its schedules is allowed.
-            let time = self.scope.with_bubble(&self.candidates[at], work);
-            self.least[at] = self.least[at].max(time.map_or(f64::INFINITY, |time| time.0));
-        }
+    /// A candidate that takes no less than some time.
+    fn raise(&mut self, at: usize, time: Seconds) {
+        self.least[at] = self.least[at].max(time.0);
     }
 
     /// What a mesh said of the candidate that `take` gave out for it; how many were dropped for it, as they cannot be faster
@@ -267,11 +265,10 @@ impl<'a> Frontier<'a> {
 
     fn queue_candidate(&mut self, at: usize, room: Option<Room>) {
         let promise = match room {
-            Some(Room { works, likely, worth }) => {
-                works.iter().for_each(|&work| self.raise(&[at], work));
+            Some(Room { times, likely, worth }) => {
+                times.iter().for_each(|&time| self.raise(at, time));
                 self.worth.extend(worth.map(|worth| (self.candidates[at].n_stages, worth)));
-                let likely = self.scope.with_bubble(&self.candidates[at], likely);
-                self.least[at].max(likely.map_or(0.0, |time| time.0))
+                self.least[at].max(likely.0)
             }
             None => self.own[at].as_ref().map_or(0.0, promise),
         };
@@ -280,9 +277,9 @@ impl<'a> Frontier<'a> {
 
     fn weighed_all(&mut self, group: usize, room: Option<Room>, limit: f64) -> u64 {
         let mut n_dropped = 0;
-        if let Some(Room { works, worth, .. }) = room {
+        if let Some(Room { times, worth, .. }) = room {
             let left = std::mem::take(&mut self.groups[group].left);
-            left.iter().zip(works).for_each(|(&at, work)| self.raise(&[at], work));
+            left.iter().zip(times).for_each(|(&at, time)| self.raise(at, time));
             let n_stages = self.candidates[self.groups[group].last.0].n_stages;
             self.worth.extend(worth.map(|worth| (n_stages, worth)));
             let known = &mut self.groups[group];
@@ -361,7 +358,11 @@ impl<'a> Frontier<'a> {
 
     /// Takes over the bound of a candidate, which holds for all that divide it too.
     fn found(&mut self, candidate: usize, bound: Bound) {
-        self.raise(&self.divisors(candidate), bound.work);
+        for at in self.divisors(candidate) {
+            // Without a bubble none of its schedules is allowed.
+            let time = self.scope.with_bubble(&self.candidates[at], bound.work);
+            self.raise(at, time.unwrap_or(Seconds(f64::INFINITY)));
+        }
         self.own[candidate] = Some(bound);
     }
 

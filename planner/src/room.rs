@@ -28,6 +28,7 @@ use crate::forms::Forms;
 use crate::given::{Given, HomeRule};
 use crate::layer_problem::Shift;
 use crate::request::Solver;
+use crate::schedules::{Family, FamilyKind};
 use crate::shelf::{Asked, Bench};
 
 /// Prices of memory that are tried at most.
@@ -198,12 +199,29 @@ impl Tangents {
 /// What is known of candidates in their memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Room {
-    /// Least work of the average and of the slowest stage of each of them.
-    pub(crate) works: Vec<Work>,
+    /// What none of them can beat.
+    pub(crate) times: Vec<Seconds>,
     /// The same of the first in the leading forms alone: what it is likely to come to.
-    pub(crate) likely: Work,
+    pub(crate) likely: Seconds,
     /// What memory is worth there, if that was asked.
     pub(crate) worth: Option<Worth>,
+}
+
+/// Least work by what schedules keep.
+struct Works {
+    /// Where memory is free.
+    free: Work,
+    /// In the memory that there is, as far as it was asked.
+    known: Vec<(FamilyKind, Work)>,
+}
+
+impl Works {
+    fn of(&self, kind: FamilyKind) -> Work {
+        let of = |kind: FamilyKind| self.known.iter().find(|(own, _)| *own == kind).map(|(_, work)| *work);
+        // Virtual stages keep no less than whole ones.
+        let whole = || of(FamilyKind::WholeStages).filter(|_| kind == FamilyKind::VirtualStages);
+        of(kind).or_else(whole).unwrap_or(self.free)
+    }
 }
 
 /// Micro-batches in flight on every stage, in those of the tables.
@@ -252,12 +270,11 @@ impl Scope<'_> {
         if of != Forms::All || self.forms.iter().all(|forms| forms.len() == 1) {
             return Some(leading);
         }
-        let mut works = candidates.iter().zip(&leading.works);
-        let works = match works.any(|(one, &work)| self.is_slower(one, work, limit)) {
-            true => by(of, leading.worth)?.works,
-            false => vec![bound.work; candidates.len()],
+        let times = match leading.times.iter().any(|time| time.0 >= limit) {
+            true => by(of, leading.worth)?.times,
+            false => candidates.iter().map(|one| self.time_free(one, bound.work)).collect(),
         };
-        Some(Room { works, ..leading })
+        Some(Room { times, ..leading })
     }
 
     /// The bound of a candidate, and by the same tables what is known in the memory that there is of it and of smaller
@@ -280,7 +297,7 @@ impl Scope<'_> {
         tables.kinds.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
         let mut last = worth;
         let rooms = [&[candidate][..], smaller].map(|some| {
-            if some.iter().all(|one| self.is_slower(one, bound.work, limit)) {
+            if some.iter().all(|one| self.time_free(one, bound.work).0 >= limit) {
                 return None;
             }
             let by = |of: Forms<'s>, worth| self.room_by((&tables, &bound, of), some, (limit, worth));
@@ -291,14 +308,21 @@ impl Scope<'_> {
         Some((bound, rooms))
     }
 
-    /// Whether a candidate is no faster than a limit if its layers take so long.
-    fn is_slower(&self, candidate: &Candidate, work: Work, limit: f64) -> bool {
-        self.with_bubble(candidate, work).is_none_or(|time| time.0 >= limit)
+    /// The least time of a candidate whose layers take so long, in whatever schedule; infinite where none is allowed.
+    fn time_free(&self, candidate: &Candidate, work: Work) -> Seconds {
+        self.with_bubble(candidate, work).unwrap_or(Seconds(f64::INFINITY))
     }
 
-    /// The least work of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and where that
-    /// does not rule them all out, of each by its own lengths and in its own memory, from the largest on, until one is not
-    /// ruled out.
+    /// The same where what layers take depends on what schedules keep.
+    fn time_in(&self, candidate: &Candidate, works: &Works) -> Seconds {
+        let families = self.families(candidate).into_iter();
+        let time = |family: Family| self.with_share(candidate, works.of(family.kind), family.bubble);
+        families.map(time).min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or(Seconds(f64::INFINITY))
+    }
+
+    /// The least times of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and where
+    /// that does not rule them all out, of each by its own lengths and in its own memory, from the largest on, until one is
+    /// not ruled out.
     fn room_by<'s>(
         &'s self,
         (tables, bound, of): (&Tables<'s>, &Bound, Forms<'s>),
@@ -306,30 +330,26 @@ impl Scope<'_> {
         (limit, worth): (f64, Option<Worth>),
     ) -> Option<Room> {
         let mut ready = self.ready((tables, bound, of), worth);
-        let all = self.work_in_room((tables, &mut ready), candidates[0], limit)?;
-        let mut works = vec![all; candidates.len()];
-        let open = candidates.iter().zip(&mut works).rev();
-        for (one, work) in open.filter(|(one, _)| !self.is_slower(one, all, limit)) {
+        let all = self.works_in_room((tables, &mut ready), candidates[0], limit)?;
+        let mut times: Vec<Seconds> = candidates.iter().map(|one| self.time_in(one, &all)).collect();
+        let likely = times[0];
+        let open = candidates.iter().zip(&mut times).rev();
+        for (one, time) in open.filter(|(_, time)| time.0 < limit) {
             if one.micro_batch == tables.bench.candidate.micro_batch {
                 break;
             }
             let Some(base) = self.by_own_lengths((tables, bound), &mut ready, one) else { break };
-            *work = self.longer(one, *work, base);
-            if !self.is_slower(one, *work, limit) {
-                let own = self.work_in_room((tables, &mut ready), one, limit);
-                *work = own.map_or(*work, |own| self.longer(one, *work, own));
+            *time = time.max(self.time_free(one, base));
+            if time.0 < limit
+                && let Some(own) = self.works_in_room((tables, &mut ready), one, limit)
+            {
+                *time = time.max(self.time_in(one, &own));
             }
-            if !self.is_slower(one, *work, limit) {
+            if time.0 < limit {
                 break;
             }
         }
-        Some(Room { works, likely: all, worth: Some(ready.worth) })
-    }
-
-    /// Of two that are known, the work that says more.
-    fn longer(&self, candidate: &Candidate, known: Work, next: Work) -> Work {
-        let time = |work| self.with_bubble(candidate, work).map_or(f64::INFINITY, |time| time.0);
-        if time(next) > time(known) { next } else { known }
+        Some(Room { times, likely, worth: Some(ready.worth) })
     }
 
     /// Prices what operators take by themselves as a candidate has it, whose micro-batch divides that of the tables; its least
@@ -379,8 +399,8 @@ impl Scope<'_> {
         if candidate.micro_batch < tables.bench.candidate.micro_batch {
             self.by_own_lengths((&tables, bound), &mut ready, candidate)?;
         }
-        let work = self.work_in_room((&tables, &mut ready), candidate, limit.0)?;
-        self.with_bubble(candidate, work)
+        let works = self.works_in_room((&tables, &mut ready), candidate, limit.0)?;
+        Some(self.time_in(candidate, &works))
     }
 
     /// Whether memory says anything of a candidate: not where stages stand on several grounds, nor where parameters may be
@@ -466,23 +486,46 @@ impl Scope<'_> {
         }
     }
 
-    /// Least work of a candidate in its memory, as far as prices of it were tried. What memory costs rare kinds of layers is
-    /// asked at the best price alone, and only where the others do not reach the limit by themselves.
-    fn work_in_room<'s: 't, 't>(
+    /// Least work of a candidate in its memory, schedule family by family, until one may be faster than the limit; of the
+    /// others what it is where memory is free.
+    fn works_in_room<'s: 't, 't>(
         &'s self,
         (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
         candidate: &Candidate,
         limit: f64,
+    ) -> Option<Works> {
+        let mut works = Works { free: ready.base, known: Vec::new() };
+        for family in self.families(candidate) {
+            let work = self.work_in_room((tables, ready), (candidate, &family), limit)?;
+            works.known.push((family.kind, work));
+            if self.with_share(candidate, work, family.bubble).0 < limit {
+                break;
+            }
+        }
+        Some(works)
+    }
+
+    /// Least work of a candidate in its memory with what a family of schedules keeps, as far as prices of it were tried. What
+    /// memory costs rare kinds of layers is asked at the best price alone, and only where the others do not reach the limit by
+    /// themselves.
+    fn work_in_room<'s: 't, 't>(
+        &'s self,
+        (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
+        (candidate, family): (&Candidate, &Family),
+        limit: f64,
     ) -> Option<Work> {
-        let flights = self.flights(candidate, tables)?;
-        let time = |work: Work| Some(self.with_bubble(candidate, work)?.0);
+        let flights = self.flights((candidate, family), tables)?;
+        let time = |work: Work| self.with_share(candidate, work, family.bubble).0;
         let free = ready.base;
+        if time(free) >= limit {
+            return Some(free);
+        }
         let mut most = free.average;
         let mut tangents = Tangents::default();
         let (mut asked, mut best) = (ready.worth, ready.worth);
         // Most that are too slow are so by what the last were.
         let (tangent, _) = self.tangent((tables, ready), (&flights, asked), Effort::Least)?;
-        if tangent.value > most && time(in_memory(free, tangent.value))? >= limit {
+        if tangent.value > most && time(in_memory(free, tangent.value)) >= limit {
             return Some(in_memory(free, tangent.value));
         }
         for round in 0..ROUNDS {
@@ -491,7 +534,7 @@ impl Scope<'_> {
                 (most, best) = (tangent.value, Worth { parts: sum.parts, ..asked });
             }
             let reaches = |average: f64| time(in_memory(free, average));
-            let reached = reaches(most)?;
+            let reached = reaches(most);
             if reached >= limit || HOPELESS.get(round).is_some_and(|part| reached < limit * part) {
                 break;
             }
@@ -506,19 +549,19 @@ impl Scope<'_> {
                     tangents = Tangents::default();
                 }
             } else if let Some(most) = tangents.most()
-                && reaches(most)? < limit
+                && reaches(most) < limit
             {
                 break;
             }
         }
         ready.worth = best;
         let mut work = in_memory(free, most);
-        if time(work)? < limit && time(work)? >= limit * HOPELESS[1] {
+        if time(work) < limit && time(work) >= limit * HOPELESS[1] {
             let (tangent, _) = self.tangent((tables, ready), (&flights, best), Effort::All)?;
             work = in_memory(free, most.max(tangent.value));
         }
-        if time(work)? < limit {
-            let is_enough = |slowest: f64| time(Work { slowest, ..work }).is_none_or(|time| time >= limit);
+        if time(work) < limit {
+            let is_enough = |slowest: f64| time(Work { slowest, ..work }) >= limit;
             work.slowest = self.slowest_in_room((tables, ready), &flights, (work.slowest, is_enough))?;
         }
         Some(work)
@@ -584,11 +627,10 @@ impl Scope<'_> {
         Some(most)
     }
 
-    fn flights(&self, candidate: &Candidate, tables: &Tables<'_>) -> Option<Flights> {
+    fn flights(&self, (candidate, family): (&Candidate, &Family), tables: &Tables<'_>) -> Option<Flights> {
         let micro_batch = candidate.micro_batch as f64 / tables.bench.candidate.micro_batch as f64;
         let bytes = micro_batch * self.constants.fragmentation_factor;
-        let mut ascending: Vec<f64> =
-            self.least_in_flight(candidate).iter().map(|flight| flight * bytes).collect();
+        let mut ascending: Vec<f64> = family.in_flight.iter().map(|flight| flight * bytes).collect();
         ascending.sort_by(f64::total_cmp);
         let ends = [*ascending.first()?, *ascending.last()?];
         Some(Flights { ascending, ends })

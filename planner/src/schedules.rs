@@ -16,6 +16,35 @@ const VIRTUAL_STAGES: [u32; 6] = [2, 3, 4, 5, 6, 8];
 /// Virtual stages of one layer each are tried up to so many.
 const MAX_SINGLE_LAYERS: u64 = 24;
 
+/// Schedules of one kind, as bounds see them.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Family {
+    pub(crate) kind: FamilyKind,
+    /// Least share of the work that one of them adds as bubble.
+    pub(crate) bubble: f64,
+    /// Least micro-batches in flight per stage, in whole stages.
+    pub(crate) in_flight: Vec<f64>,
+}
+
+/// How schedules go about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FamilyKind {
+    /// Stages in one piece: 1F1B and `GPipe`.
+    WholeStages,
+    /// 1F1B over virtual stages.
+    VirtualStages,
+    /// Any other.
+    Others,
+}
+
+impl Family {
+    /// Another of the family: the least of both.
+    fn take(&mut self, other: &Self) {
+        self.bubble = self.bubble.min(other.bubble);
+        self.in_flight.iter_mut().zip(&other.in_flight).for_each(|(least, one)| *least = least.min(*one));
+    }
+}
+
 impl Scope<'_> {
     /// Schedules worth trying for a candidate.
     pub(crate) fn schedules(&self, candidate: &Candidate) -> Vec<Schedule> {
@@ -98,23 +127,50 @@ impl Scope<'_> {
         options.into_iter().filter(fits).map(of).collect()
     }
 
-    /// Micro-batches in flight on every stage, at least, in whatever schedule is allowed.
-    pub(crate) fn least_in_flight(&self, candidate: &Candidate) -> Vec<f64> {
-        let (p, m) = (candidate.n_stages, candidate.n_micro_batches);
-        let of = |schedule: Schedule, stage: u64| {
-            if schedule == Schedule::GPipe {
-                m
-            } else if matches!(schedule, Schedule::OneFOneB | Schedule::Interleaved { .. }) {
-                // Over virtual stages no fewer than over whole ones.
-                m.min(p - stage)
-            } else {
-                // Nothing runs backward before it ran forward.
-                1
+    /// What bounds promise of the schedules that a candidate may run, family by family: 1F1B keeps least in flight, and
+    /// virtual stages leave the least idle, but no schedule does both.
+    pub(crate) fn families(&self, candidate: &Candidate) -> Vec<Family> {
+        let mut families: Vec<Family> = Vec::new();
+        for schedule in self.schedules(candidate) {
+            let one = self.family(candidate, schedule);
+            match families.iter_mut().find(|known| known.kind == one.kind) {
+                Some(known) => known.take(&one),
+                None => families.push(one),
+            }
+        }
+        families
+    }
+
+    fn family(&self, candidate: &Candidate, schedule: Schedule) -> Family {
+        let kind = match schedule {
+            Schedule::GPipe | Schedule::OneFOneB => FamilyKind::WholeStages,
+            Schedule::Interleaved { .. } => FamilyKind::VirtualStages,
+            Schedule::Eager
+            | Schedule::Dapple { .. }
+            | Schedule::BreadthFirst { .. }
+            | Schedule::ZbH1
+            | Schedule::ZbH2
+            | Schedule::ZbV
+            | Schedule::VHalf
+            | Schedule::VMin
+            | Schedule::Hanayo { .. }
+            | Schedule::DualPipeV
+            | Schedule::Chimera
+            | Schedule::Seq1F1B { .. }
+            | Schedule::TeraPipe { .. }
+            | Schedule::Custom(_) => FamilyKind::Others,
+        };
+        let p = candidate.n_stages as usize;
+        let in_flight = match kind {
+            // Nothing runs backward before it ran forward.
+            FamilyKind::Others => vec![1.0; p],
+            FamilyKind::WholeStages | FamilyKind::VirtualStages => {
+                let mut of_stages = in_flight(candidate, schedule);
+                of_stages.truncate(p);
+                of_stages
             }
         };
-        let schedules = self.schedules(candidate);
-        let least = |stage: u64| schedules.iter().map(|&schedule| of(schedule, stage)).min().unwrap_or(1);
-        (0..p).map(|stage| least(stage) as f64).collect()
+        Family { kind, bubble: self.bubble(candidate, schedule), in_flight }
     }
 
     /// The least of [`Self::bubble`] over a candidate's schedules; `None` where none is allowed.
