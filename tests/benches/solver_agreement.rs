@@ -1,7 +1,7 @@
 //! The structured solver against the integer program and brute force: `cargo bench -p tests --bench solver_agreement`.
 //!
 //! Every layer kind of every shipped model on meshes of one and two axes, with at most 32 choices of an operator so that
-//! the program ends, with plenty of memory and with little; and random graphs, the small ones tried in every combination
+//! the program ends, or 16, or 8 where it cannot hold more, with plenty of memory and with little; and random graphs, the small ones tried in every combination
 //! too. A row has how many problems there were, how many answers were equal, the variables of the programs and the
 //! seconds of both. What the program cannot hold, or gives up on, is listed by name. Ends with 1 where two answers differ.
 
@@ -17,11 +17,8 @@ use planner::problem::{Problem, brute};
 use planner::{ilp, solve};
 use tests::agreement::{Draw, layer_problems, limited, random_problem, tight};
 
-/// Choices of an operator.
-const MAX_CHOICES: usize = 32;
-
-/// Choices of an operator where the program cannot hold that many.
-const FEWER_CHOICES: usize = 16;
+/// Choices of an operator, and how many where the program cannot hold as many as before.
+const CHOICES: [usize; 3] = [32, 16, 8];
 
 /// Where the program is larger than this, its branching takes minutes.
 const MAX_VARIABLES: usize = 6_000;
@@ -124,24 +121,25 @@ fn same(a: Option<f64>, b: Option<f64>) -> bool {
     }
 }
 
-/// Layers with at most 32 choices of an operator; and those that the program cannot hold so, with fewer.
-fn layers(sizes: &[u64]) -> [Row; 2] {
-    let [mut row, mut smaller] = [Row::default(), Row::default()];
+/// Layers with so many choices of an operator at most; those that the program cannot hold so are asked with fewer.
+fn layers(sizes: &[u64]) -> [Row; CHOICES.len()] {
+    let mut rows = CHOICES.map(|_| Row::default());
     for model in shipped_models() {
         for (layer, problem) in layer_problems(model.name, sizes, &Given::default()) {
             let name = format!("`{layer}` of {} on {sizes:?}", model.name);
-            let with = |most: usize| problem.as_ref().and_then(|problem| limited(problem, most));
-            let (Some(many), Some(few)) = (with(MAX_CHOICES), with(FEWER_CHOICES)) else {
-                row.not_held.push(format!("{name}: no choice"));
-                continue;
-            };
-            row.ask_twice(&name, &many);
-            if ilp::n_variables(&many) > MAX_VARIABLES {
-                smaller.ask_twice(&format!("{name}, {FEWER_CHOICES} choices"), &few);
+            for (row, most) in rows.iter_mut().zip(CHOICES) {
+                let Some(few) = problem.as_ref().and_then(|problem| limited(problem, most)) else {
+                    row.not_held.push(format!("{name}: no choice"));
+                    break;
+                };
+                row.ask_twice(&format!("{name}, {most} choices"), &few);
+                if ilp::n_variables(&few) <= MAX_VARIABLES {
+                    break;
+                }
             }
         }
     }
-    [row, smaller]
+    rows
 }
 
 fn graphs((n, n_nodes, n_choices): (u64, u64, u64)) -> Row {
@@ -162,12 +160,12 @@ fn main() -> ExitCode {
     let mut rows = Vec::new();
     for sizes in MESHES {
         let mesh = sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
-        let [row, smaller] = layers(sizes);
-        row.print(&format!("layers on {mesh}"));
-        if smaller.problems > 0 {
-            smaller.print(&format!("of these not held, with {FEWER_CHOICES} choices"));
+        for (row, most) in layers(sizes).into_iter().zip(CHOICES) {
+            if row.problems > 0 {
+                row.print(&format!("layers on {mesh}, at most {most} choices"));
+            }
+            rows.push(row);
         }
-        rows.extend([row, smaller]);
     }
     for size in GRAPHS {
         let row = graphs(size);
