@@ -124,8 +124,13 @@ pub(crate) fn text(overlaps: &[Overlap]) -> String {
         ("of the time", Side::Right),
     ];
     let row = |one: &Overlap| {
+        // Nothing of a frozen layer may be left to do.
         let percent = (one.events_s / one.closed_form_s - 1.0) * 100.0;
-        let differs = if percent.abs() < 0.05 { "0.0 %".into() } else { format!("{percent:+.1} %") };
+        let differs = match one.closed_form_s.0 > 0.0 {
+            true if percent.abs() >= 0.05 => format!("{percent:+.1} %"),
+            true => "0.0 %".into(),
+            false => "-".into(),
+        };
         vec![
             one.layer.clone(),
             one.section.to_owned(),
@@ -134,7 +139,7 @@ pub(crate) fn text(overlaps: &[Overlap]) -> String {
             figures::seconds(one.events_s),
             differs,
             one.bottleneck.to_owned(),
-            figures::percent(one.busy),
+            if one.closed_form_s.0 > 0.0 { figures::percent(one.busy) } else { "-".into() },
         ]
     };
     let mut text = table(&columns, &overlaps.iter().map(row).collect::<Vec<_>>());

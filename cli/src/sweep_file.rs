@@ -13,6 +13,9 @@ use crate::sweep::Row;
 /// Largest file that is read: a million lines.
 const MAX_BYTES: usize = 1 << 29;
 
+/// How every line begins: what a stopped run has left of one is cut off, and nothing else.
+const BEGINNING: &str = "{\"question\":";
+
 /// A file of results, or none.
 pub(crate) struct ResultFile {
     /// What was there.
@@ -29,6 +32,10 @@ impl ResultFile {
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let rows = text[..whole].lines().enumerate().map(|(at, line)| row(&shown, at, line));
         let rows = rows.collect::<Result<Vec<Row>, InputError>>()?;
+        let rest = &text[whole..];
+        if !(BEGINNING.starts_with(rest) || rest.starts_with(BEGINNING)) {
+            return Err(no_result(&shown, rows.len(), 1).into());
+        }
         let fail = |error: std::io::Error| cannot(path, &error);
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
         if whole < text.len() {
@@ -48,13 +55,17 @@ impl ResultFile {
 }
 
 fn row(file: &str, at: usize, line: &str) -> Result<Row, InputError> {
-    serde_json::from_str(line).map_err(|error| InputError {
+    serde_json::from_str(line).map_err(|error| no_result(file, at, error.column().max(1)))
+}
+
+fn no_result(file: &str, at: usize, column: usize) -> InputError {
+    InputError {
         file: file.into(),
-        position: Some(Position { line: at + 1, column: error.column().max(1) }),
+        position: Some(Position { line: at + 1, column }),
         place: String::new(),
         what: "this is no result of `planner sweep`".into(),
         hint: Some("give a new file".into()),
-    })
+    }
 }
 
 fn cannot(path: &Path, error: &std::io::Error) -> Failure {

@@ -13,7 +13,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser, Question};
 use crate::forms::Forms;
-use crate::given::{Given, HomeRule, StateRule, StorageRule};
+use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::partition::Chunk;
 use crate::partition::Levels;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
@@ -57,6 +57,8 @@ pub(crate) struct Asking<'f> {
     pub(crate) known: f64,
     /// What all parameters keep to, beside what the request says.
     pub(crate) storage: Option<StorageRule>,
+    /// What all layers compute again, in place of what the request says.
+    pub(crate) recompute: Option<RecomputeRule>,
     /// Times that prices of memory between those in use are tried, at most.
     pub(crate) rounds: usize,
 }
@@ -64,7 +66,7 @@ pub(crate) struct Asking<'f> {
 impl<'f> Asking<'f> {
     /// In some forms, whatever it takes, at the first prices of memory alone.
     pub(crate) fn of(forms: Forms<'f>) -> Self {
-        Self { forms, limit: f64::INFINITY, known: f64::INFINITY, storage: None, rounds: 0 }
+        Self { forms, limit: f64::INFINITY, known: f64::INFINITY, storage: None, recompute: None, rounds: 0 }
     }
 }
 
@@ -229,7 +231,8 @@ impl Scope<'_> {
         (bound, streams): (&Bound, &[Sharding]),
         asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
-        let first = on_ground(0, (bound, streams), asked.storage, self.given_fastest());
+        let rules = (asked.storage, asked.recompute);
+        let first = on_ground(0, (bound, streams), rules, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
         let (mut best, mut dropped): (Option<Arranged>, _) = (None, Dropped::NoStrategy);
         for tied in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
@@ -254,11 +257,12 @@ impl Scope<'_> {
         &self,
         (benches, streams): (&[Bench<'_>], &[Sharding]),
         (bound, tied): (&Bound, &BTreeMap<usize, TiedUses>),
-        Asking { forms, limit, known: best_known, storage, rounds }: Asking<'_>,
+        Asking { forms, limit, known: best_known, storage, recompute, rounds }: Asking<'_>,
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
-        let base = |ground: usize| on_ground(ground, (bound, streams), storage, self.given_fastest());
+        let rules = (storage, recompute);
+        let base = |ground: usize| on_ground(ground, (bound, streams), rules, self.given_fastest());
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
         for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
             let given = (&base(ground), tied);
@@ -268,7 +272,7 @@ impl Scope<'_> {
         if self.arrange_all(candidate, &shelves, &mut known) {
             return known.best.map(|(_, best)| (best, 1)).ok_or(Dropped::Slower);
         }
-        let base = |ground: usize| on_ground(ground, (bound, streams), storage, self.given());
+        let base = |ground: usize| on_ground(ground, (bound, streams), rules, self.given());
         let asked: Vec<Vec<Asked<'_>>> = benches
             .iter()
             .enumerate()
@@ -371,7 +375,8 @@ impl Scope<'_> {
                 Forms::Chosen(chosen) => chosen[kind] == form,
                 Forms::All => self.forms[kind].len() == 1,
             };
-            let as_asked = base.storage == self.given_fastest().storage
+            let fastest = self.given_fastest();
+            let as_asked = (base.storage, base.recompute) == (fastest.storage, fastest.recompute)
                 && ![base.kept, base.parameters].contains(&HomeRule::Host);
             let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(form, choice)| {
                 let passes = Some(self.passes(kind, choice)) == base.stream;
@@ -533,16 +538,17 @@ fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
     benches.iter().map(on).collect()
 }
 
-/// What is given on a ground, with its sharding of the stream and what all parameters keep to.
+/// What is given on a ground, with its sharding of the stream and what all parameters and layers keep to.
 fn on_ground(
     ground: usize,
     (bound, streams): (&Bound, &[Sharding]),
-    storage: Option<StorageRule>,
+    (storage, recompute): (Option<StorageRule>, Option<RecomputeRule>),
     given: Given,
 ) -> Given {
     Given {
         stream: Some(streams[ground]),
         storage: storage.unwrap_or(given.storage),
+        recompute: recompute.unwrap_or(given.recompute),
         covers: bound.on(ground).covers,
         ..given
     }

@@ -15,6 +15,7 @@ pub mod forbid;
 pub mod problem;
 pub mod solve;
 pub mod ilp;
+mod inside;
 pub mod space;
 mod ways;
 pub mod prices;

@@ -29,7 +29,8 @@ use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Refined, Task, dividing};
-use crate::polish::{CROWDED, Worked, insert, polish};
+use crate::inside::inside;
+use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
 use crate::request::{NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
 use crate::room::Room;
 use crate::schedules::contradiction;
@@ -56,6 +57,13 @@ const MAX_FORM_BOUNDS: usize = 300;
 
 /// Where so many times as many candidates overflow as fit, tensor degrees are tried by name as well.
 const FEW_FIT: u64 = 8;
+
+/// Where candidates that crowd memory could come to less than this part of the best by other choices, tensor degrees are
+/// tried by name too, and these candidates in more ways.
+const WORTH_LOOKING: f64 = 0.95;
+
+/// That is done where there are no more candidates than this: it takes as long again.
+const FEW_CANDIDATES: usize = 200;
 
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
@@ -189,18 +197,26 @@ fn searched<'a>(
         scope.leading = leading(&scope, &candidates);
     }
     let frontier = frontier(&scope, (&candidates, of), on_progress);
-    let (mut worked, mut closest) =
+    let (mut worked, mut closest, promising) =
         work_out((&candidates, of), (frontier, Vec::new()), (start, tally), (stop, on_progress));
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
-    if some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated && !tally.stopped {
+    let few_fit = some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated;
+    if few_fit && !tally.stopped {
         let named = named_candidates(request);
         tally.n_candidates += named.len() as u64;
         let frontier = self::frontier(&scope, (&named, of), on_progress);
-        let (all, nearest) = work_out((&named, of), (frontier, worked), (start, tally), (stop, on_progress));
+        let (all, nearest, _) =
+            work_out((&named, of), (frontier, worked), (start, tally), (stop, on_progress));
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
     polish(&scope, &mut worked, tally, stop);
+    let hides_more = worked.first().is_some_and(|best| hides_more(&candidates, tally.inside_bound, best));
+    if hides_more && !tally.stopped {
+        let named = if few_fit { Vec::new() } else { named_candidates(request) };
+        let watch = (stop, on_progress);
+        look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);
+    }
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
     }
@@ -209,6 +225,33 @@ fn searched<'a>(
     }
     let ranking = worked.into_iter().map(|one| one.arranged).collect();
     Ok(Found { asked: &request.cluster, scope, ranking, tally: tally.clone() })
+}
+
+/// Whether other choices could make candidates that crowd memory much faster than the best, and there are few enough to
+/// look for them.
+fn hides_more(candidates: &[Candidate], inside: Option<Seconds>, best: &Worked) -> bool {
+    let least = inside.filter(|_| candidates.len() <= FEW_CANDIDATES);
+    least.is_some_and(|least| least < best.arranged.step_time() * WORTH_LOOKING)
+}
+
+/// Looks for what is faster than the best with tensor degrees by name, and by other choices in the candidates that could be.
+fn look_again(
+    (scope, of): (&Scope<'_>, Forms<'_>),
+    (named, promising): (&[Candidate], &[(Candidate, Bound)]),
+    (worked, tally): (&mut Vec<Worked>, &mut Tally),
+    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
+) {
+    let Some(best) = worked.first().map(|one| one.arranged.step_time()) else { return };
+    let n_forms_open = tally.n_forms_open;
+    tally.n_candidates += named.len() as u64;
+    let frontier = frontier(scope, (named, of), on_progress);
+    let start = Start { work: tally.work, limit: Some(best) };
+    let (mut others, ..) = work_out((named, of), (frontier, Vec::new()), (start, tally), (stop, on_progress));
+    reconsider(scope, &mut others, promising, best);
+    polish(scope, &mut others, tally, stop);
+    tally.n_forms_open += n_forms_open;
+    others.into_iter().for_each(|one| insert(worked, one));
+    keep_distinct(worked);
 }
 
 /// Every number of stages, mesh and micro-batch that the request allows.
@@ -330,16 +373,18 @@ fn frontier<'a>(
 }
 
 /// Works candidates out, the most promising first, until no bound left is below the best, or the limit is reached;
-/// fastest first, and the closest that overflows.
+/// fastest first, the closest that overflows, and those of which other choices could be faster.
 fn work_out(
     (candidates, of): (&[Candidate], Forms<'_>),
     (mut frontier, mut ranking): (Frontier<'_>, Vec<Worked>),
     (start, tally): (Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
-) -> (Vec<Worked>, Option<Dropped>) {
+) -> (Vec<Worked>, Option<Dropped>, Vec<(Candidate, Bound)>) {
     // Whoever says how many batches to do gets as many.
     let most = if stop.work.is_some() { u64::MAX } else { tally.work + frontier.affordable() };
     let mut closest: Option<Dropped> = None;
+    // Worked out, and fit with choices that may not be the best that do.
+    let mut crowded: Vec<usize> = Vec::new();
     let known = start.limit.map_or(f64::INFINITY, |limit| limit.0);
     let limit = |ranking: &[Worked]| {
         ranking.first().map_or(known, |one| one.arranged.step_time().0.min(known)) / BOUND_SLACK
@@ -367,8 +412,7 @@ fn work_out(
             let fits = |found: &Result<Worked, Dropped>| matches!(found, Ok(_) | Err(Dropped::Slower));
             let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
             if is_crowded && matches!(&one, Done::WorkedOut(found) if fits(found)) {
-                let least = Seconds(frontier.least(at) * BOUND_SLACK);
-                tally.inside_bound = lesser(tally.inside_bound, Some(least));
+                crowded.push(at);
             }
             match one {
                 Done::Refined(group, at, found) => {
@@ -393,13 +437,18 @@ fn work_out(
         let best = ranking.first().map(|found| found.arranged.step_time());
         on_progress(Progress { done: total - frontier.n_left(), total, best });
     }
+    let inside = inside(&frontier, &crowded, (of, limit(&ranking)));
+    tally.inside_bound = lesser(tally.inside_bound, inside.least);
+    let promising = inside.promising.iter().take(BATCH);
+    let promising =
+        promising.filter_map(|&at| Some((frontier.at(at).clone(), frontier.own(at)?.clone()))).collect();
     let (n_open, open_bound) = frontier.open(limit(&ranking));
     tally.n_bounded += frontier.n_left() - n_open;
     tally.n_open += n_open;
     tally.n_illegal += frontier.n_illegal;
     let open_bound = open_bound.map(|bound| Seconds(bound * BOUND_SLACK));
     tally.open_bound = lesser(tally.open_bound, open_bound);
-    (ranking, closest)
+    (ranking, closest, promising)
 }
 
 /// Does a task about a candidate, where nothing is of interest that takes as long as the first limit, and is shown up to the
@@ -445,7 +494,7 @@ fn do_task(
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
                     arranged.step_time(),
                 );
-                Ok(Worked { arranged, bound, storage: None, forms: None, is_refined: false })
+                Ok(Worked { arranged, bound, storage: None, recompute: None, forms: None, is_refined: false })
             })))
         }
     }

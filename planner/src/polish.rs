@@ -10,7 +10,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
 use crate::evaluate::{Asking, ROUNDS};
 use crate::forms::Forms;
-use crate::given::StorageRule;
+use crate::given::{RecomputeRule, StorageRule};
 use crate::optimize::{BATCH, Tally, takes_finest};
 use crate::request::Stop;
 use crate::shapes::{Facts, Shape, shapes};
@@ -43,12 +43,17 @@ const SAME: f64 = 1e-6;
 /// Storages that are tried.
 const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
 
+/// What all parameters keep to and all layers compute again, if that is said of them.
+type Way = (Option<StorageRule>, Option<RecomputeRule>);
+
 /// A candidate that was worked out, and its bound.
 pub(crate) struct Worked {
     pub(crate) arranged: Arranged,
     pub(crate) bound: Bound,
     /// What all its parameters keep to, where that was found to be faster.
     pub(crate) storage: Option<StorageRule>,
+    /// What all its layers compute again, where that was found to be faster.
+    pub(crate) recompute: Option<RecomputeRule>,
     /// Per kind, the form that was found among all; nothing where they were not asked.
     pub(crate) forms: Option<Vec<usize>>,
     /// Whether more prices of memory and storages were tried.
@@ -99,11 +104,58 @@ fn by_time(worked: &mut [Worked]) {
 }
 
 /// Keeps the first of those that are the same plan: meshes whose axes are used alike.
-fn keep_distinct(worked: &mut Vec<Worked>) {
+pub(crate) fn keep_distinct(worked: &mut Vec<Worked>) {
     let mut known = BTreeSet::new();
     worked.retain(|Worked { arranged: Arranged { candidate, step, .. }, .. }| {
         known.insert((candidate.n_stages, candidate.micro_batch, step.time.0.to_bits()))
     });
+}
+
+/// Works candidates out once more that by their bounds could be faster than the best: at more prices of memory, where all
+/// parameters keep to one storage, and where layers compute as much again as each other. Prices weigh what a layer holds
+/// all the time, not what it needs while it runs: where that is much, choices that no price makes are faster.
+pub(crate) fn reconsider(
+    scope: &Scope<'_>,
+    worked: &mut Vec<Worked>,
+    promising: &[(Candidate, Bound)],
+    best: Seconds,
+) {
+    let pins = &scope.request.pins;
+    let (none, constrained): (Way, bool) = ((None, None), !pins.constraints.is_empty());
+    let storages = STORAGES.map(|storage| (Some(storage), None)).into_iter();
+    let storages = storages.filter(|_| pins.zero.is_none() && pins.forbid.zero.is_empty() && !constrained);
+    let rules = [RecomputeRule::AttentionOnly, RecomputeRule::Always].map(|rule| (None, Some(rule)));
+    let is_free = pins.recompute.is_none() && pins.forbid.recompute.is_empty() && !constrained;
+    let rules = rules.into_iter().filter(|_| is_free);
+    let ways: Vec<Way> = std::iter::once(none).chain(storages).chain(rules).collect();
+    let limit = worked.first().map_or(best, |one| one.arranged.step_time().min(best)).0;
+    let tasks: Vec<_> = promising.iter().flat_map(|one| ways.iter().map(move |way| (one, way))).collect();
+    let found: Vec<Option<Worked>> = tasks
+        .into_par_iter()
+        .map(|((candidate, bound), &(storage, recompute))| {
+            // Prices between those in use go on from the fastest so far, and a limit changes which that is.
+            let rounds = ROUNDS;
+            let limit_of = if (storage, recompute) == none { f64::INFINITY } else { limit };
+            let asked = Asking { limit: limit_of, storage, recompute, rounds, ..Asking::of(Forms::Leading) };
+            let arranged = scope.evaluate_below(candidate, bound, asked).ok()?;
+            (arranged.step_time().0 < limit).then(|| Worked {
+                arranged,
+                bound: bound.clone(),
+                storage,
+                recompute,
+                forms: None,
+                is_refined: true,
+            })
+        })
+        .collect();
+    for one in found.into_iter().flatten() {
+        let is_same = |known: &Worked| known.arranged.candidate == one.arranged.candidate;
+        let known = worked.iter().position(is_same);
+        if known.is_none_or(|at| one.arranged.is_worth_it(&worked[at].arranged)) {
+            known.map(|at| worked.remove(at));
+            insert(worked, one);
+        }
+    }
 }
 
 /// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
@@ -200,7 +252,7 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, sto
 fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
     let rounds = if one.is_refined { one.rounds() } else { 0 };
     let with = |storage| {
-        let asked = Asking { storage, rounds, ..Asking::of(Forms::All) };
+        let asked = Asking { storage, recompute: one.recompute, rounds, ..Asking::of(Forms::All) };
         scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
     };
     let stored = one.storage.and_then(|storage| with(Some(storage)));
@@ -239,8 +291,8 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 /// plan need not see that they are several.
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let limit = found.arranged.step_time().0 * (1.0 + SAME);
-    let (storage, rounds) = (found.storage, found.rounds());
-    let asked = Asking { limit, storage, rounds, ..Asking::of(found.own_forms()) };
+    let (storage, recompute, rounds) = (found.storage, found.recompute, found.rounds());
+    let asked = Asking { limit, storage, recompute, rounds, ..Asking::of(found.own_forms()) };
     let on = |candidate: Candidate| {
         work_out(scope, &candidate, Forms::Leading, asked).filter(|one| one.arranged.step_time().0 <= limit)
     };
@@ -251,5 +303,6 @@ fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
 fn work_out(scope: &Scope<'_>, candidate: &Candidate, of: Forms<'_>, asked: Asking<'_>) -> Option<Worked> {
     let bound = scope.bound(candidate, of)?;
     let arranged = scope.evaluate_below(candidate, &bound, asked).ok()?;
-    Some(Worked { arranged, bound, storage: asked.storage, forms: None, is_refined: false })
+    let Asking { storage, recompute, .. } = asked;
+    Some(Worked { arranged, bound, storage, recompute, forms: None, is_refined: false })
 }

@@ -207,6 +207,15 @@ pub(crate) struct Room {
     pub(crate) worth: Option<Worth>,
 }
 
+/// How far a bound is looked for.
+#[derive(Clone, Copy, Debug)]
+struct Goal {
+    /// Seconds that are enough.
+    limit: f64,
+    /// Whether it ends where the first prices stay far behind, and with the first family of schedules that may be faster.
+    gives_up: bool,
+}
+
 /// Least work by what schedules keep.
 struct Works {
     /// Where memory is free.
@@ -330,7 +339,8 @@ impl Scope<'_> {
         (limit, worth): (f64, Option<Worth>),
     ) -> Option<Room> {
         let mut ready = self.ready((tables, bound, of), worth);
-        let all = self.works_in_room((tables, &mut ready), candidates[0], limit)?;
+        let goal = Goal { limit, gives_up: true };
+        let all = self.works_in_room((tables, &mut ready), candidates[0], goal)?;
         let mut times: Vec<Seconds> = candidates.iter().map(|one| self.time_in(one, &all)).collect();
         let likely = times[0];
         let open = candidates.iter().zip(&mut times).rev();
@@ -341,7 +351,7 @@ impl Scope<'_> {
             let Some(base) = self.by_own_lengths((tables, bound), &mut ready, one) else { break };
             *time = time.max(self.time_free(one, base));
             if time.0 < limit
-                && let Some(own) = self.works_in_room((tables, &mut ready), one, limit)
+                && let Some(own) = self.works_in_room((tables, &mut ready), one, goal)
             {
                 *time = time.max(self.time_in(one, &own));
             }
@@ -394,12 +404,13 @@ impl Scope<'_> {
         if !self.knows_room(candidate) {
             return None;
         }
+        let goal = Goal { limit: limit.0, gives_up: false };
         let tables = self.priced_tables(of_tables, bound.covers, of);
         let mut ready = self.ready((&tables, bound, of), None);
         if candidate.micro_batch < tables.bench.candidate.micro_batch {
             self.by_own_lengths((&tables, bound), &mut ready, candidate)?;
         }
-        let works = self.works_in_room((&tables, &mut ready), candidate, limit.0)?;
+        let works = self.works_in_room((&tables, &mut ready), candidate, goal)?;
         Some(self.time_in(candidate, &works))
     }
 
@@ -486,19 +497,18 @@ impl Scope<'_> {
         }
     }
 
-    /// Least work of a candidate in its memory, schedule family by family, until one may be faster than the limit; of the
-    /// others what it is where memory is free.
+    /// Least work of a candidate in its memory, schedule family by family.
     fn works_in_room<'s: 't, 't>(
         &'s self,
         (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
         candidate: &Candidate,
-        limit: f64,
+        goal: Goal,
     ) -> Option<Works> {
         let mut works = Works { free: ready.base, known: Vec::new() };
         for family in self.families(candidate) {
-            let work = self.work_in_room((tables, ready), (candidate, &family), limit)?;
+            let work = self.work_in_room((tables, ready), (candidate, &family), goal)?;
             works.known.push((family.kind, work));
-            if self.with_share(candidate, work, family.bubble).0 < limit {
+            if goal.gives_up && self.with_share(candidate, work, family.bubble).0 < goal.limit {
                 break;
             }
         }
@@ -512,7 +522,7 @@ impl Scope<'_> {
         &'s self,
         (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
         (candidate, family): (&Candidate, &Family),
-        limit: f64,
+        Goal { limit, gives_up }: Goal,
     ) -> Option<Work> {
         let flights = self.flights((candidate, family), tables)?;
         let time = |work: Work| self.with_share(candidate, work, family.bubble).0;
@@ -535,7 +545,8 @@ impl Scope<'_> {
             }
             let reaches = |average: f64| time(in_memory(free, average));
             let reached = reaches(most);
-            if reached >= limit || HOPELESS.get(round).is_some_and(|part| reached < limit * part) {
+            let is_hopeless = gives_up && HOPELESS.get(round).is_some_and(|part| reached < limit * part);
+            if reached >= limit || is_hopeless {
                 break;
             }
             tangents.add(tangent);
@@ -556,7 +567,7 @@ impl Scope<'_> {
         }
         ready.worth = best;
         let mut work = in_memory(free, most);
-        if time(work) < limit && time(work) >= limit * HOPELESS[1] {
+        if time(work) < limit && (!gives_up || time(work) >= limit * HOPELESS[1]) {
             let (tangent, _) = self.tangent((tables, ready), (&flights, best), Effort::All)?;
             work = in_memory(free, most.max(tangent.value));
         }

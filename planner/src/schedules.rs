@@ -259,6 +259,12 @@ pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
         }
     }
     match (pins.pp, pins.vpp) {
+        (_, Some(v)) if kind == ScheduleKind::GPipe && v > 1 => {
+            Some(format!("gpipe has one virtual stage on every stage, found vpp={v}: name breadth-first"))
+        }
+        (_, Some(1)) if kind == ScheduleKind::Interleaved => {
+            Some("the interleaved schedule needs at least two virtual stages, found vpp=1".into())
+        }
         (Some(1), _) if needs_stages => Some("the pinned schedule needs a pipeline: pp of at least 2".into()),
         (Some(pp), _) if kind == ScheduleKind::Chimera && !pp.is_multiple_of(2) => {
             Some(format!("chimera needs an even number of stages, found pp={pp}"))

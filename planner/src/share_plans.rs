@@ -36,6 +36,9 @@ use crate::shares::divided;
 /// Arrangements that are divided, the fastest with equal shares first.
 const MAX_DIVIDED: usize = 12;
 
+/// Micro-batches of a replica that are tried by name, were all devices replicas.
+const MICRO_BATCHES: [u64; 3] = [2, 4, 8];
+
 /// Stages that are tried beside one: a part of every group in each.
 const STAGES: [u64; 3] = [1, 2, 4];
 
@@ -52,24 +55,32 @@ pub(crate) fn faster(
     }
     let mut best: Option<Plan> = None;
     let (mut work, mut n_candidates, mut n_divided) = (0, 0, 0);
-    for n_stages in STAGES {
+    'all: for n_stages in STAGES {
         let limit = time_of(best.as_ref()).min(time_of(equal));
         let Some(asked) = staged(request, n_stages) else { continue };
         if least_time(&asked, constants).0 >= limit {
             continue;
         }
-        let start = Start { work, limit: None };
-        let (found, tally) = search_from(&asked, constants, start, watch);
-        (work, n_candidates) = (tally.work, n_candidates + tally.n_candidates);
-        let Ok(found) = found else { continue };
-        let found = Found { asked: &request.cluster, ..found };
-        for arranged in found.ranking.iter().take(MAX_DIVIDED) {
-            n_divided += 1;
-            let plan = divided_plan(&found, arranged, constants);
-            best = plan.filter(|plan| time_of(Some(plan)) < time_of(best.as_ref())).or(best);
-        }
-        if tally.stopped {
-            break;
+        for asked in with_more_micro_batches(asked) {
+            let start = Start { work, limit: None };
+            let (found, tally) = search_from(&asked, constants, start, watch);
+            (work, n_candidates) = (tally.work, n_candidates + tally.n_candidates);
+            // What does not fit here is not among those of other micro-batches either.
+            let Ok(found) = found else { break };
+            let found = Found { asked: &request.cluster, ..found };
+            for arranged in found.ranking.iter().take(MAX_DIVIDED) {
+                n_divided += 1;
+                let plan = divided_plan(&found, arranged, constants);
+                best = plan.filter(|plan| time_of(Some(plan)) < time_of(best.as_ref())).or(best);
+            }
+            if tally.stopped {
+                break 'all;
+            }
+            // Of many, shares are as the speeds are already.
+            let n_most = MICRO_BATCHES[MICRO_BATCHES.len() - 1];
+            if found.ranking.first().is_some_and(|best| best.candidate.n_micro_batches >= n_most) {
+                break;
+            }
         }
     }
     let best = best.filter(|best| time_of(Some(best)) < time_of(equal))?;
@@ -80,6 +91,23 @@ pub(crate) fn faster(
 pub(crate) fn time_of(plan: Option<&Plan>) -> f64 {
     let predicted = plan.and_then(|plan| plan.predicted.as_ref());
     predicted.map_or(f64::INFINITY, |predicted| predicted.step_time_s.0)
+}
+
+/// The same request, and with smaller micro-batches by name: a replica that runs a single one when all run as many has nothing
+/// to give away.
+fn with_more_micro_batches(asked: Request) -> Vec<Request> {
+    let replicas = asked.cluster.n_devices() / asked.pins.pp.unwrap_or(1);
+    let each = asked.job.global_batch / replicas.max(1);
+    let smaller =
+        MICRO_BATCHES.into_iter().filter(|n| asked.pins.micro_batch.is_none() && each.is_multiple_of(*n));
+    let named = smaller.map(|n| each / n).filter(|&micro_batch| micro_batch > 0);
+    let named: Vec<Request> = named
+        .map(|micro_batch| {
+            let pins = Pins { micro_batch: Some(micro_batch), ..asked.pins.clone() };
+            Request { pins, ..asked.clone() }
+        })
+        .collect();
+    std::iter::once(asked).chain(named).collect()
 }
 
 /// Whether the groups differ and nothing that was asked for keeps shares equal.

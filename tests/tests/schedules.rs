@@ -77,6 +77,8 @@ fn pins_that_contradict_a_schedule_are_named() {
         refused("schedule=chimera,pp=1"),
         refused("schedule=hanayo,pp=2,vpp=3"),
         refused("schedule=zb-v,pp=2,vpp=4"),
+        refused("schedule=gpipe,pp=2,vpp=2"),
+        refused("schedule=interleaved,pp=2,vpp=1"),
         refused("schedule=seq1f1b,pp=1"),
         refused("schedule=1f1b,slices=4"),
         refused("slices=4"),

@@ -21,6 +21,18 @@ fn question(pins: Pins) -> Request {
     Request { model, cluster, job, pins, solver: Solver::Structured }
 }
 
+/// Where all run as many micro-batches, one large one each is the fastest, of which none can be given away.
+#[test]
+fn shares_are_found_where_equal_ones_are_of_one_micro_batch() {
+    let asked = question(Pins::default());
+    let equal =
+        Request { pins: Pins { shares: Some(SharesKind::Equal), ..Pins::default() }, ..asked.clone() };
+    let free = Request { pins: Pins::default(), ..asked };
+    let [plan, equal] = [free, equal].map(|request| answer(&request).unwrap());
+    assert!(seconds(&plan) < 0.9 * seconds(&equal), "{} of {}", seconds(&plan), seconds(&equal));
+    assert!(!plan.shares.is_empty());
+}
+
 fn answer(request: &Request) -> Result<Plan, NoPlan> {
     planner::optimize(request, &|_: Progress| ())
 }
