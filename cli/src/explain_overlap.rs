@@ -125,21 +125,18 @@ pub(crate) fn text(overlaps: &[Overlap]) -> String {
     ];
     let row = |one: &Overlap| {
         // Nothing of a frozen layer may be left to do.
+        let of_work = |share: String| if one.closed_form_s.0 > 0.0 { share } else { "-".into() };
         let percent = (one.events_s / one.closed_form_s - 1.0) * 100.0;
-        let differs = match one.closed_form_s.0 > 0.0 {
-            true if percent.abs() >= 0.05 => format!("{percent:+.1} %"),
-            true => "0.0 %".into(),
-            false => "-".into(),
-        };
+        let differs = if percent.abs() < 0.05 { "0.0 %".into() } else { format!("{percent:+.1} %") };
         vec![
             one.layer.clone(),
             one.section.to_owned(),
             one.n_layers.to_string(),
             figures::seconds(one.closed_form_s),
             figures::seconds(one.events_s),
-            differs,
+            of_work(differs),
             one.bottleneck.to_owned(),
-            if one.closed_form_s.0 > 0.0 { figures::percent(one.busy) } else { "-".into() },
+            of_work(figures::percent(one.busy)),
         ]
     };
     let mut text = table(&columns, &overlaps.iter().map(row).collect::<Vec<_>>());

@@ -46,6 +46,27 @@ const FIRST: f64 = 0.25;
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
 
+/// What all layers have in common, in place of what the request says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Way {
+    /// What all parameters keep to.
+    pub(crate) storage: Option<StorageRule>,
+    /// What all layers compute again.
+    pub(crate) recompute: Option<RecomputeRule>,
+}
+
+impl Way {
+    /// Parameters that all keep to a storage.
+    pub(crate) fn stored(storage: StorageRule) -> Self {
+        Self { storage: Some(storage), ..Self::default() }
+    }
+
+    /// Layers that all compute as much again.
+    pub(crate) fn again(recompute: RecomputeRule) -> Self {
+        Self { recompute: Some(recompute), ..Self::default() }
+    }
+}
+
 /// How a candidate is worked out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asking<'f> {
@@ -55,10 +76,8 @@ pub(crate) struct Asking<'f> {
     pub(crate) limit: f64,
     /// What takes so many times less is known: choices by other sums do not make that up.
     pub(crate) known: f64,
-    /// What all parameters keep to, beside what the request says.
-    pub(crate) storage: Option<StorageRule>,
-    /// What all layers compute again, in place of what the request says.
-    pub(crate) recompute: Option<RecomputeRule>,
+    /// What all layers have in common.
+    pub(crate) way: Way,
     /// Times that prices of memory between those in use are tried, at most.
     pub(crate) rounds: usize,
 }
@@ -66,7 +85,7 @@ pub(crate) struct Asking<'f> {
 impl<'f> Asking<'f> {
     /// In some forms, whatever it takes, at the first prices of memory alone.
     pub(crate) fn of(forms: Forms<'f>) -> Self {
-        Self { forms, limit: f64::INFINITY, known: f64::INFINITY, storage: None, recompute: None, rounds: 0 }
+        Self { forms, limit: f64::INFINITY, known: f64::INFINITY, way: Way::default(), rounds: 0 }
     }
 }
 
@@ -162,7 +181,7 @@ impl Scope<'_> {
         bound: &Bound,
         (forms, storage): (Forms<'_>, StorageRule),
     ) -> Result<Arranged, Dropped> {
-        let asked = Asking { storage: Some(storage), rounds: ROUNDS, ..Asking::of(forms) };
+        let asked = Asking { way: Way::stored(storage), rounds: ROUNDS, ..Asking::of(forms) };
         self.evaluate_below(candidate, bound, asked)
     }
 
@@ -231,8 +250,7 @@ impl Scope<'_> {
         (bound, streams): (&Bound, &[Sharding]),
         asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
-        let rules = (asked.storage, asked.recompute);
-        let first = on_ground(0, (bound, streams), rules, self.given_fastest());
+        let first = on_ground(0, (bound, streams), asked.way, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
         let (mut best, mut dropped): (Option<Arranged>, _) = (None, Dropped::NoStrategy);
         for tied in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
@@ -257,12 +275,11 @@ impl Scope<'_> {
         &self,
         (benches, streams): (&[Bench<'_>], &[Sharding]),
         (bound, tied): (&Bound, &BTreeMap<usize, TiedUses>),
-        Asking { forms, limit, known: best_known, storage, recompute, rounds }: Asking<'_>,
+        Asking { forms, limit, known: best_known, way, rounds }: Asking<'_>,
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
-        let rules = (storage, recompute);
-        let base = |ground: usize| on_ground(ground, (bound, streams), rules, self.given_fastest());
+        let base = |ground: usize| on_ground(ground, (bound, streams), way, self.given_fastest());
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
         for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
             let given = (&base(ground), tied);
@@ -272,7 +289,7 @@ impl Scope<'_> {
         if self.arrange_all(candidate, &shelves, &mut known) {
             return known.best.map(|(_, best)| (best, 1)).ok_or(Dropped::Slower);
         }
-        let base = |ground: usize| on_ground(ground, (bound, streams), rules, self.given());
+        let base = |ground: usize| on_ground(ground, (bound, streams), way, self.given());
         let asked: Vec<Vec<Asked<'_>>> = benches
             .iter()
             .enumerate()
@@ -539,16 +556,11 @@ fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
 }
 
 /// What is given on a ground, with its sharding of the stream and what all parameters and layers keep to.
-fn on_ground(
-    ground: usize,
-    (bound, streams): (&Bound, &[Sharding]),
-    (storage, recompute): (Option<StorageRule>, Option<RecomputeRule>),
-    given: Given,
-) -> Given {
+fn on_ground(ground: usize, (bound, streams): (&Bound, &[Sharding]), way: Way, given: Given) -> Given {
     Given {
         stream: Some(streams[ground]),
-        storage: storage.unwrap_or(given.storage),
-        recompute: recompute.unwrap_or(given.recompute),
+        storage: way.storage.unwrap_or(given.storage),
+        recompute: way.recompute.unwrap_or(given.recompute),
         covers: bound.on(ground).covers,
         ..given
     }

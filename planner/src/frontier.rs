@@ -359,9 +359,8 @@ impl<'a> Frontier<'a> {
     /// Takes over the bound of a candidate, which holds for all that divide it too.
     fn found(&mut self, candidate: usize, bound: Bound) {
         for at in self.divisors(candidate) {
-            // Without a bubble none of its schedules is allowed.
-            let time = self.scope.with_bubble(&self.candidates[at], bound.work);
-            self.raise(at, time.unwrap_or(Seconds(f64::INFINITY)));
+            let time = self.scope.time_free(&self.candidates[at], bound.work);
+            self.raise(at, time);
         }
         self.own[candidate] = Some(bound);
     }

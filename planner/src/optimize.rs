@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, batches};
-use crate::evaluate::Asking;
+use crate::evaluate::{Asking, Way};
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Refined, Task, dividing};
@@ -190,23 +190,18 @@ fn searched<'a>(
     if let Some(what) = too_large(&scope, &candidates) {
         return Err(NoPlan::Impossible { what });
     }
-    tally.n_candidates = candidates.len() as u64;
     let of = forms_of_bounds(&scope, &candidates);
     if of == Forms::Leading {
         tally.bounds_leading = true;
         scope.leading = leading(&scope, &candidates);
     }
-    let frontier = frontier(&scope, (&candidates, of), on_progress);
     let (mut worked, mut closest, promising) =
-        work_out((&candidates, of), (frontier, Vec::new()), (start, tally), (stop, on_progress));
+        work_out(&scope, (&candidates, of), Vec::new(), (start, tally), (stop, on_progress));
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     let few_fit = some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated;
     if few_fit && !tally.stopped {
         let named = named_candidates(request);
-        tally.n_candidates += named.len() as u64;
-        let frontier = self::frontier(&scope, (&named, of), on_progress);
-        let (all, nearest, _) =
-            work_out((&named, of), (frontier, worked), (start, tally), (stop, on_progress));
+        let (all, nearest, _) = work_out(&scope, (&named, of), worked, (start, tally), (stop, on_progress));
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
@@ -239,16 +234,14 @@ fn look_again(
     (scope, of): (&Scope<'_>, Forms<'_>),
     (named, promising): (&[Candidate], &[(Candidate, Bound)]),
     (worked, tally): (&mut Vec<Worked>, &mut Tally),
-    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
+    watch: (Stop<'_>, OnProgress<'_>),
 ) {
     let Some(best) = worked.first().map(|one| one.arranged.step_time()) else { return };
     let n_forms_open = tally.n_forms_open;
-    tally.n_candidates += named.len() as u64;
-    let frontier = frontier(scope, (named, of), on_progress);
     let start = Start { work: tally.work, limit: Some(best) };
-    let (mut others, ..) = work_out((named, of), (frontier, Vec::new()), (start, tally), (stop, on_progress));
+    let (mut others, ..) = work_out(scope, (named, of), Vec::new(), (start, tally), watch);
     reconsider(scope, &mut others, promising, best);
-    polish(scope, &mut others, tally, stop);
+    polish(scope, &mut others, tally, watch.0);
     tally.n_forms_open += n_forms_open;
     others.into_iter().for_each(|one| insert(worked, one));
     keep_distinct(worked);
@@ -372,14 +365,17 @@ fn frontier<'a>(
     frontier
 }
 
-/// Works candidates out, the most promising first, until no bound left is below the best, or the limit is reached;
+/// Bounds candidates and works them out, the most promising first, until no bound left is below the best, or the limit is reached;
 /// fastest first, the closest that overflows, and those of which other choices could be faster.
 fn work_out(
+    scope: &Scope<'_>,
     (candidates, of): (&[Candidate], Forms<'_>),
-    (mut frontier, mut ranking): (Frontier<'_>, Vec<Worked>),
+    mut ranking: Vec<Worked>,
     (start, tally): (Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> (Vec<Worked>, Option<Dropped>, Vec<(Candidate, Bound)>) {
+    tally.n_candidates += candidates.len() as u64;
+    let mut frontier = frontier(scope, (candidates, of), on_progress);
     // Whoever says how many batches to do gets as many.
     let most = if stop.work.is_some() { u64::MAX } else { tally.work + frontier.affordable() };
     let mut closest: Option<Dropped> = None;
@@ -494,7 +490,7 @@ fn do_task(
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
                     arranged.step_time(),
                 );
-                Ok(Worked { arranged, bound, storage: None, recompute: None, forms: None, is_refined: false })
+                Ok(Worked { arranged, bound, way: Way::default(), forms: None, is_refined: false })
             })))
         }
     }

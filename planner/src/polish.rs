@@ -8,11 +8,11 @@ use rayon::prelude::*;
 use crate::arrange::{Arranged, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
-use crate::evaluate::{Asking, ROUNDS};
+use crate::evaluate::{Asking, ROUNDS, Way};
 use crate::forms::Forms;
 use crate::given::{RecomputeRule, StorageRule};
 use crate::optimize::{BATCH, Tally, takes_finest};
-use crate::request::Stop;
+use crate::request::{Pins, Stop};
 use crate::shapes::{Facts, Shape, shapes};
 use ir::units::Seconds;
 
@@ -43,17 +43,12 @@ const SAME: f64 = 1e-6;
 /// Storages that are tried.
 const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
 
-/// What all parameters keep to and all layers compute again, if that is said of them.
-type Way = (Option<StorageRule>, Option<RecomputeRule>);
-
 /// A candidate that was worked out, and its bound.
 pub(crate) struct Worked {
     pub(crate) arranged: Arranged,
     pub(crate) bound: Bound,
-    /// What all its parameters keep to, where that was found to be faster.
-    pub(crate) storage: Option<StorageRule>,
-    /// What all its layers compute again, where that was found to be faster.
-    pub(crate) recompute: Option<RecomputeRule>,
+    /// What all its layers have in common, where that was found to be faster.
+    pub(crate) way: Way,
     /// Per kind, the form that was found among all; nothing where they were not asked.
     pub(crate) forms: Option<Vec<usize>>,
     /// Whether more prices of memory and storages were tried.
@@ -121,85 +116,79 @@ pub(crate) fn reconsider(
     best: Seconds,
 ) {
     let pins = &scope.request.pins;
-    let (none, constrained): (Way, bool) = ((None, None), !pins.constraints.is_empty());
-    let storages = STORAGES.map(|storage| (Some(storage), None)).into_iter();
-    let storages = storages.filter(|_| pins.zero.is_none() && pins.forbid.zero.is_empty() && !constrained);
-    let rules = [RecomputeRule::AttentionOnly, RecomputeRule::Always].map(|rule| (None, Some(rule)));
-    let is_free = pins.recompute.is_none() && pins.forbid.recompute.is_empty() && !constrained;
-    let rules = rules.into_iter().filter(|_| is_free);
-    let ways: Vec<Way> = std::iter::once(none).chain(storages).chain(rules).collect();
+    let is_free = pins.recompute.is_none() && pins.forbid.recompute.is_empty() && pins.constraints.is_empty();
+    let rules = [RecomputeRule::AttentionOnly, RecomputeRule::Always].into_iter().filter(|_| is_free);
+    let ways: Vec<Way> = ways(pins).chain(rules.map(Way::again)).collect();
     let limit = worked.first().map_or(best, |one| one.arranged.step_time().min(best)).0;
     let tasks: Vec<_> = promising.iter().flat_map(|one| ways.iter().map(move |way| (one, way))).collect();
     let found: Vec<Option<Worked>> = tasks
         .into_par_iter()
-        .map(|((candidate, bound), &(storage, recompute))| {
+        .map(|((candidate, bound), &way)| {
             // Prices between those in use go on from the fastest so far, and a limit changes which that is.
-            let rounds = ROUNDS;
-            let limit_of = if (storage, recompute) == none { f64::INFINITY } else { limit };
-            let asked = Asking { limit: limit_of, storage, recompute, rounds, ..Asking::of(Forms::Leading) };
+            let limit = if way == Way::default() { f64::INFINITY } else { limit };
+            let asked = Asking { limit, way, rounds: ROUNDS, ..Asking::of(Forms::Leading) };
             let arranged = scope.evaluate_below(candidate, bound, asked).ok()?;
-            (arranged.step_time().0 < limit).then(|| Worked {
-                arranged,
-                bound: bound.clone(),
-                storage,
-                recompute,
-                forms: None,
-                is_refined: true,
-            })
+            Some(Worked { arranged, bound: bound.clone(), way, forms: None, is_refined: true })
         })
         .collect();
-    for one in found.into_iter().flatten() {
+    for one in found.into_iter().flatten().filter(|one| one.arranged.step_time().0 < limit) {
         let is_same = |known: &Worked| known.arranged.candidate == one.arranged.candidate;
         let known = worked.iter().position(is_same);
         if known.is_none_or(|at| one.arranged.is_worth_it(&worked[at].arranged)) {
-            known.map(|at| worked.remove(at));
+            if let Some(at) = known {
+                worked.remove(at);
+            }
             insert(worked, one);
         }
     }
 }
 
+/// What is tried for all layers: nothing, then storages that are left open.
+fn ways(pins: &Pins) -> impl Iterator<Item = Way> {
+    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
+    let storages = STORAGES.into_iter().filter(move |_| is_free);
+    std::iter::once(Way::default()).chain(storages.map(Way::stored))
+}
+
 /// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
 /// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
 fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
-    let pins = &scope.request.pins;
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
-    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
-    let storages = STORAGES.into_iter().filter(|_| is_free).map(Some);
-    let storages: Vec<Option<StorageRule>> = std::iter::once(None).chain(storages).collect();
+    let ways: Vec<Way> = ways(&scope.request.pins).collect();
     let first = 0..worked.len().min(MAX_REFINED);
-    let all = |at: usize| storages.iter().map(move |&storage| (at, storage));
+    let all = |at: usize| ways.iter().map(move |&way| (at, way));
     // With as many prices as before and storages as they pay it is what it was.
-    let is_new = |&(at, storage): &(usize, Option<StorageRule>)| {
-        let near = match storage {
+    let is_new = |&(at, way): &(usize, Way)| {
+        let near = match way.storage {
             None if worked[at].rounds() == 0 => return false,
             None => NEAR_BEST_CROWDED,
             Some(_) => NEAR_BEST,
         };
         worked[at].arranged.step_time().0 <= best * near
     };
-    let tasks: Vec<(usize, Option<StorageRule>)> = first.flat_map(all).filter(is_new).collect();
+    let tasks: Vec<(usize, Way)> = first.flat_map(all).filter(is_new).collect();
     let found: Vec<Option<Arranged>> = tasks
         .par_iter()
-        .map(|&(at, storage)| {
+        .map(|&(at, way)| {
             let one = &worked[at];
             let rounds = one.rounds();
             // Prices between those in use go on from the fastest so far, and a limit changes which that is.
-            let (forms, limit) = match storage {
+            let (forms, limit) = match way.storage {
                 None if one.forms.is_some() => (Forms::All, f64::INFINITY),
                 None | Some(_) => (one.own_forms(), one.arranged.step_time().0),
             };
-            let asked = Asking { limit, storage, rounds, ..Asking::of(forms) };
+            let asked = Asking { limit, way, rounds, ..Asking::of(forms) };
             scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
         })
         .collect();
-    for ((at, storage), found) in tasks.into_iter().zip(found) {
+    for ((at, way), found) in tasks.into_iter().zip(found) {
         worked[at].is_refined = true;
-        let is_better = |found: &Arranged| match storage {
+        let is_better = |found: &Arranged| match way.storage {
             None if worked[at].forms.is_some() => found.step_time() < worked[at].arranged.step_time(),
             None | Some(_) => found.is_worth_it(&worked[at].arranged),
         };
         if let Some(found) = found.filter(is_better) {
-            (worked[at].arranged, worked[at].storage) = (found, storage);
+            (worked[at].arranged, worked[at].way) = (found, way);
         }
     }
     by_time(worked);
@@ -251,12 +240,12 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, sto
 /// not with another.
 fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
     let rounds = if one.is_refined { one.rounds() } else { 0 };
-    let with = |storage| {
-        let asked = Asking { storage, recompute: one.recompute, rounds, ..Asking::of(Forms::All) };
+    let with = |way| {
+        let asked = Asking { way, rounds, ..Asking::of(Forms::All) };
         scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
     };
-    let stored = one.storage.and_then(|storage| with(Some(storage)));
-    fastest(with(None).into_iter().chain(stored))
+    let stored = one.way.storage.and_then(|_| with(one.way));
+    fastest(with(Way { storage: None, ..one.way }).into_iter().chain(stored))
 }
 
 /// Works the best out on meshes that were left out for theirs, where choices are made by prices that miss something: with
@@ -291,8 +280,8 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 /// plan need not see that they are several.
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let limit = found.arranged.step_time().0 * (1.0 + SAME);
-    let (storage, recompute, rounds) = (found.storage, found.recompute, found.rounds());
-    let asked = Asking { limit, storage, recompute, rounds, ..Asking::of(found.own_forms()) };
+    let (way, rounds) = (found.way, found.rounds());
+    let asked = Asking { limit, way, rounds, ..Asking::of(found.own_forms()) };
     let on = |candidate: Candidate| {
         work_out(scope, &candidate, Forms::Leading, asked).filter(|one| one.arranged.step_time().0 <= limit)
     };
@@ -303,6 +292,5 @@ fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
 fn work_out(scope: &Scope<'_>, candidate: &Candidate, of: Forms<'_>, asked: Asking<'_>) -> Option<Worked> {
     let bound = scope.bound(candidate, of)?;
     let arranged = scope.evaluate_below(candidate, &bound, asked).ok()?;
-    let Asking { storage, recompute, .. } = asked;
-    Some(Worked { arranged, bound, storage, recompute, forms: None, is_refined: false })
+    Some(Worked { arranged, bound, way: asked.way, forms: None, is_refined: false })
 }

@@ -18,6 +18,7 @@
 
 use std::cell::OnceCell;
 
+use ir::schedule::Schedule;
 use ir::units::Seconds;
 
 use crate::bound::{Bound, Work};
@@ -318,15 +319,21 @@ impl Scope<'_> {
     }
 
     /// The least time of a candidate whose layers take so long, in whatever schedule; infinite where none is allowed.
-    fn time_free(&self, candidate: &Candidate, work: Work) -> Seconds {
+    pub(crate) fn time_free(&self, candidate: &Candidate, work: Work) -> Seconds {
         self.with_bubble(candidate, work).unwrap_or(Seconds(f64::INFINITY))
     }
 
     /// The same where what layers take depends on what schedules keep.
     fn time_in(&self, candidate: &Candidate, works: &Works) -> Seconds {
-        let families = self.families(candidate).into_iter();
-        let time = |family: Family| self.with_share(candidate, works.of(family.kind), family.bubble);
-        families.map(time).min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or(Seconds(f64::INFINITY))
+        let time = |schedule: Schedule| {
+            let work = works.of(FamilyKind::of(schedule));
+            self.with_share(candidate, work, self.bubble(candidate, schedule))
+        };
+        self.schedules(candidate)
+            .into_iter()
+            .map(time)
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .unwrap_or(Seconds(f64::INFINITY))
     }
 
     /// The least times of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and where
@@ -524,12 +531,12 @@ impl Scope<'_> {
         (candidate, family): (&Candidate, &Family),
         Goal { limit, gives_up }: Goal,
     ) -> Option<Work> {
-        let flights = self.flights((candidate, family), tables)?;
         let time = |work: Work| self.with_share(candidate, work, family.bubble).0;
         let free = ready.base;
         if time(free) >= limit {
             return Some(free);
         }
+        let flights = self.flights((candidate, family), tables)?;
         let mut most = free.average;
         let mut tangents = Tangents::default();
         let (mut asked, mut best) = (ready.worth, ready.worth);

@@ -17,7 +17,7 @@ const VIRTUAL_STAGES: [u32; 6] = [2, 3, 4, 5, 6, 8];
 const MAX_SINGLE_LAYERS: u64 = 24;
 
 /// Schedules of one kind, as bounds see them.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Family {
     pub(crate) kind: FamilyKind,
     /// Least share of the work that one of them adds as bubble.
@@ -27,7 +27,7 @@ pub(crate) struct Family {
 }
 
 /// How schedules go about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FamilyKind {
     /// Stages in one piece: 1F1B and `GPipe`.
     WholeStages,
@@ -35,6 +35,18 @@ pub(crate) enum FamilyKind {
     VirtualStages,
     /// Any other.
     Others,
+}
+
+impl FamilyKind {
+    pub(crate) fn of(schedule: Schedule) -> Self {
+        if matches!(schedule, Schedule::GPipe | Schedule::OneFOneB) {
+            Self::WholeStages
+        } else if matches!(schedule, Schedule::Interleaved { .. }) {
+            Self::VirtualStages
+        } else {
+            Self::Others
+        }
+    }
 }
 
 impl Family {
@@ -142,24 +154,7 @@ impl Scope<'_> {
     }
 
     fn family(&self, candidate: &Candidate, schedule: Schedule) -> Family {
-        let kind = match schedule {
-            Schedule::GPipe | Schedule::OneFOneB => FamilyKind::WholeStages,
-            Schedule::Interleaved { .. } => FamilyKind::VirtualStages,
-            Schedule::Eager
-            | Schedule::Dapple { .. }
-            | Schedule::BreadthFirst { .. }
-            | Schedule::ZbH1
-            | Schedule::ZbH2
-            | Schedule::ZbV
-            | Schedule::VHalf
-            | Schedule::VMin
-            | Schedule::Hanayo { .. }
-            | Schedule::DualPipeV
-            | Schedule::Chimera
-            | Schedule::Seq1F1B { .. }
-            | Schedule::TeraPipe { .. }
-            | Schedule::Custom(_) => FamilyKind::Others,
-        };
+        let kind = FamilyKind::of(schedule);
         let p = candidate.n_stages as usize;
         let in_flight = match kind {
             // Nothing runs backward before it ran forward.

@@ -36,8 +36,11 @@ use crate::shares::divided;
 /// Arrangements that are divided, the fastest with equal shares first.
 const MAX_DIVIDED: usize = 12;
 
-/// Micro-batches of a replica that are tried by name, were all devices replicas.
-const MICRO_BATCHES: [u64; 3] = [2, 4, 8];
+/// Micro-batches of a replica that are enough to give some away.
+const MANY: u64 = 8;
+
+/// How many are tried by name, were all devices replicas.
+const MICRO_BATCHES: [u64; 3] = [2, 4, MANY];
 
 /// Stages that are tried beside one: a part of every group in each.
 const STAGES: [u64; 3] = [1, 2, 4];
@@ -55,13 +58,16 @@ pub(crate) fn faster(
     }
     let mut best: Option<Plan> = None;
     let (mut work, mut n_candidates, mut n_divided) = (0, 0, 0);
-    'all: for n_stages in STAGES {
+    for n_stages in STAGES {
         let limit = time_of(best.as_ref()).min(time_of(equal));
         let Some(asked) = staged(request, n_stages) else { continue };
         if least_time(&asked, constants).0 >= limit {
             continue;
         }
-        for asked in with_more_micro_batches(asked) {
+        let mut stopped = false;
+        for micro_batch in std::iter::once(asked.pins.micro_batch).chain(smaller(&asked).map(Some)) {
+            let pins = Pins { micro_batch, ..asked.pins.clone() };
+            let asked = Request { pins, ..asked.clone() };
             let start = Start { work, limit: None };
             let (found, tally) = search_from(&asked, constants, start, watch);
             (work, n_candidates) = (tally.work, n_candidates + tally.n_candidates);
@@ -73,14 +79,15 @@ pub(crate) fn faster(
                 let plan = divided_plan(&found, arranged, constants);
                 best = plan.filter(|plan| time_of(Some(plan)) < time_of(best.as_ref())).or(best);
             }
-            if tally.stopped {
-                break 'all;
-            }
+            stopped = tally.stopped;
             // Of many, shares are as the speeds are already.
-            let n_most = MICRO_BATCHES[MICRO_BATCHES.len() - 1];
-            if found.ranking.first().is_some_and(|best| best.candidate.n_micro_batches >= n_most) {
+            let are_many = |best: &Arranged| best.candidate.n_micro_batches >= MANY;
+            if stopped || found.ranking.first().is_some_and(are_many) {
                 break;
             }
+        }
+        if stopped {
+            break;
         }
     }
     let best = best.filter(|best| time_of(Some(best)) < time_of(equal))?;
@@ -93,21 +100,13 @@ pub(crate) fn time_of(plan: Option<&Plan>) -> f64 {
     predicted.map_or(f64::INFINITY, |predicted| predicted.step_time_s.0)
 }
 
-/// The same request, and with smaller micro-batches by name: a replica that runs a single one when all run as many has nothing
-/// to give away.
-fn with_more_micro_batches(asked: Request) -> Vec<Request> {
+/// Smaller micro-batches that are asked for by name: a replica that runs a single one when all run as many has nothing to give
+/// away.
+fn smaller(asked: &Request) -> impl Iterator<Item = u64> + use<> {
     let replicas = asked.cluster.n_devices() / asked.pins.pp.unwrap_or(1);
     let each = asked.job.global_batch / replicas.max(1);
-    let smaller =
-        MICRO_BATCHES.into_iter().filter(|n| asked.pins.micro_batch.is_none() && each.is_multiple_of(*n));
-    let named = smaller.map(|n| each / n).filter(|&micro_batch| micro_batch > 0);
-    let named: Vec<Request> = named
-        .map(|micro_batch| {
-            let pins = Pins { micro_batch: Some(micro_batch), ..asked.pins.clone() };
-            Request { pins, ..asked.clone() }
-        })
-        .collect();
-    std::iter::once(asked).chain(named).collect()
+    let is_free = asked.pins.micro_batch.is_none() && each > 0;
+    MICRO_BATCHES.into_iter().filter(move |n| is_free && each.is_multiple_of(*n)).map(move |n| each / n)
 }
 
 /// Whether the groups differ and nothing that was asked for keeps shares equal.
