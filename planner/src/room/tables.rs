@@ -1,0 +1,182 @@
+//! The layers of a candidate in the hands of the solver: with a choice for every price of memory.
+
+use std::cell::OnceCell;
+
+use super::Worth;
+use super::dual::in_memory;
+use crate::bound::{Bound, Work};
+use crate::candidate::{Candidate, Scope};
+use crate::chooser::{Chooser, Question};
+use crate::clock::Covers;
+use crate::forms::Forms;
+use crate::given::{Given, HomeRule};
+use crate::layer_problem::Shift;
+use crate::shelf::{Asked, Bench};
+
+/// The first, in multiples of what a byte is worth by the fastest choices, as in menus.
+const FIRST_PRICE: f64 = 0.15;
+
+/// A kind of layers is rare of which there are fewer than this part of all.
+const FREQUENT: u64 = 16;
+
+/// The layers of a candidate with a choice for every price of memory.
+pub(super) struct Tables<'s> {
+    pub(super) bench: Bench<'s>,
+    pub(super) given: Given,
+    pub(super) of: Forms<'s>,
+    /// Per kind, its forms; nothing of rare ones, or only choices for where memory is free.
+    pub(super) kinds: Vec<Asked<'s>>,
+    /// The same of rare ones, once somebody asked; nothing of the others.
+    pub(super) rare: OnceCell<Vec<Asked<'s>>>,
+    /// Micro-batches that the tables take to be in flight.
+    pub(super) in_flight: f64,
+    /// Whether hosts may hold what layers keep.
+    pub(super) on_host: bool,
+}
+
+/// A form of a layer in the hands of the solver.
+pub(super) struct Hand<'t> {
+    pub(super) chooser: Chooser<'t>,
+    /// What its choices cost more with the micro-batch that is asked about.
+    pub(super) shift: Option<Shift>,
+}
+
+/// The layers of all stages in the hands of the solver.
+pub(super) struct Ready<'t> {
+    /// Per kind, its forms; nothing of rare ones.
+    pub(super) kinds: Vec<Vec<Hand<'t>>>,
+    /// The same of rare ones, once somebody asked; nothing of the others.
+    pub(super) rare: OnceCell<Vec<Vec<Hand<'t>>>>,
+    /// Per kind, the least seconds of a layer where memory is free.
+    pub(super) free: Vec<f64>,
+    pub(super) of: Forms<'t>,
+    /// Least work where memory is free.
+    pub(super) base: Work,
+    /// Where to start.
+    pub(super) worth: Worth,
+}
+
+impl Scope<'_> {
+    /// Prices what operators take by themselves as a candidate has it, whose micro-batch divides that of the tables; its least
+    /// work where memory is free.
+    pub(super) fn by_own_lengths<'s: 't, 't>(
+        &'s self,
+        (tables, bound): (&'t Tables<'s>, &Bound),
+        ready: &mut Ready<'t>,
+        candidate: &Candidate,
+    ) -> Option<Work> {
+        let clock = self.clock(candidate, tables.given.covers);
+        for (kind, hands) in ready.kinds.iter_mut().enumerate() {
+            for (hand, (form, problem)) in hands.iter_mut().zip(&tables.kinds[kind]) {
+                let layer = &self.forms[kind][*form].layer;
+                let sizes = layer.sizes(candidate.micro_batch, self.request.job.sequence);
+                hand.shift = Some(problem.shift(&sizes, &tables.bench.prices, clock, &tables.given));
+            }
+        }
+        let p = candidate.n_stages as f64;
+        let (mut average, mut slowest): (f64, f64) = (0.0, 0.0);
+        for (kind, &count) in self.counts.iter().enumerate() {
+            let least = match self.is_rare(kind) {
+                true => ready.free[kind],
+                false => least_free(&ready.kinds[kind])?,
+            };
+            average += least * count as f64 / p;
+            slowest = slowest.max((count as f64 / p).ceil() * least);
+        }
+        let free = in_memory(bound.work, average.max(bound.work.average));
+        ready.base = Work { slowest: free.slowest.max(slowest), ..free };
+        Some(ready.base)
+    }
+
+    pub(super) fn most_frequent(&self) -> usize {
+        (0..self.counts.len()).max_by_key(|&kind| self.counts[kind]).unwrap_or(0)
+    }
+
+    /// Whether so few layers are of a kind that what memory costs them is asked last.
+    pub(super) fn is_rare(&self, kind: usize) -> bool {
+        self.counts[kind] * FREQUENT < self.model().n_layers()
+    }
+
+    pub(super) fn priced_tables<'s>(
+        &'s self,
+        candidate: &'s Candidate,
+        covers: Covers,
+        of: Forms<'s>,
+    ) -> Tables<'s> {
+        let bench = self.bench(candidate);
+        let given = Given { covers, ..self.given() };
+        let kinds = self.asked_of((&bench, &given), of, |kind| !self.is_rare(kind));
+        let in_flight = self.clock(candidate, given.covers).in_flight;
+        let on_host = given.kept != HomeRule::Device;
+        Tables { bench, given, of, kinds, rare: OnceCell::new(), in_flight, on_host }
+    }
+
+    /// Per kind, its forms; nothing of kinds that are not wanted.
+    fn asked_of<'s>(
+        &'s self,
+        (bench, given): (&Bench<'s>, &Given),
+        of: Forms<'_>,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Vec<Asked<'s>> {
+        let asked = |kind| match is_wanted(kind) {
+            true => self.asked(bench, kind, given, of),
+            false => Vec::new(),
+        };
+        (0..self.forms.len()).map(asked).collect()
+    }
+
+    /// Forms of rare kinds in the hands of the solver.
+    pub(super) fn rare<'s: 't, 't>(
+        &'s self,
+        (tables, of): (&'t Tables<'s>, Forms<'_>),
+    ) -> Vec<Vec<Hand<'t>>> {
+        let asked = || self.asked_of((&tables.bench, &tables.given), tables.of, |kind| self.is_rare(kind));
+        let kinds = tables.rare.get_or_init(asked);
+        kinds.iter().map(|forms| self.in_hand(forms, of)).collect()
+    }
+
+    fn in_hand<'t>(&'t self, forms: &'t Asked<'t>, of: Forms<'_>) -> Vec<Hand<'t>> {
+        let n_asked = match of {
+            Forms::Leading | Forms::Chosen(_) => 1,
+            Forms::All => forms.len(),
+        };
+        let hand = |(_, problem): &'t (usize, _)| Hand { chooser: self.chooser(problem), shift: None };
+        forms.iter().take(n_asked).map(hand).collect()
+    }
+
+    pub(super) fn ready<'s: 't, 't>(
+        &'s self,
+        (tables, bound, of): (&'t Tables<'s>, &Bound, Forms<'t>),
+        worth: Option<Worth>,
+    ) -> Ready<'t> {
+        let choosers = |(kind, forms): (usize, &'t Asked<'t>)| match self.is_rare(kind) {
+            true => Vec::new(),
+            false => self.in_hand(forms, of),
+        };
+        let free = bound.layers.iter().map(|layer| match of {
+            Forms::Leading | Forms::Chosen(_) => layer.plain,
+            Forms::All => layer.least,
+        });
+        Ready {
+            kinds: tables.kinds.iter().enumerate().map(choosers).collect(),
+            rare: OnceCell::new(),
+            free: free.collect(),
+            of,
+            base: bound.work,
+            worth: worth.unwrap_or(Worth {
+                price: FIRST_PRICE * bound.seconds_per_byte,
+                a: 1.0,
+                parts: [[0.0; 2]; 2],
+            }),
+        }
+    }
+}
+
+/// Least seconds of a layer in any of its forms where memory is free.
+fn least_free(forms: &[Hand<'_>]) -> Option<f64> {
+    let of = |Hand { chooser, shift }: &Hand<'_>| {
+        let question = Question { shift: shift.as_ref(), ..Question::at(0.0) };
+        Some(chooser.bound_apart(question)?.bound)
+    };
+    forms.iter().filter_map(of).min_by(f64::total_cmp)
+}
