@@ -173,6 +173,8 @@ impl Answer {
     ) -> Self {
         let tokens = plan.job.sequence as f64 * plan.job.global_batch as f64;
         let goodput = upkeep.goodput(interval);
+        let times =
+            if ledger.useful > Seconds::ZERO { (ledger.useful + ledger.lost) / ledger.useful } else { 1.0 };
         Self {
             n_devices: plan.n_whole_devices(),
             step_time_s: predicted.step_time_s,
@@ -199,7 +201,7 @@ impl Answer {
             price_per_trillion_tokens: predicted
                 .cost_per_step
                 .map(|price| price / tokens * 1e12 / ledger.goodput()),
-            joules_per_token: predicted.energy_per_step_joules.map(|joules| joules / tokens),
+            joules_per_token: predicted.energy_per_step_joules.map(|joules| joules / tokens * times),
         }
     }
 
@@ -243,7 +245,7 @@ impl Answer {
             text += &format!("price of 10^12 tokens: {}\n", figures::count(price));
         }
         if let Some(joules) = self.joules_per_token {
-            text += &format!("energy of a token: {}\n", figures::energy(joules));
+            text += &format!("energy of a token, with what failures undid: {}\n", figures::energy(joules));
         }
         text
     }

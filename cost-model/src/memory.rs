@@ -254,12 +254,15 @@ pub fn copied_tensors(copies: Copies, largest: f64, precision: Precision, consta
 /// Link at which the buffers of a communicator were measured.
 const MEASURED_LINK: BytesPerSecond = BytesPerSecond(300e9);
 
+/// Link beyond which no more channels are opened: NCCL has 64 at most (`MAXCHANNELS`), and 24 at 300 GB/s.
+const WIDEST_LINK: BytesPerSecond = BytesPerSecond(800e9);
+
 /// Buffers of one communicator of devices on a link.
 ///
 /// NCCL opens channels until they carry what the link does, each with buffers of its own, so bytes grow with its rate.
 /// A100 at 300 GB/s: 0.57 GiB as measured; V100 at 150 GB/s: 0.29; a card on PCI Express at 31.5 GB/s: 0.06.
 pub fn communicator_bytes(link: BytesPerSecond, constants: &Constants) -> Bytes {
-    constants.communicator_bytes * (link / MEASURED_LINK)
+    constants.communicator_bytes * (link.min(WIDEST_LINK) / MEASURED_LINK)
 }
 
 /// What the device holds beyond the plan's tensors, whatever they are: the context, the matrix library's workspace and
@@ -346,6 +349,7 @@ mod tests {
         assert!((of(0, 300e9) - 0.6625).abs() < 1e-9);
         assert!((of(4, 300e9) - 0.6625 - 4.0 * 0.5737).abs() < 1e-3, "{}", of(4, 300e9));
         assert!((of(4, 150e9) - of(0, 150e9)) * 2.0 - (of(4, 300e9) - of(0, 300e9)) < 1e-9);
+        assert!((of(4, 7200e9) - of(4, 800e9)).abs() < 1e-9, "{}", of(4, 7200e9));
     }
 
     /// The figures of its comment, and those of DeepSpeed as it was.

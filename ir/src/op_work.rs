@@ -5,7 +5,7 @@
 //! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
 
 use crate::engine::{Dropout, Experts};
-use crate::graph::{Extent, Layer, Op, Sizes};
+use crate::graph::{DimId, Extent, Layer, Op, Sizes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::{AttentionMask, OpKind};
 use crate::signature::{FactorId, Signature};
@@ -222,6 +222,19 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
             Work::Gemm { .. } | Work::Stream { .. } => 0.0,
         })
         .sum()
+}
+
+/// Fraction of what an operator computes that is the model's: not the slots of experts that their capacity leaves empty where
+/// tokens spread evenly.
+pub fn useful(layer: &Layer, sig: &Signature, sizes: &Sizes) -> f64 {
+    let sequence = layer.dims.iter().position(|dim| dim.extent == Extent::Sequence);
+    let of_dim = |dim: DimId| match (layer.dims[dim.0].extent, sequence) {
+        (Extent::Slots { filled, capacity: Some(_) }, Some(sequence)) => {
+            (filled * sizes.dims[sequence] as f64 / sizes.dims[dim.0] as f64).min(1.0)
+        }
+        _ => 1.0,
+    };
+    sig.factors.iter().map(|factor| of_dim(factor.dim)).product()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use ir::cluster::{Device, DeviceGroup};
 use ir::lower::{Recompute, gets, gradient_tensors};
 use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::op::OpKind;
-use ir::op_work::model_flops;
+use ir::op_work::{model_flops, useful};
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction, Upkeep};
 use ir::plan::shares;
 use ir::signature::signature;
@@ -169,10 +169,11 @@ impl StepFlops {
                 }
                 let sig = signature(layer, op);
                 let of = |unmasked| model_flops(layer, op, &sig, &sizes, unmasked) * times;
+                let useful = useful(layer, &sig, &sizes);
                 let n_gradients = gets(op, &gradients).into_iter().filter(|gets| *gets).count().min(2);
                 let passes = 1.0 + n_gradients as f64;
-                flops.model += passes * of(Some(1.0));
-                flops.causal += passes * of(None);
+                flops.model += passes * useful * of(Some(1.0));
+                flops.causal += passes * useful * of(None);
                 let again = if *recompute == Recompute::Again { 1.0 } else { 0.0 };
                 flops.run += (passes + again) * of(Some(1.0));
             }
