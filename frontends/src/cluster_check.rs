@@ -2,7 +2,7 @@
 //!
 //! The ranges are those of `ir::cluster_limits`, in the units of the file; a plan's cluster is held to the same.
 
-use ir::cluster::{CLUSTER_SCHEMA_VERSION, Precision};
+use ir::cluster::CLUSTER_SCHEMA_VERSION;
 use ir::cluster_limits::{
     BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
     MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, NVME_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
@@ -77,22 +77,13 @@ pub(crate) fn check_device(
     for (precision, &rate) in &device.peak_tflops {
         let mut inner = At { document, path: at.path.clone() };
         inner.path.push(key("peak_tflops"));
-        inner.range(precision_name(*precision), rate, FLOPS_PER_S.per(TERA))?;
+        inner.range(precision.name(), rate, FLOPS_PER_S.per(TERA))?;
     }
     at.range("memory_gib", device.memory_gib, MEMORY_BYTES.per(GIB))?;
     at.range("memory_bandwidth_gb_per_s", device.memory_bandwidth_gb_per_s, BYTES_PER_S.per(GIGA))?;
     at.range("compute_units", f64::from(device.compute_units), COMPUTE_UNITS)?;
     at.range("host_link_gb_per_s", device.host_link_gb_per_s, BYTES_PER_S.per(GIGA))?;
     at.optional("watts", device.watts, WATTS)
-}
-
-fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Fp32 => "fp32",
-        Precision::Fp16 => "fp16",
-        Precision::Bf16 => "bf16",
-        Precision::Fp8 => "fp8",
-    }
 }
 
 /// Checks a cluster whose devices are resolved and checked.

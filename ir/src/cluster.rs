@@ -26,6 +26,18 @@ pub enum Precision {
     Fp8,
 }
 
+impl Precision {
+    /// What documents and options call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fp32 => "fp32",
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
 /// Family of devices that share the efficiency constants of the cost model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -267,6 +279,12 @@ impl Cluster {
     /// Devices in all groups.
     pub fn n_devices(&self) -> u64 {
         self.groups.iter().map(|group| group.count).sum()
+    }
+
+    /// Devices that are close: those of a node, or of the first tier where it is larger. Products are split among them.
+    pub fn n_close(&self) -> u64 {
+        let in_node = self.groups.iter().map(|group| group.devices_per_node).min().unwrap_or(1);
+        self.tiers.first().map_or(1, |tier| tier.devices).max(in_node)
     }
 
     /// Numbers of the nodes of every group.

@@ -407,9 +407,11 @@ fn is_expert_op(layer: &Layer, op: &Op) -> bool {
     tensors_of(op).any(|tensor| layer.tensors[tensor.0].dims.iter().any(|&dim| is_slots(layer, dim)))
 }
 
-/// Has a weight matrix: a parameter of two or more dims.
+/// Looks up or multiplies by a weight matrix: a parameter of two or more dims. A bias of heads has as many, but who adds it
+/// need not have the heads of the product.
 fn has_weights(layer: &Layer, op: &Op) -> bool {
-    op.operands.iter().any(|&t| layer.is_parameter(t) && layer.tensors[t.0].dims.len() >= 2)
+    let is_product = matches!(op.kind, OpKind::Linear | OpKind::Embed);
+    is_product && op.operands.iter().any(|&t| layer.is_parameter(t) && layer.tensors[t.0].dims.len() >= 2)
 }
 
 /// The operator that meets keys in a loop of their own: first one whose queries are tokens of the sequence, then one whose

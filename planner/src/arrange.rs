@@ -92,6 +92,18 @@ impl Arranged {
         self.step.time
     }
 
+    /// What devices wait for launches, bubble included: fewer of them would save no more.
+    pub(crate) fn waiting(&self) -> Seconds {
+        let (mut waits, mut all) = (0.0, 0.0);
+        for &(entry, count) in self.chunks.iter().flatten() {
+            let entry = &self.entries[entry];
+            let sections = std::iter::once(&entry.price.forward).chain(entry.backward());
+            waits += sections.map(|section| section.waiting().0).sum::<f64>() * count as f64;
+            all += (entry.forward_seconds() + entry.backward_seconds()).0 * count as f64;
+        }
+        if all > 0.0 { self.step.parts.pipeline * (waits / all) } else { Seconds::ZERO }
+    }
+
     /// Whether it is faster than one that is known: clearly so, where it has more programs.
     pub(crate) fn is_worth_it(&self, known: &Self) -> bool {
         let saving = if self.entries.len() > known.entries.len() { WORTH_PROGRAMS } else { 0.0 };

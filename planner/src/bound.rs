@@ -33,6 +33,8 @@ pub struct Bound {
     pub layers: Vec<LayerTimes>,
     /// What compute covers of the communication that a step has once.
     pub covers: Covers,
+    /// What it covers by the lower of two bounds, where some of that communication shows: choices by either may be the faster.
+    pub other_covers: Option<Covers>,
     /// Pairs of ports that were priced for it: how much work it was.
     pub n_pairs: usize,
     /// The same on every ground, where stages stand on several.
@@ -122,7 +124,8 @@ impl Scope<'_> {
         }
         asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
         let (shown, _) = self.bound_of(bench, asked, (of, covers, clock))?;
-        Some(if shown.time > covered.time { shown } else { covered })
+        let (larger, other) = if shown.time > covered.time { (shown, whole) } else { (covered, covers) };
+        Some(Bound { other_covers: Some(other), ..larger })
     }
 
     /// The bound where compute covers what it does, and what all layers have once per step.
@@ -193,6 +196,7 @@ impl Scope<'_> {
             fastest,
             layers,
             covers,
+            other_covers: None,
             n_pairs,
             grounds,
             computes_again: false,

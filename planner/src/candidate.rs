@@ -257,8 +257,13 @@ fn recompute_left(forbidden: &[RecomputeKind]) -> RecomputeRule {
 /// Micro-batches worth trying in a pipeline of stages of a mesh, and how many of each a step has.
 pub(crate) fn batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<(u64, u64)> {
     let all = micro_batches(request, shape, n_stages).into_iter().map(|b| (b, request.job.global_batch / b));
-    // With fewer micro-batches than half the stages most of them idle most of the time.
-    all.filter(|(_, count)| count * 2 >= n_stages || request.pins.pp.is_some()).collect()
+    let all: Vec<(u64, u64)> = all.collect();
+    let most = all.iter().map(|(_, count)| *count).max();
+    // With fewer micro-batches than half the stages most of them idle most of the time; but there may be few sequences.
+    let enough = n_stages.min(request.job.global_batch);
+    let fills = |&(_, count): &(u64, u64)| count * 2 >= enough || Some(count) == most;
+    let is_pinned = request.pins.pp.is_some();
+    all.into_iter().filter(|one| is_pinned || fills(one)).collect()
 }
 
 /// Micro-batches worth trying for one of so many stages of a mesh.

@@ -1,9 +1,10 @@
 //! From the winner to the plan document: every figure read off programs, prices and the simulation.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::Constants;
-use ir::cluster::{Cluster, DeviceGroup};
+use cost_model::rates::peak;
+use ir::cluster::{Cluster, DeviceGroup, Precision};
 use ir::collective::Rule;
 use ir::graph::{Layer, Sizes};
 use ir::lower::{LayerChoice, lower};
@@ -147,6 +148,7 @@ fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
 fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
     let best = arranged.step_time();
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
+    let least = tally.inside_bound.map_or(bound, |inside| inside.min(bound));
     let forms = match tally.n_forms_open {
         0 => String::new(),
         n => format!(
@@ -202,8 +204,8 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         n_bounded: tally.n_bounded,
         n_unfit: tally.n_unfit + tally.n_illegal,
         n_simulated: tally.n_simulated,
-        lower_bound_s: bound,
-        gap: (best / bound - 1.0).max(0.0),
+        lower_bound_s: least,
+        gap: (best / least - 1.0).max(0.0),
         stopped_after: tally.stopped.then_some(tally.work),
         proof,
     }
@@ -332,6 +334,7 @@ fn left(asked: &[DeviceGroup], used: &[DeviceGroup]) -> Vec<DeviceGroup> {
 fn warnings(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Vec<String> {
     let (scope, request) = (&found.scope, found.scope.request);
     let mut list = rearranged(found.asked, &request.cluster);
+    list.extend(computes_otherwise(scope));
     if request.cluster.shares_devices() {
         list.push(format!(
             "several ranks run on a device in turn: {}; each has its part of the device's time and memory, is priced as the \
@@ -348,4 +351,21 @@ fn warnings(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Vec<String> {
         ));
     }
     list
+}
+
+/// Devices whose products run in another precision than the job's.
+fn computes_otherwise(scope: &Scope<'_>) -> Vec<String> {
+    let asked = scope.request.job.precision;
+    let devices: BTreeMap<&str, Precision> = scope
+        .request
+        .cluster
+        .groups
+        .iter()
+        .map(|group| (group.device.name.as_str(), peak(&group.device, asked, scope.constants).1))
+        .collect();
+    let others = devices.into_iter().filter(|(_, runs_as)| *runs_as != asked);
+    let told = |(device, runs_as): (&str, Precision)| {
+        format!("{device} lists no rate in {}: its products are priced in {}", asked.name(), runs_as.name())
+    };
+    others.map(told).collect()
 }

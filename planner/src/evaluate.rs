@@ -12,10 +12,12 @@ use crate::arrange::{Arranged, Ends, Failed, Share, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser, Question};
+use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::partition::Chunk;
 use crate::partition::Levels;
+use crate::request::Pins;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
@@ -53,6 +55,8 @@ pub(crate) struct Way {
     pub(crate) storage: Option<StorageRule>,
     /// What all layers compute again.
     pub(crate) recompute: Option<RecomputeRule>,
+    /// What compute covers of what a step sends once, in place of what the bound says.
+    pub(crate) covers: Option<Covers>,
 }
 
 impl Way {
@@ -66,6 +70,16 @@ impl Way {
         Self { recompute: Some(recompute), ..Self::default() }
     }
 }
+
+/// What is tried for all layers: nothing, then storages that are left open.
+pub(crate) fn ways(pins: &Pins) -> impl Iterator<Item = Way> + use<> {
+    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
+    let storages = STORAGES.into_iter().filter(move |_| is_free);
+    std::iter::once(Way::default()).chain(storages.map(Way::stored))
+}
+
+/// Storages that are tried.
+const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
 
 /// How a candidate is worked out.
 #[derive(Clone, Copy, Debug)]
@@ -210,6 +224,32 @@ impl Scope<'_> {
             (None, found) => return found,
         };
         self.other_streams(&benches, bound, asked).ok_or(dropped)
+    }
+
+    /// The same, and where what a step sends once shows, the fastest of more ways: choices are made by what shows of it at
+    /// most or at least, and of a stage it is something between.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn evaluate_ways(
+        &self,
+        candidate: &Candidate,
+        bound: &Bound,
+        asked: Asking<'_>,
+    ) -> Result<(Arranged, Way), Dropped> {
+        let mut best = (self.evaluate_below(candidate, bound, asked)?, asked.way);
+        // What hosts may hold is a choice of its own, at prices of its own.
+        let on_devices = self.given().parameters == HomeRule::Device;
+        let Some(covers) = bound.other_covers.filter(|_| on_devices) else { return Ok(best) };
+        let covered = Way { covers: Some(covers), ..asked.way };
+        for way in ways(self.pins()).skip(1).chain([covered]) {
+            let limit = best.0.step_time().0;
+            let found = self.evaluate_below(candidate, bound, Asking { way, limit, ..asked });
+            if let Some(found) = found.ok().filter(|found| found.is_worth_it(&best.0)) {
+                best = (found, way);
+            }
+        }
+        Ok(best)
     }
 
     fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking<'_>) -> Option<Arranged> {
@@ -394,6 +434,7 @@ impl Scope<'_> {
             };
             let fastest = self.given_fastest();
             let as_asked = (base.storage, base.recompute) == (fastest.storage, fastest.recompute)
+                && base.covers == bound.on(bench.setting.ground).covers
                 && ![base.kept, base.parameters].contains(&HomeRule::Host);
             let known = bound.on(bench.setting.ground).fastest.get(kind).filter(|(form, choice)| {
                 let passes = Some(self.passes(kind, choice)) == base.stream;
@@ -561,7 +602,7 @@ fn on_ground(ground: usize, (bound, streams): (&Bound, &[Sharding]), way: Way, g
         stream: Some(streams[ground]),
         storage: way.storage.unwrap_or(given.storage),
         recompute: way.recompute.unwrap_or(given.recompute),
-        covers: bound.on(ground).covers,
+        covers: way.covers.unwrap_or(bound.on(ground).covers),
         ..given
     }
 }

@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, batches};
-use crate::evaluate::{Asking, Way};
+use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Refined, Task, dividing};
@@ -64,6 +64,9 @@ const WORTH_LOOKING: f64 = 0.95;
 
 /// That is done where there are no more candidates than this: it takes as long again.
 const FEW_CANDIDATES: usize = 200;
+
+/// It is always done where there are no more than this: it takes some tenths of a second.
+const HANDFUL: usize = 100;
 
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
@@ -197,18 +200,19 @@ fn searched<'a>(
     }
     let (mut worked, mut closest, promising) =
         work_out(&scope, (&candidates, of), Vec::new(), (start, tally), (stop, on_progress));
+    let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     let few_fit = some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated;
     if few_fit && !tally.stopped {
-        let named = named_candidates(request);
+        let named = named_candidates(request, least_degree);
         let (all, nearest, _) = work_out(&scope, (&named, of), worked, (start, tally), (stop, on_progress));
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
     polish(&scope, &mut worked, tally, stop);
-    let hides_more = worked.first().is_some_and(|best| hides_more(&candidates, tally.inside_bound, best));
-    if hides_more && !tally.stopped {
-        let named = if few_fit { Vec::new() } else { named_candidates(request) };
+    let misses = worked.first().is_some_and(|best| misses(&candidates, tally.inside_bound, best));
+    if misses && !tally.stopped {
+        let named = if few_fit { Vec::new() } else { named_candidates(request, least_degree) };
         let watch = (stop, on_progress);
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);
     }
@@ -222,11 +226,13 @@ fn searched<'a>(
     Ok(Found { asked: &request.cluster, scope, ranking, tally: tally.clone() })
 }
 
-/// Whether other choices could make candidates that crowd memory much faster than the best, and there are few enough to
-/// look for them.
-fn hides_more(candidates: &[Candidate], inside: Option<Seconds>, best: &Worked) -> bool {
-    let least = inside.filter(|_| candidates.len() <= FEW_CANDIDATES);
-    least.is_some_and(|least| least < best.arranged.step_time() * WORTH_LOOKING)
+/// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are few enough
+/// to look for it: other choices could make those that crowd memory much faster than the best, or devices wait for launches.
+fn misses(candidates: &[Candidate], inside: Option<Seconds>, best: &Worked) -> bool {
+    let much = best.arranged.step_time() * WORTH_LOOKING;
+    let waits = || best.arranged.waiting() > best.arranged.step_time() - much;
+    let is_worth_it = || inside.is_some_and(|least| least < much) || waits();
+    candidates.len() <= HANDFUL || candidates.len() <= FEW_CANDIDATES && is_worth_it()
 }
 
 /// Looks for what is faster than the best with tensor degrees by name, and by other choices in the candidates that could be.
@@ -276,15 +282,16 @@ pub(crate) fn takes_finest(request: &Request) -> bool {
     request.pins.forbid.is_empty() && !request.cluster.is_mixed()
 }
 
-/// Where memory is tight: the same with a tensor degree by name, unless the user names degrees. Free axes have more
+/// The same with a tensor degree by name, from a least one on, unless the user names degrees. Free axes have more
 /// choices, of which the menus of layers keep a few; what fits may not be among them.
-fn named_candidates(request: &Request) -> Vec<Candidate> {
-    let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
+fn named_candidates(request: &Request, least: u64) -> Vec<Candidate> {
     let of_degree = |tp: u64| {
         let pins = Pins { tp: Some(tp), ..request.pins.clone() };
         candidates(&Request { pins, ..request.clone() })
     };
-    let degrees = divisors(node).into_iter().filter(|&tp| tp > 1 && request.pins.forbid.tp.allows(tp));
+    let degrees = divisors(request.cluster.n_close())
+        .into_iter()
+        .filter(|&tp| tp >= least && request.pins.forbid.tp.allows(tp));
     if names_degrees(&request.pins) { Vec::new() } else { degrees.flat_map(of_degree).collect() }
 }
 
@@ -483,14 +490,14 @@ fn do_task(
             };
             Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
                 let asked = Asking { limit: worth_showing, known: limit, ..Asking::of(Forms::Leading) };
-                let arranged = scope.evaluate_below(candidate, &bound, asked)?;
+                let (arranged, way) = scope.evaluate_ways(candidate, &bound, asked)?;
                 let least = frontier.least(at);
                 debug_assert!(
                     arranged.step_time().0 >= least * BOUND_SLACK,
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
                     arranged.step_time(),
                 );
-                Ok(Worked { arranged, bound, way: Way::default(), forms: None, is_refined: false })
+                Ok(Worked { arranged, bound, way, forms: None, is_refined: false })
             })))
         }
     }
@@ -585,17 +592,38 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
 }
 
 fn no_candidate(request: &Request) -> String {
+    let (pins, n_devices) = (&request.pins, request.cluster.n_devices());
+    let (n_layers, close) = (request.model.n_layers(), request.cluster.n_close());
+    let degrees = [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp), ("ep", pins.ep)];
+    let pinned = degrees.into_iter().filter_map(|(name, pin)| Some((name, pin?)));
+    let experts = Facts::of(request).experts;
+    let why = |(name, degree): (&str, u64)| match name {
+        _ if !n_devices.is_multiple_of(degree) => {
+            Some(format!("{name}={degree} does not divide {n_devices} devices"))
+        }
+        "pp" if degree > n_layers => Some(format!("pp={degree}: the model has {n_layers} layers")),
+        "tp" if degree > close => {
+            Some(format!("tp={degree}: products are split among the {close} devices of a node"))
+        }
+        "ep" if degree > 1 && experts == 1 => Some(format!("ep={degree}: the model has no experts")),
+        "ep" if degree > experts => Some(format!("ep={degree}: a layer has {experts} experts")),
+        _ => None,
+    };
+    if let Some(why) = pinned.clone().find_map(why) {
+        return why;
+    }
+    let forbidden =
+        if pins.forbid.is_empty() { "" } else { ", and something of every mesh may be forbidden" };
     format!(
-        "no mesh of the {} devices meets the pinned degrees for a global batch of {} sequences: the micro-batch of all \
-         replicas must divide the global batch, and the degrees must multiply to the devices",
-        request.cluster.n_devices(),
+        "no mesh of the {n_devices} devices meets the pinned degrees for a global batch of {} sequences: the micro-batch of all \
+         replicas must divide the global batch, and the degrees must multiply to the devices{forbidden}",
         request.job.global_batch
     )
 }
 
 fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) -> NoPlan {
     match closest {
-        Some(Dropped::Memory { stage, term, needed, capacity }) => NoPlan::NothingFits {
+        Some(Dropped::Memory { stage, term, needed, capacity }) if needed > capacity => NoPlan::NothingFits {
             stage,
             term: term.into(),
             needed: Bytes(needed + scope.reserve()),
@@ -609,7 +637,7 @@ fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) 
             capacity: Bytes(capacity),
             relaxations: Vec::new(),
         },
-        Some(Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {
+        Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {
             what: format!(
                 "no strategy divides the model over {} devices as asked; try other degrees",
                 request.cluster.n_devices()

@@ -8,11 +8,11 @@ use rayon::prelude::*;
 use crate::arrange::{Arranged, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
-use crate::evaluate::{Asking, ROUNDS, Way};
+use crate::evaluate::{Asking, ROUNDS, Way, ways};
 use crate::forms::Forms;
-use crate::given::{RecomputeRule, StorageRule};
+use crate::given::{HomeRule, RecomputeRule};
 use crate::optimize::{BATCH, Tally, takes_finest};
-use crate::request::{Pins, Stop};
+use crate::request::Stop;
 use crate::shapes::{Facts, Shape, shapes};
 use ir::units::Seconds;
 
@@ -31,6 +31,9 @@ const NEAR_BEST: f64 = 1.05;
 /// The same where memory is crowded: prices between those that were tried gain more there than a storage for all does.
 const NEAR_BEST_CROWDED: f64 = 1.1;
 
+/// The same where hosts may hold what devices do: their memory has a price too, so that the first prices miss more.
+const NEAR_BEST_ON_HOSTS: f64 = 1.25;
+
 /// More prices of memory are tried where the fastest choices take at least so much of it, buffers apart.
 pub(crate) const CROWDED: f64 = 0.6;
 
@@ -39,9 +42,6 @@ const MISSED: f64 = 1.1;
 
 /// Times that differ by no more than this fraction are those of the same plan: sums in another order.
 const SAME: f64 = 1e-6;
-
-/// Storages that are tried.
-const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
 
 /// A candidate that was worked out, and its bound.
 pub(crate) struct Worked {
@@ -61,9 +61,10 @@ impl Worked {
         if self.bound.crowding < CROWDED { 0 } else { ROUNDS }
     }
 
-    /// What it could take in fused forms, if they save so many times what their prices do.
+    /// What it could take in fused forms, if they save so many times what their prices do, and all that devices wait for
+    /// launches, which prices do not see.
     fn fused(&self, factor: f64) -> Seconds {
-        self.arranged.step_time() - self.bound.saving * factor
+        self.arranged.step_time() - self.bound.saving * factor - self.arranged.waiting()
     }
 
     /// The forms in which it is worked out further.
@@ -143,25 +144,20 @@ pub(crate) fn reconsider(
     }
 }
 
-/// What is tried for all layers: nothing, then storages that are left open.
-fn ways(pins: &Pins) -> impl Iterator<Item = Way> {
-    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
-    let storages = STORAGES.into_iter().filter(move |_| is_free);
-    std::iter::once(Way::default()).chain(storages.map(Way::stored))
-}
-
 /// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
 /// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
 fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let ways: Vec<Way> = ways(&scope.request.pins).collect();
+    let crowded =
+        if scope.given().parameters == HomeRule::Device { NEAR_BEST_CROWDED } else { NEAR_BEST_ON_HOSTS };
     let first = 0..worked.len().min(MAX_REFINED);
     let all = |at: usize| ways.iter().map(move |&way| (at, way));
     // With as many prices as before and storages as they pay it is what it was.
     let is_new = |&(at, way): &(usize, Way)| {
         let near = match way.storage {
             None if worked[at].rounds() == 0 => return false,
-            None => NEAR_BEST_CROWDED,
+            None => crowded,
             Some(_) => NEAR_BEST,
         };
         worked[at].arranged.step_time().0 <= best * near
@@ -202,7 +198,8 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, sto
     loop {
         let limit = worked.first().map_or(0.0, |best| best.arranged.step_time().0);
         let could = |one: &Worked| {
-            let could_be_best = one.bound.saving.0 > 0.0 && one.fused(factor).0 < limit;
+            let saves = one.bound.saving.0 > 0.0 || one.arranged.waiting().0 > 0.0;
+            let could_be_best = saves && one.fused(factor).0 < limit;
             one.forms.is_none() && (tally.bounds_leading || could_be_best)
         };
         let open: Vec<usize> = (0..worked.len()).filter(|&at| could(&worked[at])).collect();

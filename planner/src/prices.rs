@@ -147,7 +147,7 @@ pub(crate) struct Memo {
 impl<'a> Prices<'a> {
     /// Prices on a mesh whose first rank starts a domain of every tier it fills, and what its axes may do.
     pub fn new(machine: Machine<'a>, mesh: &'a Mesh, rules: &[AxisRule]) -> Self {
-        let node = machine.cluster.tiers.first().map_or(1, |tier| tier.devices);
+        let node = machine.cluster.n_close();
         let view = |axis: AxisId| {
             let extent = mesh.stride(axis) * mesh.size(axis);
             let reach = if extent <= node { Reach::Node } else { Reach::Network };

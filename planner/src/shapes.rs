@@ -50,8 +50,7 @@ pub struct Facts {
 impl Facts {
     /// Those of a question.
     pub(crate) fn of(request: &Request) -> Self {
-        let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices);
-        Self::new(&request.model, request.job.sequence, node)
+        Self::new(&request.model, request.job.sequence, request.cluster.n_close())
     }
 
     /// Reads the facts off a model.

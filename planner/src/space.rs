@@ -210,7 +210,7 @@ impl<'a> Space<'a> {
             .map(|(id, ..)| AxisUse::Factor(*id))
             .collect();
         if let Some(ring) = sig.ring {
-            self.see_keys(&mut uses, ring, first_inside.map(|inside| inside.0));
+            self.see_keys(&mut uses, ring, (first_inside.map(|inside| inside.0), view.rule));
         }
         let same = same || uses.is_empty();
         if same {
@@ -230,24 +230,28 @@ impl<'a> Space<'a> {
 
     /// Where an axis may split the queries of attention, keys that other devices hold are gathered, or their blocks
     /// travel, or heads are split instead.
-    fn see_keys(&self, uses: &mut Vec<AxisUse>, ring: RingLoops, heads: Option<FactorId>) {
+    fn see_keys(
+        &self,
+        uses: &mut Vec<AxisUse>,
+        ring: RingLoops,
+        (heads, rule): (Option<FactorId>, AxisRule),
+    ) {
         let gather = AxisUse::Factor(ring.queries);
         let Some(at) = uses.iter().position(|one| *one == gather) else { return };
-        let barred = |kind: ContextKind| self.no_context.contains(&kind);
-        match self.context {
-            None if barred(ContextKind::Ring) && barred(ContextKind::Gather) => drop(uses.remove(at)),
-            None if barred(ContextKind::Ring) => {}
-            None if barred(ContextKind::Gather) => uses[at] = AxisUse::Ring(ring),
-            None => uses.insert(at + 1, AxisUse::Ring(ring)),
-            Some(ContextKind::Gather) => {}
-            Some(ContextKind::Ring) => uses[at] = AxisUse::Ring(ring),
-            Some(ContextKind::Ulysses) => {
-                uses.remove(at);
-                if let Some(heads) = heads.map(AxisUse::Factor).filter(|heads| !uses.contains(heads)) {
-                    uses.push(heads);
-                }
-            }
-        }
+        let may = |kind: ContextKind| match self.context {
+            Some(chosen) => kind == chosen,
+            // An axis of which nobody said anything splits heads as the inside of any operator.
+            None if kind == ContextKind::Ulysses && !is_context(rule) => false,
+            None => !self.no_context.contains(&kind),
+        };
+        let ways = [
+            may(ContextKind::Gather).then_some(gather),
+            may(ContextKind::Ring).then_some(AxisUse::Ring(ring)),
+        ];
+        uses.splice(at..=at, ways.into_iter().flatten());
+        let heads =
+            heads.map(AxisUse::Factor).filter(|heads| may(ContextKind::Ulysses) && !uses.contains(heads));
+        uses.extend(heads);
     }
 
     /// Whether an axis with these bars may not split a loop of an operator.
@@ -332,6 +336,11 @@ fn splits_tokens(rule: AxisRule) -> bool {
     matches!(rule, AxisRule::Inside(Between::Tokens) | AxisRule::InsideAndExperts(Between::Tokens))
 }
 
+/// Whether an axis is one of context parallelism by name.
+fn is_context(rule: AxisRule) -> bool {
+    matches!(rule, AxisRule::Tokens | AxisRule::TokensAndExperts)
+}
+
 fn fixed(layer: &Layer, dim: DimId) -> bool {
     layer.dims[dim.0].extent.fixed().is_some()
 }
@@ -378,13 +387,14 @@ mod tests {
         all.iter().map(word).collect()
     }
 
-    /// Places of fixed length are cut where tokens are, and where products are cut they are not.
+    /// Places of fixed length are cut where tokens are, and where products are cut they are not; keys are gathered, passed on, or
+    /// exchanged for heads.
     #[test]
     fn places_of_an_encoder_are_its_tokens() {
         let inside = AxisRule::Inside(Between::Same);
         assert_eq!([uses(inside, "eq"), uses(AxisRule::Tokens, "eq")], [["k"], ["m"]]);
         assert_eq!([uses(inside, "seen"), uses(inside, "core")], [["k"], ["k"]]);
-        assert_eq!(uses(AxisRule::Tokens, "seen"), ["m", "ring"]);
-        assert_eq!(uses(AxisRule::Tokens, "core"), ["s", "ring"]);
+        assert_eq!(uses(AxisRule::Tokens, "seen"), ["m", "ring", "k"]);
+        assert_eq!(uses(AxisRule::Tokens, "core"), ["s", "ring", "k"]);
     }
 }

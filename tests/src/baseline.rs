@@ -51,7 +51,7 @@ pub fn by_rule(request: &Request) -> Option<(Seconds, Pins)> {
 /// Tensor and pipeline degrees in the order in which the rule tries them.
 fn model_parallel(request: &Request) -> Vec<(u64, u64)> {
     let n = request.cluster.n_devices();
-    let node = request.cluster.tiers.first().map_or(1, |tier| tier.devices).min(n);
+    let node = request.cluster.n_close().min(n);
     let inner = request.model.n_layers().saturating_sub(2);
     let tensor = divisors(node).into_iter().filter(|tp| tp.is_power_of_two());
     let widest = tensor.clone().max().unwrap_or(1);
@@ -62,7 +62,7 @@ fn model_parallel(request: &Request) -> Vec<(u64, u64)> {
 /// The fastest of the micro-batches and virtual stages that fit.
 fn fastest(request: &Request, (tp, pp): (u64, u64), recompute: RecomputeKind) -> Option<(Seconds, Pins)> {
     let dp = request.cluster.n_devices() / (tp * pp);
-    let facts = Facts::new(&request.model, request.job.sequence, request.cluster.tiers.first()?.devices);
+    let facts = Facts::new(&request.model, request.job.sequence, request.cluster.n_close());
     let ep = divisors(dp).into_iter().filter(|ep| facts.experts.is_multiple_of(*ep)).max().unwrap_or(1);
     let stages: &[u32] = if pp > 1 { &[1, 2] } else { &[1] };
     let all = MICRO_BATCHES.iter().flat_map(|&micro_batch| stages.iter().map(move |&vpp| (micro_batch, vpp)));

@@ -10,13 +10,43 @@ fn time(question: &[&str], pins: &[&str]) -> f64 {
 }
 
 #[test]
-fn a_tensor_degree_by_name_finds_no_faster_plan() {
-    let small = ["megatron-1.7b", "rtx4090-x8", "--devices", "4", "--global-batch", "2"];
-    let tiers = ["megatron-7.5b", "frontier", "--devices", "16", "--global-batch", "36"];
-    for question in [small, tiers] {
-        let found = time(&question, &[]) / time(&question, &["--pin", "tp=2"]);
-        assert!(found < 1.0005, "{question:?} takes {found} of what tp=2 takes");
+fn a_degree_by_name_finds_no_faster_plan() {
+    let questions: [(&[&str], &str); 6] = [
+        (&["megatron-1.7b", "rtx4090-x8", "--devices", "4", "--global-batch", "2"], "tp=2"),
+        // Nodes of several tiers.
+        (&["megatron-7.5b", "frontier", "--devices", "16", "--global-batch", "36"], "tp=2"),
+        (&["mixtral-8x7b", "frontier", "--devices", "32", "--global-batch", "4", "--seq-len", "128"], "tp=8"),
+        // So little work that launches decide, or that no pipeline can be filled.
+        (&["gemma-2-9b", "dgx-h100", "--nodes", "2", "--global-batch", "2", "--seq-len", "1000"], "pp=2"),
+        (
+            &["megatron-1.7b", "dgx-a100-40", "--nodes", "2", "--global-batch", "1", "--seq-len", "128"],
+            "tp=8",
+        ),
+        (&["llama-2-7b", "dgx-h200", "--nodes", "4", "--global-batch", "1", "--seq-len", "1000"], "pp=4"),
+    ];
+    for (question, pin) in questions {
+        let found = time(question, &[]) / time(question, &["--pin", pin]);
+        assert!(found < 1.0005, "{question:?} takes {found} of what {pin} takes");
     }
+}
+
+#[test]
+fn a_schedule_by_name_finds_no_faster_plan_on_hosts() {
+    let question = ["llama-2-7b", "dgx1-v100", "--devices", "2", "--global-batch", "2", "--seq-len", "500"];
+    let found = time(&question, &[]) / time(&question, &["--pin", "schedule=1f1b"]);
+    assert!(found < 1.0005, "takes {found} of what 1F1B takes");
+}
+
+/// Attention is cut along its heads by all-to-alls, and with it only the bias of queries, keys and values.
+#[test]
+fn a_plan_has_the_name_by_which_it_is_found_again() {
+    let question = ["megatron-7.5b", "dgx-h100", "--nodes", "2", "--global-batch", "36"];
+    let plan = json(&[&["optimize"], &question[..]].concat());
+    let degree = |name: &str| format!("{name}={}", plan["roles"][name]);
+    let pins = ["tp", "cp", "dp", "pp"].map(degree).join(",");
+    let named = time(&question, &["--pin", &pins]) / number(&plan["predicted"]["step_time_s"]);
+    // By its name all of the bias is added before the all-to-all.
+    assert!((named - 1.0).abs() < 0.02, "{pins} takes {named} of the time");
 }
 
 #[test]

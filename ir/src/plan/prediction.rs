@@ -203,7 +203,7 @@ pub struct SearchReport {
     pub n_unfit: u64,
     /// Candidates simulated.
     pub n_simulated: u64,
-    /// No plan of the space is faster than this.
+    /// No plan of the space is faster than this, whatever its layers choose.
     pub lower_bound_s: Seconds,
     /// `step time / lower bound - 1`; zero is a proof of optimality within the space.
     pub gap: f64,
