@@ -79,6 +79,10 @@ struct Column {
 
 /// Compares plan files, each priced by what it says.
 pub(crate) fn run(args: &CompareArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    if args.plans.len() < 2 {
+        let hint = "for example `planner compare plan.json other.json`";
+        return Err(Failure::argument_with_hint("there is nothing to compare one plan with", hint));
+    }
     let mut plans = Vec::new();
     for file in &args.plans {
         plans.push((file.as_str(), priced::plan(file, terminal)?.0));

@@ -112,7 +112,8 @@ fn all_of(forbid: &mut Forbid, name: &str) -> Result<(), Failure> {
         }
         _ => {
             let what = format!("--forbid: expected `name` or `name=value`, found `{name}`");
-            let hint = "for example `--forbid pp`, `--forbid zero=3,tp=4,8`; schedule, cp-kind and token-order need a value";
+            let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, slices, zero, offload, recompute, \
+                        sequence-parallel, and with a value schedule, cp-kind and token-order: `--forbid pp,zero=3,tp=4,8`";
             return Err(Failure::argument_with_hint(what, hint));
         }
     };

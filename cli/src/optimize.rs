@@ -11,7 +11,7 @@ use crate::constraints;
 use crate::failure::Failure;
 use crate::forbid;
 use crate::objective;
-use crate::output::{json, write_and_say};
+use crate::output::{check_writable, json, write_and_say};
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
@@ -20,6 +20,7 @@ use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
 pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    args.output.as_deref().map_or(Ok(()), check_writable)?;
     let mut pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&pins, "take back one of --pin and --forbid")?;
     if let Some(file) = &args.constraints {

@@ -37,23 +37,48 @@ pub(crate) fn json(document: &impl Serialize) -> Result<String, Failure> {
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
     let fail =
         |error: std::io::Error| Failure::argument(format!("{}: cannot be written: {error}", path.display()));
-    // A link stays a link, and what it points at is replaced.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    if fs::metadata(&target).is_ok_and(|found| !found.is_file()) {
+    let target = target(path);
+    if is_device(&target) {
         return write_device(&target, text).map_err(fail);
     }
-    let neighbour = neighbour(&target).ok_or_else(|| {
-        Failure::argument_with_hint(
-            format!("{}: this is no name of a file", path.display()),
-            "give a file, not a folder",
-        )
-    })?;
+    let neighbour = file_beside(path)?;
     let written = write_new(&neighbour, text).and_then(|()| fs::rename(&neighbour, &target));
     if written.is_err() {
         // It may not exist; the first error is the one to tell.
         let _ = fs::remove_file(&neighbour);
     }
     written.map_err(fail)
+}
+
+/// Whether a file can be written, before the work whose result it is to hold.
+///
+/// # Errors
+/// Where it is a folder, or its folder is missing or takes no files.
+pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
+    if is_device(&target(path)) {
+        return Ok(());
+    }
+    let neighbour = file_beside(path)?;
+    let tried = write_new(&neighbour, "").and_then(|()| fs::remove_file(&neighbour));
+    tried.map_err(|error| Failure::argument(format!("{}: cannot be written: {error}", path.display())))
+}
+
+/// What is replaced: a link stays a link.
+fn target(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+}
+
+fn is_device(target: &Path) -> bool {
+    fs::metadata(target).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
+/// A new file in the folder of another.
+fn file_beside(path: &Path) -> Result<PathBuf, Failure> {
+    let target = target(path);
+    neighbour(&target).filter(|_| !target.is_dir()).ok_or_else(|| {
+        let what = format!("{}: this is no name of a file", path.display());
+        Failure::argument_with_hint(what, "give a file, not a folder")
+    })
 }
 
 /// Writes a file whole, and says so on standard error.
@@ -135,6 +160,17 @@ mod tests {
         write_whole(&path, "newer").unwrap();
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
         assert_eq!(fs::metadata(&path).unwrap().len(), 5);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_known_before_the_work() {
+        let folder = folder("writable");
+        check_writable(&folder.join("plan.json")).unwrap();
+        assert!(names(&folder).is_empty());
+        let error = check_writable(&folder).unwrap_err().to_string();
+        assert!(error.contains("not a folder"), "{error}");
+        assert!(check_writable(&folder.join("no/plan.json")).is_err());
         fs::remove_dir_all(folder).unwrap();
     }
 

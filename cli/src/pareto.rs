@@ -29,11 +29,17 @@ struct Front<'a> {
 /// Finds the plans that nothing beats.
 pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let numbers = |list: &[u64]| list.iter().map(|&n| n as f64).collect::<Vec<f64>>();
-    let devices =
-        if args.try_devices.is_empty() { sweep::halves(&args.grid)? } else { numbers(&args.try_devices) };
+    let devices = if args.try_devices.is_empty() {
+        sweep::halves(&args.grid)?
+    } else {
+        sweep::sized_once(&args.grid, "--try-devices")?;
+        numbers(&args.try_devices)
+    };
     let memory = if args.try_memory.is_empty() { shares(args)? } else { args.try_memory.clone() };
-    if let Some(wrong) = memory.iter().find(|gib| !(**gib > 0.0 && **gib <= 1e9)) {
-        return Err(Failure::argument(format!("--try-memory: expected GiB above 0, found {wrong}")));
+    let most = smallest(args)?;
+    if let Some(wrong) = memory.iter().find(|gib| !(**gib > 0.0 && **gib <= most)) {
+        let what = format!("--try-memory: expected GiB above 0 and up to the device's {most}, found {wrong}");
+        return Err(Failure::argument(what));
     }
     let over: Vec<Over> = vec![("devices".into(), devices), ("memory".into(), memory)];
     let rows = sweep::rows(&args.grid, &over, terminal)?;
@@ -63,9 +69,15 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
 
 /// Memories to try, in GiB: shares of that of the smallest device.
 fn shares(args: &ParetoArgs) -> Result<Vec<f64>, Failure> {
+    let most = smallest(args)?;
+    Ok(SHARES.iter().map(|share| (share * most * 10.0).round() / 10.0).collect())
+}
+
+/// Memory of the smallest device in GiB, to a tenth.
+fn smallest(args: &ParetoArgs) -> Result<f64, Failure> {
     let cluster = Question::read(&args.grid.model, &args.grid.cluster, &args.grid.job)?.request.cluster;
     let least = cluster.groups.iter().map(|group| group.device.memory_bytes.0).fold(f64::INFINITY, f64::min);
-    Ok(SHARES.iter().map(|share| (share * least / ir::units::GIB * 10.0).round() / 10.0).collect())
+    Ok((least / ir::units::GIB * 10.0).round() / 10.0)
 }
 
 /// The figure by which the front is ordered.

@@ -1,6 +1,6 @@
 //! What the user decided: from `--pin tp=8,pp=4` and the options of `estimate` to the search's pins.
 
-use clap::Parser;
+use clap::{Arg, CommandFactory, Parser};
 use ir::graph::{Extent, Model};
 use ir::token_order::TokenOrder;
 use planner::constraints::Constraints;
@@ -42,8 +42,15 @@ pub(crate) fn parse(option: &str, words: Vec<String>) -> Result<Pins, Failure> {
     let line = Line::try_parse_from(words).map_err(|error| {
         let text = error.to_string();
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
-        let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, schedule, slices, recompute, zero, zero-group, offload, sequence-parallel, cp-kind, token-order, \
-                    shares, layers-per-stage; `planner estimate --help` says what each takes";
+        let values = text.lines().find_map(|line| line.trim().strip_prefix("[possible values: "));
+        let hint = match values {
+            Some(values) => format!("values are {}", values.trim_end_matches(']')),
+            None => {
+                let command = Line::command();
+                let names: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
+                format!("names are {}; `planner estimate --help` says what each takes", names.join(", "))
+            }
+        };
         Failure::argument_with_hint(format!("{option}: {what}"), hint)
     })?;
     Ok(of(&line.pins))

@@ -140,9 +140,10 @@ fn selected(cluster: Cluster, size: &SizeArgs) -> Result<Cluster, Failure> {
 }
 
 fn engine(text: Option<&str>) -> Result<Engine, Failure> {
-    let hint = "features are kernels, flash, dropout, tensor-overlap, gradient-overlap, gradients and loss";
-    text.map_or(Ok(Engine::default()), Engine::read)
-        .map_err(|error| Failure::argument_with_hint(format!("--engine: {error}"), hint))
+    text.map_or(Ok(Engine::default()), Engine::read).map_err(|error| {
+        let hint = format!("features are {}", Engine::features().join(", "));
+        Failure::argument_with_hint(format!("--engine: {error}"), hint)
+    })
 }
 
 fn precision(arg: PrecisionArg) -> Precision {

@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::forbid;
 use crate::input;
-use crate::output::{json, write_and_say};
+use crate::output::{check_writable, json, write_and_say};
 use crate::priced;
 use crate::proof::proven;
 use crate::question;
@@ -90,6 +90,7 @@ impl Now {
 
 /// Replans.
 pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    args.output.as_deref().map_or(Ok(()), check_writable)?;
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
     if let Some(failures) = args.failures {
         return replan_failures::run(args, (&plan, &opened), failures, terminal);

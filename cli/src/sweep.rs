@@ -66,10 +66,28 @@ pub(crate) struct Figures {
 /// Sweeps.
 pub(crate) fn run(args: &SweepArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let over = args.over.iter().map(|text| read_over(text)).collect::<Result<Vec<Over>, _>>()?;
+    if over.iter().any(|(name, _)| name == "devices" || name == "nodes") {
+        sized_once(&args.grid, "--over")?;
+    }
     let rows = rows(&args.grid, &over, terminal)?;
     let text = if args.grid.json.json { json(&rows)? } else { text(&over, &rows, args.grid.objective) };
     write!(terminal.out, "{text}")?;
     Ok(())
+}
+
+/// Refuses a size of the cluster beside one that an option gives.
+pub(crate) fn sized_once(grid: &GridArgs, option: &str) -> Result<(), Failure> {
+    let size = &grid.job.size;
+    match (size.nodes, size.devices, &size.on_nodes) {
+        (None, None, None) => Ok(()),
+        _ => {
+            let hint = "leave out --nodes, --devices and --on-nodes";
+            Err(Failure::argument_with_hint(
+                format!("{option}: the size of the cluster is given twice"),
+                hint,
+            ))
+        }
+    }
 }
 
 /// `devices=8,16,32`.
@@ -111,31 +129,46 @@ fn points(over: &[Over]) -> Result<Vec<Point>, Failure> {
     Ok(points)
 }
 
-/// The outcome of every point: of the file where it is there, else searched for and written to it.
+/// The outcome of every point: of the file where it is there, else searched for and written to it. A point that cannot be
+/// asked has the reason for an outcome, unless none can.
 pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) -> Result<Vec<Row>, Failure> {
     let mut asked = Vec::new();
     for point in points(over)? {
-        let question = question(grid, &point)?;
-        asked.push((digest(&question, grid.objective), question, point));
+        let question = question(grid, &point);
+        asked.push((question.map(|question| (digest(&question, grid.objective), question)), point));
+    }
+    if asked.iter().all(|(question, _)| question.is_err())
+        && let Some((Err(wrong), _)) = asked.pop()
+    {
+        return Err(wrong);
     }
     let mut file = ResultFile::open(grid.output.as_deref())?;
     let known = file.rows.clone();
     let there = |digest: &str| known.iter().find(|row| row.question == *digest);
-    let n_there = asked.iter().filter(|(digest, ..)| there(digest).is_some()).count();
+    let is_there = |(digest, _): &(String, Question)| there(digest).is_some();
+    let n_there = asked.iter().filter(|(question, _)| question.as_ref().is_ok_and(is_there)).count();
     if n_there > 0 {
         writeln!(terminal.err, "{n_there} of {} points are in the file already", asked.len())?;
     }
     let bar = bar(terminal.progress, "points");
     bar.set_length(asked.len() as u64);
     let mut rows = Vec::with_capacity(asked.len());
-    for (digest, question, point) in asked {
-        let row = match there(&digest) {
-            Some(row) => row.clone(),
-            None => {
-                let row = worked_out((digest, &question), point, grid)?;
-                file.append(&row)?;
-                row
-            }
+    for (question, point) in asked {
+        let row = match question {
+            Err(wrong) => Row {
+                question: String::new(),
+                point,
+                plan: None,
+                no_plan: wrong.to_string().lines().next().map(str::to_owned),
+            },
+            Ok((digest, question)) => match there(&digest) {
+                Some(row) => row.clone(),
+                None => {
+                    let row = worked_out((digest, &question), point, grid)?;
+                    file.append(&row)?;
+                    row
+                }
+            },
         };
         advance(&bar, &row);
         rows.push(row);

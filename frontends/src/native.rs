@@ -4,6 +4,7 @@ use ir::flat::FlatDocument;
 use ir::graph::Model;
 use ir::native::{DocumentError, LayerDocument, Length, ModelDocument, TensorRole, read, read_layer};
 use ir::op::OpKind;
+use ir::op_limits::{self, MAX_LENGTH, MAX_PARTS};
 use serde_json::Value;
 
 use crate::document::{Document, key, kind};
@@ -13,16 +14,12 @@ use crate::input_error::InputError;
 use crate::native_roles::check_roles;
 use crate::scan::{Step, clip};
 
-/// Longest dim.
-const MAX_LENGTH: u64 = 1 << 40;
 /// Longest default sequence.
 const MAX_SEQUENCE: u64 = 1 << 28;
 /// Layers in all runs.
 const MAX_LAYERS: u64 = 10_000;
 /// Layer kinds: the search looks at each.
 const MAX_KINDS: usize = 64;
-/// Dims of a tensor or parts of a split.
-const MAX_PARTS: usize = 64;
 
 /// The most that a list of operators may hold.
 #[derive(Clone, Copy, Debug)]
@@ -123,75 +120,13 @@ fn check_attributes(
             let what = format!("`{}` is no attribute of operator {}", clip(name), op.kind.line().name);
             return Err(document.error(&path, what));
         }
-        check_kind(&op.kind).map_err(|what| document.error(&path, what))?;
+        op_limits::check(&op.kind).map_err(|what| document.error(&path, what))?;
     }
     Ok(())
 }
 
 fn has_attribute(value: &Value, name: &str) -> bool {
     value.as_object().is_some_and(|map| map.contains_key(name))
-}
-
-/// Ranges of the attributes that no rule about shapes covers.
-fn check_kind(kind: &OpKind) -> Result<(), String> {
-    let positive = |name: &str, x: f64| {
-        if x > 0.0 && x < 1e12 { Ok(()) } else { Err(format!("{name} is {x}, expected a positive number")) }
-    };
-    match kind {
-        OpKind::RmsNorm { eps, .. } | OpKind::LayerNorm { eps } => positive("eps", *eps),
-        OpKind::Rope { theta, dims, .. } => {
-            positive("theta", *theta)?;
-            let even = *dims > 0 && dims % 2 == 0 && *dims <= MAX_LENGTH;
-            if even { Ok(()) } else { Err(format!("dims is {dims}, expected a positive even number")) }
-        }
-        OpKind::Attention { scale, window, softcap, .. } => {
-            scale.map_or(Ok(()), |x| positive("scale", x))?;
-            softcap.map_or(Ok(()), |x| positive("softcap", x))?;
-            if *window == Some(0) { Err("window is 0, expected at least 1".into()) } else { Ok(()) }
-        }
-        OpKind::Softcap { cap } => positive("cap", *cap),
-        OpKind::Weigh { by } => {
-            let fits = by.len() <= MAX_PARTS && by.iter().all(|x| x.is_finite() && x.abs() < 1e12);
-            if fits { Ok(()) } else { Err(format!("by must be 1 to {MAX_PARTS} numbers")) }
-        }
-        OpKind::Split { sizes } | OpKind::Concat { sizes } => {
-            let fits = sizes.len() <= MAX_PARTS && sizes.iter().all(|&n| n > 0 && n <= MAX_LENGTH);
-            if fits { Ok(()) } else { Err(format!("sizes must be 1 to {MAX_PARTS} lengths of at least 1")) }
-        }
-        OpKind::Route { top_k, groups, top_groups, .. } => {
-            let fits = *top_k >= 1 && *groups >= 1 && *top_groups >= 1 && top_groups <= groups;
-            if fits {
-                Ok(())
-            } else {
-                Err("expected top_k and groups of at least 1, top_groups from 1 to groups".into())
-            }
-        }
-        OpKind::AddPosition { offset } => {
-            if *offset <= MAX_LENGTH {
-                Ok(())
-            } else {
-                Err(format!("offset is {offset}, at most {MAX_LENGTH} is read"))
-            }
-        }
-        OpKind::Embed
-        | OpKind::Linear
-        | OpKind::Bias
-        | OpKind::Glu { .. }
-        | OpKind::Act { .. }
-        | OpKind::Gate
-        | OpKind::Add
-        | OpKind::Scale { .. }
-        | OpKind::Fork
-        | OpKind::Extend
-        | OpKind::AppendShared
-        | OpKind::Dispatch
-        | OpKind::Combine
-        | OpKind::RowMax
-        | OpKind::SumExp
-        | OpKind::Pick
-        | OpKind::CrossEntropy
-        | OpKind::SumLoss => Ok(()),
-    }
 }
 
 fn check_sizes(document: &Document<'_>, native: &ModelDocument) -> Result<(), InputError> {

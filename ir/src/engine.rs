@@ -105,6 +105,13 @@ impl Engine {
         launches: Launches::Host,
     };
 
+    /// Names of all features, as [`Self::read`] takes them.
+    pub fn features() -> Vec<String> {
+        let schema = schemars::schema_for!(Self);
+        let fields = schema.get("properties").and_then(serde_json::Value::as_object);
+        fields.into_iter().flat_map(|all| all.keys()).map(|name| name.replace('_', "-")).collect()
+    }
+
     /// Reads `megatron-lm`, `fsdp,flash=current`, `kernels=eager`: a preset or none, then features that differ from it.
     ///
     /// # Errors
@@ -130,6 +137,9 @@ impl Engine {
 
     fn with(self, name: &str, value: &str) -> Result<Self, String> {
         let plain = |error: serde_json::Error| format!("{name}={value}: {error}");
+        if !Self::features().contains(&name.replace('_', "-")) {
+            return Err(format!("{name}={value}: there is no feature `{name}`"));
+        }
         let mut fields = serde_json::to_value(self).map_err(plain)?;
         fields[name.replace('-', "_")] = value.into();
         serde_json::from_value(fields).map_err(plain)
@@ -435,7 +445,7 @@ mod tests {
         assert_eq!(engine, expected);
         let fault = |text: &str| Engine::read(text).unwrap_err();
         assert!(fault("kernels=slow").contains("unknown variant `slow`, expected `fused` or `eager`"));
-        assert!(fault("speed=1").contains("unknown field `speed`"));
+        assert!(fault("speed=1").contains("there is no feature `speed`"));
         assert!(fault("flash=current,fsdp").contains("found `fsdp`"));
     }
 }

@@ -9,6 +9,7 @@ pub mod cluster_part;
 pub mod cluster_ranks;
 pub mod work;
 pub mod op;
+pub mod op_limits;
 pub mod graph;
 pub mod signature;
 pub mod mesh;

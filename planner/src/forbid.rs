@@ -273,7 +273,7 @@ pub(crate) fn broken(forbid: &Forbid, roles: &Roles) -> bool {
         || context_kinds(roles.context).iter().any(|kind| forbid.cp_kind.contains(kind))
 }
 
-fn context_kinds(context: Option<Context>) -> &'static [ContextKind] {
+pub(crate) fn context_kinds(context: Option<Context>) -> &'static [ContextKind] {
     use ContextKind::{Gather, Ring, Ulysses};
     match context {
         None => &[],

@@ -58,7 +58,7 @@ pub mod target;
 use arrange::Arranged;
 use cost_model::{CalibrationError, Constants};
 use ir::plan::{Plan, PlanError};
-use request::{NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop};
+use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
@@ -220,14 +220,25 @@ fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
         ("dp", pins.dp, roles.dp),
         ("cp", pins.cp, roles.cp),
         ("ep", pins.ep, roles.ep),
+        ("etp", pins.etp, roles.etp),
     ];
-    let missed = degrees.iter().find(|(_, pin, found)| pin.is_some_and(|pin| pin != *found));
-    let Some((name, Some(pin), _)) = missed else { return Ok(plan) };
-    let what = format!(
-        "{name}={pin}: the loops of `{}` do not divide so; the nearest plan is {roles}",
-        request.model.name
-    );
-    Err(NoPlan::Impossible { what })
+    let missed = degrees.iter().find_map(|(name, pin, found)| {
+        let pin = pin.filter(|pin| pin != found)?;
+        let is_dense = shapes::Facts::of(request).experts == 1;
+        let why =
+            if name.starts_with('e') && is_dense { "has no experts" } else { "has no loops that divide so" };
+        Some(format!("{name}={pin}: `{}` {why}", request.model.name))
+    });
+    let others = |kind: &ContextKind| forbid::context_kinds(roles.context).iter().any(|one| one != kind);
+    let missed = missed.or_else(|| {
+        let kind = pins.cp_kind.filter(others)?;
+        let why = if kind == ContextKind::Ulysses { ": its heads do not divide so" } else { "" };
+        Some(format!("cp-kind: some axes see keys of `{}` in another way{why}", request.model.name))
+    });
+    match missed {
+        Some(what) => Err(NoPlan::Impossible { what: format!("{what}; the nearest plan is {roles}") }),
+        None => Ok(plan),
+    }
 }
 
 /// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.

@@ -218,24 +218,8 @@ pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
         return pins.slices.map(|_| "slices are for the schedules seq1f1b and terapipe: name one".into());
     };
     let own = kind.default_virtual_stages();
-    let (takes_any, takes_even) = match kind {
-        ScheduleKind::GPipe
-        | ScheduleKind::OneFOneB
-        | ScheduleKind::Interleaved
-        | ScheduleKind::BreadthFirst => (true, false),
-        ScheduleKind::Hanayo => (false, true),
-        ScheduleKind::Eager
-        | ScheduleKind::Dapple
-        | ScheduleKind::ZbH1
-        | ScheduleKind::ZbH2
-        | ScheduleKind::ZbV
-        | ScheduleKind::VHalf
-        | ScheduleKind::VMin
-        | ScheduleKind::DualPipeV
-        | ScheduleKind::Chimera
-        | ScheduleKind::Seq1F1B
-        | ScheduleKind::TeraPipe => (false, false),
-    };
+    let takes_any = matches!(kind, ScheduleKind::Interleaved | ScheduleKind::BreadthFirst);
+    let takes_even = kind == ScheduleKind::Hanayo;
     let needs_stages = !matches!(kind, ScheduleKind::GPipe | ScheduleKind::OneFOneB);
     if let Some(slices) = pins.slices {
         if !kind.cuts_sequences() {
@@ -254,9 +238,6 @@ pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
         }
     }
     match (pins.pp, pins.vpp) {
-        (_, Some(v)) if kind == ScheduleKind::GPipe && v > 1 => {
-            Some(format!("gpipe has one virtual stage on every stage, found vpp={v}: name breadth-first"))
-        }
         (_, Some(1)) if kind == ScheduleKind::Interleaved => {
             Some("the interleaved schedule needs at least two virtual stages, found vpp=1".into())
         }
@@ -268,7 +249,11 @@ pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
             Some(format!("a wave is two virtual stages: hanayo needs an even vpp, found vpp={v}"))
         }
         (_, Some(v)) if !takes_any && !takes_even && v != own => {
-            Some(format!("the pinned schedule has {own} virtual stages on every stage, found vpp={v}"))
+            let stages = if own == 1 { "stage" } else { "stages" };
+            Some(format!(
+                "the pinned schedule has {own} virtual {stages} on every stage, found vpp={v}: interleaved and \
+                 breadth-first have as many as are said"
+            ))
         }
         (_, _) => None,
     }

@@ -55,6 +55,14 @@ fn a_point_of_a_sweep_is_the_question_asked_alone() {
 }
 
 #[test]
+fn a_point_that_cannot_be_asked_says_why_beside_the_others() {
+    let rows = json(&["sweep", "gpt2", "dgx-h100", "--global-batch", "64", "--over", "devices=2,12"]);
+    assert!(rows[0]["plan"]["step_time_s"].as_f64() > Some(0.0), "{rows}");
+    let why = rows[1]["no_plan"].as_str().unwrap_or_default();
+    assert!(why.contains("12") && rows[1]["plan"].is_null(), "{rows}");
+}
+
+#[test]
 fn a_sweep_that_was_stopped_in_the_middle_of_a_line_goes_on() {
     let file = scratch("stopped.jsonl");
     let whole = done(&[SWEEP, &["-o", &file]].concat());

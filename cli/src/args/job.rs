@@ -26,7 +26,8 @@ pub(crate) struct JobArgs {
     /// Slots of an expert per token that it expects; tokens beyond are dropped [default: nothing is dropped]
     #[arg(long, value_name = "FACTOR")]
     pub(crate) capacity_factor: Option<f64>,
-    /// Software that runs the plan: default, megatron-lm or fsdp, then features that differ, such as `fsdp,flash=current`
+    /// Software that runs the plan: default, megatron-lm, megatron-deepspeed or fsdp, then features that
+    /// differ, such as `fsdp,flash=current`
     #[arg(long, value_name = "NAME,FEATURE=VALUE,...")]
     pub(crate) engine: Option<String>,
     /// Update rule [default: adamw]

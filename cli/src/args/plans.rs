@@ -44,7 +44,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     pub(crate) table: Option<String>,
     /// Which stage holds which chunk, of a table
-    #[arg(long, value_enum, default_value = "looped", requires = "table")]
+    #[arg(long, value_enum, default_value = "looped", requires = "table", conflicts_with = "plan")]
     pub(crate) placement: PlacementArg,
     /// Print what every stage runs, in order
     #[arg(long)]
@@ -96,7 +96,7 @@ pub(crate) struct ExplainArgs {
     Every plan is priced by what it says; the others are told against the first.")]
 pub(crate) struct CompareArgs {
     /// The plans, two or more
-    #[arg(required = true, num_args = 2.., value_name = "PLAN")]
+    #[arg(required = true, value_name = "PLAN")]
     pub(crate) plans: Vec<String>,
     #[command(flatten)]
     pub(crate) json: JsonArgs,

@@ -68,7 +68,8 @@ pub(crate) struct EstimateArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
     /// Predict this plan instead of one that the options name
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "JobArgs", "SizeArgs", "AddedArgs", "PinArgs", "ForbidArgs"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "SizeArgs", "AddedArgs", "PinArgs", "ForbidArgs"])]
+    #[arg(conflicts_with_all = ["seq_len", "global_batch", "precision", "attention", "capacity_factor", "engine", "optimizer"])]
     pub(crate) plan: Option<String>,
     #[command(flatten)]
     pub(crate) pins: PinArgs,
@@ -85,10 +86,10 @@ pub(crate) struct EstimateArgs {
 #[command(next_help_heading = "Effort")]
 pub(crate) struct EffortArgs {
     /// Take the best plan that is found in so many seconds; the plan says how much work that was and what is left to gain
-    #[arg(long, value_name = "SECONDS", conflicts_with = "work", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", conflicts_with = "work", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) budget: Option<f64>,
     /// End after so many batches of work, fewer or more than the search does of itself: a plan that was found within a budget
-    /// is found again, and `--work 500` proves most of what 110 leave open
+    /// is found again, and with twice the work less is left open
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) work: Option<u64>,
 }

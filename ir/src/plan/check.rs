@@ -21,6 +21,7 @@ use crate::mesh::{MAX_AXES, Mesh};
 use crate::names::{Arrangement, PlacedLayer, Roles, roles};
 use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
+use crate::op_limits;
 use crate::plan::cluster_check::check_cluster;
 use crate::plan::entry::{Entry, ParameterEntry, RESERVED, write_sharding};
 use crate::plan::shares;
@@ -333,6 +334,10 @@ fn check_limits(model: &ModelDocument) -> Result<(), PlanError> {
     let mut total = 0.0;
     for (i, layer) in model.layers.iter().enumerate() {
         let place = format!("model.layers[{i}]");
+        for (j, op) in layer.ops.iter().enumerate() {
+            let kind = || format!("{place}.ops[{j}].kind");
+            op_limits::check(&op.kind).map_err(|what| PlanError::new(kind(), what))?;
+        }
         let elements = layer_elements(layer).map_err(|what| PlanError::new(place, what))?;
         let runs = model.sequence.iter().filter(|run| run.layer == layer.name);
         total += elements * runs.map(|run| run.count as f64).sum::<f64>();
