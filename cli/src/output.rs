@@ -35,19 +35,17 @@ pub(crate) fn json(document: &impl Serialize) -> Result<String, Failure> {
 
 /// Writes a file through a temporary neighbour, so that nobody ever sees a part of it.
 pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
-    let fail =
-        |error: std::io::Error| Failure::argument(format!("{}: cannot be written: {error}", path.display()));
     let target = target(path);
     if is_device(&target) {
-        return write_device(&target, text).map_err(fail);
+        return write_device(&target, text).map_err(unwritten(path));
     }
-    let neighbour = file_beside(path)?;
+    let neighbour = file_beside(path, &target)?;
     let written = write_new(&neighbour, text).and_then(|()| fs::rename(&neighbour, &target));
     if written.is_err() {
         // It may not exist; the first error is the one to tell.
         let _ = fs::remove_file(&neighbour);
     }
-    written.map_err(fail)
+    written.map_err(unwritten(path))
 }
 
 /// Whether a file can be written, before the work whose result it is to hold.
@@ -55,12 +53,17 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
 /// # Errors
 /// Where it is a folder, or its folder is missing or takes no files.
 pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
-    if is_device(&target(path)) {
+    let target = target(path);
+    if is_device(&target) {
         return Ok(());
     }
-    let neighbour = file_beside(path)?;
-    let tried = write_new(&neighbour, "").and_then(|()| fs::remove_file(&neighbour));
-    tried.map_err(|error| Failure::argument(format!("{}: cannot be written: {error}", path.display())))
+    let neighbour = file_beside(path, &target)?;
+    write_new(&neighbour, "").and_then(|()| fs::remove_file(&neighbour)).map_err(unwritten(path))
+}
+
+/// What to say of a file or folder that cannot be written.
+fn unwritten(path: &Path) -> impl Fn(std::io::Error) -> Failure {
+    move |error| Failure::argument(format!("{}: cannot be written: {error}", path.display()))
 }
 
 /// What is replaced: a link stays a link.
@@ -72,10 +75,9 @@ fn is_device(target: &Path) -> bool {
     fs::metadata(target).is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
-/// A new file in the folder of another.
-fn file_beside(path: &Path) -> Result<PathBuf, Failure> {
-    let target = target(path);
-    neighbour(&target).filter(|_| !target.is_dir()).ok_or_else(|| {
+/// A new file in the folder of what is replaced.
+fn file_beside(path: &Path, target: &Path) -> Result<PathBuf, Failure> {
+    neighbour(target).filter(|_| !target.is_dir()).ok_or_else(|| {
         let what = format!("{}: this is no name of a file", path.display());
         Failure::argument_with_hint(what, "give a file, not a folder")
     })
@@ -108,8 +110,6 @@ fn write_bytes(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// Writes files into a new folder, through a temporary neighbour of it, so that nobody ever sees some of them. An empty
 /// folder may be there already.
 pub(crate) fn write_folder(path: &Path, files: &[(String, Vec<u8>)]) -> Result<(), Failure> {
-    let fail =
-        |error: std::io::Error| Failure::argument(format!("{}: cannot be written: {error}", path.display()));
     let neighbour = neighbour(path)
         .ok_or_else(|| Failure::argument(format!("{}: this is no name of a folder", path.display())))?;
     let fill = || {
@@ -122,7 +122,7 @@ pub(crate) fn write_folder(path: &Path, files: &[(String, Vec<u8>)]) -> Result<(
         // It may not exist; the first error is the one to tell.
         let _ = fs::remove_dir_all(&neighbour);
     }
-    written.map_err(fail)
+    written.map_err(unwritten(path))
 }
 
 /// Whether files can be written there as a new folder: nothing is there, or an empty folder.

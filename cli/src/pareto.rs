@@ -35,8 +35,8 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
         sweep::sized_once(&args.grid, "--try-devices")?;
         numbers(&args.try_devices)
     };
-    let memory = if args.try_memory.is_empty() { shares(args)? } else { args.try_memory.clone() };
     let most = smallest(args)?;
+    let memory = if args.try_memory.is_empty() { shares(most) } else { args.try_memory.clone() };
     if let Some(wrong) = memory.iter().find(|gib| !(**gib > 0.0 && **gib <= most)) {
         let what = format!("--try-memory: expected GiB above 0 and up to the device's {most}, found {wrong}");
         return Err(Failure::argument(what));
@@ -68,9 +68,8 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
 }
 
 /// Memories to try, in GiB: shares of that of the smallest device.
-fn shares(args: &ParetoArgs) -> Result<Vec<f64>, Failure> {
-    let most = smallest(args)?;
-    Ok(SHARES.iter().map(|share| (share * most * 10.0).round() / 10.0).collect())
+fn shares(most: f64) -> Vec<f64> {
+    SHARES.iter().map(|share| (share * most * 10.0).round() / 10.0).collect()
 }
 
 /// Memory of the smallest device in GiB, to a tenth.

@@ -53,6 +53,8 @@ struct Brute {
     bound: f64,
     /// The fastest.
     best: f64,
+    /// The fastest with one storage for all parameters.
+    stored: f64,
     /// Candidates that fit.
     n_worked_out: usize,
     /// Of these, candidates whose bound is higher in the memory that there is.
@@ -63,7 +65,13 @@ struct Brute {
 fn brute(request: &Request) -> Brute {
     let constants = Constants::load().under(request.job.engine);
     let scope = Scope::new(request, &constants).unwrap();
-    let mut all = Brute { bound: f64::INFINITY, best: f64::INFINITY, n_worked_out: 0, n_crowded: 0 };
+    let mut all = Brute {
+        bound: f64::INFINITY,
+        best: f64::INFINITY,
+        stored: f64::INFINITY,
+        n_worked_out: 0,
+        n_crowded: 0,
+    };
     let mut bounded: Vec<(Candidate, Bound)> = Vec::new();
     // The largest micro-batch of a mesh first.
     for candidate in candidates(request).into_iter().rev() {
@@ -101,30 +109,35 @@ fn brute(request: &Request) -> Brute {
                 in_room.0 * BOUND_SLACK <= time,
                 "{in_room:?} above {time} of {candidate:?}, {storage:?}"
             );
+            all.stored = all.stored.min(time);
         }
     }
     all
 }
 
-/// Holds the search for the first request to the fastest of all candidates of all requests; it may be faster by other ways to
-/// choose in the best of them, but never than all their bounds.
+/// Holds the search for the first request to the fastest of all candidates of all requests, which is never below all their
+/// bounds; how many times the fastest of these, storages tried, it takes, and how many crowd memory.
 #[track_caller]
-fn assert_search_is_exhaustive_over(requests: &[Request]) {
+fn assert_search_is_exhaustive_over(requests: &[Request]) -> (f64, usize) {
     let all: Vec<Brute> = requests.iter().map(brute).collect();
     assert!(all.iter().map(|one| one.n_worked_out).sum::<usize>() > 1);
     let least = |of: fn(&Brute) -> f64| all.iter().map(of).fold(f64::INFINITY, f64::min);
-    let (best, bound) = (least(|one| one.best), least(|one| one.bound));
+    let (best, stored, bound) = (least(|one| one.best), least(|one| one.stored), least(|one| one.bound));
     let plan = planner::optimize(&requests[0], &|_: Progress| ()).unwrap();
     let time = plan.predicted.unwrap().step_time_s.0;
     assert!(bound <= time && time <= best, "{time} of {best}, not below {bound}");
     let search = plan.search.unwrap();
     assert!(search.lower_bound_s.0 <= time, "{search:?}");
     assert_eq!(search.n_bounded + search.n_unfit + search.n_simulated, search.n_candidates, "{search:?}");
+    (time / best.min(stored), all.iter().map(|one| one.n_crowded).sum())
 }
 
+/// The same for one request; how many of its candidates crowd memory.
 #[track_caller]
-fn assert_search_is_exhaustive(request: &Request) {
-    assert_search_is_exhaustive_over(std::slice::from_ref(request));
+fn assert_search_is_exhaustive(request: &Request) -> usize {
+    let (part, n_crowded) = assert_search_is_exhaustive_over(std::slice::from_ref(request));
+    assert!(part >= 1.0, "{part} of the fastest that is worked out");
+    n_crowded
 }
 
 #[test]
@@ -151,14 +164,13 @@ fn a_model_that_barely_fits() {
 #[test]
 fn a_model_whose_every_byte_has_a_price() {
     let asked = question("llama-2-13b", "dgx-a100-40", 8, 16);
-    assert!(brute(&asked).n_crowded > 1);
-    assert_search_is_exhaustive(&asked);
+    assert!(assert_search_is_exhaustive(&asked) > 1);
 }
 
 /// What hosts may hold of optimizer states and of what layers keep, and where they must hold the latter.
 #[test]
 fn a_model_whose_hosts_have_room() {
-    let asked = question("llama-2-13b", "dgx-a100-40", 8, 16);
+    let asked = question("llama-2-7b", "dgx-a100-40", 4, 8);
     for offload in [OffloadKind::Allowed, OffloadKind::Activations] {
         let pins = Pins { offload: Some(offload), ..Pins::default() };
         assert_search_is_exhaustive(&Request { pins, ..asked.clone() });
@@ -168,7 +180,7 @@ fn a_model_whose_hosts_have_room() {
 /// Hosts too small for the states that devices cannot hold, and drives behind them.
 #[test]
 fn a_model_whose_hosts_have_drives() {
-    let mut asked = question("llama-2-13b", "dgx-a100-40", 4, 16);
+    let mut asked = question("llama-2-13b", "dgx-a100-40", 4, 8);
     let rate = BytesPerSecond(50e9);
     asked.cluster.groups[0].host_memory_bytes = Bytes(80e9);
     asked.cluster.groups[0].nvme =
@@ -184,18 +196,18 @@ fn a_model_whose_hosts_have_drives() {
 
 #[test]
 fn a_model_on_two_nodes() {
-    assert_search_is_exhaustive(&question("gemma-2-9b", "dgx-h100", 16, 64));
+    assert_search_is_exhaustive(&question("gemma-2-9b", "dgx-h100", 16, 32));
 }
 
 #[test]
 fn a_model_with_experts() {
-    assert_search_is_exhaustive(&question("qwen3-30b-a3b", "dgx-h200", 8, 64));
+    assert_search_is_exhaustive(&question("qwen3-30b-a3b", "dgx-h200", 8, 16));
 }
 
 /// A token crosses to a node once, and experts of one micro-batch compute while tokens of another travel.
 #[test]
 fn tokens_sent_once_to_a_node_beside_another_micro_batch() {
-    let asked = question("qwen3-30b-a3b", "dgx-h100", 16, 64);
+    let asked = question("qwen3-30b-a3b", "dgx-h100", 16, 16);
     let by_node = Engine { dispatch: Dispatch::PerNode, ..asked.job.engine };
     let engine = Engine { exchange_overlap: ExchangeOverlap::Beside, ..by_node };
     assert_search_is_exhaustive(&Request { job: Job { engine, ..asked.job }, ..asked });
@@ -239,11 +251,13 @@ fn on_groups(request: &Request, order: &[usize]) -> Request {
 
 #[test]
 fn a_model_on_two_kinds_of_devices() {
-    let mut asked = question("gpt2", "mixed-a100-v100", 16, 64);
+    let mut asked = question("gpt2", "mixed-a100-v100", 16, 32);
     // Unequal shares have no bound of their own (`share_plans`).
     asked.pins.shares = Some(SharesKind::Equal);
     let others = [&[1, 0][..], &[0], &[1]].map(|order| on_groups(&asked, order));
-    assert_search_is_exhaustive_over(&[&[asked], &others[..]].concat());
+    let (part, _) = assert_search_is_exhaustive_over(&[&[asked], &others[..]].concat());
+    // What is reduced over slow links shows: the search is faster by choices of the lower bound, which brute force leaves out.
+    assert!(part > 0.99, "{part} of the fastest that is worked out");
 }
 
 #[test]
