@@ -241,6 +241,19 @@ impl Scope<'_> {
         }
         let average = stages.iter().sum::<f64>() / f64::from(p);
         let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max), once: 0.0 };
+        self.filled_time(candidate, schedule, work)
+    }
+
+    /// The same of layers that divide evenly, in any schedule.
+    pub(crate) fn least_divided(&self, candidate: &Candidate, levels: &[Levels]) -> f64 {
+        let layers = levels.iter().map(Levels::least_of_all).fold(f64::INFINITY, f64::min);
+        let average = layers / candidate.n_stages as f64;
+        let work = Work { average, slowest: average, once: 0.0 };
+        let times = self.schedules(candidate).into_iter();
+        times.map(|schedule| self.filled_time(candidate, schedule, work)).fold(f64::INFINITY, f64::min)
+    }
+
+    fn filled_time(&self, candidate: &Candidate, schedule: Schedule, work: Work) -> f64 {
         let micro_batch = work.filled(candidate.n_stages, self.bubble(candidate, schedule));
         candidate.n_micro_batches as f64 * micro_batch * stragglers(&self.setting, candidate.meshes())
     }

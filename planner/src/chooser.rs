@@ -11,6 +11,7 @@ use ir::mesh::Mesh;
 
 use crate::ilp;
 use crate::layer_problem::{LayerProblem, Shift};
+use crate::memos::lock;
 use crate::problem::Problem;
 use crate::request::Solver;
 use crate::solve::Prepared;
@@ -25,12 +26,12 @@ pub struct Troubles(Mutex<BTreeSet<String>>);
 
 impl Troubles {
     fn note(&self, what: String) {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(what);
+        lock(&self.0).insert(what);
     }
 
     /// The first in the order of their text, so that threads do not change it.
     pub fn first(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).first().cloned()
+        lock(&self.0).first().cloned()
     }
 }
 

@@ -7,6 +7,7 @@ use ir::lower::LayerChoice;
 use ir::program::{Home, StateHome};
 use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
+use rayon::prelude::*;
 
 use crate::arrange::{Arranged, Ends, Failed, Share, fastest};
 use crate::bound::Bound;
@@ -30,6 +31,13 @@ const CUT_SLACK: f64 = 0.97;
 /// What one way to count what hides makes slower than the best by more than this, the other does not make the best: of
 /// candidates that crowd memory the step became up to 1.09 times as fast by it.
 const FAR: f64 = 1.12;
+
+/// The same for another way to choose by what shows of what a step sends once: of what others had beaten so far, none
+/// became the best.
+const TOO_FAR: f64 = 1.5;
+
+/// What another way leaves slower than the best by more than this is not polished (`polish::NEAR_BEST_CROWDED`).
+const WORTH_A_WAY: f64 = 1.1;
 
 /// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
 /// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
@@ -210,20 +218,29 @@ impl Scope<'_> {
         asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
         let grounds = self.grounds(candidate);
-        let benches = self.benches(candidate, &grounds);
-        let alike = |stream: Sharding| on_benches(stream, &benches);
+        self.evaluate_at(&self.benches(candidate, &grounds), bound, asked)
+    }
+
+    /// The same, where prices of the candidate are at hand.
+    fn evaluate_at(
+        &self,
+        benches: &[Bench<'_>],
+        bound: &Bound,
+        asked: Asking<'_>,
+    ) -> Result<Arranged, Dropped> {
+        let alike = |stream: Sharding| on_benches(stream, benches);
         // On every ground the sharding that suits it, converted where they meet; or one for all.
         let own: Vec<Sharding> = (0..benches.len()).map(|ground| bound.on(ground).stream).collect();
         let apart =
-            (own != alike(bound.stream)).then(|| self.evaluate_on(&benches, (bound, &own), asked).ok());
-        let together = self.evaluate_on(&benches, (bound, &alike(bound.stream)), asked);
+            (own != alike(bound.stream)).then(|| self.evaluate_on(benches, (bound, &own), asked).ok());
+        let together = self.evaluate_on(benches, (bound, &alike(bound.stream)), asked);
         let dropped = match (apart.flatten(), together) {
             (Some(apart), Ok(together)) if together.step_time() <= apart.step_time() => return Ok(together),
             (Some(apart), _) => return Ok(apart),
             (None, Err(dropped)) if self.nearly_fits(&dropped) => dropped,
             (None, found) => return found,
         };
-        self.other_streams(&benches, bound, asked).ok_or(dropped)
+        self.other_streams(benches, bound, asked).ok_or(dropped)
     }
 
     /// The same, and where what a step sends once shows, the fastest of more ways: choices are made by what shows of it at
@@ -237,19 +254,47 @@ impl Scope<'_> {
         bound: &Bound,
         asked: Asking<'_>,
     ) -> Result<(Arranged, Way), Dropped> {
-        let mut best = (self.evaluate_below(candidate, bound, asked)?, asked.way);
+        let grounds = self.grounds(candidate);
+        let benches = self.benches(candidate, &grounds);
+        let mut best = (self.evaluate_at(&benches, bound, asked)?, asked.way);
         // What hosts may hold is a choice of its own, at prices of its own.
         let on_devices = self.given().parameters == HomeRule::Device;
         let Some(covers) = bound.other_covers.filter(|_| on_devices) else { return Ok(best) };
+        if best.0.step_time().0 > TOO_FAR * asked.known {
+            return Ok(best);
+        }
         let covered = Way { covers: Some(covers), ..asked.way };
-        for way in ways(self.pins()).skip(1).chain([covered]) {
-            let limit = best.0.step_time().0;
-            let found = self.evaluate_below(candidate, bound, Asking { way, limit, ..asked });
-            if let Some(found) = found.ok().filter(|found| found.is_worth_it(&best.0)) {
+        let ways: Vec<Way> = ways(self.pins()).skip(1).chain([covered]).collect();
+        let limit = best.0.step_time().0.min(asked.known * WORTH_A_WAY);
+        let each: Vec<Asking<'_>> = ways.iter().map(|&way| Asking { way, limit, ..asked }).collect();
+        for (way, found) in ways.into_iter().zip(self.evaluate_each(&benches, bound, &each)) {
+            if let Some(found) = found.filter(|found| found.is_worth_it(&best.0)) {
                 best = (found, way);
             }
         }
         Ok(best)
+    }
+
+    /// Works a candidate out in several ways; nothing for one in which it does not fit, or takes its limit.
+    pub(crate) fn evaluate_in(
+        &self,
+        candidate: &Candidate,
+        bound: &Bound,
+        each: &[Asking<'_>],
+    ) -> Vec<Option<Arranged>> {
+        let grounds = self.grounds(candidate);
+        self.evaluate_each(&self.benches(candidate, &grounds), bound, each)
+    }
+
+    /// The same, where prices of the candidate are at hand: what conversions take is the same in every way.
+    fn evaluate_each(
+        &self,
+        benches: &[Bench<'_>],
+        bound: &Bound,
+        each: &[Asking<'_>],
+    ) -> Vec<Option<Arranged>> {
+        let one = |&asked: &Asking<'_>| self.evaluate_at(benches, bound, asked).ok();
+        each.par_iter().with_max_len(1).map(one).collect()
     }
 
     fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking<'_>) -> Option<Arranged> {
@@ -328,6 +373,9 @@ impl Scope<'_> {
         let mut known = Arrangements { limit, ..Arrangements::default() };
         if self.arrange_all(candidate, &shelves, &mut known) {
             return known.best.map(|(_, best)| (best, 1)).ok_or(Dropped::Slower);
+        }
+        if self.least_divided(candidate, &self.levels_on(&shelves)) * CUT_SLACK >= limit {
+            return Err(Dropped::Slower);
         }
         let base = |ground: usize| on_ground(ground, (bound, streams), way, self.given());
         let asked: Vec<Vec<Asked<'_>>> = benches

@@ -16,6 +16,7 @@ use ir::sharding::Sharding;
 use ir::units::Seconds;
 
 use crate::clock::Clock;
+use crate::memos::lock;
 use crate::prices::{Conversion, Prices};
 use crate::problem::Cost;
 
@@ -116,12 +117,12 @@ impl Meeting<'_> {
     pub(crate) fn table(&self, prices: &Prices<'_>, from: &End, to: &End) -> Passages {
         let moved = self.moved(prices);
         let is_same = |known: &&Known| known.moved == moved && known.from == *from && known.to == *to;
-        if let Some(known) = prices.tables.borrow().iter().find(is_same) {
+        if let Some(known) = lock(&prices.tables).iter().find(is_same) {
             return Arc::clone(&known.table);
         }
         let table: Passages = moved.table(prices, from, to).into();
         let known = Known { from: from.clone(), to: to.clone(), moved, table: Arc::clone(&table) };
-        prices.tables.borrow_mut().push(known);
+        lock(&prices.tables).push(known);
         table
     }
 

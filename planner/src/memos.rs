@@ -2,7 +2,7 @@
 //! and keep the same parameters.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::candidate::Candidate;
 use crate::optimize::same_mesh;
@@ -18,21 +18,17 @@ pub(crate) struct Memos(Mutex<VecDeque<(Candidate, usize, Memo)>>);
 impl Memos {
     /// What was priced on the mesh of a candidate; nothing while another thread has it.
     pub(crate) fn take(&self, candidate: &Candidate, ground: usize) -> Memo {
-        self.remove(candidate, ground, &mut self.lock()).unwrap_or_default()
+        self.remove(candidate, ground, &mut lock(&self.0)).unwrap_or_default()
     }
 
     /// Gives it back, with what was priced since.
     pub(crate) fn give(&self, candidate: &Candidate, ground: usize, memo: Memo) {
-        let mut all = self.lock();
+        let mut all = lock(&self.0);
         self.remove(candidate, ground, &mut all);
         all.push_back((candidate.clone(), ground, memo));
         if all.len() > MOST {
             all.pop_front();
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<(Candidate, usize, Memo)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remove(
@@ -46,4 +42,9 @@ impl Memos {
         let at = all.iter().position(is_there)?;
         all.remove(at).map(|(.., memo)| memo)
     }
+}
+
+/// What a lock guards, whoever panicked with it.
+pub(crate) fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
+    guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }

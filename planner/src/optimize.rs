@@ -409,8 +409,11 @@ fn work_out(
         let tasks: Vec<(Task, usize)> =
             tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
         let limits = (limit(&ranking), worth_showing);
-        let done: Vec<Done> =
-            tasks.par_iter().map(|&(task, at)| do_task(&frontier, (task, at), of, limits)).collect();
+        let done: Vec<Done> = tasks
+            .par_iter()
+            .with_max_len(1)
+            .map(|&(task, at)| do_task(&frontier, (task, at), of, limits))
+            .collect();
         for ((_, at), one) in tasks.into_iter().zip(done) {
             let fits = |found: &Result<Worked, Dropped>| matches!(found, Ok(_) | Err(Dropped::Slower));
             let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);

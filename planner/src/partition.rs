@@ -112,6 +112,11 @@ impl Levels {
         (0..n_kinds).map(|kind| self.count(from, to, kind) * least(kind)).sum()
     }
 
+    /// A time that no way to run all layers undercuts.
+    pub(crate) fn least_of_all(&self) -> f64 {
+        self.least(0, self.counts.len() - 1)
+    }
+
     /// Bytes that a range of layers holds all the time.
     fn lasting(&self, from: usize, to: usize, level: usize, in_flight: f64) -> f64 {
         self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved)

@@ -121,18 +121,23 @@ pub(crate) fn reconsider(
     let rules = [RecomputeRule::AttentionOnly, RecomputeRule::Always].into_iter().filter(|_| is_free);
     let ways: Vec<Way> = ways(pins).chain(rules.map(Way::again)).collect();
     let limit = worked.first().map_or(best, |one| one.arranged.step_time().min(best)).0;
-    let tasks: Vec<_> = promising.iter().flat_map(|one| ways.iter().map(move |way| (one, way))).collect();
-    let found: Vec<Option<Worked>> = tasks
-        .into_par_iter()
-        .map(|((candidate, bound), &way)| {
-            // Prices between those in use go on from the fastest so far, and a limit changes which that is.
-            let limit = if way == Way::default() { f64::INFINITY } else { limit };
-            let asked = Asking { limit, way, rounds: ROUNDS, ..Asking::of(Forms::Leading) };
-            let arranged = scope.evaluate_below(candidate, bound, asked).ok()?;
-            Some(Worked { arranged, bound: bound.clone(), way, forms: None, is_refined: true })
-        })
+    // Prices between those in use go on from the fastest so far, and a limit changes which that is.
+    let limit_of = |way: Way| if way == Way::default() { f64::INFINITY } else { limit };
+    let asked =
+        |&way: &Way| Asking { limit: limit_of(way), way, rounds: ROUNDS, ..Asking::of(Forms::Leading) };
+    let each: Vec<Asking<'_>> = ways.iter().map(asked).collect();
+    let found: Vec<Vec<Option<Arranged>>> = promising
+        .par_iter()
+        .with_max_len(1)
+        .map(|(candidate, bound)| scope.evaluate_in(candidate, bound, &each))
         .collect();
-    for one in found.into_iter().flatten().filter(|one| one.arranged.step_time().0 < limit) {
+    let found = promising.iter().zip(found).flat_map(|((_, bound), found)| {
+        let worked = |(&way, found): (&Way, Option<Arranged>)| {
+            Some(Worked { arranged: found?, bound: bound.clone(), way, forms: None, is_refined: true })
+        };
+        ways.iter().zip(found).filter_map(worked).collect::<Vec<_>>()
+    });
+    for one in found.filter(|one| one.arranged.step_time().0 < limit) {
         let is_same = |known: &Worked| known.arranged.candidate == one.arranged.candidate;
         let known = worked.iter().position(is_same);
         if known.is_none_or(|at| one.arranged.is_worth_it(&worked[at].arranged)) {
@@ -151,33 +156,36 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     let ways: Vec<Way> = ways(&scope.request.pins).collect();
     let crowded =
         if scope.given().parameters == HomeRule::Device { NEAR_BEST_CROWDED } else { NEAR_BEST_ON_HOSTS };
-    let first = 0..worked.len().min(MAX_REFINED);
-    let all = |at: usize| ways.iter().map(move |&way| (at, way));
     // With as many prices as before and storages as they pay it is what it was.
-    let is_new = |&(at, way): &(usize, Way)| {
+    let is_new = |one: &Worked, way: Way| {
         let near = match way.storage {
-            None if worked[at].rounds() == 0 => return false,
+            None if one.rounds() == 0 => return false,
             None => crowded,
             Some(_) => NEAR_BEST,
         };
-        worked[at].arranged.step_time().0 <= best * near
+        one.arranged.step_time().0 <= best * near
     };
-    let tasks: Vec<(usize, Way)> = first.flat_map(all).filter(is_new).collect();
-    let found: Vec<Option<Arranged>> = tasks
+    let first = &worked[..worked.len().min(MAX_REFINED)];
+    let found: Vec<Vec<(Way, Option<Arranged>)>> = first
         .par_iter()
-        .map(|&(at, way)| {
-            let one = &worked[at];
-            let rounds = one.rounds();
-            // Prices between those in use go on from the fastest so far, and a limit changes which that is.
-            let (forms, limit) = match way.storage {
-                None if one.forms.is_some() => (Forms::All, f64::INFINITY),
-                None | Some(_) => (one.own_forms(), one.arranged.step_time().0),
+        .with_max_len(1)
+        .map(|one| {
+            let ways: Vec<Way> = ways.iter().copied().filter(|&way| is_new(one, way)).collect();
+            let asked = |&way: &Way| {
+                // Prices between those in use go on from the fastest so far, and a limit changes which that is.
+                let (forms, limit) = match way.storage {
+                    None if one.forms.is_some() => (Forms::All, f64::INFINITY),
+                    None | Some(_) => (one.own_forms(), one.arranged.step_time().0),
+                };
+                Asking { limit, way, rounds: one.rounds(), ..Asking::of(forms) }
             };
-            let asked = Asking { limit, way, rounds, ..Asking::of(forms) };
-            scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
+            let each: Vec<Asking<'_>> = ways.iter().map(asked).collect();
+            let found = scope.evaluate_in(&one.arranged.candidate, &one.bound, &each);
+            ways.into_iter().zip(found).collect()
         })
         .collect();
-    for ((at, way), found) in tasks.into_iter().zip(found) {
+    let found = found.into_iter().enumerate();
+    for (at, (way, found)) in found.flat_map(|(at, found)| found.into_iter().map(move |one| (at, one))) {
         worked[at].is_refined = true;
         let is_better = |found: &Arranged| match way.storage {
             None if worked[at].forms.is_some() => found.step_time() < worked[at].arranged.step_time(),
@@ -197,11 +205,8 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, sto
     let mut factor: f64 = 1.0;
     loop {
         let limit = worked.first().map_or(0.0, |best| best.arranged.step_time().0);
-        let could = |one: &Worked| {
-            let saves = one.bound.saving.0 > 0.0 || one.arranged.waiting().0 > 0.0;
-            let could_be_best = saves && one.fused(factor).0 < limit;
-            one.forms.is_none() && (tally.bounds_leading || could_be_best)
-        };
+        let could =
+            |one: &Worked| one.forms.is_none() && (tally.bounds_leading || one.fused(factor).0 < limit);
         let open: Vec<usize> = (0..worked.len()).filter(|&at| could(&worked[at])).collect();
         let stopped = !open.is_empty() && stop.now(tally.work);
         if stopped {

@@ -2,8 +2,8 @@
 //!
 //! It knows how a choice becomes seconds and bytes on one mesh; it does not know which choice is wanted.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use cost_model::collective::broadcasts;
 use cost_model::dispatch::{Routing, cover, exchange, shown};
@@ -33,6 +33,7 @@ pub use crate::conversions::Conversion;
 use crate::conversions::{Hop, Routes, Sends, Sent, whole};
 use crate::forbid::Barred;
 use crate::meeting;
+use crate::memos::lock;
 use crate::space::{AxisRule, AxisView, Reach};
 
 /// The machines and the engine, as prices see them.
@@ -129,19 +130,19 @@ pub struct Prices<'a> {
     /// What holds for micro-batches of any size.
     pub(crate) memo: Memo,
     /// Tensors already converted.
-    sent: RefCell<Vec<Sent>>,
+    sent: Mutex<Vec<Sent>>,
     /// Edges of choice problems already priced.
-    pub(crate) tables: RefCell<Vec<meeting::Known>>,
+    pub(crate) tables: Mutex<Vec<meeting::Known>>,
 }
 
 /// What was asked on a mesh already, whatever the micro-batch.
 #[derive(Default)]
 pub(crate) struct Memo {
-    routes: RefCell<Routes>,
-    groups: RefCell<BTreeMap<AxisSet, Group>>,
+    routes: Mutex<Routes>,
+    groups: Mutex<BTreeMap<AxisSet, Group>>,
     /// Collectives, by what they are, their axes and the bits of their bytes.
-    collectives: RefCell<BTreeMap<(CollectiveKind, AxisSet, u64), f64>>,
-    storages: RefCell<BTreeMap<StorageKey, Vec<StorageTimes>>>,
+    collectives: Mutex<BTreeMap<(CollectiveKind, AxisSet, u64), f64>>,
+    storages: Mutex<BTreeMap<StorageKey, Vec<StorageTimes>>>,
 }
 
 impl<'a> Prices<'a> {
@@ -161,8 +162,8 @@ impl<'a> Prices<'a> {
             views,
             passed: Vec::new(),
             memo: Memo::default(),
-            sent: RefCell::default(),
-            tables: RefCell::default(),
+            sent: Mutex::default(),
+            tables: Mutex::default(),
         }
     }
 
@@ -275,9 +276,9 @@ impl<'a> Prices<'a> {
         from: &[Sharding],
         to: &[Sharding],
     ) -> Vec<Option<Conversion>> {
-        let mut routes = self.memo.routes.borrow_mut();
+        let mut routes = lock(&self.memo.routes);
         let (rows, columns) = (routes.numbers(from), routes.numbers(to));
-        let mut all = self.sent.borrow_mut();
+        let mut all = lock(&self.sent);
         let sent = Sent::of(&mut all, (shape, filled, routing));
         let mut list = Vec::with_capacity(rows.len() * columns.len());
         for &row in &rows {
@@ -328,11 +329,11 @@ impl<'a> Prices<'a> {
 
     fn collective(&self, kind: CollectiveKind, axes: AxisSet, full: f64) -> f64 {
         let time = || {
-            let mut groups = self.memo.groups.borrow_mut();
+            let mut groups = lock(&self.memo.groups);
             let group = groups.entry(axes).or_insert_with(|| self.group(&axes.axes()));
             price(kind, Bytes(full), group, self.machine.cluster, self.machine.constants).0
         };
-        *self.memo.collectives.borrow_mut().entry((kind, axes, full.to_bits())).or_insert_with(time)
+        *lock(&self.memo.collectives).entry((kind, axes, full.to_bits())).or_insert_with(time)
     }
 
     /// Seconds in which a parameter is sent, its part of the piece with which it is.
@@ -370,7 +371,7 @@ impl<'a> Prices<'a> {
     ) -> Vec<(Storage, StoragePrice)> {
         let whole = whole_axes(self.mesh, used);
         let unfinished = AxisSet::of(&gradient.partial_axes());
-        let mut known = self.memo.storages.borrow_mut();
+        let mut known = lock(&self.memo.storages);
         let times = known
             .entry((parcel, home, [whole, unfinished]))
             .or_insert_with(|| self.all_storage_times((parcel, home), whole, unfinished));

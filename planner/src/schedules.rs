@@ -184,6 +184,9 @@ impl Scope<'_> {
 /// The same of a chain: `(p - 1) / (m v)` of those that do not split
 /// backward and pass every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no shorter than a
 /// k-th; nothing is promised of others.
+///
+/// That is of stages that take equally long. With no more micro-batches than stages a heavier stage computes while the first
+/// micro-batch is behind it, so that a lighter last stage can end earlier: 2.4 % for two micro-batches on four stages was seen.
 fn least_bubble(candidate: &Candidate, schedule: Schedule) -> f64 {
     let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
     match schedule {
