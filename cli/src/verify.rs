@@ -26,7 +26,7 @@ use crate::terminal::Terminal;
 mod alone;
 mod counts;
 
-use alone::{Sound, alone, shaken, sound_seed};
+use alone::{Exact, Sound, alone, shaken, sound_seed};
 use counts::{BytesCheck, Counted, counted, predicted};
 
 /// Differences that are told; there may be as many as tensors.
@@ -179,10 +179,11 @@ fn verdict(
         ElementArg::Both => &[Precision::F64, Precision::F32],
         ElementArg::All => &[Precision::F64, Precision::F32, Precision::Bf16],
     };
+    let mut exact = Exact::new();
     for &precision in precisions {
         runs.push(match precision {
-            Precision::F64 => held::<f64>(&run, precision)?,
-            Precision::F32 | Precision::Bf16 => held::<f32>(&run, precision)?,
+            Precision::F64 => held::<f64>(&run, precision, &mut exact)?,
+            Precision::F32 | Precision::Bf16 => held::<f32>(&run, precision, &mut exact)?,
         });
     }
     Ok(Verdict {
@@ -199,11 +200,15 @@ fn verdict(
 }
 
 /// Runs the copy and one device, and holds one to the other and the copy's bytes to the prediction.
-fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdict, Failure> {
+fn held<E: Real>(
+    small: &SmallRun<'_>,
+    precision: Precision,
+    exact: &mut Exact,
+) -> Result<RunVerdict, Failure> {
     let (seed, expected, rounded) = match precision {
         Precision::F64 => (SEED, alone::<E>(small, (precision, SEED))?, None),
         Precision::F32 | Precision::Bf16 => {
-            let Sound { seed, alone, exact, excess } = sound_seed::<E>(small, precision)?;
+            let Sound { seed, alone, exact, excess } = sound_seed::<E>(small, precision, exact)?;
             (seed, alone, Some((exact, excess)))
         }
     };
@@ -215,7 +220,7 @@ fn held<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<RunVerdic
         Precision::F32 | Precision::Bf16 => run_routed::<E>(&execution, &small.programs, &expected, &tier),
     }
     .map_err(|error| Failure::NotVerified(format!("the plan: {error}")))?;
-    let exact: Vec<&Outcome> = rounded.iter().map(|(exact, _)| exact).collect();
+    let exact: Vec<&Outcome> = rounded.iter().map(|(exact, _)| &**exact).collect();
     let first = compare_rounded((&expected, &exact), &found, precision);
     let excess = rounded.as_ref().map(|(_, excess)| *excess);
     let differs = first.failures().next().is_some() && first.unmatched.is_empty();

@@ -1,5 +1,8 @@
 //! The one device that a copy is held to: its run, the seed that it is sound with, and what rounding alone makes of it.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use executor::compare::{Precision, compare};
 use executor::error::ExecutorError;
 use executor::job::{Execution, Reference, Training};
@@ -10,7 +13,7 @@ use crate::copy::{SEED, SmallRun};
 use crate::failure::Failure;
 
 /// Seeds that are tried in single precision.
-const SEEDS: u64 = 8;
+const SEEDS: u64 = 4;
 
 /// Share of the tolerance that rounding on one device may take for a seed to be of use. In bf16 that is all of it: the
 /// tolerance is of rounding, and each operator has its own beside it.
@@ -31,12 +34,16 @@ pub(super) fn alone<E: Real>(
         .map_err(|error| Failure::NotVerified(format!("one device: {error}")))
 }
 
+/// Runs of one device in double precision from the starts of single precision, by their seeds: whichever is judged, they are
+/// the same.
+pub(super) type Exact = BTreeMap<u64, Rc<Outcome>>;
+
 /// One device with a seed.
 pub(super) struct Sound {
     pub(super) seed: u64,
     pub(super) alone: Outcome,
     /// The same in double precision.
-    pub(super) exact: Outcome,
+    pub(super) exact: Rc<Outcome>,
     /// The largest difference between both, in units of what is allowed.
     pub(super) excess: f64,
 }
@@ -45,11 +52,21 @@ pub(super) struct Sound {
 /// nearest, and then what rounding carries on one device is allowed to the plan too (`compare`).
 ///
 /// A model of a few elements may be so ill-conditioned that rounding alone exceeds the tolerance, however it is split.
-pub(super) fn sound_seed<E: Real>(small: &SmallRun<'_>, precision: Precision) -> Result<Sound, Failure> {
+pub(super) fn sound_seed<E: Real>(
+    small: &SmallRun<'_>,
+    precision: Precision,
+    known: &mut Exact,
+) -> Result<Sound, Failure> {
     let mut nearest: Option<Sound> = None;
     for seed in SEED..SEED + SEEDS {
-        let exact = alone::<f64>(small, (Precision::F32, seed))?;
-        let alone = alone::<E>(small, (precision, seed))?;
+        let is_known = known.contains_key(&seed);
+        let in_double = || (!is_known).then(|| alone::<f64>(small, (Precision::F32, seed))).transpose();
+        let (exact, alone) = rayon::join(in_double, || alone::<E>(small, (precision, seed)));
+        if let Some(exact) = exact? {
+            known.insert(seed, Rc::new(exact));
+        }
+        let exact = Rc::clone(&known[&seed]);
+        let alone = alone?;
         let excess = compare(&exact, &alone, precision).worst.first().map_or(0.0, |worst| worst.excess);
         if nearest.as_ref().is_none_or(|known| excess < known.excess) {
             nearest = Some(Sound { seed, alone, exact, excess });
