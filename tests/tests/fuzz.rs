@@ -2,7 +2,7 @@
 //! ranks in f64, and held to one device and to the predicted bytes.
 //!
 //! `PROPTEST_CASES=2000 PROPTEST_RNG_SEED=$RANDOM cargo test -p tests --test fuzz` runs more and others: a seed gives the
-//! same cases again. A failure prints its seed, the smallest case that fails and the text of its plan; kept in `cases/`,
+//! same cases again, and the next one those of the second half. A failure prints its seed, the smallest case that fails and the text of its plan; kept in `cases/`,
 //! that is run again for ever.
 
 use std::fs;
@@ -14,10 +14,10 @@ use proptest::test_runner::RngSeed;
 use tests::fuzz::{MAX_RANKS, cases};
 use tests::planner;
 
-/// Cases of one run, unless `PROPTEST_CASES` says another number.
-const CASES: u32 = 100;
+/// Cases of each half of a run, unless `PROPTEST_CASES` says another number.
+const CASES: u32 = 50;
 
-/// Seed of a run, unless `PROPTEST_RNG_SEED` says another: a change is judged by the cases of the one before it.
+/// Seed of the first half of a run, the next is that of the second, unless `PROPTEST_RNG_SEED` says another: a change is judged by the cases of the one before it.
 const SEED: u64 = 1;
 
 /// Verifies the plan in a file as it is, and says what was wrong.
@@ -27,23 +27,34 @@ fn verify(file: &Path) -> Result<(), String> {
     if said.code == 0 { Ok(()) } else { Err(said.to_string()) }
 }
 
-fn config() -> ProptestConfig {
+fn config(half: u64) -> ProptestConfig {
     let from_environment = ProptestConfig::default();
     let cases = if from_environment.cases == 256 { CASES } else { from_environment.cases };
     let rng_seed = match from_environment.rng_seed {
-        RngSeed::Random => RngSeed::Fixed(SEED),
-        fixed @ RngSeed::Fixed(_) => fixed,
+        RngSeed::Random => RngSeed::Fixed(SEED + half),
+        RngSeed::Fixed(seed) => RngSeed::Fixed(seed.wrapping_add(half)),
     };
     let max_global_rejects = 20 * cases;
     ProptestConfig { cases, max_global_rejects, rng_seed, failure_persistence: None, ..from_environment }
 }
 
+/// The two halves run beside each other.
 #[test]
+fn any_legal_plan_computes_what_one_device_computes() {
+    assert_plans_are_right(0);
+}
+
+#[test]
+fn any_other_legal_plan_does() {
+    assert_plans_are_right(1);
+}
+
 #[expect(clippy::disallowed_methods, reason = "plans are verified as files")]
 #[expect(clippy::print_stdout, reason = "the seed of a run is part of what it says")]
-fn any_legal_plan_computes_what_one_device_computes() {
-    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fuzz.txt");
-    let config = config();
+#[expect(clippy::unwrap_used, reason = "a test that cannot write its own files has failed")]
+fn assert_plans_are_right(half: u64) {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{half}.txt"));
+    let config = config(half);
     let seed = config.rng_seed;
     println!("{} cases of PROPTEST_RNG_SEED={seed}", config.cases);
     proptest!(config, |(case in cases())| {

@@ -115,7 +115,7 @@ fn nothing_on_a_front_is_beaten_and_no_time_is_lost() {
         "llama-3-8b",
         "dgx-h100",
         "--global-batch",
-        "64",
+        "16",
         "--try-devices",
         "4,8",
         "--try-memory",
@@ -132,7 +132,7 @@ fn nothing_on_a_front_is_beaten_and_no_time_is_lost() {
             assert!(outcome(a).iter().zip(outcome(b)).any(|(a, b)| *a < b), "{a} and {b}");
         }
     }
-    let best = json(&["optimize", "llama-3-8b", "dgx-h100", "--global-batch", "64"]);
+    let best = json(&["optimize", "llama-3-8b", "dgx-h100", "--global-batch", "16"]);
     assert_eq!(front[0]["plan"]["step_time_s"], best["predicted"]["step_time_s"]);
     assert!(
         done(&words).out.contains("of 4 points worked out have no better in step time, peak memory, devices")
