@@ -207,6 +207,22 @@ impl Scope<'_> {
         (schedule, share, ends): (Schedule, Share, Ends),
         levels: &[Levels],
     ) -> Option<Vec<Chunk>> {
+        let places = self.places(candidate, (schedule, share), levels);
+        match &self.pins().layers_per_stage {
+            // The user counts decoder layers; embedding and head stand at the ends.
+            Some(counts) if counts.len() == places.len() => as_given(&with_ends(counts), &places),
+            Some(_) => None,
+            None => partition(&places, if ends == Ends::AtBends { &self.bends } else { &[] }),
+        }
+    }
+
+    /// Where the chunks of a schedule run.
+    fn places<'l>(
+        &self,
+        candidate: &Candidate,
+        (schedule, share): (Schedule, Share),
+        levels: &'l [Levels],
+    ) -> Vec<Place<'l>> {
         let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let buckets = self.setting.copied_buckets().0;
@@ -221,13 +237,19 @@ impl Scope<'_> {
                 },
             }
         };
-        let places: Vec<Place<'_>> = in_flight.iter().enumerate().map(place).collect();
-        match &self.pins().layers_per_stage {
-            // The user counts decoder layers; embedding and head stand at the ends.
-            Some(counts) if counts.len() == in_flight.len() => as_given(&with_ends(counts), &places),
-            Some(_) => None,
-            None => partition(&places, if ends == Ends::AtBends { &self.bends } else { &[] }),
-        }
+        in_flight.iter().enumerate().map(place).collect()
+    }
+
+    /// The same chunks with so many layers each, as they fit.
+    pub(crate) fn cuts_of(
+        &self,
+        candidate: &Candidate,
+        (schedule, counts): (Schedule, &[usize]),
+        levels: &[Levels],
+    ) -> Option<Vec<Chunk>> {
+        let shares = Share::of(schedule, levels.len()).iter();
+        let all = |&share| as_given(counts, &self.places(candidate, (schedule, share), levels));
+        shares.filter_map(all).next()
     }
 
     /// Least time of a step of such chunks: of the stage that works most, with the fill and drain of the others.

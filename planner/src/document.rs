@@ -155,13 +155,14 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
             "; {n} were not asked again for fused forms of their layers, which could make them the fastest"
         ),
     };
-    let given = if tally.bounds_leading {
-        "taken for given: micro-batches are no faster than multiples of them on their mesh, one axis no faster than two \
-         that are used alike, and forms of layers that are the fastest on a few meshes are so on all"
-    } else {
-        "taken for given: micro-batches are no faster than multiples of them on their mesh, one axis no faster than two \
-         that are used alike, and a fused form saves no more than where memory is free"
+    let forms_given = match tally.bounds_leading {
+        true => "forms of layers that are the fastest on a few meshes are so on all",
+        false => "a fused form saves no more than where memory is free",
     };
+    let given = format!(
+        "taken for given: micro-batches are no faster than multiples of them on their mesh, a pipeline no faster for unequal \
+         stages, one axis no faster than two that are used alike, and {forms_given}"
+    );
     let slices = if arranged.slices.is_cut() {
         "; slices take together no less than whole sequences, are cut equally or so that all take equally long, and \
          layers and choices are those for whole sequences"

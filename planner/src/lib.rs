@@ -35,6 +35,7 @@ pub mod candidate;
 mod room;
 pub mod schedules;
 pub mod shelf;
+mod shift;
 pub mod bound;
 pub mod mixed;
 pub mod cut_sequences;

@@ -40,6 +40,10 @@ pub(crate) const CROWDED: f64 = 0.6;
 /// Where memory is free, prices of choices miss something of a candidate that takes so many times its bound: launches.
 const MISSED: f64 = 1.1;
 
+/// Layers move between stages where a step has up to so many times as many micro-batches: where more, only the longest stage
+/// matters, for which cuts are made.
+const MOST_TO_SHIFT: u64 = 4;
+
 /// Times that differ by no more than this fraction are those of the same plan: sums in another order.
 const SAME: f64 = 1e-6;
 
@@ -85,6 +89,7 @@ pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Ta
     if let Some(simpler) = worked.first().and_then(|best| on_fewer_axes(scope, best)) {
         worked[0] = simpler;
     }
+    shift(scope, worked);
 }
 
 /// Keeps the fastest first; equals in the order in which they came.
@@ -193,6 +198,32 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
         };
         if let Some(found) = found.filter(is_better) {
             (worked[at].arranged, worked[at].way) = (found, way);
+        }
+    }
+    by_time(worked);
+}
+
+/// Lets layers of the best pipelines move between their stages, as far as micro-batches are few.
+fn shift(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+    let is_asked = |one: &Worked| {
+        let Candidate { n_stages, n_micro_batches, .. } = one.arranged.candidate;
+        let are_few = n_stages > 1 && n_micro_batches <= MOST_TO_SHIFT * n_stages;
+        are_few && one.arranged.step_time().0 <= best * NEAR_BEST
+    };
+    let first = worked.len().min(MAX_REFINED);
+    let found: Vec<Option<Arranged>> = worked[..first]
+        .par_iter()
+        .with_max_len(1)
+        .map(|one| {
+            let (way, rounds) = (one.way, if one.is_refined { one.rounds() } else { 0 });
+            let asked = Asking { way, rounds, shifts: true, ..Asking::of(one.own_forms()) };
+            is_asked(one).then(|| scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok())?
+        })
+        .collect();
+    for (one, found) in worked.iter_mut().zip(found) {
+        if let Some(found) = found.filter(|found| found.is_worth_it(&one.arranged)) {
+            one.arranged = found;
         }
     }
     by_time(worked);

@@ -17,7 +17,8 @@ use tests::planner;
 /// Cases of each half of a run, unless `PROPTEST_CASES` says another number.
 const CASES: u32 = 50;
 
-/// Seed of the first half of a run, the next is that of the second, unless `PROPTEST_RNG_SEED` says another: a change is judged by the cases of the one before it.
+/// Seed of the first half of a run, the next is that of the second, unless `PROPTEST_RNG_SEED` says another: a change is
+/// judged by the cases of the one before it.
 const SEED: u64 = 1;
 
 /// Verifies the plan in a file as it is, and says what was wrong.

@@ -65,3 +65,15 @@ fn a_plan_says_how_much_other_choices_could_gain() {
     let least: f64 = least.and_then(|number| number.parse().ok()).unwrap_or(1.0);
     assert!(least > 0.87, "0.849 where memory is free: {said}");
 }
+
+/// With few micro-batches a lighter last stage is worth a longer one before it.
+#[test]
+fn layers_by_name_find_no_faster_plan() {
+    let question = ["llama-3-8b", "dgx-h100", "--global-batch", "8"];
+    let pins = "pp=4,dp=2,micro-batch=1,schedule=1f1b";
+    let found = time(&question, &["--pin", pins]);
+    for counts in ["8,8,8,8", "8,9,9,6", "9,9,9,5", "10,9,8,5", "10,9,7,6", "11,9,8,4"] {
+        let named = time(&question, &["--pin", &format!("{pins},layers-per-stage={counts}")]);
+        assert!(found < named * 1.0005, "takes {} of what {counts} takes", found / named);
+    }
+}

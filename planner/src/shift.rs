@@ -1,0 +1,82 @@
+//! Moves layers between the chunks of an arrangement as long as that makes it faster.
+//!
+//! Cuts are made for the least longest stage (`partition`). That is all that counts where micro-batches are many. Where they
+//! are few, a stage computes while the first of them is behind it, so that a lighter last stage is worth a longer one before it; and
+//! what a stage has once in a step is not cut for at all.
+
+use rayon::prelude::*;
+
+use crate::arrange::Arranged;
+use crate::candidate::Scope;
+use crate::partition::{Chunk, Levels};
+use crate::shelf::Shelf;
+
+/// Layers that move, at most.
+const MAX_SHIFTS: usize = 16;
+
+/// Chunks between any two of which layers move.
+const FEW_CHUNKS: usize = 8;
+
+impl Scope<'_> {
+    /// What becomes of an arrangement in such chunks; `levels` and `shelves` are those of its candidate's grounds. Where the
+    /// user says how many layers a stage has nothing moves.
+    pub(crate) fn shifted(
+        &self,
+        mut best: Arranged,
+        chunks: &[Chunk],
+        (levels, shelves): (&[Levels], &[Shelf]),
+    ) -> Arranged {
+        if self.pins().layers_per_stage.is_some() {
+            return best;
+        }
+        let mut counts: Vec<usize> = chunks.iter().map(|chunk| chunk.to - chunk.from).collect();
+        let moves: Vec<(usize, usize)> = moves(counts.len()).collect();
+        for _ in 0..MAX_SHIFTS {
+            let one = |&(from, to): &(usize, usize)| {
+                let mut counts = counts.clone();
+                counts[from] = counts[from].checked_sub(1).filter(|&left| left > 0)?;
+                counts[to] += 1;
+                let found = self.with_counts(&best, &counts, (levels, shelves))?;
+                found.is_worth_it(&best).then_some((counts, found))
+            };
+            let found: Vec<Option<(Vec<usize>, Arranged)>> = moves.par_iter().map(one).collect();
+            let time = |(_, found): &(Vec<usize>, Arranged)| found.step_time().0;
+            let fastest = found.into_iter().flatten().min_by(|a, b| time(a).total_cmp(&time(b)));
+            let Some((next, found)) = fastest else { break };
+            (counts, best) = (next, found);
+        }
+        best
+    }
+
+    /// The same with so many layers in its chunks, if it fits and may be faster.
+    fn with_counts(&self, best: &Arranged, counts: &[usize], on: (&[Levels], &[Shelf])) -> Option<Arranged> {
+        let (candidate, schedule) = (&best.candidate, best.schedule);
+        let cuts = self.cuts_of(candidate, (schedule, counts), on.0)?;
+        self.arrange(candidate, (schedule, &cuts), on, best.step_time().0).ok()
+    }
+}
+
+/// From which chunk to which a layer may move: between any two of a few; of many, between neighbours, and to or from the
+/// first and the last.
+fn moves(n_chunks: usize) -> impl Iterator<Item = (usize, usize)> {
+    let is_end = move |chunk: usize| chunk == 0 || chunk + 1 == n_chunks;
+    let is_tried = move |&(from, to): &(usize, usize)| {
+        let is_near = n_chunks <= FEW_CHUNKS || from.abs_diff(to) == 1;
+        from != to && (is_near || is_end(from) || is_end(to))
+    };
+    (0..n_chunks).flat_map(move |from| (0..n_chunks).map(move |to| (from, to))).filter(is_tried)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_move_between_neighbours_and_the_ends() {
+        assert_eq!(moves(3).count(), 6);
+        assert_eq!(moves(FEW_CHUNKS).count(), FEW_CHUNKS * (FEW_CHUNKS - 1));
+        let many: Vec<(usize, usize)> = moves(16).collect();
+        assert!(many.contains(&(0, 9)) && many.contains(&(9, 15)) && many.contains(&(9, 8)));
+        assert!(!many.contains(&(9, 7)) && many.iter().all(|(from, to)| from != to));
+    }
+}
