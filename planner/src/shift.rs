@@ -17,16 +17,19 @@ const MAX_SHIFTS: usize = 16;
 /// Chunks between any two of which layers move.
 const FEW_CHUNKS: usize = 8;
 
+/// Chunks of which none moves where there are more: trying all moves takes as long as the square of their number.
+const MOST_CHUNKS: usize = 32;
+
 impl Scope<'_> {
     /// What becomes of an arrangement in such chunks; `levels` and `shelves` are those of its candidate's grounds. Where the
-    /// user says how many layers a stage has nothing moves.
+    /// user says how many layers a stage has, nothing moves.
     pub(crate) fn shifted(
         &self,
         mut best: Arranged,
         chunks: &[Chunk],
         (levels, shelves): (&[Levels], &[Shelf]),
     ) -> Arranged {
-        if self.pins().layers_per_stage.is_some() {
+        if self.pins().layers_per_stage.is_some() || chunks.len() > MOST_CHUNKS {
             return best;
         }
         let mut counts: Vec<usize> = chunks.iter().map(|chunk| chunk.to - chunk.from).collect();
