@@ -266,10 +266,10 @@ impl Scope<'_> {
             return Ok(best);
         }
         let covered = Way { covers: Some(covers), ..asked.way };
-        let ways: Vec<Way> = ways(self.pins()).skip(1).chain([covered]).collect();
         let limit = best.0.step_time().0.min(asked.known * WORTH_A_WAY);
-        let each: Vec<Asking<'_>> = ways.iter().map(|&way| Asking { way, limit, ..asked }).collect();
-        for (way, found) in ways.into_iter().zip(self.evaluate_each(&benches, bound, &each)) {
+        let ways = ways(self.pins()).skip(1).chain([covered]);
+        let each: Vec<Asking<'_>> = ways.map(|way| Asking { way, limit, ..asked }).collect();
+        for (way, found) in self.evaluate_each(&benches, bound, &each) {
             if let Some(found) = found.filter(|found| found.is_worth_it(&best.0)) {
                 best = (found, way);
             }
@@ -283,7 +283,7 @@ impl Scope<'_> {
         candidate: &Candidate,
         bound: &Bound,
         each: &[Asking<'_>],
-    ) -> Vec<Option<Arranged>> {
+    ) -> Vec<(Way, Option<Arranged>)> {
         let grounds = self.grounds(candidate);
         self.evaluate_each(&self.benches(candidate, &grounds), bound, each)
     }
@@ -294,8 +294,8 @@ impl Scope<'_> {
         benches: &[Bench<'_>],
         bound: &Bound,
         each: &[Asking<'_>],
-    ) -> Vec<Option<Arranged>> {
-        let one = |&asked: &Asking<'_>| self.evaluate_at(benches, bound, asked).ok();
+    ) -> Vec<(Way, Option<Arranged>)> {
+        let one = |&asked: &Asking<'_>| (asked.way, self.evaluate_at(benches, bound, asked).ok());
         each.par_iter().with_max_len(1).map(one).collect()
     }
 

@@ -131,16 +131,16 @@ pub(crate) fn reconsider(
     let asked =
         |&way: &Way| Asking { limit: limit_of(way), way, rounds: ROUNDS, ..Asking::of(Forms::Leading) };
     let each: Vec<Asking<'_>> = ways.iter().map(asked).collect();
-    let found: Vec<Vec<Option<Arranged>>> = promising
+    let found: Vec<Vec<(Way, Option<Arranged>)>> = promising
         .par_iter()
         .with_max_len(1)
         .map(|(candidate, bound)| scope.evaluate_in(candidate, bound, &each))
         .collect();
     let found = promising.iter().zip(found).flat_map(|((_, bound), found)| {
-        let worked = |(&way, found): (&Way, Option<Arranged>)| {
+        let worked = |(way, found): (Way, Option<Arranged>)| {
             Some(Worked { arranged: found?, bound: bound.clone(), way, forms: None, is_refined: true })
         };
-        ways.iter().zip(found).filter_map(worked).collect::<Vec<_>>()
+        found.into_iter().filter_map(worked)
     });
     for one in found.filter(|one| one.arranged.step_time().0 < limit) {
         let is_same = |known: &Worked| known.arranged.candidate == one.arranged.candidate;
@@ -175,8 +175,8 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
         .par_iter()
         .with_max_len(1)
         .map(|one| {
-            let ways: Vec<Way> = ways.iter().copied().filter(|&way| is_new(one, way)).collect();
-            let asked = |&way: &Way| {
+            let ways = ways.iter().copied().filter(|&way| is_new(one, way));
+            let asked = |way: Way| {
                 // Prices between those in use go on from the fastest so far, and a limit changes which that is.
                 let (forms, limit) = match way.storage {
                     None if one.forms.is_some() => (Forms::All, f64::INFINITY),
@@ -184,9 +184,8 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
                 };
                 Asking { limit, way, rounds: one.rounds(), ..Asking::of(forms) }
             };
-            let each: Vec<Asking<'_>> = ways.iter().map(asked).collect();
-            let found = scope.evaluate_in(&one.arranged.candidate, &one.bound, &each);
-            ways.into_iter().zip(found).collect()
+            let each: Vec<Asking<'_>> = ways.map(asked).collect();
+            scope.evaluate_in(&one.arranged.candidate, &one.bound, &each)
         })
         .collect();
     let found = found.into_iter().enumerate();
@@ -209,7 +208,7 @@ fn shift(scope: &Scope<'_>, worked: &mut [Worked]) {
     let is_asked = |one: &Worked| {
         let Candidate { n_stages, n_micro_batches, .. } = one.arranged.candidate;
         let are_few = n_stages > 1 && n_micro_batches <= MOST_TO_SHIFT * n_stages;
-        are_few && one.arranged.step_time().0 <= best * NEAR_BEST
+        are_few && scope.may_shift(&one.arranged) && one.arranged.step_time().0 <= best * NEAR_BEST
     };
     let first = worked.len().min(MAX_REFINED);
     let found: Vec<Option<Arranged>> = worked[..first]

@@ -21,17 +21,18 @@ const FEW_CHUNKS: usize = 8;
 const MOST_CHUNKS: usize = 32;
 
 impl Scope<'_> {
-    /// What becomes of an arrangement in such chunks; `levels` and `shelves` are those of its candidate's grounds. Where the
-    /// user says how many layers a stage has, nothing moves.
+    /// Whether layers of an arrangement may move: the user does not say how many a stage has, and chunks are not too many.
+    pub(crate) fn may_shift(&self, arranged: &Arranged) -> bool {
+        self.pins().layers_per_stage.is_none() && arranged.chunks.len() <= MOST_CHUNKS
+    }
+
+    /// What becomes of an arrangement in such chunks; `levels` and `shelves` are those of its candidate's grounds.
     pub(crate) fn shifted(
         &self,
         mut best: Arranged,
         chunks: &[Chunk],
         (levels, shelves): (&[Levels], &[Shelf]),
     ) -> Arranged {
-        if self.pins().layers_per_stage.is_some() || chunks.len() > MOST_CHUNKS {
-            return best;
-        }
         let mut counts: Vec<usize> = chunks.iter().map(|chunk| chunk.to - chunk.from).collect();
         let moves: Vec<(usize, usize)> = moves(counts.len()).collect();
         for _ in 0..MAX_SHIFTS {
