@@ -7,6 +7,7 @@ use ir::cluster_part::{Piece, part, pieces, whole};
 use ir::engine::Engine;
 use ir::plan::{InputDigests, Plan};
 use ir::positions::{TooShort, lengthen};
+use ir::vocabulary::{Padded, pad};
 use ir::work::AttentionKernel;
 use planner::request::{Job, Pins, Request, Solver};
 
@@ -50,7 +51,9 @@ impl Question {
         }
         let defaults = Job::defaults(&model.value, &cluster);
         let sequence = args.seq_len.unwrap_or(defaults.sequence);
-        let warnings = lengthen(&mut model.value, sequence).iter().map(lengthened).collect();
+        let mut warnings: Vec<String> =
+            pad(&mut model.value, args.vocabulary_multiple).iter().map(padded).collect();
+        warnings.extend(lengthen(&mut model.value, sequence).iter().map(lengthened));
         let job = Job {
             sequence,
             global_batch: args.global_batch.unwrap_or_else(|| Job::default_batch(sequence)),
@@ -89,6 +92,10 @@ impl Question {
         plan.warnings.extend(self.warnings.iter().cloned());
         Plan { tool_version: env!("CARGO_PKG_VERSION").into(), inputs: self.digests.clone(), ..plan }
     }
+}
+
+fn padded(padded: &Padded) -> String {
+    format!("{padded}, as engines do for aligned products and equal blocks; --vocabulary-multiple 1 keeps it")
 }
 
 fn lengthened(short: &TooShort) -> String {

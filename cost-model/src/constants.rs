@@ -62,9 +62,12 @@ pub struct Constants {
     /// Step of a contraction.
     #[serde(deserialize_with = "value")]
     pub gemm_contraction_step: f64,
-    /// Rate of misaligned over aligned products.
+    /// Rate of misaligned over aligned products, of batches of them.
     #[serde(deserialize_with = "value")]
     pub gemm_misaligned_fraction: f64,
+    /// The same of single ones.
+    #[serde(deserialize_with = "value")]
+    pub gemm_single_misaligned_fraction: f64,
     /// Reached over listed memory bandwidth.
     #[serde(deserialize_with = "value")]
     pub memory_efficiency_fraction: f64,

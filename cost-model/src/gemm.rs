@@ -51,7 +51,8 @@ pub fn gemm_bytes(shape: GemmShape, output: GemmOutput, rates: &Rates) -> Bytes 
 
 /// Rate against that of a product whose rows all begin at multiples of 16 bytes, as tensor cores load them.
 ///
-/// Heads of 150 in 16 bits are no multiple of 8 elements; heads of 144 are.
+/// Heads of 150 in 16 bits are no multiple of 8 elements; heads of 144 are. Batches of such products fall back further than a
+/// single one, such as that of a head whose vocabulary is odd.
 fn alignment(shape: GemmShape, output: GemmOutput, rates: &Rates, constants: &Constants) -> f64 {
     let elements = 16.0 / rates.operand.0;
     let whole = |length: f64| length % elements == 0.0;
@@ -61,7 +62,11 @@ fn alignment(shape: GemmShape, output: GemmOutput, rates: &Rates, constants: &Co
         GemmOutput::Accumulator => whole(shape.m),
     };
     let columns = whole(shape.n) && (output == GemmOutput::Accumulator || whole(shape.k));
-    if rows && columns { 1.0 } else { constants.gemm_misaligned_fraction }
+    match (rows && columns, shape.batch > 1.0) {
+        (true, _) => 1.0,
+        (false, true) => constants.gemm_misaligned_fraction,
+        (false, false) => constants.gemm_single_misaligned_fraction,
+    }
 }
 
 fn math_time(shape: GemmShape, rates: &Rates, constants: &Constants) -> Seconds {
@@ -124,6 +129,26 @@ mod tests {
         // 16 x 4096 x 4096 reads 33.7 MB of weights at 65 % of 2039 GB/s: 25.5 us and a kernel gap.
         let bytes = 2.0 * (16.0 * 4096.0 * 2.0 + 4096.0 * 4096.0);
         assert!((time(16.0, 4096.0, 4096.0) - (bytes / (2039e9 * 0.65) + 4e-6)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_misaligned_product_is_slower_and_a_batch_of_them_more_so() {
+        let constants = of_examples();
+        let rates = Rates::new(&a100(), Precision::Bf16, &constants);
+        let slower = |batch: f64| {
+            let of = |n| {
+                gemm_time(
+                    GemmShape { batch, m: 4096.0, n, k: 4096.0 },
+                    GemmOutput::Operand,
+                    &rates,
+                    &constants,
+                )
+            };
+            of(4095.0) / of(4096.0)
+        };
+        let (one, several) = (slower(1.0), slower(2.0));
+        assert!((1.9..2.1).contains(&one), "{one}");
+        assert!((15.0..17.0).contains(&several), "{several}");
     }
 
     proptest! {

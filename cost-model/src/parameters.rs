@@ -75,6 +75,7 @@ pub const PARAMETERS: &[Parameter] = &[
     effect("network_efficiency_fraction",                         (0.3,  0.98), (0.85, 0.10),   0.98),
     effect("host_per_iteration_s",                                (0.0,  0.2),  (0.02, 0.02),   0.0),
     fixed("gemm_prologue_k",                                      (0.0,  400.0)),
+    fixed("gemm_single_misaligned_fraction",                      (0.02, 1.0)),
     fixed("node_link_efficiency_fraction",                        (0.4,  1.0)),
     fixed("overlap_slowdown_fraction",                            (0.0,  1.0)),
     fixed("host_link_efficiency_fraction",                        (0.05, 1.0)),
@@ -215,6 +216,7 @@ impl Constants {
             "communicator_bytes" => Place::Size(&mut self.communicator_bytes),
             "workspace_bytes" => Place::Size(&mut self.workspace_bytes),
             "gemm_misaligned_fraction" => Place::Plain(&mut self.gemm_misaligned_fraction),
+            "gemm_single_misaligned_fraction" => Place::Plain(&mut self.gemm_single_misaligned_fraction),
             "network_contention_per_log2_nodes" => Place::Plain(&mut self.network_contention_per_log2_nodes),
             _ => return None,
         })

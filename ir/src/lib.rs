@@ -22,6 +22,7 @@ pub mod region;
 pub mod token_order;
 pub mod engine;
 pub mod positions;
+pub mod vocabulary;
 pub mod op_work;
 pub mod links;
 pub mod lower;

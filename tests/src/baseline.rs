@@ -13,6 +13,7 @@
 use cost_model::Constants;
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use ir::units::Seconds;
+use ir::vocabulary::{MULTIPLE, pad};
 use planner::request::{
     Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
 };
@@ -26,7 +27,8 @@ const MAX_STAGES: u64 = 64;
 
 /// The question of a shipped model on so many devices of a shipped cluster.
 pub fn question(model: &str, cluster: &str, devices: u64) -> Option<Request> {
-    let model = read_model(model, shipped_model(model)?.text).ok()?;
+    let mut model = read_model(model, shipped_model(model)?.text).ok()?;
+    pad(&mut model, MULTIPLE);
     let cluster = read_cluster(cluster, shipped_cluster(cluster)?.text).ok()?;
     let cluster = rescale(&cluster, Size::Devices(devices)).ok()?;
     let job = Job::defaults(&model, &cluster);

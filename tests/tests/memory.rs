@@ -178,15 +178,21 @@ fn the_smaller_devices_of_a_mixed_cluster_overflow() {
     let file = scratch!("memory-mixed.json");
     let pins = "pp=2,dp=16,tp=1,cp=1,micro-batch=4,shares=equal,recompute=none";
     let mut plan = found(&file, &format!("gpt2 mixed-a100-v100 --global-batch 512 --pin {pins}"));
-    let need: Vec<f64> =
-        [0, 1].map(|at| number(&plan["predicted"]["stages"][at]["peak_memory_bytes"])).to_vec();
-    assert!(need[0] > need[1]);
-    edit(&file, &mut plan, &[("/cluster/groups/1/device/memory_bytes", json!(0.9 * need[1]))]);
+    let of_stages = |what: &str| [0, 1].map(|at| number(&plan["predicted"]["stages"][at][what]));
+    let (need, capacity) = (of_stages("peak_memory_bytes"), of_stages("capacity_bytes"));
+    let small = usize::from(capacity[1] < capacity[0]);
+    assert!(need[small] < need[1 - small]);
+    let groups = plan["cluster"]["groups"].as_array().unwrap();
+    let least = |at: &usize| groups[*at]["device"]["memory_bytes"].as_u64();
+    let group = (0..groups.len()).min_by_key(least).unwrap();
+    let memory_of = format!("/cluster/groups/{group}/device/memory_bytes");
+    edit(&file, &mut plan, &[(memory_of.as_str(), json!(0.9 * need[small]))]);
     let overflows = memory(&file, 3)["overflows"].clone();
     let stages: Vec<u64> =
         overflows.as_array().unwrap().iter().map(|one| one["stage"].as_u64().unwrap()).collect();
-    assert_eq!(stages, [1], "{overflows}");
-    assert!(done(&["explain", &file]).out.contains("Memory is fullest on stage 1: 111 % of what"));
+    assert_eq!(stages, [small as u64], "{overflows}");
+    let fullest = format!("Memory is fullest on stage {small}: 111 % of what");
+    assert!(done(&["explain", &file]).out.contains(&fullest));
 }
 
 /// Hosts and their drives, of plans that put something there.

@@ -11,7 +11,7 @@ use tests::{Transcript, planner};
 /// A model like DeepSeek-V3, of few and narrow layers.
 const SMALL: &str = r#"{
     "model_type": "deepseek_v3", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 5,
-    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 4000, "max_position_embeddings": 2048,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 4096, "max_position_embeddings": 2048,
     "moe_intermediate_size": 256, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 64,
     "qk_rope_head_dim": 32, "v_head_dim": 64, "n_routed_experts": 8, "n_shared_experts": 1,
     "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
@@ -102,7 +102,7 @@ fn the_scores_of_the_module_and_its_work_are_counted() {
     let attention = h * 96.0 + 96.0 * heads * 96.0 + h * 96.0 + 64.0 * heads * 128.0 + heads * 64.0 * h;
     let scores = heads * (96.0 + 64.0) * tokens;
     let moe = attention + scores + h * 8.0 + 3.0 * 3.0 * h * 256.0;
-    let (dense, head) = (attention + scores + 3.0 * h * 1024.0, h * 4000.0);
+    let (dense, head) = (attention + scores + 3.0 * h * 1024.0, h * 4096.0);
     let expected = (moe + 2.0 * h * h + head) / (dense + 4.0 * moe + head);
     let found = with.0 / without.0 - 1.0;
     assert!((found - expected).abs() < 1e-9, "{found} {expected}");

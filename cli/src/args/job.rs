@@ -3,7 +3,12 @@
 use clap::{Args, ValueEnum};
 use ir::numbers::Numbers;
 
+use ir::vocabulary::MULTIPLE;
+
 use crate::args::counts;
+
+/// No engine pads a vocabulary to multiples of more.
+const MOST_ENTRIES: u64 = 1 << 16;
 
 /// How much is trained, and how.
 #[derive(Clone, Debug, Args)]
@@ -26,6 +31,9 @@ pub(crate) struct JobArgs {
     /// Slots of an expert per token that it expects; tokens beyond are dropped [default: nothing is dropped]
     #[arg(long, value_name = "FACTOR")]
     pub(crate) capacity_factor: Option<f64>,
+    /// Pad the vocabulary to a multiple of so many entries, as engines do; 1 keeps it
+    #[arg(long, value_name = "ENTRIES", default_value_t = MULTIPLE, value_parser = clap::value_parser!(u64).range(1..=MOST_ENTRIES))]
+    pub(crate) vocabulary_multiple: u64,
     /// Software that runs the plan: default, megatron-lm, megatron-deepspeed or fsdp, then features that
     /// differ, such as `fsdp,flash=current`
     #[arg(long, value_name = "NAME,FEATURE=VALUE,...")]

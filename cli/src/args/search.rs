@@ -69,7 +69,7 @@ pub(crate) struct EstimateArgs {
     pub(crate) job: JobArgs,
     /// Predict this plan instead of one that the options name
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "SizeArgs", "AddedArgs", "PinArgs", "ForbidArgs"])]
-    #[arg(conflicts_with_all = ["seq_len", "global_batch", "precision", "attention", "capacity_factor", "engine", "optimizer"])]
+    #[arg(conflicts_with_all = ["seq_len", "global_batch", "precision", "attention", "capacity_factor", "vocabulary_multiple", "engine", "optimizer"])]
     pub(crate) plan: Option<String>,
     #[command(flatten)]
     pub(crate) pins: PinArgs,
