@@ -1,6 +1,7 @@
 //! How fast a candidate could be: the fastest choice of each layer kind, whatever memory it takes.
 
 use ir::lower::LayerChoice;
+use ir::schedule::Schedule;
 use ir::sharding::Sharding;
 use ir::units::Seconds;
 
@@ -9,7 +10,9 @@ use crate::chooser::{Cheapest, too_large};
 use crate::clock::{Clock, Covers, Spans};
 use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
+use crate::packing::Pieces;
 use crate::price::step::stragglers;
+use crate::schedules::FamilyKind;
 use crate::shelf::{Asked, Bench};
 
 /// What is known of a candidate before it is worked out.
@@ -57,19 +60,24 @@ pub struct LayerTimes {
 pub struct Work {
     /// Of the average stage.
     pub average: f64,
-    /// Of the slowest: layers are not cut, so one stage has at least as many of the most frequent kind as rounding up
-    /// gives it.
+    /// Of the slowest: layers are not cut (`packing.rs`).
     pub slowest: f64,
     /// What of the average stage's a step has once: no part of a bubble.
     pub once: f64,
 }
 
 impl Work {
-    /// The slowest of `n_stages`, with a bubble that is so large a share of the average of the others.
+    /// All of `n_stages` as long as the average, with a bubble that is so large a share of it; or the slowest, with the time
+    /// in which nothing reaches it.
+    ///
+    /// A first stage that is the slowest has its `w` forwards to do until the first gradient returns, and as many backwards
+    /// behind the last: in 1F1B it takes `m t + 2 (p - 1) o - w t`, `w = p - 1`, where others take `o`. Behind others it takes
+    /// no less, were they as slow as itself.
     pub(crate) fn filled(self, n_stages: u64, bubble: f64) -> f64 {
         let p = n_stages as f64;
         let others = (p * self.average - self.slowest) / (p - 1.0).max(1.0) - self.once;
-        self.slowest + bubble * others.max(0.0)
+        let even = self.average + bubble * (self.average - self.once).max(0.0);
+        even.max(self.slowest + bubble * (2.0 * others - self.slowest).max(0.0))
     }
 }
 
@@ -139,7 +147,6 @@ impl Scope<'_> {
         let mut once = Spans::default();
         let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
         let mut main: Option<(f64, Sharding, f64)> = None;
-        let (mut rounded, mut rounded_plain): (f64, f64) = (0.0, 0.0);
         let p = candidate.n_stages as f64;
         let mut choices_made = Vec::with_capacity(self.forms.len());
         let mut layers = Vec::with_capacity(self.forms.len());
@@ -164,9 +171,12 @@ impl Scope<'_> {
             let least = asked[1..].iter().filter_map(of_form).fold(time, f64::min);
             saved += (time - least) * count;
             layers.push(LayerTimes { least, plain: time });
-            let most = (count / p).ceil();
-            (rounded, rounded_plain) = (rounded.max(most * least), rounded_plain.max(most * time));
         }
+        let slowest = |of: fn(&LayerTimes) -> f64| {
+            self.pieces(candidate, &layers.iter().map(of).collect::<Vec<_>>())
+                .least_slowest(candidate.n_stages)
+        };
+        let (rounded, rounded_plain) = (slowest(|layer| layer.least), slowest(|layer| layer.plain));
         let (_, stream, seconds_per_byte) = main?;
         let own = once.shown(clock.shown);
         let work = |total: f64, rounded: f64| Work {
@@ -202,6 +212,31 @@ impl Scope<'_> {
             computes_again: false,
         };
         Some((found, once))
+    }
+
+    /// Kinds of the first and of the last layer of the model, where no other layer is of them.
+    fn end_kinds(&self) -> [Option<usize>; 2] {
+        let sequence = &self.model().sequence;
+        let is_alone = |kind: &usize| self.counts[*kind] == 1 && sequence.len() > 2;
+        [sequence.first(), sequence.last()].map(|run| run.map(|run| run.layer).filter(is_alone))
+    }
+
+    /// Whether a kind is that of the first or of the last layer alone.
+    pub(crate) fn is_end(&self, kind: usize) -> bool {
+        self.end_kinds().contains(&Some(kind))
+    }
+
+    /// Layers by kind that take so long on a stage. No schedule but the plain ones and the interleaved one surely has the
+    /// ends on ranks of their own, whole.
+    pub(crate) fn pieces(&self, candidate: &Candidate, times: &[f64]) -> Pieces {
+        let of_ends = self.end_kinds();
+        let known = |schedule: Schedule| FamilyKind::of(schedule) != FamilyKind::Others;
+        let in_place = self.schedules(candidate).into_iter().all(known);
+        let counts = self.counts.iter().enumerate().filter(|(kind, _)| !of_ends.contains(&Some(*kind)));
+        Pieces {
+            ends: of_ends.map(|kind| kind.filter(|_| in_place).map_or(0.0, |kind| times[kind])),
+            layers: counts.map(|(kind, &count)| (times[kind], count)).collect(),
+        }
     }
 
     /// Per kind and form, the time of its fastest choice on a candidate; nothing where it has none.

@@ -44,6 +44,7 @@ pub mod overflow;
 pub mod evaluate;
 mod shares;
 mod unequal;
+mod packing;
 mod polish;
 pub mod optimize;
 mod layouts;

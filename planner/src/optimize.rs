@@ -60,7 +60,10 @@ const FEW_FIT: u64 = 8;
 
 /// Where candidates that crowd memory could come to less than this part of the best by other choices, tensor degrees are
 /// tried by name too, and these candidates in more ways.
-const WORTH_LOOKING: f64 = 0.95;
+const WORTH_LOOKING: f64 = 0.98;
+
+/// Where devices wait for launches for more than this part of a step, too.
+const MUCH_WAITING: f64 = 0.05;
 
 /// That is done where there are no more candidates than this: it takes as long again.
 const FEW_CANDIDATES: usize = 200;
@@ -229,9 +232,9 @@ fn searched<'a>(
 /// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are few enough
 /// to look for it: other choices could make those that crowd memory much faster than the best, or devices wait for launches.
 fn misses(candidates: &[Candidate], inside: Option<Seconds>, best: &Worked) -> bool {
-    let much = best.arranged.step_time() * WORTH_LOOKING;
-    let waits = || best.arranged.waiting() > best.arranged.step_time() - much;
-    let is_worth_it = || inside.is_some_and(|least| least < much) || waits();
+    let time = best.arranged.step_time();
+    let waits = || best.arranged.waiting() > time * MUCH_WAITING;
+    let is_worth_it = || inside.is_some_and(|least| least < time * WORTH_LOOKING) || waits();
     candidates.len() <= HANDFUL || candidates.len() <= FEW_CANDIDATES && is_worth_it()
 }
 

@@ -16,6 +16,7 @@
 //! is too. The tables of a micro-batch stand for those that divide it too: their conversions take no less, they keep less in
 //! proportion, and what operators take by themselves is priced anew.
 
+mod balance;
 mod dual;
 mod tables;
 

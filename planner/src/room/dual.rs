@@ -21,6 +21,9 @@ const STEP: f64 = 5.0;
 /// this fraction of it.
 const HOPELESS: [f64; 2] = [0.75, 0.9];
 
+/// What each stage holds for itself is asked where the limit is no further away than this part of it.
+const NEAR: f64 = 0.97;
+
 /// What is asked of layers at a price of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Effort {
@@ -34,11 +37,11 @@ enum Effort {
 
 /// Layers at a price of memory.
 #[derive(Clone, Copy, Debug, Default)]
-struct Priced {
+pub(super) struct Priced {
     /// Seconds, with what their bytes cost.
-    value: f64,
+    pub(super) value: f64,
     /// Bytes, as the stages weigh them.
-    weighed: f64,
+    pub(super) weighed: f64,
     /// Bytes of their states.
     states: f64,
     /// Bytes that a micro-batch keeps.
@@ -50,17 +53,17 @@ struct Priced {
 
 /// A stage as a layer sees it.
 #[derive(Clone, Copy, Debug)]
-struct Stage {
+pub(super) struct Stage {
     /// Micro-batches in flight.
-    flight: f64,
+    pub(super) flight: f64,
     /// What its bytes weigh.
-    weight: f64,
-    by: By,
+    pub(super) weight: f64,
+    pub(super) by: By,
 }
 
 /// By what layers are priced.
 #[derive(Clone, Copy, Debug)]
-enum By {
+pub(super) enum By {
     /// A bound by one sum.
     One([f64; 2]),
     /// A bound by the sum that says most.
@@ -119,10 +122,10 @@ impl Tangents {
 }
 
 /// Micro-batches in flight on every stage, in those of the tables.
-struct Flights {
-    ascending: Vec<f64>,
+pub(super) struct Flights {
+    pub(super) ascending: Vec<f64>,
     /// The fewest and the most of a stage.
-    ends: [f64; 2],
+    pub(super) ends: [f64; 2],
 }
 
 impl Flights {
@@ -193,6 +196,12 @@ impl Scope<'_> {
         if time(work) < limit {
             let is_enough = |slowest: f64| time(Work { slowest, ..work }) >= limit;
             work.slowest = self.slowest_in_room((tables, ready), &flights, (work.slowest, is_enough))?;
+        }
+        let is_near = !gives_up || time(work) >= limit * NEAR;
+        if candidate.n_stages > 1 && time(work) < limit && is_near {
+            let enough = least_that(work.slowest, |slowest| time(Work { slowest, ..work }) >= limit);
+            work.slowest =
+                self.balanced_in_room((tables, ready), (candidate, &flights), (work.slowest, enough))?;
         }
         Some(work)
     }
@@ -313,7 +322,11 @@ impl Scope<'_> {
 }
 
 /// A layer of a kind in the form, on the stage and by the choice where it costs least.
-fn priced(forms: &[Hand<'_>], tables: &Tables<'_>, (stages, price): (&[Stage], f64)) -> Option<Priced> {
+pub(super) fn priced(
+    forms: &[Hand<'_>],
+    tables: &Tables<'_>,
+    (stages, price): (&[Stage], f64),
+) -> Option<Priced> {
     let mut least: Option<Priced> = None;
     let mut parts = [[0.0; 2]; 2];
     let on_stages = forms.iter().enumerate();
@@ -343,6 +356,18 @@ fn priced(forms: &[Hand<'_>], tables: &Tables<'_>, (stages, price): (&[Stage], f
         }
     }
     least.map(|least| Priced { parts, ..least })
+}
+
+/// The least that is enough, above one that is not, where more never is less: nearly, and never below it.
+fn least_that(low: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
+    /// Halvings of what is between.
+    const HALVINGS: usize = 24;
+    let (mut low, mut high) = (low, 2.0 * low);
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(low, high);
+        if is_enough(middle) { high = middle } else { low = middle }
+    }
+    high
 }
 
 /// The work of stages whose average takes more in their memory than where memory is free. What of it a step has once is

@@ -54,6 +54,8 @@ pub(super) struct Ready<'t> {
     pub(super) base: Work,
     /// Where to start.
     pub(super) worth: Worth,
+    /// Where to start where nothing is known.
+    pub(super) first_price: f64,
 }
 
 impl Scope<'_> {
@@ -74,15 +76,14 @@ impl Scope<'_> {
             }
         }
         let p = candidate.n_stages as f64;
-        let (mut average, mut slowest): (f64, f64) = (0.0, 0.0);
-        for (kind, &count) in self.counts.iter().enumerate() {
-            let least = match self.is_rare(kind) {
-                true => ready.free[kind],
-                false => least_free(&ready.kinds[kind])?,
-            };
-            average += least * count as f64 / p;
-            slowest = slowest.max((count as f64 / p).ceil() * least);
-        }
+        let of_kind = |kind: usize| match self.is_rare(kind) {
+            true => Some(ready.free[kind]),
+            false => least_free(&ready.kinds[kind]),
+        };
+        let times = (0..self.counts.len()).map(of_kind).collect::<Option<Vec<f64>>>()?;
+        let average =
+            times.iter().zip(&self.counts).map(|(time, &count)| time * count as f64 / p).sum::<f64>();
+        let slowest = self.pieces(candidate, &times).least_slowest(candidate.n_stages);
         let free = in_memory(bound.work, average.max(bound.work.average));
         ready.base = Work { slowest: free.slowest.max(slowest), ..free };
         Some(ready.base)
@@ -157,17 +158,15 @@ impl Scope<'_> {
             Forms::Leading | Forms::Chosen(_) => layer.plain,
             Forms::All => layer.least,
         });
+        let first_price = FIRST_PRICE * bound.seconds_per_byte;
         Ready {
             kinds: tables.kinds.iter().enumerate().map(choosers).collect(),
             rare: OnceCell::new(),
             free: free.collect(),
             of,
             base: bound.work,
-            worth: worth.unwrap_or(Worth {
-                price: FIRST_PRICE * bound.seconds_per_byte,
-                a: 1.0,
-                parts: [[0.0; 2]; 2],
-            }),
+            worth: worth.unwrap_or(Worth { price: first_price, a: 1.0, parts: [[0.0; 2]; 2] }),
+            first_price,
         }
     }
 }
