@@ -226,16 +226,19 @@ impl Scope<'_> {
         self.end_kinds().contains(&Some(kind))
     }
 
-    /// Layers by kind that take so long on a stage. No schedule but the plain ones and the interleaved one surely has the
-    /// ends on ranks of their own, whole.
-    pub(crate) fn pieces(&self, candidate: &Candidate, times: &[f64]) -> Pieces {
-        let of_ends = self.end_kinds();
+    /// The same where they stand on the first and on the last rank of a pipeline, whole, in every schedule that is tried.
+    pub(crate) fn ends_in_place(&self, candidate: &Candidate) -> [Option<usize>; 2] {
         let known = |schedule: Schedule| FamilyKind::of(schedule) != FamilyKind::Others;
         let in_place = self.schedules(candidate).into_iter().all(known);
-        let counts = self.counts.iter().enumerate().filter(|(kind, _)| !of_ends.contains(&Some(*kind)));
+        if in_place { self.end_kinds() } else { [None; 2] }
+    }
+
+    /// Layers by kind that take so long on a stage.
+    pub(crate) fn pieces(&self, candidate: &Candidate, times: &[f64]) -> Pieces {
+        let others = self.counts.iter().enumerate().filter(|(kind, _)| !self.is_end(*kind));
         Pieces {
-            ends: of_ends.map(|kind| kind.filter(|_| in_place).map_or(0.0, |kind| times[kind])),
-            layers: counts.map(|(kind, &count)| (times[kind], count)).collect(),
+            ends: self.ends_in_place(candidate).map(|kind| kind.map_or(0.0, |kind| times[kind])),
+            layers: others.map(|(kind, &count)| (times[kind], count)).collect(),
         }
     }
 

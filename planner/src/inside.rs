@@ -10,9 +10,20 @@ use rayon::prelude::*;
 use crate::forms::Forms;
 use crate::frontier::Frontier;
 use crate::optimize::{BATCH, BOUND_SLACK};
+use crate::room::Together;
 
-/// Times that the candidates with the least bounds are asked again.
-const ROUNDS: usize = 2;
+/// Times that the candidates with the least bounds are asked again, at most.
+const ROUNDS: usize = 24;
+
+/// What is known of a candidate.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    /// Seconds that it cannot beat.
+    least: f64,
+    at: usize,
+    /// What it is asked next.
+    next: Option<Together>,
+}
 
 /// What candidates could come to.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,32 +34,39 @@ pub(crate) struct Inside {
     pub(crate) promising: Vec<usize>,
 }
 
-/// What some candidates could come to, as far as that is less than a limit.
+/// What some candidates could come to, as far as that is less than a limit: those with the least bounds are asked until no
+/// more can be said of the least.
 pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit): (Forms<'_>, f64)) -> Inside {
-    let by_bound =
-        |list: &mut Vec<(f64, usize)>| list.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let mut open: Vec<(f64, usize)> = worked_out.iter().map(|&at| (frontier.least(at), at)).collect();
-    let mut asked: Vec<(f64, usize)> = Vec::new();
-    by_bound(&mut open);
+    let open = |&at: &usize| Open { least: frontier.least(at), at, next: Some(Together::Family) };
+    let mut all: Vec<Open> = worked_out.iter().map(open).collect();
     for _ in 0..ROUNDS {
-        let known = asked.iter().map(|(least, _)| *least).fold(limit, f64::min);
-        let n_least = open.iter().take(BATCH).take_while(|(least, _)| *least < known).count();
-        let found = open.par_drain(..n_least);
-        let found = found.map(|(least, at)| (in_memory(frontier, at, of, limit).max(least), at));
-        asked.extend(found.collect::<Vec<_>>());
+        all.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
+        let known = all.iter().filter(|one| one.next.is_none()).map(|one| one.least).fold(limit, f64::min);
+        let asked = all.iter_mut().filter(|one| one.next.is_some() && one.least < known).take(BATCH);
+        let asked: Vec<&mut Open> = asked.collect();
+        if asked.is_empty() {
+            break;
+        }
+        asked.into_par_iter().for_each(|one| {
+            let Some(together) = one.next else { return };
+            one.least = one.least.max(in_memory(frontier, one.at, (of, together), limit));
+            one.next = match together {
+                Together::Family => Some(Together::Schedule),
+                Together::Schedule => None,
+            };
+        });
     }
-    let mut all = [asked, open].concat();
-    by_bound(&mut all);
-    let least = all.first().filter(|(least, _)| least.is_finite());
+    all.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
+    let least = all.first().filter(|one| one.least.is_finite());
     Inside {
-        least: least.map(|(least, _)| Seconds(least * BOUND_SLACK)),
-        promising: all.iter().take_while(|(least, _)| *least < limit).map(|(_, at)| *at).collect(),
+        least: least.map(|one| Seconds(one.least * BOUND_SLACK)),
+        promising: all.iter().take_while(|one| one.least < limit).map(|one| one.at).collect(),
     }
 }
 
 /// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing.
-fn in_memory(frontier: &Frontier<'_>, at: usize, of: Forms<'_>, limit: f64) -> f64 {
+fn in_memory(frontier: &Frontier<'_>, at: usize, asked: (Forms<'_>, Together), limit: f64) -> f64 {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
-    let room = |bound| scope.bound_in_room((candidate, bound), candidate, (of, Seconds(limit)));
+    let room = |bound| scope.bound_in_room((candidate, bound), candidate, (asked, Seconds(limit)));
     frontier.own(at).and_then(room).map_or(0.0, |time| time.0)
 }

@@ -32,7 +32,7 @@ pub mod price;
 pub mod forms;
 mod frontier;
 pub mod candidate;
-mod room;
+pub mod room;
 pub mod schedules;
 pub mod shelf;
 mod shift;

@@ -55,6 +55,15 @@ pub(crate) struct Room {
     pub(crate) worth: Option<Worth>,
 }
 
+/// Which schedules are bounded together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Together {
+    /// Those of a family, as if one had the fewest in flight and the smallest bubble of all.
+    Family,
+    /// None.
+    Schedule,
+}
+
 /// How far a bound is looked for.
 #[derive(Clone, Copy, Debug)]
 struct Goal {
@@ -207,7 +216,7 @@ impl Scope<'_> {
         &'s self,
         (of_tables, bound): (&Candidate, &Bound),
         candidate: &Candidate,
-        (of, limit): (Forms<'s>, Seconds),
+        ((of, together), limit): ((Forms<'s>, Together), Seconds),
     ) -> Option<Seconds> {
         if !self.knows_room(candidate) {
             return None;
@@ -218,8 +227,17 @@ impl Scope<'_> {
         if candidate.micro_batch < tables.bench.candidate.micro_batch {
             self.by_own_lengths((&tables, bound), &mut ready, candidate)?;
         }
-        let works = self.works_in_room((&tables, &mut ready), candidate, goal)?;
-        Some(self.time_in(candidate, &works))
+        if together == Together::Family {
+            let works = self.works_in_room((&tables, &mut ready), candidate, goal)?;
+            return Some(self.time_in(candidate, &works));
+        }
+        let mut least = f64::INFINITY;
+        for schedule in self.schedules(candidate) {
+            let alone = self.family(candidate, schedule);
+            let work = self.work_in_room((&tables, &mut ready), (candidate, &alone), goal)?;
+            least = least.min(self.with_share(candidate, work, alone.bubble).0);
+        }
+        Some(Seconds(least))
     }
 
     /// Whether memory says anything of a candidate: not where stages stand on several grounds, nor where parameters may be

@@ -153,7 +153,8 @@ impl Scope<'_> {
         families
     }
 
-    fn family(&self, candidate: &Candidate, schedule: Schedule) -> Family {
+    /// What bounds promise of one schedule.
+    pub(crate) fn family(&self, candidate: &Candidate, schedule: Schedule) -> Family {
         let kind = FamilyKind::of(schedule);
         let p = candidate.n_stages as usize;
         let in_flight = match kind {

@@ -12,6 +12,7 @@ use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::given::StorageRule;
 use planner::request::{Job, OffloadKind, Pins, Progress, Request, SharesKind, Solver};
+use planner::room::Together;
 use planner::shapes::{Facts, divisors, shapes};
 
 /// The search takes a bound at this fraction of itself.
@@ -82,8 +83,9 @@ fn brute(request: &Request) -> Brute {
         let least = planner::price::step::least(&scope.setting, &arranged.staged(&scope.wide)).0;
         assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
         // In its own memory, and as one of those that divide the micro-batch of another on its mesh.
-        let limit = (Forms::All, Seconds(time * 1.05));
-        let in_room = scope.bound_in_room((&candidate, &of), &candidate, limit).unwrap_or(of.time);
+        let limit = |together| ((Forms::All, together), Seconds(time * 1.05));
+        let apart = limit(Together::Schedule);
+        let in_room = scope.bound_in_room((&candidate, &of), &candidate, apart).unwrap_or(of.time);
         assert!(in_room.0 * BOUND_SLACK <= time, "{in_room:?} in room above {time} of {candidate:?}");
         all.n_crowded += usize::from(in_room > of.time);
         let larger = bounded.iter().filter(|(other, _): &&(Candidate, Bound)| {
@@ -91,7 +93,9 @@ fn brute(request: &Request) -> Brute {
             divides && other.shape == candidate.shape && other.n_stages == candidate.n_stages
         });
         for (other, of) in larger {
-            let Some(in_room) = scope.bound_in_room((other, of), &candidate, limit) else { continue };
+            let Some(in_room) = scope.bound_in_room((other, of), &candidate, limit(Together::Family)) else {
+                continue;
+            };
             assert!(
                 in_room.0 * BOUND_SLACK <= time,
                 "{in_room:?} by {other:?} above {time} of {candidate:?}"

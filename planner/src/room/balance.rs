@@ -30,10 +30,14 @@ const HALVINGS: usize = 24;
 /// Whole layers are not missed by rounding.
 const WHOLE: f64 = 1.0 + 1e-9;
 
-/// Per frequent kind, what a layer costs at a price, at every flight of [`Balance::anchors`].
+/// What layers cost at a price.
 struct Asked {
     price: f64,
+    /// Per frequent kind, at every flight of [`Balance::anchors`].
     costs: Vec<Vec<f64>>,
+    /// The first and the last layer on the first and the last stage; 0 where they are of no kind of their own, or may stand
+    /// elsewhere.
+    ends: [f64; 2],
 }
 
 /// What is known of the stages of a candidate.
@@ -46,11 +50,8 @@ struct Balance<'a> {
     kinds: Vec<(f64, f64)>,
     /// Which of them is the most frequent.
     main: usize,
-    /// Time of all layers of rare kinds where memory is free.
+    /// Time of all layers of rare kinds but the ends, where memory is free.
     rare: f64,
-    /// Time of the first and of the last layer where memory is free, as far as they surely stand on the first and the last
-    /// stage and are of kinds of their own.
-    ends: [f64; 2],
     asked: Vec<Asked>,
 }
 
@@ -73,15 +74,24 @@ impl Balance<'_> {
             || [&all[..], &[self.main]].into_iter().any(|kinds| self.are_too_many(kinds, time))
     }
 
+    /// Seconds that stage `at` of the ascending flights has for other layers than the ends, at a price of its bytes.
+    fn budget(&self, (at, time): (usize, f64), one: &Asked) -> f64 {
+        let [first, last] = one.ends;
+        // The fewest are in flight on the last stage, the most on the first.
+        let of_last = if at == 0 { last } else { 0.0 };
+        let of_first = if at + 1 == self.flights.len() { first } else { 0.0 };
+        time + one.price * self.capacity - of_last - of_first
+    }
+
     /// The same of layers that may be cut.
     fn is_too_much(&self, time: f64) -> bool {
         let (mut held, mut least_unit) = (0.0, f64::INFINITY);
-        for &flight in self.flights {
+        for (at, &flight) in self.flights.iter().enumerate() {
             let of_price = |one: &Asked| {
                 let counts =
                     |(kind, &(counts, _)): (usize, &(f64, f64))| counts / self.cost(one, kind, flight);
                 let unit = self.kinds.iter().enumerate().map(counts).fold(0.0, f64::max);
-                (unit * (time + one.price * self.capacity), unit)
+                (unit * self.budget((at, time), one), unit)
             };
             let least = self.asked.iter().map(of_price).min_by(|a, b| a.0.total_cmp(&b.0));
             let Some((most, unit)) = least else { continue };
@@ -94,15 +104,11 @@ impl Balance<'_> {
 
     /// The same of whole layers of some kinds, each as if it were of the cheapest.
     fn are_too_many(&self, kinds: &[usize], time: f64) -> bool {
-        let last = self.flights.len() - 1;
         let of_stage = |(at, &flight): (usize, &f64)| {
-            // The fewest are in flight on the last stage, the most on the first.
-            let taken =
-                if at == 0 { self.ends[1] } else { 0.0 } + if at == last { self.ends[0] } else { 0.0 };
             let of_price = |one: &Asked| {
                 let cost =
                     kinds.iter().map(|&kind| self.cost(one, kind, flight)).fold(f64::INFINITY, f64::min);
-                (time - taken + one.price * self.capacity) / cost
+                self.budget((at, time), one) / cost
             };
             (self.asked.iter().map(of_price).fold(f64::INFINITY, f64::min) * WHOLE).floor()
         };
@@ -127,59 +133,72 @@ impl Balance<'_> {
 impl Scope<'_> {
     /// Least seconds of the slowest stage that holds as many layers as it must in its memory, if that is more than is known;
     /// looked for until it is enough.
-    pub(super) fn balanced_in_room(
-        &self,
-        (tables, ready): (&Tables<'_>, &Ready<'_>),
+    pub(super) fn balanced_in_room<'s: 't, 't>(
+        &'s self,
+        (tables, ready): (&'t Tables<'s>, &Ready<'t>),
         (candidate, flights): (&Candidate, &Flights),
         (known, enough): (f64, f64),
     ) -> Option<f64> {
-        let ends = flights.ends;
-        let anchors = match ends[0] < ends[1] {
-            true => vec![ends[0], f64::midpoint(ends[0], ends[1]), ends[1]],
-            false => vec![ends[0]],
+        let [fewest, most] = flights.ends;
+        let anchors = match fewest < most {
+            true => vec![fewest, f64::midpoint(fewest, most), most],
+            false => vec![fewest],
         };
         let is_frequent = |&kind: &usize| !self.is_rare(kind) && !self.is_end(kind);
         let frequent: Vec<usize> = (0..self.counts.len()).filter(is_frequent).collect();
-        let of_rare = (0..self.counts.len()).filter(|kind| !is_frequent(kind));
-        let rare = of_rare.map(|kind| ready.free[kind] * self.counts[kind] as f64).sum();
-        let cost = |kind: usize, flight: f64, price: f64| {
-            let stage = Stage { flight, weight: 1.0, by: By::Most };
-            priced(&ready.kinds[kind], tables, (&[stage], price))
-        };
-        let kinds: Option<Vec<(f64, f64)>> = frequent
-            .iter()
-            .map(|&kind| Some((cost(kind, ends[0], 0.0)?.value, self.counts[kind] as f64)))
-            .collect();
-        let kinds = kinds?;
         let Some(main) = frequent.iter().position(|&kind| kind == self.most_frequent()) else {
             return Some(known);
         };
-        let free = kinds.iter().map(|(least, _)| vec![*least; anchors.len()]).collect();
-        let capacity = tables.bench.setting.capacity;
-        let asked = vec![Asked { price: 0.0, costs: free }];
-        let ends = self.pieces(candidate, &ready.free).ends;
-        let mut balance =
-            Balance { flights: &flights.ascending, capacity, anchors, kinds, main, rare, ends, asked };
-        let (mut price, mut low, mut high) = (ready.first_price, None, None);
-        for _ in 0..ROUNDS {
+        let ends = self.ends_in_place(candidate);
+        let is_other = |kind: &usize| !is_frequent(kind) && !ends.contains(&Some(*kind));
+        let others = (0..self.counts.len()).filter(is_other);
+        let rare = others.map(|kind| ready.free[kind] * self.counts[kind] as f64).sum();
+        let of_rare = ready.rare.get_or_init(|| self.rare((tables, ready.of)));
+        let cost = |kind: usize, flight: f64, price: f64| {
+            let stage = Stage { flight, weight: 1.0, by: By::Most };
+            let hands = if self.is_rare(kind) { &of_rare[kind] } else { &ready.kinds[kind] };
+            priced(hands, tables, (&[stage], price))
+        };
+        let asked_at = |price: f64| -> Option<(Asked, bool)> {
+            let mut is_crowded = false;
             let mut costs = vec![Vec::new(); frequent.len()];
-            let mut crowds = false;
             for (of_kind, &kind) in costs.iter_mut().zip(&frequent) {
-                for &flight in &balance.anchors {
+                for &flight in &anchors {
                     let found = cost(kind, flight, price)?;
                     // At the right price a stage runs out of time and of memory at once.
                     if kind == frequent[main] {
                         let seconds = found.value - price * found.weighed;
-                        crowds = found.weighed * enough > capacity * seconds;
+                        is_crowded = found.weighed * enough > tables.bench.setting.capacity * seconds;
                     }
                     of_kind.push(found.value);
                 }
             }
-            balance.asked.push(Asked { price, costs });
+            let of_end = |(kind, flight): (Option<usize>, f64)| match kind {
+                Some(kind) => Some(cost(kind, flight, price)?.value),
+                None => Some(0.0),
+            };
+            let ends = [of_end((ends[0], most))?, of_end((ends[1], fewest))?];
+            Some((Asked { price, costs, ends }, is_crowded))
+        };
+        let (free, _) = asked_at(0.0)?;
+        let counts = frequent.iter().map(|&kind| self.counts[kind] as f64);
+        let mut balance = Balance {
+            flights: &flights.ascending,
+            capacity: tables.bench.setting.capacity,
+            anchors: anchors.clone(),
+            kinds: free.costs.iter().map(|costs| costs[0]).zip(counts).collect(),
+            main,
+            rare,
+            asked: vec![free],
+        };
+        let (mut price, mut low, mut high) = (ready.first_price, None, None);
+        for _ in 0..ROUNDS {
+            let (asked, is_crowded) = asked_at(price)?;
+            balance.asked.push(asked);
             if balance.is_impossible(enough) {
                 return Some(enough);
             }
-            *(if crowds { &mut low } else { &mut high }) = Some(price);
+            *(if is_crowded { &mut low } else { &mut high }) = Some(price);
             price = match (low, high) {
                 (Some(low), Some(high)) => (low * high).sqrt(),
                 (Some(low), None) => low * STEP,
