@@ -228,7 +228,7 @@ fn page(found: &Validation, few: &[FewRuns], memory: &[MemorySource]) -> String 
 
 const PAGE_START: &str = "# Predictions against published training runs
 
-Written by `UPDATE_DOCS=1 cargo test -p tests --test validation`; the same test fails where the page is not current. Rows and
+Written by `UPDATE_DOCS=1 cargo test -p tests validation::`; the same test fails where the page is not current. Rows and
 sources are those of [fixtures/published](../fixtures/published/README.md). Every row is priced by the code that `planner
 estimate` runs, with one set of constants; [fit.md](fit.md) says how they were found and how they hold on sources that were
 left out.

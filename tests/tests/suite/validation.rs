@@ -1,6 +1,6 @@
 //! The page of predictions against published runs is what the code says; a calibration moves prices as it should.
 //!
-//! `UPDATE_DOCS=1 cargo test -p tests --test validation` writes the page anew.
+//! `UPDATE_DOCS=1 cargo test -p tests validation::` writes the page anew.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own files has failed")]
 #![expect(clippy::print_stdout, reason = "the worst rows are what its reader looks for")]
@@ -60,7 +60,7 @@ fn csv_lines(text: &str) -> impl Iterator<Item = Vec<String>> + '_ {
 
 #[test]
 fn a_calibration_by_slow_runs_makes_every_price_longer() {
-    let (runs, file) = (scratch("slow-runs.csv"), scratch("slow.json"));
+    let (runs, file) = (scratch("slow-runs.csv"), scratch("slow-calibration.json"));
     slow_runs(&runs);
     let (runs, file) = (runs.to_str().unwrap(), file.to_str().unwrap());
     done(&["calibrate", "--runs", runs, "-o", file]);

@@ -4,7 +4,7 @@
 //! Every form is solved to optimality with all its strategies, so that the least of them is the optimum of the joint
 //! space: where nothing is gained, no form would have gained anything.
 //!
-//! `UPDATE_DOCS=1 cargo test -p tests --test joint_forms` writes the table anew.
+//! `UPDATE_DOCS=1 cargo test -p tests joint_forms::` writes the table anew.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
@@ -55,7 +55,7 @@ nothing there and the form that is fastest is whole: what these rows gain is wha
 *inside* is an axis that cuts products (tensor parallel) with tokens cut between them; *data* one that cuts sequences. Absorbing
 a projection of latent attention into its neighbour is no row: it would train other parameters.
 
-Written by `UPDATE_DOCS=1 cargo test -p tests --test joint_forms`; the same test fails where the table is not current.
+Written by `UPDATE_DOCS=1 cargo test -p tests joint_forms::`; the same test fails where the table is not current.
 
 | layer | devices | forms | unwritten | form first | joint | gains over unwritten | gains over form first | joint form |
 |---|---|--:|--:|--:|--:|--:|--:|---|

@@ -1,7 +1,7 @@
 //! The whole chain on plans drawn at random: opened, written and read as text, proven where that is possible, run on all
 //! ranks in f64, and held to one device and to the predicted bytes.
 //!
-//! `PROPTEST_CASES=2000 PROPTEST_RNG_SEED=$RANDOM cargo test -p tests --test fuzz` runs more and others: a seed gives the
+//! `PROPTEST_CASES=2000 PROPTEST_RNG_SEED=$RANDOM cargo test -p tests fuzz::` runs more and others: a seed gives the
 //! same cases again, and the next one those of the second half. A failure prints its seed, the smallest case that fails and
 //! the text of its plan; kept in `cases/`, that is run again for ever.
 

@@ -1,6 +1,6 @@
 //! The table of docs/coverage.md is what runs.
 //!
-//! `UPDATE_DOCS=1 cargo test -p tests --test coverage` writes it anew.
+//! `UPDATE_DOCS=1 cargo test -p tests coverage::` writes it anew.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot write its own files has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans are verified as files, and the table is one")]
@@ -21,7 +21,7 @@ was run with real numbers on all its ranks and held to one device: loss, gradien
 tolerance of the format, the bytes of every purpose and tier as predicted, the arena of every rank as planned. *Sent* is what all ranks sent in two steps and *peak* the largest arena, in f64, predicted and counted
 alike; *roles* is what the planner calls the plan when it looks at its shardings alone.
 
-Written by `UPDATE_DOCS=1 cargo test -p tests --test coverage`; the same test fails where the table is not current.
+Written by `UPDATE_DOCS=1 cargo test -p tests coverage::`; the same test fails where the table is not current.
 
 | strategy or schedule | model | verified in | ranks | sent, bytes | peak, bytes | roles |
 |---|---|---|--:|--:|--:|---|
