@@ -184,9 +184,9 @@ fn a_model_whose_hosts_have_room() {
 /// Hosts too small for the states that devices cannot hold, and drives behind them.
 #[test]
 fn a_model_whose_hosts_have_drives() {
-    let mut asked = question("llama-2-13b", "dgx-a100-40", 4, 8);
+    let mut asked = question("llama-2-7b", "dgx-a100-40", 2, 4);
     let rate = BytesPerSecond(50e9);
-    asked.cluster.groups[0].host_memory_bytes = Bytes(80e9);
+    asked.cluster.groups[0].host_memory_bytes = Bytes(40e9);
     asked.cluster.groups[0].nvme =
         Some(Nvme { capacity_bytes: Bytes(1e13), read_bytes_per_s: rate, write_bytes_per_s: rate });
     for offload in [OffloadKind::Allowed, OffloadKind::Nvme] {

@@ -13,7 +13,7 @@ use super::*;
 use model::{ATTENTIONS, MICRO_BATCH, SEQUENCE, attending, crossing, embedding_with_positions};
 
 /// Plans per body: enough to see each strategy of each operator beside most others of its neighbours.
-const CASES: u32 = 40;
+const CASES: u32 = 28;
 
 /// A source of decisions that proptest can shrink; it never runs out.
 struct Dice<'a> {
