@@ -1,8 +1,9 @@
 //! A vocabulary of a round number of entries, as engines pad it: products with aligned rows, and equal blocks of them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use crate::graph::{DimId, Extent, Layer, Model};
+use crate::graph::{DimId, Extent, Layer, Model, Op};
 use crate::op::OpKind;
 
 /// What Megatron-LM pads to where nobody says otherwise (`make_vocab_size_divisible_by`): up to 16 blocks of it have rows
@@ -26,32 +27,41 @@ impl fmt::Display for Padded {
 
 /// Pads every vocabulary of a model to a multiple of so many entries, as a model of that size: the added entries are never
 /// asked for, and training drives their scores down. Those that were none are told, each once.
+///
+/// Scores may be handed on from layer to layer, so every `uneven` dim as long as a vocabulary is one.
 pub fn pad(model: &mut Model, multiple: u64) -> Vec<Padded> {
-    let mut padded = Vec::new();
-    for layer in &mut model.layers {
-        for dim in vocabularies(layer) {
-            let Extent::Uneven(entries) = layer.dims[dim.0].extent else { continue };
-            let Some(rows) = entries.checked_next_multiple_of(multiple).filter(|&rows| rows > entries) else {
-                continue;
-            };
-            layer.dims[dim.0].extent = Extent::Uneven(rows);
-            let one = Padded { entries, rows };
-            if !padded.contains(&one) {
-                padded.push(one);
-            }
+    let to_pad = |entries: u64| {
+        let rows = entries.checked_next_multiple_of(multiple)?;
+        (rows > entries).then_some(Padded { entries, rows })
+    };
+    let all: BTreeSet<u64> = model.layers.iter().flat_map(vocabularies).collect();
+    let padded: Vec<Padded> = all.into_iter().filter_map(to_pad).collect();
+    for dim in model.layers.iter_mut().flat_map(|layer| &mut layer.dims) {
+        let found = padded.iter().find(|one| dim.extent == Extent::Uneven(one.entries));
+        if let Some(found) = found {
+            dim.extent = Extent::Uneven(found.rows);
         }
     }
     padded
 }
 
-/// Dims that count the rows of an embedding table or the scores of a token.
-fn vocabularies(layer: &Layer) -> Vec<DimId> {
-    let of_op = |(kind, operand): (&OpKind, usize), dims: fn(&[DimId]) -> Option<&DimId>| {
-        let ops = layer.ops.iter().filter(move |op| op.kind == *kind);
-        let found = ops.filter_map(move |op| dims(&layer.tensors[op.operands.get(operand)?.0].dims).copied());
-        found.collect::<Vec<_>>()
+/// Lengths of the `uneven` dims that count the rows of an embedding table or the scores of a token.
+fn vocabularies(layer: &Layer) -> Vec<u64> {
+    let length = |dim: Option<&DimId>| match layer.dims[dim?.0].extent {
+        Extent::Uneven(entries) => Some(entries),
+        Extent::Fixed(_)
+        | Extent::Sequence
+        | Extent::UpToSlice
+        | Extent::MicroBatch
+        | Extent::Slots { .. } => None,
     };
-    [of_op((&OpKind::Embed, 1), <[DimId]>::first), of_op((&OpKind::Pick, 0), <[DimId]>::last)].concat()
+    let of_op = |op: &Op| {
+        let dims = |operand: usize| Some(&layer.tensors[op.operands.get(operand)?.0].dims);
+        let rows = (op.kind == OpKind::Embed).then(|| length(dims(1)?.first()));
+        let scores = (op.kind == OpKind::Pick).then(|| length(dims(0)?.last()));
+        rows.or(scores).flatten()
+    };
+    layer.ops.iter().filter_map(of_op).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use clap::{Args, ValueEnum};
 use ir::numbers::Numbers;
-
 use ir::vocabulary::MULTIPLE;
 
 use crate::args::counts;
