@@ -12,8 +12,11 @@ use crate::frontier::Frontier;
 use crate::optimize::{BATCH, BOUND_SLACK};
 use crate::room::Together;
 
-/// Times that the candidates with the least bounds are asked again, at most.
+/// Times that the candidates with the least bounds are asked, at most.
 const ROUNDS: usize = 24;
+
+/// Times that some of them are asked schedule by schedule, at most: that takes several times as long.
+const BY_SCHEDULE: usize = 1;
 
 /// What is known of a candidate.
 #[derive(Clone, Copy, Debug)]
@@ -39,12 +42,14 @@ pub(crate) struct Inside {
 pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit): (Forms<'_>, f64)) -> Inside {
     let open = |&at: &usize| Open { least: frontier.least(at), at, next: Some(Together::Family) };
     let mut all: Vec<Open> = worked_out.iter().map(open).collect();
+    let mut by_schedule = 0;
     for _ in 0..ROUNDS {
         all.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
         let known = all.iter().filter(|one| one.next.is_none()).map(|one| one.least).fold(limit, f64::min);
         let asked = all.iter_mut().filter(|one| one.next.is_some() && one.least < known).take(BATCH);
         let asked: Vec<&mut Open> = asked.collect();
-        if asked.is_empty() {
+        by_schedule += usize::from(asked.iter().any(|one| one.next == Some(Together::Schedule)));
+        if asked.is_empty() || by_schedule > BY_SCHEDULE {
             break;
         }
         asked.into_par_iter().for_each(|one| {

@@ -29,7 +29,7 @@ use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::HomeRule;
 use crate::request::Solver;
-use crate::schedules::FamilyKind;
+use crate::schedules::{Family, FamilyKind};
 use tables::{Ready, Tables};
 
 /// What memory is worth, as far as it was found: what is asked about next starts there.
@@ -227,15 +227,38 @@ impl Scope<'_> {
         if candidate.micro_batch < tables.bench.candidate.micro_batch {
             self.by_own_lengths((&tables, bound), &mut ready, candidate)?;
         }
-        if together == Together::Family {
-            let works = self.works_in_room((&tables, &mut ready), candidate, goal)?;
-            return Some(self.time_in(candidate, &works));
+        let works = self.works_in_room((&tables, &mut ready), candidate, goal)?;
+        match together {
+            Together::Family => Some(self.time_in(candidate, &works)),
+            Together::Schedule => self.least_schedule((&tables, &mut ready), candidate, (&works, goal)),
         }
+    }
+
+    /// The least time of all schedules of a candidate, each asked by itself where what is known of its family could be less.
+    fn least_schedule<'s: 't, 't>(
+        &'s self,
+        (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
+        candidate: &Candidate,
+        (works, goal): (&Works, Goal),
+    ) -> Option<Seconds> {
+        let families = self.schedules(candidate).into_iter().map(|schedule| self.family(candidate, schedule));
+        let of_family = |one: Family| (self.with_share(candidate, works.of(one.kind), one.bubble).0, one);
+        let mut all: Vec<(f64, Family)> = families.map(of_family).collect();
+        all.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut least = f64::INFINITY;
-        for schedule in self.schedules(candidate) {
-            let alone = self.family(candidate, schedule);
-            let work = self.work_in_room((&tables, &mut ready), (candidate, &alone), goal)?;
-            least = least.min(self.with_share(candidate, work, alone.bubble).0);
+        for (known, one) in &all {
+            if *known >= least {
+                break;
+            }
+            let is_alone = all.iter().filter(|(_, other)| other.kind == one.kind).count() == 1;
+            let own = match is_alone {
+                true => *known,
+                false => {
+                    let work = self.work_in_room((tables, ready), (candidate, one), goal)?;
+                    self.with_share(candidate, work, one.bubble).0.max(*known)
+                }
+            };
+            least = least.min(own);
         }
         Some(Seconds(least))
     }

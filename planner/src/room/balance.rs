@@ -19,7 +19,7 @@ use super::tables::{Ready, Tables};
 use crate::candidate::{Candidate, Scope};
 
 /// Prices that are tried at most.
-const ROUNDS: usize = 6;
+const ROUNDS: usize = 5;
 
 /// The next price is so many times the last, or that part of it, until some are too low and some too high.
 const STEP: f64 = 4.0;
