@@ -172,9 +172,9 @@ impl Scope<'_> {
             saved += (time - least) * count;
             layers.push(LayerTimes { least, plain: time });
         }
+        let ends = self.ends_in_place(candidate);
         let slowest = |of: fn(&LayerTimes) -> f64| {
-            self.pieces(candidate, &layers.iter().map(of).collect::<Vec<_>>())
-                .least_slowest(candidate.n_stages)
+            self.pieces(ends, &layers.iter().map(of).collect::<Vec<_>>()).least_slowest(candidate.n_stages)
         };
         let (rounded, rounded_plain) = (slowest(|layer| layer.least), slowest(|layer| layer.plain));
         let (_, stream, seconds_per_byte) = main?;
@@ -233,11 +233,11 @@ impl Scope<'_> {
         if in_place { self.end_kinds() } else { [None; 2] }
     }
 
-    /// Layers by kind that take so long on a stage.
-    pub(crate) fn pieces(&self, candidate: &Candidate, times: &[f64]) -> Pieces {
+    /// Layers by kind that take so long on a stage, of which such kinds are in place at the ends.
+    pub(crate) fn pieces(&self, ends: [Option<usize>; 2], times: &[f64]) -> Pieces {
         let others = self.counts.iter().enumerate().filter(|(kind, _)| !self.is_end(*kind));
         Pieces {
-            ends: self.ends_in_place(candidate).map(|kind| kind.map_or(0.0, |kind| times[kind])),
+            ends: ends.map(|kind| kind.map_or(0.0, |kind| times[kind])),
             layers: others.map(|(kind, &count)| (times[kind], count)).collect(),
         }
     }

@@ -4,6 +4,8 @@
 //! come to is its bound in the memory that there is: asked of those alone whose bounds are the least, once the best
 //! is known.
 
+use std::cmp::Ordering;
+
 use ir::units::Seconds;
 use rayon::prelude::*;
 
@@ -28,6 +30,12 @@ struct Open {
     next: Option<Together>,
 }
 
+impl Open {
+    fn by_bound(&self, other: &Self) -> Ordering {
+        self.least.total_cmp(&other.least).then(self.at.cmp(&other.at))
+    }
+}
+
 /// What candidates could come to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Inside {
@@ -44,7 +52,7 @@ pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit):
     let mut all: Vec<Open> = worked_out.iter().map(open).collect();
     let mut by_schedule = 0;
     for _ in 0..ROUNDS {
-        all.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
+        all.sort_by(Open::by_bound);
         let known = all.iter().filter(|one| one.next.is_none()).map(|one| one.least).fold(limit, f64::min);
         let asked = all.iter_mut().filter(|one| one.next.is_some() && one.least < known).take(BATCH);
         let asked: Vec<&mut Open> = asked.collect();
@@ -61,7 +69,7 @@ pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit):
             };
         });
     }
-    all.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
+    all.sort_by(Open::by_bound);
     let least = all.first().filter(|one| one.least.is_finite());
     Inside {
         least: least.map(|one| Seconds(one.least * BOUND_SLACK)),

@@ -67,13 +67,6 @@ impl Balance<'_> {
         costs[after - 1] + part * (costs[after] - costs[after - 1])
     }
 
-    /// Whether the stages cannot hold all layers if all are to end in so much time.
-    fn is_impossible(&self, time: f64) -> bool {
-        let all: Vec<usize> = (0..self.kinds.len()).collect();
-        self.is_too_much(time)
-            || [&all[..], &[self.main]].into_iter().any(|kinds| self.are_too_many(kinds, time))
-    }
-
     /// Seconds that stage `at` of the ascending flights has for other layers than the ends, at a price of its bytes.
     fn budget(&self, (at, time): (usize, f64), one: &Asked) -> f64 {
         let [first, last] = one.ends;
@@ -81,6 +74,13 @@ impl Balance<'_> {
         let of_last = if at == 0 { last } else { 0.0 };
         let of_first = if at + 1 == self.flights.len() { first } else { 0.0 };
         time + one.price * self.capacity - of_last - of_first
+    }
+
+    /// Whether the stages cannot hold all layers if all are to end in so much time.
+    fn is_impossible(&self, time: f64) -> bool {
+        let all: Vec<usize> = (0..self.kinds.len()).collect();
+        self.is_too_much(time)
+            || [&all[..], &[self.main]].into_iter().any(|kinds| self.are_too_many(kinds, time))
     }
 
     /// The same of layers that may be cut.
@@ -116,12 +116,9 @@ impl Balance<'_> {
         held < kinds.iter().map(|&kind| self.kinds[kind].1).sum::<f64>()
     }
 
-    /// The longest time in which it is known that they do not end, between one that is known and another.
-    fn longest(&self, known: f64, most: f64) -> f64 {
-        let (mut low, mut high) = (known, most);
-        if self.is_impossible(high) {
-            return high;
-        }
+    /// The longest time in which it is known that they do not end, between one that is known and one in which they may.
+    fn longest(&self, known: f64, possible: f64) -> f64 {
+        let (mut low, mut high) = (known, possible);
         for _ in 0..HALVINGS {
             let middle = f64::midpoint(low, high);
             if self.is_impossible(middle) { low = middle } else { high = middle }

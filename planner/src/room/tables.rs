@@ -83,7 +83,7 @@ impl Scope<'_> {
         let times = (0..self.counts.len()).map(of_kind).collect::<Option<Vec<f64>>>()?;
         let average =
             times.iter().zip(&self.counts).map(|(time, &count)| time * count as f64 / p).sum::<f64>();
-        let slowest = self.pieces(candidate, &times).least_slowest(candidate.n_stages);
+        let slowest = self.pieces(self.ends_in_place(candidate), &times).least_slowest(candidate.n_stages);
         let free = in_memory(bound.work, average.max(bound.work.average));
         ready.base = Work { slowest: free.slowest.max(slowest), ..free };
         Some(ready.base)
