@@ -82,6 +82,18 @@ pub fn logits_bytes(n_logits: f64, kernel: LossKernel, constants: &Constants) ->
     )
 }
 
+/// What of them is kept for backward: one fp32 tensor, or less where the kernel's peak is less.
+pub fn kept_logits(n_logits: f64, kernel: LossKernel, constants: &Constants) -> Bytes {
+    logits_bytes(n_logits, kernel, constants).min(element_bytes(Precision::Fp32) * n_logits)
+}
+
+/// Predictions of a token in scores of such a shape: lengths of dims between the tokens' and the vocabulary. Their losses are taken
+/// one after another.
+pub fn predictions(scores: &[u64]) -> f64 {
+    let between = scores.get(2..scores.len().saturating_sub(1)).unwrap_or_default();
+    between.iter().product::<u64>().max(1) as f64
+}
+
 /// A layer whose parameters are gathered for use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatheredUnit {

@@ -29,7 +29,7 @@ use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
 
 use crate::constants::Constants;
-use crate::memory::{GatheredUnit, StateBytes, logits_bytes};
+use crate::memory::{GatheredUnit, StateBytes, kept_logits, logits_bytes, predictions};
 use crate::offload::{gradient_bytes, host_bytes, nvme_bytes};
 use crate::program_work::ProgramWork;
 use crate::rates::element_bytes;
@@ -271,14 +271,12 @@ impl Account<'_> {
         saved
     }
 
-    /// Scores are kept as one fp32 tensor, or less where the kernel's peak is less.
     fn saved_logits(&self, value: Value) -> Bytes {
         self.kept_logit() * self.elements(value)
     }
 
     fn kept_logit(&self) -> Bytes {
-        let one = logits_bytes(1.0, self.context.engine.loss, self.context.constants);
-        one.min(element_bytes(Precision::Fp32))
+        kept_logits(1.0, self.context.engine.loss, self.context.constants)
     }
 
     /// The peak of the loss beyond what is kept. Losses of several predictions are taken one after another (NVIDIA/Megatron-LM,
@@ -296,9 +294,7 @@ impl Account<'_> {
 
     /// Predictions of a token in its scores: lengths of dims between the tokens' and the vocabulary.
     fn predictions(&self, scores: TensorId) -> f64 {
-        let shape = self.layer.shape(scores, self.sizes);
-        let between = shape.get(2..shape.len().saturating_sub(1)).unwrap_or_default();
-        between.iter().product::<u64>().max(1) as f64
+        predictions(&self.layer.shape(scores, self.sizes))
     }
 
     /// What an operator's kernel keeps besides its operands: the log-sum-exp of each query in fp32, or, eager, the

@@ -12,6 +12,7 @@ use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
 use crate::packing::Pieces;
 use crate::price::step::stragglers;
+use crate::request::ScheduleKind;
 use crate::schedules::FamilyKind;
 use crate::shelf::{Asked, Bench};
 
@@ -91,8 +92,16 @@ impl Bound {
 /// A second bound is worked out where at least so much of the first could show of the communication of a step.
 const SHOWS: f64 = 0.02;
 
+/// A bound is taken at this fraction of itself: a stage of more layers than the average hides a little more of what it sends
+/// once per step.
+const FILLED: f64 = 0.999;
+
+/// The same where stages wait for each other as long as they compute, or are of different devices, or run by another schedule than 1F1B:
+/// there, a stage may be shorter than the others to more effect than `Work::filled` says.
+const HARDLY_FILLED: f64 = 0.99;
+
 impl Scope<'_> {
-    /// A time that the candidate cannot beat, but for what overlaps better between layers than inside them.
+    /// A time that the candidate cannot beat.
     pub fn bound(&self, candidate: &Candidate, of: Forms<'_>) -> Option<Bound> {
         let grounds = self.grounds(candidate);
         let benches = self.benches(candidate, &grounds);
@@ -280,10 +289,20 @@ impl Scope<'_> {
         Some(self.with_share(candidate, work, self.least_bubble(candidate)?))
     }
 
+    /// The fraction of itself at which a bound is taken.
+    fn taken(&self, candidate: &Candidate) -> f64 {
+        let is_filled = candidate.n_stages == 1 || candidate.n_micro_batches >= candidate.n_stages + 2;
+        let is_plain = match self.pins().schedule {
+            None | Some(ScheduleKind::OneFOneB | ScheduleKind::Interleaved) => true,
+            Some(_) => false,
+        };
+        if is_filled && is_plain && !self.request.cluster.is_mixed() { FILLED } else { HARDLY_FILLED }
+    }
+
     /// The same in schedules that add such a share of the work as bubble at least.
     pub(crate) fn with_share(&self, candidate: &Candidate, work: Work, bubble: f64) -> Seconds {
         let pipeline = Seconds(work.filled(candidate.n_stages, bubble));
         let stragglers = stragglers(&self.setting, candidate.meshes());
-        pipeline * stragglers + self.constants.host_per_iteration_s
+        (pipeline * stragglers + self.constants.host_per_iteration_s) * self.taken(candidate)
     }
 }

@@ -212,6 +212,7 @@ impl<'a> Scope<'a> {
             forbid,
             constraints,
             covers,
+            cuts,
         }
     }
 

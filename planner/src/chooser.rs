@@ -57,6 +57,8 @@ pub struct Question<'q> {
     pub price: f64,
     /// Seconds for a byte that is kept for backward.
     pub kept: f64,
+    /// Such a part of what operators need beside it while they run: a smaller micro-batch needs less.
+    pub(crate) part: f64,
     /// What choices cost more than the problem says.
     pub(crate) shift: Option<&'q Shift>,
 }
@@ -69,7 +71,7 @@ impl Question<'_> {
 
     /// With a price of its own for what is kept for backward.
     pub fn apart(price: f64, kept: f64) -> Self {
-        Self { price, kept, shift: None }
+        Self { price, kept, part: 1.0, shift: None }
     }
 }
 
@@ -146,10 +148,19 @@ impl<'a> Chooser<'a> {
 
     /// What choices cost more than the problem says, with so large parts of the excess.
     fn more(&self, of: Question<'_>, parts: [f64; 2]) -> Option<Vec<Vec<f64>>> {
-        match of.shift {
+        let more = match of.shift {
             Some(shift) => Some(shift.with_excess(parts)),
             None => (parts != [0.0; 2]).then(|| self.problem.part_of_excess(parts)),
+        };
+        if of.part >= 1.0 || !self.problem.needs_beside() {
+            return more;
         }
+        let less = self.problem.part_of_beside((of.part - 1.0) * of.price);
+        Some(more.map_or(less.clone(), |more| {
+            let node =
+                |(more, less): (&Vec<f64>, &Vec<f64>)| more.iter().zip(less).map(|(a, b)| a + b).collect();
+            more.iter().zip(&less).map(node).collect()
+        }))
     }
 
     /// The same by whoever answers for one sum.

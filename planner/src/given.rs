@@ -37,6 +37,8 @@ pub struct Given {
     pub constraints: Constraints,
     /// What compute covers of the communication that a step has once.
     pub covers: Covers,
+    /// Whether sequences are cut into slices.
+    pub cuts: bool,
 }
 
 /// Which memory may hold the optimizer state of a parameter.

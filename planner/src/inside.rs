@@ -11,14 +11,14 @@ use rayon::prelude::*;
 
 use crate::forms::Forms;
 use crate::frontier::Frontier;
-use crate::optimize::{BATCH, BOUND_SLACK};
+use crate::optimize::BATCH;
 use crate::room::Together;
 
 /// Times that the candidates with the least bounds are asked, at most.
 const ROUNDS: usize = 24;
 
-/// Times that some of them are asked schedule by schedule, at most: that takes several times as long.
-const BY_SCHEDULE: usize = 1;
+/// Of them, those that may be asked schedule by schedule: that takes several times as long.
+const BY_SCHEDULE: usize = 24;
 
 /// What is known of a candidate.
 #[derive(Clone, Copy, Debug)]
@@ -50,16 +50,21 @@ pub(crate) struct Inside {
 pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit): (Forms<'_>, f64)) -> Inside {
     let open = |&at: &usize| Open { least: frontier.least(at), at, next: Some(Together::Family) };
     let mut all: Vec<Open> = worked_out.iter().map(open).collect();
-    let mut by_schedule = 0;
+    let mut left = BY_SCHEDULE;
     for _ in 0..ROUNDS {
         all.sort_by(Open::by_bound);
-        let known = all.iter().filter(|one| one.next.is_none()).map(|one| one.least).fold(limit, f64::min);
-        let asked = all.iter_mut().filter(|one| one.next.is_some() && one.least < known).take(BATCH);
+        let is_open = |one: &Open| match one.next {
+            Some(Together::Family) => true,
+            Some(Together::Schedule) => left > 0,
+            None => false,
+        };
+        let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(limit, f64::min);
+        let asked = all.iter_mut().filter(|one| is_open(one) && one.least < known).take(BATCH);
         let asked: Vec<&mut Open> = asked.collect();
-        by_schedule += usize::from(asked.iter().any(|one| one.next == Some(Together::Schedule)));
-        if asked.is_empty() || by_schedule > BY_SCHEDULE {
+        if asked.is_empty() {
             break;
         }
+        left = left.saturating_sub(asked.iter().filter(|one| one.next == Some(Together::Schedule)).count());
         asked.into_par_iter().for_each(|one| {
             let Some(together) = one.next else { return };
             one.least = one.least.max(in_memory(frontier, one.at, (of, together), limit));
@@ -72,7 +77,7 @@ pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit):
     all.sort_by(Open::by_bound);
     let least = all.first().filter(|one| one.least.is_finite());
     Inside {
-        least: least.map(|one| Seconds(one.least * BOUND_SLACK)),
+        least: least.map(|one| Seconds(one.least)),
         promising: all.iter().take_while(|one| one.least < limit).map(|one| one.at).collect(),
     }
 }

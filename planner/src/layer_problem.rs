@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 use cost_model::expert_launches::behind_counts;
 use cost_model::exposure::{OpSeconds, is_view};
+use cost_model::memory::{kept_logits, logits_bytes, predictions};
+use cost_model::tensor_bytes::is_logits;
 use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
 use ir::mesh::MAX_AXES;
@@ -19,6 +21,7 @@ use ir::program::{Home, Storage};
 use ir::sharding::Sharding;
 use ir::signature::{Signature, signature};
 use ir::strategy::{Placements, Strategy, placements};
+use ir::units::Bytes;
 use ir::work::Pass;
 
 use crate::clock::{Clock, Spans};
@@ -44,6 +47,8 @@ struct Form {
     pace: usize,
     /// What a micro-batch's passes compute.
     passes: Spans,
+    /// Bytes of a device while it runs.
+    beside: f64,
 }
 
 /// One choice of an operator: a form, and where its parameters live.
@@ -215,6 +220,21 @@ impl LayerProblem<'_> {
         })
     }
 
+    /// Whether an operator needs bytes beside what is kept while it runs.
+    pub(crate) fn needs_beside(&self) -> bool {
+        self.ops.iter().flat_map(|op| &op.forms).any(|form| form.beside > 0.0)
+    }
+
+    /// So much of them of every choice of every node.
+    pub(crate) fn part_of_beside(&self, part: f64) -> Vec<Vec<f64>> {
+        self.of_picks(|op, pick| op.form(pick).beside * part)
+    }
+
+    /// Bytes that a solution needs beside what is kept.
+    pub fn beside(&self, choices: &[usize]) -> f64 {
+        self.picked(choices).map(|(op, pick)| op.form(pick).beside).sum()
+    }
+
     /// What every choice adds where parameters are sent one by one, and nothing but its own operator covers that.
     pub(crate) fn own_excess(&self) -> Vec<Vec<f64>> {
         self.of_picks(|op, pick| {
@@ -323,16 +343,39 @@ impl<'a, 'p> Builder<'a, 'p> {
             let places = Arc::new(places);
             for recompute in self.recompute_options(one, given) {
                 let passes = self.passes(op, recompute, timed);
-                let time = self.clock.seconds(passes);
+                let beside = if given.cuts { 0.0 } else { self.logits(op, (recompute, &places)) };
+                let of_form = Cost { time: self.clock.seconds(passes), memory: beside };
                 for at in range.clone() {
-                    choices.push(own.stored[at].cost.plus(Cost { time, memory: 0.0 }));
+                    choices.push(own.stored[at].cost.plus(of_form));
                     own.picks.push(Pick { form: own.forms.len() as u32, stored: at as u32 });
                 }
-                own.forms.push(Form { strategy, recompute, places: Arc::clone(&places), pace, passes });
+                let places = Arc::clone(&places);
+                own.forms.push(Form { strategy, recompute, places, pace, passes, beside });
             }
         }
         self.ops.push(own);
         (!choices.is_empty()).then_some(Node { choices })
+    }
+
+    /// Bytes of scores at the peak of the loss, beyond what is kept of them, of the operator that computes them
+    /// (`cost_model::program_memory`).
+    fn logits(&self, op: OpId, (recompute, places): (Recompute, &Placements)) -> f64 {
+        let one = &self.layer.ops[op.0];
+        let Some(&scores) = one.results.first().filter(|&&result| is_logits(self.layer, result)) else {
+            return 0.0;
+        };
+        if one.kind == OpKind::Fork {
+            return 0.0;
+        }
+        let shape = self.layer.shape(scores, self.sizes);
+        let elements = places.results[0].local_elements(self.prices.mesh(), &shape) as f64;
+        let constants = self.prices.machine().constants;
+        let peak = logits_bytes(elements, constants.engine.loss, constants);
+        let kept = match recompute {
+            Recompute::Keep => kept_logits(elements, constants.engine.loss, constants),
+            Recompute::Again => Bytes::ZERO,
+        };
+        ((peak - kept) / predictions(&shape) * constants.fragmentation_factor).0
     }
 
     /// How an operator's parameters and their gradients lie.

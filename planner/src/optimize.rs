@@ -44,10 +44,6 @@ pub(crate) const BATCH: usize = 8;
 /// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
 const FEW_LEFT: u64 = 16;
 
-/// A bound is taken at this fraction of itself: a stage of more layers than the average hides a little more of what a step
-/// sends once. Found to be too high, by 0.6 %, only for a single micro-batch on eight stages.
-pub const BOUND_SLACK: f64 = 0.99;
-
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
 const WORTH_SHOWING: f64 = 1.3;
 
@@ -392,9 +388,8 @@ fn work_out(
     // Worked out, and fit with choices that may not be the best that do.
     let mut crowded: Vec<usize> = Vec::new();
     let known = start.limit.map_or(f64::INFINITY, |limit| limit.0);
-    let limit = |ranking: &[Worked]| {
-        ranking.first().map_or(known, |one| one.arranged.step_time().0.min(known)) / BOUND_SLACK
-    };
+    let limit =
+        |ranking: &[Worked]| ranking.first().map_or(known, |one| one.arranged.step_time().0.min(known));
     let has_plan = |ranking: &[Worked]| !ranking.is_empty() || start.limit.is_some();
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
     while goes_on(tally.work, &frontier) || !has_plan(&ranking) {
@@ -455,8 +450,7 @@ fn work_out(
     tally.n_bounded += frontier.n_left() - n_open;
     tally.n_open += n_open;
     tally.n_illegal += frontier.n_illegal;
-    let open_bound = open_bound.map(|bound| Seconds(bound * BOUND_SLACK));
-    tally.open_bound = lesser(tally.open_bound, open_bound);
+    tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
     (ranking, closest, promising)
 }
 
@@ -499,7 +493,7 @@ fn do_task(
                 let (arranged, way) = scope.evaluate_ways(candidate, &bound, asked)?;
                 let least = frontier.least(at);
                 debug_assert!(
-                    arranged.step_time().0 >= least * BOUND_SLACK,
+                    arranged.step_time().0 >= least,
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
                     arranged.step_time(),
                 );

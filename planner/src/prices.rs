@@ -477,8 +477,10 @@ impl<'a> Prices<'a> {
             if doubles_as_master(storage) { 0.0 } else { bytes.parameter.0 / self.parts(storage.parameter) };
         let (optimizer, update) = match storage.home {
             StateHome::Device => {
-                let work = Work::Stream { bytes: update_traffic(updated, bytes), kernels: 1 };
-                (bytes.optimizer().0 / self.parts(storage.optimizer), self.work(&work))
+                // One pass over all that a layer has in one piece, of which this is a share.
+                let together = update_traffic(parcel.sent as f64 / self.parts(storage.optimizer), bytes);
+                let work = Work::Stream { bytes: together, kernels: 1 };
+                (bytes.optimizer().0 / self.parts(storage.optimizer), self.work(&work) * parcel.share())
             }
             home @ (StateHome::Host | StateHome::Nvme) => {
                 (0.0, HostUpdate::at(home, updated, bytes, self.host_share()).total().0)

@@ -152,7 +152,7 @@ impl Scope<'_> {
         let rare = others.map(|kind| ready.free[kind] * self.counts[kind] as f64).sum();
         let of_rare = ready.rare.get_or_init(|| self.rare((tables, ready.of)));
         let cost = |kind: usize, flight: f64, price: f64| {
-            let stage = Stage { flight, weight: 1.0, by: By::Most };
+            let stage = Stage { flight, weight: 1.0, part: flights.part, by: By::Most };
             let hands = if self.is_rare(kind) { &of_rare[kind] } else { &ready.kinds[kind] };
             priced(hands, tables, (&[stage], price))
         };

@@ -58,6 +58,8 @@ pub(super) struct Stage {
     pub(super) flight: f64,
     /// What its bytes weigh.
     pub(super) weight: f64,
+    /// Its micro-batch, in those of the tables.
+    pub(super) part: f64,
     pub(super) by: By,
 }
 
@@ -126,6 +128,8 @@ pub(super) struct Flights {
     pub(super) ascending: Vec<f64>,
     /// The fewest and the most of a stage.
     pub(super) ends: [f64; 2],
+    /// The micro-batch.
+    pub(super) part: f64,
 }
 
 impl Flights {
@@ -235,7 +239,7 @@ impl Scope<'_> {
         let n_layers = self.counts[self.most_frequent()];
         let most = n_layers.div_ceil(p);
         let n_full = n_layers - p * (most - 1);
-        let in_flight = |place: u64| flights.ascending.get(place as usize).copied();
+        let in_flight = |place: u64| Some((*flights.ascending.get(place as usize)?, flights.part));
         let full = self.stage_of((tables, ready), (most, in_flight(n_full - 1)?), (known, is_enough))?;
         let is_more = |slowest: f64| slowest >= full;
         let over = self.stage_of((tables, ready), (most + 1, in_flight(0)?), (known, is_more))?;
@@ -247,13 +251,13 @@ impl Scope<'_> {
     fn stage_of(
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
-        (n_layers, flight): (u64, f64),
+        (n_layers, (flight, part)): (u64, (f64, f64)),
         (known, is_enough): (f64, impl Fn(f64) -> bool),
     ) -> Option<f64> {
         let (count, capacity) = (n_layers as f64, tables.bench.setting.capacity);
         let (mut most, mut tangents, mut price) = (known, Tangents::default(), ready.worth.price);
         for _ in 0..STAGE_ROUNDS {
-            let stage = Stage { flight, weight: 1.0, by: By::Most };
+            let stage = Stage { flight, weight: 1.0, part, by: By::Most };
             let one = priced(&ready.kinds[self.most_frequent()], tables, (&[stage], price))?;
             let value = one.value * count - price * capacity;
             most = most.max(value);
@@ -272,7 +276,7 @@ impl Scope<'_> {
         let mut ascending: Vec<f64> = family.in_flight.iter().map(|flight| flight * bytes).collect();
         ascending.sort_by(f64::total_cmp);
         let ends = [*ascending.first()?, *ascending.last()?];
-        Some(Flights { ascending, ends })
+        Some(Flights { ascending, ends, part: micro_batch })
     }
 
     /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least; what is not asked as
@@ -288,6 +292,7 @@ impl Scope<'_> {
             .map(|end| Stage {
                 flight: flights.ends[end],
                 weight: weights[end],
+                part: flights.part,
                 by: match effort {
                     Effort::Least => By::One(worth.parts[end]),
                     Effort::Frequent => By::Most,
@@ -335,7 +340,7 @@ pub(super) fn priced(
         // What the hosts may hold takes no memory of the devices, and at best no time.
         let kept = if tables.on_host { 0.0 } else { stage.flight / tables.in_flight };
         let price = price * stage.weight;
-        let question = Question { price, kept: price * kept, shift: shift.as_ref() };
+        let question = Question { price, kept: price * kept, part: stage.part, shift: shift.as_ref() };
         let mut of_parts = |found: Cheapest| {
             if form == 0 {
                 parts[end] = found.parts;
@@ -350,7 +355,7 @@ pub(super) fn priced(
         if least.is_none_or(|least| value < least.value) {
             let (nodes, edges) = chooser.problem().problem.parts(&choices)?;
             let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
-            let states = nodes.memory;
+            let states = nodes.memory - chooser.problem().beside(&choices) * (1.0 - stage.part);
             let weighed = (states + stage.flight * saved) * stage.weight;
             least = Some(Priced { value, weighed, states, saved, parts });
         }

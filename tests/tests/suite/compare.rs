@@ -68,14 +68,14 @@ fn what_somebody_has_in_mind_is_priced_or_refused_for_a_reason() {
     // The same question with the same choice as a pin has the same answer: fused forms are chosen anew.
     let pinned = json(&[QUESTION, &["--pin", "tp=8"]].concat());
     assert_eq!(plans[1]["step_time_s"], pinned["predicted"]["step_time_s"]);
-    let crowded = ask("micro-batch=64,dp=1");
+    let crowded = ask("micro-batch=64,dp=1,offload=none");
     assert!(
         crowded["does-not-fit"]["needed_bytes"].as_f64() > crowded["does-not-fit"]["capacity_bytes"].as_f64()
     );
     assert!(ask("tp=3")["illegal"]["reason"].as_str().unwrap().contains("does not divide the 8 devices"));
     for (choices, words) in [
         ("tp=8", "longer"),
-        ("micro-batch=64,dp=1", "does not fit: the closest needs"),
+        ("micro-batch=64,dp=1,offload=none", "does not fit: the closest needs"),
         ("tp=3", "is no plan"),
     ] {
         let said = run(&["explain", &file, "--why-not", choices]);

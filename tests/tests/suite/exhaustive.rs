@@ -15,9 +15,6 @@ use planner::request::{Job, OffloadKind, Pins, Progress, Request, SharesKind, So
 use planner::room::Together;
 use planner::shapes::{Facts, divisors, shapes};
 
-/// The search takes a bound at this fraction of itself.
-const BOUND_SLACK: f64 = planner::optimize::BOUND_SLACK;
-
 fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Request {
     let model = read_model(model, shipped_model(model).unwrap().text).unwrap();
     let cluster = read_cluster(cluster, shipped_cluster(cluster).unwrap().text).unwrap();
@@ -79,14 +76,14 @@ fn brute(request: &Request) -> Brute {
         let Some(of) = scope.bound(&candidate, Forms::All) else { continue };
         let Ok(arranged) = scope.evaluate(&candidate, &of, Forms::All) else { continue };
         let (bound, time) = (of.time.0, arranged.step_time().0);
-        assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}");
+        assert!(bound <= time, "bound {bound} above {time} of {candidate:?}");
         let least = planner::price::step::least(&scope.setting, &arranged.staged(&scope.wide)).0;
         assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
         // In its own memory, and as one of those that divide the micro-batch of another on its mesh.
         let limit = |together| ((Forms::All, together), Seconds(time * 1.05));
         let apart = limit(Together::Schedule);
         let in_room = scope.bound_in_room((&candidate, &of), &candidate, apart).unwrap_or(of.time);
-        assert!(in_room.0 * BOUND_SLACK <= time, "{in_room:?} in room above {time} of {candidate:?}");
+        assert!(in_room.0 <= time, "{in_room:?} in room above {time} of {candidate:?}");
         all.n_crowded += usize::from(in_room > of.time);
         let larger = bounded.iter().filter(|(other, _): &&(Candidate, Bound)| {
             let divides = other.micro_batch.is_multiple_of(candidate.micro_batch);
@@ -96,23 +93,17 @@ fn brute(request: &Request) -> Brute {
             let Some(in_room) = scope.bound_in_room((other, of), &candidate, limit(Together::Family)) else {
                 continue;
             };
-            assert!(
-                in_room.0 * BOUND_SLACK <= time,
-                "{in_room:?} by {other:?} above {time} of {candidate:?}"
-            );
+            assert!(in_room.0 <= time, "{in_room:?} by {other:?} above {time} of {candidate:?}");
         }
         bounded.push((candidate.clone(), of.clone()));
-        all.bound = all.bound.min(in_room.0 * BOUND_SLACK);
+        all.bound = all.bound.min(in_room.0);
         all.best = all.best.min(time);
         all.n_worked_out += 1;
         for storage in [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter] {
             let stored = scope.evaluate_stored(&candidate, &of, (Forms::All, storage));
             let Ok(time) = stored.map(|arranged| arranged.step_time().0) else { continue };
-            assert!(bound * BOUND_SLACK <= time, "bound {bound} above {time} of {candidate:?}, {storage:?}");
-            assert!(
-                in_room.0 * BOUND_SLACK <= time,
-                "{in_room:?} above {time} of {candidate:?}, {storage:?}"
-            );
+            assert!(bound <= time, "bound {bound} above {time} of {candidate:?}, {storage:?}");
+            assert!(in_room.0 <= time, "{in_room:?} above {time} of {candidate:?}, {storage:?}");
             all.stored = all.stored.min(time);
         }
     }

@@ -39,6 +39,7 @@ mod pinned;
 mod priced_plans;
 mod replan;
 mod saved_activations;
+mod scores;
 mod schedules;
 mod shares;
 mod solver_layers;
