@@ -96,6 +96,9 @@ const SHOWS: f64 = 0.02;
 /// once per step.
 const FILLED: f64 = 0.999;
 
+/// From so many micro-batches on: what a step has once is little of it then.
+const MANY: u64 = 8;
+
 /// The same where stages wait for each other as long as they compute, or are of different devices, or run by another schedule than 1F1B:
 /// there, a stage may be shorter than the others to more effect than `Work::filled` says.
 const HARDLY_FILLED: f64 = 0.99;
@@ -291,7 +294,7 @@ impl Scope<'_> {
 
     /// The fraction of itself at which a bound is taken.
     fn taken(&self, candidate: &Candidate) -> f64 {
-        let is_filled = candidate.n_stages == 1 || candidate.n_micro_batches >= candidate.n_stages + 2;
+        let is_filled = candidate.n_micro_batches >= (candidate.n_stages + 2).max(MANY);
         let is_plain = match self.pins().schedule {
             None | Some(ScheduleKind::OneFOneB | ScheduleKind::Interleaved) => true,
             Some(_) => false,

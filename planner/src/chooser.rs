@@ -57,7 +57,7 @@ pub struct Question<'q> {
     pub price: f64,
     /// Seconds for a byte that is kept for backward.
     pub kept: f64,
-    /// Such a part of what operators need beside it while they run: a smaller micro-batch needs less.
+    /// This part of what operators need beside what is kept while they run: a smaller micro-batch needs less.
     pub(crate) part: f64,
     /// What choices cost more than the problem says.
     pub(crate) shift: Option<&'q Shift>,
