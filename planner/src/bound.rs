@@ -96,12 +96,12 @@ const SHOWS: f64 = 0.02;
 /// once per step.
 const FILLED: f64 = 0.999;
 
-/// From so many micro-batches on: what a step has once is little of it then.
-const MANY: u64 = 8;
-
 /// The same where stages wait for each other as long as they compute, or are of different devices, or run by another schedule than 1F1B:
 /// there, a stage may be shorter than the others to more effect than `Work::filled` says.
 const HARDLY_FILLED: f64 = 0.99;
+
+/// Micro-batches from which on what a step has once is little of it.
+const MANY: u64 = 8;
 
 impl Scope<'_> {
     /// A time that the candidate cannot beat.

@@ -156,11 +156,11 @@ impl<'a> Chooser<'a> {
             return more;
         }
         let less = self.problem.part_of_beside((of.part - 1.0) * of.price);
-        Some(more.map_or(less.clone(), |more| {
-            let node =
-                |(more, less): (&Vec<f64>, &Vec<f64>)| more.iter().zip(less).map(|(a, b)| a + b).collect();
-            more.iter().zip(&less).map(node).collect()
-        }))
+        let Some(mut more) = more else { return Some(less) };
+        for (more, less) in more.iter_mut().flatten().zip(less.iter().flatten()) {
+            *more += less;
+        }
+        Some(more)
     }
 
     /// The same by whoever answers for one sum.

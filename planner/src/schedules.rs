@@ -191,7 +191,7 @@ const UNEQUAL_CHUNKS: f64 = 0.7;
 /// 5 % of it on four stages with half as many micro-batches, and 13 % where two stages run a single one.
 const UNFILLED: f64 = 0.85;
 
-/// The same of a chain: `(p - 1) / m` of those that do not split backward and pass every chunk once, in turn, with `k` slices
+/// Least share of the work that a schedule adds to a chain as bubble: `(p - 1) / m` of those that do not split backward and pass every chunk once, in turn, with `k` slices
 /// `(p - 1) / (m k)`, for the longest is no shorter than a k-th, and of `v` virtual stages most of `(p - 1) / (m v)`; nothing is
 /// promised of others.
 ///

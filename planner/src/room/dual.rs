@@ -239,10 +239,13 @@ impl Scope<'_> {
         let n_layers = self.counts[self.most_frequent()];
         let most = n_layers.div_ceil(p);
         let n_full = n_layers - p * (most - 1);
-        let in_flight = |place: u64| Some((*flights.ascending.get(place as usize)?, flights.part));
-        let full = self.stage_of((tables, ready), (most, in_flight(n_full - 1)?), (known, is_enough))?;
+        let stage = |place: u64| {
+            let flight = *flights.ascending.get(place as usize)?;
+            Some(Stage { flight, weight: 1.0, part: flights.part, by: By::Most })
+        };
+        let full = self.stage_of((tables, ready), (most, stage(n_full - 1)?), (known, is_enough))?;
         let is_more = |slowest: f64| slowest >= full;
-        let over = self.stage_of((tables, ready), (most + 1, in_flight(0)?), (known, is_more))?;
+        let over = self.stage_of((tables, ready), (most + 1, stage(0)?), (known, is_more))?;
         Some(full.min(over))
     }
 
@@ -251,13 +254,12 @@ impl Scope<'_> {
     fn stage_of(
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
-        (n_layers, (flight, part)): (u64, (f64, f64)),
+        (n_layers, stage): (u64, Stage),
         (known, is_enough): (f64, impl Fn(f64) -> bool),
     ) -> Option<f64> {
         let (count, capacity) = (n_layers as f64, tables.bench.setting.capacity);
         let (mut most, mut tangents, mut price) = (known, Tangents::default(), ready.worth.price);
         for _ in 0..STAGE_ROUNDS {
-            let stage = Stage { flight, weight: 1.0, part, by: By::Most };
             let one = priced(&ready.kinds[self.most_frequent()], tables, (&[stage], price))?;
             let value = one.value * count - price * capacity;
             most = most.max(value);
