@@ -116,7 +116,8 @@ impl Arranged {
     }
 }
 
-fn staged<'a>(
+/// An arrangement of a candidate as prices see it.
+pub(crate) fn staged<'a>(
     model: &'a Model,
     candidate: &'a Candidate,
     schedule: Schedule,

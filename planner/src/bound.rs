@@ -13,7 +13,7 @@ use crate::layer_problem::LayerProblem;
 use crate::packing::Pieces;
 use crate::price::step::stragglers;
 use crate::request::ScheduleKind;
-use crate::schedules::FamilyKind;
+use crate::schedules::{Family, FamilyKind};
 use crate::shelf::{Asked, Bench};
 
 /// What is known of a candidate before it is worked out.
@@ -75,11 +75,27 @@ impl Work {
     /// behind the last: in 1F1B it takes `m t + 2 (p - 1) o - w t`, `w = p - 1`, where others take `o`. Behind others it takes
     /// no less, were they as slow as itself.
     pub(crate) fn filled(self, n_stages: u64, bubble: f64) -> f64 {
+        self.filled_beside(n_stages, bubble, Waits::default())
+    }
+
+    /// The same of stages that send when they have computed. What is sent on the way in and out is left out, and so is that the
+    /// last send of a stage is no part of its work: it is less.
+    fn filled_beside(self, n_stages: u64, bubble: f64, waits: Waits) -> f64 {
         let p = n_stages as f64;
         let others = (p * self.average - self.slowest) / (p - 1.0).max(1.0) - self.once;
         let even = self.average + bubble * (self.average - self.once).max(0.0);
-        even.max(self.slowest + bubble * (2.0 * others - self.slowest).max(0.0))
+        let slowest = self.slowest + bubble * (2.0 * others - self.slowest).max(0.0);
+        (even + waits.average).max(slowest + waits.least)
     }
+}
+
+/// Least seconds of a step that stages wait for what they send to their neighbours.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Waits {
+    /// The average stage.
+    pub(crate) average: f64,
+    /// The stage that waits least.
+    pub(crate) least: f64,
 }
 
 impl Bound {
@@ -303,8 +319,17 @@ impl Scope<'_> {
     }
 
     /// The same in schedules that add such a share of the work as bubble at least.
-    pub(crate) fn with_share(&self, candidate: &Candidate, work: Work, bubble: f64) -> Seconds {
-        let pipeline = Seconds(work.filled(candidate.n_stages, bubble));
+    fn with_share(&self, candidate: &Candidate, work: Work, bubble: f64) -> Seconds {
+        self.around(candidate, work.filled(candidate.n_stages, bubble))
+    }
+
+    /// The same in the schedules of a family, whose slowest stage takes that beside the least that a stage waits for its sends.
+    pub(crate) fn in_family(&self, candidate: &Candidate, work: Work, family: &Family) -> Seconds {
+        self.around(candidate, work.filled_beside(candidate.n_stages, family.bubble, family.waits()))
+    }
+
+    fn around(&self, candidate: &Candidate, pipeline: f64) -> Seconds {
+        let pipeline = Seconds(pipeline);
         let stragglers = stragglers(&self.setting, candidate.meshes());
         (pipeline * stragglers + self.constants.host_per_iteration_s) * self.taken(candidate)
     }

@@ -42,6 +42,7 @@ pub mod cut_sequences;
 mod arrange;
 pub mod overflow;
 pub mod evaluate;
+mod sends;
 mod shares;
 mod unequal;
 mod packing;

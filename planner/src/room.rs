@@ -69,8 +69,19 @@ pub enum Together {
 struct Goal {
     /// Seconds that are enough.
     limit: f64,
-    /// Whether it ends where the first prices stay far behind, and with the first family of schedules that may be faster.
-    gives_up: bool,
+    /// How well it is looked for.
+    effort: Effort,
+}
+
+/// How well it is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effort {
+    /// It ends where the first prices stay far behind, and with the first family of schedules that may be faster.
+    GivesUp,
+    /// At a few prices, by bounds of what layers cost.
+    Quick,
+    /// At more, by what they cost.
+    Thorough,
 }
 
 /// Least work by what schedules keep.
@@ -167,8 +178,8 @@ impl Scope<'_> {
     /// The same where what layers take depends on what schedules keep.
     fn time_in(&self, candidate: &Candidate, works: &Works) -> Seconds {
         let time = |schedule: Schedule| {
-            let work = works.of(FamilyKind::of(schedule));
-            self.with_share(candidate, work, self.bubble(candidate, schedule))
+            let family = self.family(candidate, schedule);
+            self.in_family(candidate, works.of(family.kind), &family)
         };
         self.schedules(candidate)
             .into_iter()
@@ -187,7 +198,7 @@ impl Scope<'_> {
         (limit, worth): (f64, Option<Worth>),
     ) -> Option<Room> {
         let mut ready = self.ready((tables, bound, of), worth);
-        let goal = Goal { limit, gives_up: true };
+        let goal = Goal { limit, effort: Effort::GivesUp };
         let all = self.works_in_room((tables, &mut ready), candidates[0], goal)?;
         let mut times: Vec<Seconds> = candidates.iter().map(|one| self.time_in(one, &all)).collect();
         let likely = times[0];
@@ -221,7 +232,7 @@ impl Scope<'_> {
         if !self.knows_room(candidate) {
             return None;
         }
-        let goal = Goal { limit: limit.0, gives_up: false };
+        let goal = Goal { limit: limit.0, effort: Effort::Quick };
         let tables = self.priced_tables(of_tables, bound.covers, of);
         let mut ready = self.ready((&tables, bound, of), None);
         if candidate.micro_batch < tables.bench.candidate.micro_batch {
@@ -230,7 +241,10 @@ impl Scope<'_> {
         let works = self.works_in_room((&tables, &mut ready), candidate, goal)?;
         match together {
             Together::Family => Some(self.time_in(candidate, &works)),
-            Together::Schedule => self.least_schedule((&tables, &mut ready), candidate, (&works, goal)),
+            Together::Schedule => {
+                let goal = Goal { effort: Effort::Thorough, ..goal };
+                self.least_schedule((&tables, &mut ready), candidate, (&works, goal))
+            }
         }
     }
 
@@ -241,23 +255,23 @@ impl Scope<'_> {
         candidate: &Candidate,
         (works, goal): (&Works, Goal),
     ) -> Option<Seconds> {
-        let families = self.schedules(candidate).into_iter().map(|schedule| self.family(candidate, schedule));
-        let of_family = |one: Family| (self.with_share(candidate, works.of(one.kind), one.bubble).0, one);
-        let mut all: Vec<(f64, Family)> = families.map(of_family).collect();
+        let sends = self.least_sends(candidate);
+        let known = |schedule| {
+            let mut one = self.family(candidate, schedule);
+            if one.kind == FamilyKind::WholeStages {
+                one.sends.clone_from(&sends);
+            }
+            (self.in_family(candidate, works.of(one.kind), &one).0, one)
+        };
+        let mut all: Vec<(f64, Family)> = self.schedules(candidate).into_iter().map(known).collect();
         all.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut least = f64::INFINITY;
         for (known, one) in &all {
             if *known >= least {
                 break;
             }
-            let is_alone = all.iter().filter(|(_, other)| other.kind == one.kind).count() == 1;
-            let own = match is_alone {
-                true => *known,
-                false => {
-                    let work = self.work_in_room((tables, ready), (candidate, one), goal)?;
-                    self.with_share(candidate, work, one.bubble).0.max(*known)
-                }
-            };
+            let work = self.work_in_room((tables, ready), (candidate, one), goal)?;
+            let own = self.in_family(candidate, work, one).0.max(*known);
             least = least.min(own);
         }
         Some(Seconds(least))
@@ -282,7 +296,7 @@ impl Scope<'_> {
         for family in self.families(candidate) {
             let work = self.work_in_room((tables, ready), (candidate, &family), goal)?;
             works.known.push((family.kind, work));
-            if goal.gives_up && self.with_share(candidate, work, family.bubble).0 < goal.limit {
+            if goal.effort == Effort::GivesUp && self.in_family(candidate, work, &family).0 < goal.limit {
                 break;
             }
         }

@@ -7,6 +7,7 @@ use cost_model::Turns;
 use ir::schedule::{Schedule, peak_in_flight, table};
 use ir::token_order::TokenOrder;
 
+use crate::bound::Waits;
 use crate::candidate::{Candidate, Scope};
 use crate::request::{ContextKind, Pins, ScheduleKind};
 
@@ -24,6 +25,8 @@ pub(crate) struct Family {
     pub(crate) bubble: f64,
     /// Least micro-batches in flight per stage, in whole stages.
     pub(crate) in_flight: Vec<f64>,
+    /// Least seconds of a step that every stage waits for its sends; nothing where that was not asked.
+    pub(crate) sends: Vec<f64>,
 }
 
 /// How schedules go about it.
@@ -50,6 +53,13 @@ impl FamilyKind {
 }
 
 impl Family {
+    /// What its stages wait for their sends.
+    pub(crate) fn waits(&self) -> Waits {
+        let n = self.sends.len().max(1) as f64;
+        let least = self.sends.iter().copied().reduce(f64::min).unwrap_or(0.0);
+        Waits { average: self.sends.iter().sum::<f64>() / n, least }
+    }
+
     /// Another of the family: the least of both.
     fn take(&mut self, other: &Self) {
         self.bubble = self.bubble.min(other.bubble);
@@ -166,7 +176,7 @@ impl Scope<'_> {
                 of_stages
             }
         };
-        Family { kind, bubble: self.bubble(candidate, schedule), in_flight }
+        Family { kind, bubble: self.bubble(candidate, schedule), in_flight, sends: Vec::new() }
     }
 
     /// The least of [`Self::bubble`] over a candidate's schedules; `None` where none is allowed.

@@ -357,7 +357,7 @@ impl Staged<'_> {
     }
 
     /// From each device of a stage to the one at its place on another.
-    fn transfer(&self, setting: &Setting<'_>, (from, to): (u64, u64), bytes: Bytes) -> Transfer {
+    pub(crate) fn transfer(&self, setting: &Setting<'_>, (from, to): (u64, u64), bytes: Bytes) -> Transfer {
         let cluster = setting.machine.cluster;
         if from == to {
             return Transfer {

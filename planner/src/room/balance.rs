@@ -14,12 +14,19 @@
 //! the straight line. Of the most frequent kind, and of all that are not rare, a stage has a whole number, beside embedding or
 //! head where it is the first or the last.
 
-use super::dual::{By, Flights, Stage, priced};
+use super::Effort;
+use super::dual::{By, Flights, Priced, Stage, priced};
 use super::tables::{Ready, Tables};
 use crate::candidate::{Candidate, Scope};
 
-/// Prices that are tried at most.
+/// Prices that are tried at most for the stages at each of the flights that are asked about.
 const ROUNDS: usize = 5;
+
+/// The same in a hurry.
+const QUICK_ROUNDS: usize = 2;
+
+/// No more are tried where the last made less of a difference.
+const GAINS: f64 = 1.0005;
 
 /// The next price is so many times the last, or that part of it, until some are too low and some too high.
 const STEP: f64 = 4.0;
@@ -29,6 +36,42 @@ const HALVINGS: usize = 24;
 
 /// Whole layers are not missed by rounding.
 const WHOLE: f64 = 1.0 + 1e-9;
+
+/// What a stage runs out of first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Short {
+    OfMemory,
+    OfTime,
+}
+
+/// Where the price of memory lies at which a stage runs out of time and of memory at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Search {
+    /// The highest that is too low.
+    low: Option<f64>,
+    /// The lowest that is too high.
+    high: Option<f64>,
+}
+
+impl Search {
+    /// The price to try next; the first that is given where none was tried.
+    fn next(&self, first: f64) -> f64 {
+        match (self.low, self.high) {
+            (Some(low), Some(high)) => (low * high).sqrt(),
+            (Some(low), None) => low * STEP,
+            (None, Some(high)) => high / STEP,
+            (None, None) => first,
+        }
+    }
+
+    /// Takes in what a stage runs out of first at a price.
+    fn learn(&mut self, price: f64, short: Short) {
+        match short {
+            Short::OfMemory => self.low = Some(self.low.map_or(price, |low| low.max(price))),
+            Short::OfTime => self.high = Some(self.high.map_or(price, |high| high.min(price))),
+        }
+    }
+}
 
 /// What layers cost at a price.
 struct Asked {
@@ -43,6 +86,8 @@ struct Asked {
 /// What is known of the stages of a candidate.
 struct Balance<'a> {
     flights: &'a [f64],
+    /// Seconds that every stage waits for its sends longer than the one that waits least.
+    waits: &'a [f64],
     capacity: f64,
     /// Flights that were asked about, ascending.
     anchors: Vec<f64>,
@@ -73,7 +118,7 @@ impl Balance<'_> {
         // The fewest are in flight on the last stage, the most on the first.
         let of_last = if at == 0 { last } else { 0.0 };
         let of_first = if at + 1 == self.flights.len() { first } else { 0.0 };
-        time + one.price * self.capacity - of_last - of_first
+        time - self.waits[at] + one.price * self.capacity - of_last - of_first
     }
 
     /// Whether the stages cannot hold all layers if all are to end in so much time.
@@ -127,6 +172,38 @@ impl Balance<'_> {
     }
 }
 
+impl Balance<'_> {
+    /// The same at prices that are looked for at every flight that is asked about: what is worth most on one stage is not on
+    /// another.
+    fn looked_for(
+        mut self,
+        asked_at: impl Fn(f64) -> Option<(Asked, Vec<Short>)>,
+        (known, enough): (f64, f64),
+        (first_price, rounds): (f64, usize),
+    ) -> Option<f64> {
+        let mut searches = vec![Search::default(); self.anchors.len()];
+        let mut longest = known;
+        for _ in 0..rounds {
+            for at in 0..searches.len() {
+                let price = searches[at].next(first_price);
+                let (asked, short) = asked_at(price)?;
+                self.asked.push(asked);
+                if self.is_impossible(enough) {
+                    return Some(enough);
+                }
+                let each = searches.iter_mut().zip(short);
+                each.for_each(|(search, short)| search.learn(price, short));
+            }
+            let reached = self.longest(longest, enough);
+            if longest > known && reached <= longest * GAINS {
+                break;
+            }
+            longest = reached;
+        }
+        Some(longest)
+    }
+}
+
 impl Scope<'_> {
     /// Least seconds of the slowest stage that holds as many layers as it must in its memory, if that is more than is known;
     /// looked for until it is enough.
@@ -134,7 +211,7 @@ impl Scope<'_> {
         &'s self,
         (tables, ready): (&'t Tables<'s>, &Ready<'t>),
         (candidate, flights): (&Candidate, &Flights),
-        (known, enough): (f64, f64),
+        ((known, enough), effort): ((f64, f64), Effort),
     ) -> Option<f64> {
         let [fewest, most] = flights.ends;
         let anchors = match fewest < most {
@@ -146,41 +223,50 @@ impl Scope<'_> {
         let Some(main) = frequent.iter().position(|&kind| kind == self.most_frequent()) else {
             return Some(known);
         };
+        let (by, rounds) = match effort {
+            Effort::GivesUp | Effort::Quick => (By::Most, QUICK_ROUNDS),
+            Effort::Thorough => (By::Exact, ROUNDS),
+        };
         let ends = self.ends_in_place(candidate);
         let is_other = |kind: &usize| !is_frequent(kind) && !ends.contains(&Some(*kind));
         let others = (0..self.counts.len()).filter(is_other);
         let rare = others.map(|kind| ready.free[kind] * self.counts[kind] as f64).sum();
         let of_rare = ready.rare.get_or_init(|| self.rare((tables, ready.of)));
         let cost = |kind: usize, flight: f64, price: f64| {
-            let stage = Stage { flight, weight: 1.0, part: flights.part, by: By::Most };
+            let stage = Stage { flight, weight: 1.0, part: flights.part, by };
             let hands = if self.is_rare(kind) { &of_rare[kind] } else { &ready.kinds[kind] };
             priced(hands, tables, (&[stage], price))
         };
-        let asked_at = |price: f64| -> Option<(Asked, bool)> {
-            let mut is_crowded = false;
-            let mut costs = vec![Vec::new(); frequent.len()];
-            for (of_kind, &kind) in costs.iter_mut().zip(&frequent) {
+        let asked_at = |price: f64| -> Option<(Asked, Vec<Short>)> {
+            let mut found = vec![Vec::new(); frequent.len()];
+            for (of_kind, &kind) in found.iter_mut().zip(&frequent) {
                 for &flight in &anchors {
-                    let found = cost(kind, flight, price)?;
-                    // At the right price a stage runs out of time and of memory at once.
-                    if kind == frequent[main] {
-                        let seconds = found.value - price * found.weighed;
-                        is_crowded = found.weighed * enough > tables.bench.setting.capacity * seconds;
-                    }
-                    of_kind.push(found.value);
+                    of_kind.push(cost(kind, flight, price)?);
                 }
             }
             let of_end = |(kind, flight): (Option<usize>, f64)| match kind {
-                Some(kind) => Some(cost(kind, flight, price)?.value),
-                None => Some(0.0),
+                Some(kind) => cost(kind, flight, price),
+                None => Some(Priced::default()),
             };
             let ends = [of_end((ends[0], most))?, of_end((ends[1], fewest))?];
-            Some((Asked { price, costs, ends }, is_crowded))
+            // At the right price a stage runs out of time and of memory at once.
+            let short = |(at, layer): (usize, &Priced)| {
+                let first = if at + 1 == anchors.len() { ends[0] } else { Priced::default() };
+                let last = if at == 0 { ends[1] } else { Priced::default() };
+                let seconds = |of: &Priced| of.value - price * of.weighed;
+                let n = (enough - seconds(&first) - seconds(&last)) / seconds(layer);
+                let bytes = n * layer.weighed + first.weighed + last.weighed;
+                if bytes > tables.bench.setting.capacity { Short::OfMemory } else { Short::OfTime }
+            };
+            let short = found[main].iter().enumerate().map(short).collect();
+            let costs = found.iter().map(|kind| kind.iter().map(|one| one.value).collect()).collect();
+            Some((Asked { price, costs, ends: ends.map(|end| end.value) }, short))
         };
         let (free, _) = asked_at(0.0)?;
         let counts = frequent.iter().map(|&kind| self.counts[kind] as f64);
-        let mut balance = Balance {
+        let balance = Balance {
             flights: &flights.ascending,
+            waits: &flights.waits,
             capacity: tables.bench.setting.capacity,
             anchors: anchors.clone(),
             kinds: free.costs.iter().map(|costs| costs[0]).zip(counts).collect(),
@@ -188,20 +274,6 @@ impl Scope<'_> {
             rare,
             asked: vec![free],
         };
-        let (mut price, mut low, mut high) = (ready.first_price, None, None);
-        for _ in 0..ROUNDS {
-            let (asked, is_crowded) = asked_at(price)?;
-            balance.asked.push(asked);
-            if balance.is_impossible(enough) {
-                return Some(enough);
-            }
-            *(if is_crowded { &mut low } else { &mut high }) = Some(price);
-            price = match (low, high) {
-                (Some(low), Some(high)) => (low * high).sqrt(),
-                (Some(low), None) => low * STEP,
-                (None, high) => high.unwrap_or(price) / STEP,
-            };
-        }
-        Some(balance.longest(known, enough))
+        balance.looked_for(asked_at, (known, enough), (ready.first_price, rounds))
     }
 }

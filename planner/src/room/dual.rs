@@ -2,7 +2,7 @@
 //! slowest of them.
 
 use super::tables::{Hand, Ready, Tables};
-use super::{Goal, Worth};
+use super::{Effort, Goal, Worth};
 use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::{Cheapest, Question};
@@ -26,7 +26,7 @@ const NEAR: f64 = 0.97;
 
 /// What is asked of layers at a price of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effort {
+enum Exactness {
     /// What those that are not rare cost by the sum that is given.
     Least,
     /// The same by the sum that says most.
@@ -126,6 +126,8 @@ impl Tangents {
 /// Micro-batches in flight on every stage, in those of the tables.
 pub(super) struct Flights {
     pub(super) ascending: Vec<f64>,
+    /// What each of these stages waits for its sends longer than the one that waits least.
+    pub(super) waits: Vec<f64>,
     /// The fewest and the most of a stage.
     pub(super) ends: [f64; 2],
     /// The micro-batch.
@@ -148,9 +150,10 @@ impl Scope<'_> {
         &'s self,
         (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
         (candidate, family): (&Candidate, &Family),
-        Goal { limit, gives_up }: Goal,
+        Goal { limit, effort }: Goal,
     ) -> Option<Work> {
-        let time = |work: Work| self.with_share(candidate, work, family.bubble).0;
+        let time = |work: Work| self.in_family(candidate, work, family).0;
+        let gives_up = effort == Effort::GivesUp;
         let free = ready.base;
         if time(free) >= limit {
             return Some(free);
@@ -160,12 +163,12 @@ impl Scope<'_> {
         let mut tangents = Tangents::default();
         let (mut asked, mut best) = (ready.worth, ready.worth);
         // Most that are too slow are so by what the last were.
-        let (tangent, _) = self.tangent((tables, ready), (&flights, asked), Effort::Least)?;
+        let (tangent, _) = self.tangent((tables, ready), (&flights, asked), Exactness::Least)?;
         if tangent.value > most && time(in_memory(free, tangent.value)) >= limit {
             return Some(in_memory(free, tangent.value));
         }
         for round in 0..ROUNDS {
-            let (tangent, sum) = self.tangent((tables, ready), (&flights, asked), Effort::Frequent)?;
+            let (tangent, sum) = self.tangent((tables, ready), (&flights, asked), Exactness::Frequent)?;
             if tangent.value > most {
                 (most, best) = (tangent.value, Worth { parts: sum.parts, ..asked });
             }
@@ -194,7 +197,7 @@ impl Scope<'_> {
         ready.worth = best;
         let mut work = in_memory(free, most);
         if time(work) < limit && (!gives_up || time(work) >= limit * HOPELESS[1]) {
-            let (tangent, _) = self.tangent((tables, ready), (&flights, best), Effort::All)?;
+            let (tangent, _) = self.tangent((tables, ready), (&flights, best), Exactness::All)?;
             work = in_memory(free, most.max(tangent.value));
         }
         if time(work) < limit {
@@ -204,8 +207,8 @@ impl Scope<'_> {
         let is_near = !gives_up || time(work) >= limit * NEAR;
         if candidate.n_stages > 1 && time(work) < limit && is_near {
             let enough = least_that(work.slowest, |slowest| time(Work { slowest, ..work }) >= limit);
-            work.slowest =
-                self.balanced_in_room((tables, ready), (candidate, &flights), (work.slowest, enough))?;
+            let looked_for = ((work.slowest, enough), effort);
+            work.slowest = self.balanced_in_room((tables, ready), (candidate, &flights), looked_for)?;
         }
         Some(work)
     }
@@ -215,11 +218,11 @@ impl Scope<'_> {
         &'s self,
         (tables, ready): (&'t Tables<'s>, &Ready<'t>),
         (flights, worth): (&Flights, Worth),
-        effort: Effort,
+        exactness: Exactness,
     ) -> Option<(Tangent, Priced)> {
         let (weights, all) = flights.weights(worth.a * flights.ends[1]);
         let capacity = tables.bench.setting.capacity * all;
-        let sum = self.all_priced((tables, ready), (flights, weights, worth), effort)?;
+        let sum = self.all_priced((tables, ready), (flights, weights, worth), exactness)?;
         let p = flights.ascending.len() as f64;
         let value = (sum.value - worth.price * capacity) / p;
         Some((Tangent { price: worth.price, value, slope: (sum.weighed - capacity) / p }, sum))
@@ -275,10 +278,16 @@ impl Scope<'_> {
     fn flights(&self, (candidate, family): (&Candidate, &Family), tables: &Tables<'_>) -> Option<Flights> {
         let micro_batch = candidate.micro_batch as f64 / tables.bench.candidate.micro_batch as f64;
         let bytes = micro_batch * self.constants.fragmentation_factor;
-        let mut ascending: Vec<f64> = family.in_flight.iter().map(|flight| flight * bytes).collect();
-        ascending.sort_by(f64::total_cmp);
+        let least = family.waits().least;
+        let waits = (0..).map(|stage| family.sends.get(stage).map_or(0.0, |own| own - least));
+        let mut stages: Vec<(f64, f64)> =
+            family.in_flight.iter().map(|flight| flight * bytes).zip(waits).collect();
+        // Of stages with as many in flight, the last comes first.
+        stages.reverse();
+        stages.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (ascending, waits): (Vec<f64>, Vec<f64>) = stages.into_iter().unzip();
         let ends = [*ascending.first()?, *ascending.last()?];
-        Some(Flights { ascending, ends, part: micro_batch })
+        Some(Flights { ascending, waits, ends, part: micro_batch })
     }
 
     /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least; what is not asked as
@@ -287,7 +296,7 @@ impl Scope<'_> {
         &'s self,
         (tables, ready): (&'t Tables<'s>, &Ready<'t>),
         (flights, weights, worth): (&Flights, [f64; 2], Worth),
-        effort: Effort,
+        exactness: Exactness,
     ) -> Option<Priced> {
         let n_ends = if flights.ends[0] < flights.ends[1] { 2 } else { 1 };
         let stages: Vec<Stage> = (0..n_ends)
@@ -295,22 +304,22 @@ impl Scope<'_> {
                 flight: flights.ends[end],
                 weight: weights[end],
                 part: flights.part,
-                by: match effort {
-                    Effort::Least => By::One(worth.parts[end]),
-                    Effort::Frequent => By::Most,
-                    Effort::All => By::Exact,
+                by: match exactness {
+                    Exactness::Least => By::One(worth.parts[end]),
+                    Exactness::Frequent => By::Most,
+                    Exactness::All => By::Exact,
                 },
             })
             .collect();
         let main = self.most_frequent();
         let mut sum = Priced::default();
         for (kind, &count) in self.counts.iter().enumerate() {
-            let least = match (self.is_rare(kind), effort) {
+            let least = match (self.is_rare(kind), exactness) {
                 (false, _) => priced(&ready.kinds[kind], tables, (&stages, worth.price))?,
-                (true, Effort::Least | Effort::Frequent) => {
+                (true, Exactness::Least | Exactness::Frequent) => {
                     Priced { value: ready.free[kind], ..Priced::default() }
                 }
-                (true, Effort::All) => {
+                (true, Exactness::All) => {
                     let rare = ready.rare.get_or_init(|| self.rare((tables, ready.of)));
                     priced(&rare[kind], tables, (&stages, worth.price))?
                 }
@@ -352,7 +361,13 @@ pub(super) fn priced(
         let (value, choices) = match stage.by {
             By::One(parts) => chooser.bound_at(question, parts)?,
             By::Most => of_parts(chooser.bound_apart(question)?),
-            By::Exact => of_parts(chooser.cheapest_apart(question)?),
+            By::Exact => {
+                let bound = chooser.bound_apart(question)?;
+                if least.is_some_and(|least| bound.bound >= least.value) {
+                    continue;
+                }
+                of_parts(chooser.cheapest_apart(question)?)
+            }
         };
         if least.is_none_or(|least| value < least.value) {
             let (nodes, edges) = chooser.problem().problem.parts(&choices)?;

@@ -194,6 +194,12 @@ fn a_model_on_two_nodes() {
     assert_search_is_exhaustive(&question("gemma-2-9b", "dgx-h100", 16, 32));
 }
 
+/// Stages go on when they have sent, over a link on which that takes long.
+#[test]
+fn stages_that_wait_for_what_they_send() {
+    assert_search_is_exhaustive(&question("gpt2", "rtx4090-x8", 16, 16));
+}
+
 #[test]
 fn a_model_with_experts() {
     assert_search_is_exhaustive(&question("qwen3-30b-a3b", "dgx-h200", 8, 16));
