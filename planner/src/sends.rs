@@ -15,10 +15,10 @@ use crate::candidate::{Candidate, Scope};
 
 impl Scope<'_> {
     /// Per stage of a candidate on one ground, least seconds of a step that it waits for its sends where stages are whole;
-    /// nothing of models that branch, for what then crosses depends on where they are cut.
+    /// nothing of models that branch, for what then crosses depends on where they are cut, nor where stages differ in width.
     pub(crate) fn least_sends(&self, candidate: &Candidate) -> Vec<f64> {
         let p = candidate.n_stages;
-        if p == 1 || !self.bends.is_empty() {
+        if p == 1 || !self.bends.is_empty() || !candidate.meshes.is_empty() {
             return Vec::new();
         }
         let sequence = self.request.job.sequence;
