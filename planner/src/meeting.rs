@@ -4,7 +4,6 @@
 //! gradient. The conversions both ways are paid every micro-batch; a value that backward needs is kept in the smaller
 //! of its two shardings, converted again from there, or computed again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cost_model::dispatch::Routing;
@@ -222,15 +221,18 @@ impl Matrix {
     }
 }
 
-/// Numbers things of one key alike: the number of each, and the first of every key in the order in which they come.
-pub(crate) fn number<T: Copy, K: Ord>(list: &[T], key: impl Fn(T) -> K) -> (Vec<u32>, Vec<T>) {
-    let mut numbers: BTreeMap<K, u32> = BTreeMap::new();
-    let mut distinct = Vec::new();
+/// Numbers things of one key alike: the number of each, and the first of every key in the order in which they come. Keys are
+/// few, and what comes next mostly has that of what came last.
+pub(crate) fn number<T: Copy, K: PartialEq>(list: &[T], key: impl Fn(T) -> K) -> (Vec<u32>, Vec<T>) {
+    let (mut keys, mut distinct): (Vec<K>, Vec<T>) = (Vec::new(), Vec::new());
     let number = |one: &T| {
-        *numbers.entry(key(*one)).or_insert_with(|| {
+        let own = key(*one);
+        let at = keys.iter().rposition(|known| *known == own).unwrap_or_else(|| {
+            keys.push(own);
             distinct.push(*one);
-            distinct.len() as u32 - 1
-        })
+            keys.len() - 1
+        });
+        at as u32
     };
     (list.iter().map(number).collect(), distinct)
 }

@@ -52,6 +52,19 @@ pub struct Levels {
     ends: Vec<Vec<usize>>,
 }
 
+/// What consecutive layers consist of.
+struct Range {
+    /// Kinds that are among them, and how many of each.
+    layers: Vec<(usize, f64)>,
+    /// Per such kind, the same of those behind its last.
+    behind: Vec<Vec<(usize, f64)>>,
+}
+
+/// What layers have of something together.
+fn summed(layers: &[(usize, f64)], costs: &[LayerCost], of: impl Fn(&LayerCost) -> f64) -> f64 {
+    layers.iter().map(|&(kind, count)| count * of(&costs[kind])).sum()
+}
+
 /// Layers of one chunk and how they are run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chunk {
@@ -117,27 +130,36 @@ impl Levels {
         self.least(0, self.counts.len() - 1)
     }
 
-    /// Bytes that a range of layers holds all the time.
-    fn lasting(&self, from: usize, to: usize, level: usize, in_flight: f64) -> f64 {
-        self.sum(from, to, level, |cost| cost.state + in_flight * cost.saved)
+    /// What a range of layers consists of.
+    fn range(&self, from: usize, to: usize) -> Range {
+        let between = |from: usize, to: usize| -> Vec<(usize, f64)> {
+            let counts = self.counts[to].iter().zip(&self.counts[from]).enumerate();
+            counts
+                .filter(|(_, (to, from))| to > from)
+                .map(|(kind, (to, from))| (kind, (to - from) as f64))
+                .collect()
+        };
+        let layers = between(from, to);
+        let behind = layers.iter().map(|&(kind, _)| between(self.ends[to][kind], to)).collect();
+        Range { layers, behind }
     }
 
-    /// Bytes that it needs beside that while one of its layers runs.
-    fn passing(&self, from: usize, to: usize, level: usize) -> f64 {
-        let present = || (0..self.costs[level].len()).filter(|&kind| self.count(from, to, kind) > 0.0);
+    /// Bytes that it needs beside what it holds all the time while one of its layers runs.
+    fn passing(&self, Range { layers, behind }: &Range, level: usize) -> f64 {
+        let costs = &self.costs[level];
         // When backward reaches a layer, what those behind it kept is free again.
-        let beside = |kind: usize| {
-            let cost = &self.costs[level][kind];
-            let free = self.sum(self.ends[to][kind], to, level, |cost| cost.saved);
-            (cost.working - free).max(0.0) + cost.logits
+        let beside = |(&(kind, _), behind): (&(usize, f64), &Vec<(usize, f64)>)| {
+            let free = summed(behind, costs, |cost| cost.saved);
+            (costs[kind].working - free).max(0.0) + costs[kind].logits
         };
-        let unit = |kind: usize| GatheredUnit {
-            parameters: Bytes(self.costs[level][kind].gathered),
-            gradient: Bytes(self.costs[level][kind].unreduced),
-            count: self.count(from, to, kind),
+        let unit = |&(kind, count): &(usize, f64)| GatheredUnit {
+            parameters: Bytes(costs[kind].gathered),
+            gradient: Bytes(costs[kind].unreduced),
+            count,
         };
-        let once: f64 = present().map(|kind| self.costs[level][kind].once).sum();
-        once + gathered_units(present().map(unit)).0 + present().map(beside).fold(0.0, f64::max)
+        let once: f64 = layers.iter().map(|&(kind, _)| costs[kind].once).sum();
+        once + gathered_units(layers.iter().map(unit)).0
+            + layers.iter().zip(behind).map(beside).fold(0.0, f64::max)
     }
 
     /// The kind with most layers in a range; ties to the first.
@@ -161,21 +183,26 @@ impl Levels {
         (used, later): (Used, f64),
     ) -> Option<Chunk> {
         let kind = self.main_kind(from, to);
+        let range = self.range(from, to);
         let each = |level: usize| self.costs[level][kind].state + in_flight * self.costs[level][kind].saved;
-        let own = |level: usize| self.lasting(from, to, level, in_flight);
-        let needs = |level: usize| {
-            let all_later = later * self.count(from, to, kind) * each(level);
-            used.lasting + own(level) + all_later + used.passing.max(self.passing(from, to, level))
+        let own = |level: usize| {
+            summed(&range.layers, &self.costs[level], |cost| cost.state + in_flight * cost.saved)
         };
-        let level = (0..self.costs.len()).find(|&level| needs(level) <= capacity)?;
+        let time = |level: usize| summed(&range.layers, &self.costs[level], |cost| cost.time);
+        let lasting =
+            |level: usize| used.lasting + own(level) + later * self.count(from, to, kind) * each(level);
+        let needs = |level: usize| lasting(level) + used.passing.max(self.passing(&range, level));
+        // What it holds all the time rules most out, and takes less to say.
+        let fits = |&level: &usize| lasting(level) <= capacity && needs(level) <= capacity;
+        let level = (0..self.costs.len()).find(fits)?;
         let plain = |level: usize| Chunk {
             from,
             to,
             level,
             smaller: 0,
-            time: self.sum(from, to, level, |cost| cost.time),
+            time: time(level),
             lasting: own(level),
-            passing: self.passing(from, to, level),
+            passing: self.passing(&range, level),
         };
         let Some(faster) = level.checked_sub(1) else { return Some(plain(level)) };
         // Between two levels: only as many layers of the main kind go to the smaller one as must.
@@ -191,9 +218,9 @@ impl Levels {
         let needed = (over / (gain * (1.0 + later))).ceil();
         if gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind) {
             let slower = self.costs[level][kind].time - self.costs[faster][kind].time;
-            let time = self.sum(from, to, faster, |cost| cost.time) + needed * slower;
+            let time = time(faster) + needed * slower;
             let lasting = own(faster) - needed * gain;
-            let passing = self.passing(from, to, faster) + working;
+            let passing = self.passing(&range, faster) + working;
             let mixed = Chunk { from, to, level: faster, smaller: needed as u64, time, lasting, passing };
             if mixed.time < plain(level).time {
                 return Some(mixed);

@@ -8,6 +8,8 @@
 //!   elimination with every pair of time and memory that is worth having in place of the one least cost (`labels`)
 //!   closes what is left.
 
+use std::sync::Arc;
+
 use crate::problem::{Cost, Edge, Node, Problem, Solution};
 
 mod branch;
@@ -20,7 +22,7 @@ mod weighed;
 pub use branch::solve;
 pub use capacity::relax;
 use narrow::{Aim, Moved};
-use weighed::{Pairs, Weighed};
+use weighed::{Pairs, Ports, Weighed};
 
 /// A solution with its certificate.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,13 +51,43 @@ impl Weights {
     }
 }
 
+/// The pairs of an edge, seconds and bytes apart, so that pricing them is one pass over each.
+struct Costs {
+    /// Infinite where the pair is forbidden.
+    times: Vec<f64>,
+    /// Nothing where no pair takes any.
+    bytes: Option<Vec<f64>>,
+}
+
+impl Costs {
+    fn of(edge: &Edge) -> Self {
+        let times = edge.table.iter().map(|cost| cost.map_or(f64::INFINITY, |cost| cost.time)).collect();
+        let bytes: Vec<f64> = edge.table.iter().map(|cost| cost.map_or(0.0, |cost| cost.memory)).collect();
+        let any = bytes.iter().any(|&bytes| bytes != 0.0);
+        Self { times, bytes: any.then_some(bytes) }
+    }
+
+    fn weighed(&self, weights: Weights) -> Vec<f64> {
+        // Nothing times infinitely much is no number.
+        let time = |time: f64| if time < f64::INFINITY { weights.time * time } else { f64::INFINITY };
+        match &self.bytes {
+            None => self.times.iter().map(|&one| time(one)).collect(),
+            Some(bytes) => {
+                self.times.iter().zip(bytes).map(|(&one, bytes)| time(one) + weights.memory * bytes).collect()
+            }
+        }
+    }
+}
+
 /// A problem whose choices are sorted into classes that every edge sees alike; made once, asked at many prices.
 pub struct Prepared<'a> {
     problem: &'a Problem,
     /// Per node, the choices of each class.
     members: Vec<Vec<Vec<usize>>>,
     /// Per edge, the ports of the classes of its two nodes.
-    ports: Vec<(Vec<u32>, Vec<u32>)>,
+    ports: Vec<[Ports; 2]>,
+    /// Per edge, its pairs.
+    costs: Arc<[Costs]>,
     /// Whether every port of every edge is that of some class.
     no_idle: bool,
 }
@@ -65,11 +97,16 @@ impl<'a> Prepared<'a> {
     pub fn new(problem: &'a Problem) -> Self {
         let all: Vec<Vec<usize>> =
             problem.nodes.iter().map(|node| (0..node.choices.len()).collect()).collect();
-        Self::of(problem, &all)
+        Self::of(problem, &all, problem.edges.iter().map(Costs::of).collect())
+    }
+
+    /// The same with only some of the choices of every node.
+    fn with_open(&self, open: &[Vec<usize>]) -> Self {
+        Self::of(self.problem, open, Arc::clone(&self.costs))
     }
 
     /// Sorts some of the choices of every node; the others are as if they were not.
-    fn of(problem: &'a Problem, open: &[Vec<usize>]) -> Self {
+    fn of(problem: &'a Problem, open: &[Vec<usize>], costs: Arc<[Costs]>) -> Self {
         let mut seen: Vec<Vec<&[u32]>> = vec![Vec::new(); problem.nodes.len()];
         for edge in &problem.edges {
             seen[edge.from].push(&edge.from_port);
@@ -77,18 +114,18 @@ impl<'a> Prepared<'a> {
         }
         let members: Vec<Vec<Vec<usize>>> =
             open.iter().zip(&seen).map(|(open, seen)| classes(open, seen)).collect();
-        let side = |node: usize, ports: &[u32], members: &[Vec<Vec<usize>>]| -> Vec<u32> {
+        let side = |node: usize, ports: &[u32], members: &[Vec<Vec<usize>>]| -> Ports {
             members[node].iter().map(|class| ports[class[0]]).collect()
         };
         let of_edge = |edge: &Edge| {
-            (side(edge.from, &edge.from_port, &members), side(edge.to, &edge.to_port, &members))
+            [side(edge.from, &edge.from_port, &members), side(edge.to, &edge.to_port, &members)]
         };
-        let ports: Vec<(Vec<u32>, Vec<u32>)> = problem.edges.iter().map(of_edge).collect();
-        let no_idle = problem.edges.iter().zip(&ports).all(|(edge, (from, to))| {
+        let ports: Vec<[Ports; 2]> = problem.edges.iter().map(of_edge).collect();
+        let no_idle = problem.edges.iter().zip(&ports).all(|(edge, [from, to])| {
             let n_from = edge.table.len() / edge.n_to_ports.max(1);
             all_used(from, n_from) && all_used(to, edge.n_to_ports)
         });
-        Self { problem, members, ports, no_idle }
+        Self { problem, members, ports, costs, no_idle }
     }
 
     /// The choices that are sorted.
@@ -185,9 +222,9 @@ impl<'a> Prepared<'a> {
             choices.push(own);
             classes.push(of);
         }
-        let side = |node: usize, ports: &[u32]| classes[node].iter().map(|&class| ports[class]).collect();
+        let side = |node: usize, ports: &Ports| classes[node].iter().map(|&class| ports[class]).collect();
         let edges = self.problem.edges.iter().zip(&self.ports);
-        let ports = edges.map(|(edge, (from, to))| (side(edge.from, from), side(edge.to, to))).collect();
+        let ports = edges.map(|(edge, [from, to])| [side(edge.from, from), side(edge.to, to)]).collect();
         let cost = |(node, list): (&Node, &Vec<usize>)| {
             list.iter().map(|&choice| weights.of(node.choices[choice])).collect()
         };
@@ -195,18 +232,14 @@ impl<'a> Prepared<'a> {
         Weighed { costs, choices, tables: self.tables(weights, ports) }.without_idle()
     }
 
-    fn tables(&self, weights: Weights, ports: Vec<(Vec<u32>, Vec<u32>)>) -> Vec<Pairs> {
-        let table = |(edge, (from, to)): (&Edge, (Vec<u32>, Vec<u32>))| Pairs {
+    fn tables(&self, weights: Weights, ports: Vec<[Ports; 2]>) -> Vec<Pairs> {
+        let table = |((edge, costs), ports): ((&Edge, &Costs), [Ports; 2])| Pairs {
             nodes: [edge.from, edge.to],
-            ports: [from, to],
+            ports,
             n_ports: [edge.table.len() / edge.n_to_ports, edge.n_to_ports],
-            values: edge
-                .table
-                .iter()
-                .map(|cost| cost.map_or(f64::INFINITY, |cost| weights.of(cost)))
-                .collect(),
+            values: costs.weighed(weights),
         };
-        self.problem.edges.iter().zip(ports).map(table).collect()
+        self.problem.edges.iter().zip(self.costs.iter()).zip(ports).map(table).collect()
     }
 }
 

@@ -38,7 +38,7 @@ impl Prepared<'_> {
         let (part_labels, mut labels_left) = limits;
         let relaxed = self.relax(capacity)?;
         let best = relaxed.certified.solution.clone();
-        let mut search = Search { problem: self.problem, capacity, best, parts: Vec::new() };
+        let mut search = Search { whole: self, capacity, best, parts: Vec::new() };
         search.add(Part { open: self.open(), relaxed });
         while let Some(part) = search.next() {
             let bound = part.relaxed.certified.bound;
@@ -59,7 +59,7 @@ struct Part {
 }
 
 struct Search<'a> {
-    problem: &'a Problem,
+    whole: &'a Prepared<'a>,
     capacity: f64,
     best: Solution,
     /// Parts that may hold a faster plan.
@@ -91,22 +91,22 @@ impl Search<'_> {
         let price = part.relaxed.price;
         let cost = self.best.cost.time + price * self.capacity;
         let limit = cost + ROUNDING * cost.abs();
-        let prepared = Prepared::of(self.problem, &part.open);
+        let prepared = self.whole.with_open(&part.open);
         let apart = prepared.weighed_apart(Weights::priced(price));
         let Some(moved) = apart.and_then(|apart| Moved::new(apart).narrow(Aim::Below(limit))) else {
             return 0;
         };
-        let (labelled, made) = labels::fastest(self.problem, &moved, (self.capacity, limit), most);
+        let (labelled, made) = labels::fastest(self.whole.problem, &moved, (self.capacity, limit), most);
         match labelled {
             Labelled::Nothing => {}
             Labelled::Fastest(choices) => {
-                if let Some(cost) = self.problem.total(&choices) {
+                if let Some(cost) = self.whole.problem.total(&choices) {
                     self.found(Solution { choices, cost });
                 }
             }
             Labelled::TooMany => {
                 for open in self.split(moved.weighed.choices, &part.relaxed.ends) {
-                    let relaxed = Prepared::of(self.problem, &open).relax(self.capacity);
+                    let relaxed = self.whole.with_open(&open).relax(self.capacity);
                     if let Some(relaxed) = relaxed {
                         self.add(Part { open, relaxed });
                     }
@@ -149,7 +149,7 @@ impl Search<'_> {
                 prices.iter().flatten().fold((0.0, 0.0), |(n, sum), cost| (n + 1.0, sum + cost.memory));
             if n > 0.0 { sum / n } else { 0.0 }
         };
-        let edges = self.problem.edges.iter().map(|edge| {
+        let edges = self.whole.problem.edges.iter().map(|edge| {
             if edge.from == node {
                 mean(open[edge.to].iter().map(|&to| edge.price(choice, to)).collect())
             } else if edge.to == node {
@@ -158,6 +158,6 @@ impl Search<'_> {
                 0.0
             }
         });
-        self.problem.nodes[node].choices[choice].memory + edges.sum::<f64>()
+        self.whole.problem.nodes[node].choices[choice].memory + edges.sum::<f64>()
     }
 }

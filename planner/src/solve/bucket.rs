@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::weighed::{Pairs, Weighed};
+use super::weighed::{Pairs, Ports, Weighed};
 
 /// A table over the ports of a few nodes, left by an eliminated node.
 pub(super) struct Table<T> {
     /// Nodes, each with the port of every class and the number of ports.
-    pub(super) scope: Vec<(usize, Vec<u32>, usize)>,
+    pub(super) scope: Vec<(usize, Ports, usize)>,
     /// One per combination of ports, the last node's fastest.
     pub(super) values: Vec<T>,
 }
@@ -29,7 +29,7 @@ impl<T> Table<T> {
 /// How to find an eliminated node's best class once its neighbours are chosen.
 struct Back {
     node: usize,
-    scope: Vec<(usize, Vec<u32>, usize)>,
+    scope: Vec<(usize, Ports, usize)>,
     best: Vec<u32>,
 }
 
@@ -98,7 +98,7 @@ pub(super) fn joint_ports<T>(
     classes: std::ops::Range<usize>,
 ) -> (Vec<u32>, Vec<Vec<u32>>) {
     let seen = tables.iter().flat_map(|table| &table.scope).filter(|(n, ..)| *n == node);
-    let seen: Vec<&Vec<u32>> = seen.map(|(_, ports, _)| ports).collect();
+    let seen: Vec<&Ports> = seen.map(|(_, ports, _)| ports).collect();
     let tuples: Vec<Vec<u32>> =
         classes.map(|class| seen.iter().map(|ports| ports[class]).collect()).collect();
     let mut numbers: BTreeMap<&Vec<u32>, u32> = BTreeMap::new();
@@ -147,8 +147,11 @@ fn absorb(node: usize, own: &[f64], touching: &[Table<f64>], costs: &[Vec<f64>])
         at[dim] += 1;
         at[dim + 1..].fill(0);
     }
-    let scope: Vec<(usize, Vec<u32>, usize)> =
-        others.iter().zip(joint).map(|(&other, (ports, tuples))| (other, ports, tuples.len())).collect();
+    let scope: Vec<(usize, Ports, usize)> = others
+        .iter()
+        .zip(joint)
+        .map(|(&other, (ports, tuples))| (other, ports.into(), tuples.len()))
+        .collect();
     (Table { scope: scope.clone(), values }, Back { node, scope, best })
 }
 

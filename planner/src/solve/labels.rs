@@ -147,7 +147,8 @@ impl Search<'_> {
             at[dim] += 1;
             at[dim + 1..].fill(0);
         }
-        let scope = others.iter().zip(joint).map(|(&other, (ports, tuples))| (other, ports, tuples.len()));
+        let scope =
+            others.iter().zip(joint).map(|(&other, (ports, tuples))| (other, ports.into(), tuples.len()));
         Some(Table { scope: scope.collect(), values })
     }
 

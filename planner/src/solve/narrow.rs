@@ -3,11 +3,11 @@
 //! The costs are moved between nodes and edges so that the sum of every combination stays what it is (equivalent
 //! transformations; Kolmogorov 2006, "Convergent tree-reweighted message passing", section 3):
 //! ```text
-//! cost of a combination  =  base + sum_i n[i, c(i)] + sum_e (t[e, p, q] - a[e, p] - b[e, q])    -> Moved
+//! cost of a combination  =  sum_i n[i, c(i)] + sum_e (t[e, p, q] - a[e, p] - b[e, q])           -> Moved
 //! pull:  a[e, p] = min_q (t[e, p, q] - b[e, q]),  and n[i, c] takes what a gained               -> pull()
 //! push:  the edges ahead get an equal part of what n[i, c] exceeds min_c n[i, c] by             -> push()
 //! ```
-//! Edges never fall below zero, so `base + sum_i min_c n[i, c]` bounds every combination from below, and with `n[i, c]`
+//! Edges never fall below zero, so `sum_i min_c n[i, c]` bounds every combination from below, and with `n[i, c]`
 //! in place of node i's minimum every combination that contains class c. A class whose bound exceeds the cost of a
 //! known combination is closed. On a tree one sweep each way makes the bounds exact; a layer is nearly one.
 
@@ -27,14 +27,14 @@ pub(super) struct Moved {
     nodes: Vec<Vec<f64>>,
     /// What every port's row or column has given away.
     given: Vec<[Vec<f64>; 2]>,
-    /// Sum of what every combination pays.
-    base: f64,
     /// Least of every node.
     least: Vec<f64>,
     /// Per node, the tables that see it and on which side.
     incident: Vec<Vec<(usize, usize)>>,
     /// No combination above this is wanted.
     limit: f64,
+    /// Room for what a port, and for what a class, is given.
+    room: [Vec<f64>; 2],
 }
 
 /// Which combinations must be left.
@@ -62,24 +62,16 @@ impl Moved {
         for (t, table) in weighed.tables.iter().enumerate() {
             (0..2).for_each(|side| incident[table.nodes[side]].push((t, side)));
         }
-        let mut base = 0.0;
-        let given = weighed
-            .tables
-            .iter()
-            .map(|table| {
-                // A table of forbidden pairs has no least cost; pulling from it closes what it joins.
-                let least = minimum(&table.values);
-                let least = if least.is_finite() { least } else { 0.0 };
-                base += least;
-                [vec![least; table.n_ports[0]], vec![0.0; table.n_ports[1]]]
-            })
-            .collect();
-        Self { weighed, nodes, given, base, least, incident, limit: f64::INFINITY }
+        // What edges cost at least is pulled out of them by the first sweep.
+        let given =
+            weighed.tables.iter().map(|table| table.n_ports.map(|n_ports| vec![0.0; n_ports])).collect();
+        let (limit, room) = (f64::INFINITY, [Vec::new(), Vec::new()]);
+        Self { weighed, nodes, given, least, incident, limit, room }
     }
 
     /// No combination that is left is below this.
     pub(super) fn bound(&self) -> f64 {
-        self.base + self.least.iter().sum::<f64>()
+        self.least.iter().sum()
     }
 
     /// Sweeps until few classes are left or nothing moves. `None` where every combination is forbidden or above the
@@ -113,7 +105,7 @@ impl Moved {
     /// A cost that no combination is below, by one sweep each way, and the combination that the second came across. Nearly
     /// the least on what is nearly a tree. `None` where that combination is forbidden, or all are.
     pub(super) fn bounded(mut self) -> Option<(f64, Vec<usize>)> {
-        self.sweep(Sweep::Forward)?;
+        self.hand_on()?;
         let picked = self.sweep(Sweep::Backward)?;
         self.weighed.total(&picked).is_finite().then(|| (self.bound(), picked))
     }
@@ -132,6 +124,24 @@ impl Moved {
 
     fn n_closed(&self) -> usize {
         self.nodes.iter().flatten().filter(|cost| cost.is_infinite()).count()
+    }
+
+    /// Every node takes what the edges behind it ask and hands it on to those ahead: half of a sweep, which picks nothing.
+    fn hand_on(&mut self) -> Option<()> {
+        for node in 0..self.nodes.len() {
+            for i in 0..self.incident[node].len() {
+                let (table, side) = self.incident[node][i];
+                if self.weighed.tables[table].nodes[1 - side] < node {
+                    self.pull(node, table, side);
+                }
+            }
+            self.least[node] = minimum(&self.nodes[node]);
+            if self.least[node].is_infinite() {
+                return None;
+            }
+            self.push(node, Sweep::Forward);
+        }
+        Some(())
     }
 
     /// One sweep over all nodes; a combination that it comes across, or `None` where a node has no class left.
@@ -159,24 +169,26 @@ impl Moved {
     fn pull(&mut self, node: usize, t: usize, side: usize) {
         let table = &self.weighed.tables[t];
         let [rows, columns] = &self.given[t];
-        let asked = if side == 0 {
-            table.values.chunks_exact(table.n_ports[1]).map(|row| least_difference(row, columns)).collect()
+        let lines = table.values.chunks_exact(table.n_ports[1]);
+        let asked = &mut self.room[0];
+        asked.clear();
+        if side == 0 {
+            asked.extend(lines.map(|row| least_difference(row, columns)));
         } else {
-            let mut least = vec![f64::INFINITY; table.n_ports[1]];
-            for (row, given) in table.values.chunks_exact(table.n_ports[1]).zip(rows) {
-                least.iter_mut().zip(row).for_each(|(least, value)| *least = smaller(*least, value - given));
+            asked.resize(table.n_ports[1], f64::INFINITY);
+            for (row, given) in lines.zip(rows) {
+                asked.iter_mut().zip(row).for_each(|(least, value)| *least = smaller(*least, value - given));
             }
-            least
-        };
-        let given = std::mem::replace(&mut self.given[t][side], asked);
-        let asked = &mut self.given[t][side];
-        for (cost, &port) in self.nodes[node].iter_mut().zip(&table.ports[side]) {
+        }
+        std::mem::swap(asked, &mut self.given[t][side]);
+        let (given, asked) = (&self.room[0], &mut self.given[t][side]);
+        for (cost, &port) in self.nodes[node].iter_mut().zip(table.ports[side].iter()) {
             let (asked, given) = (asked[port as usize], given[port as usize]);
             // A port that was shut has no open class; one that nothing opposite can meet closes its own.
             *cost =
                 if asked.is_finite() && given.is_finite() { *cost + (asked - given) } else { f64::INFINITY };
         }
-        for (asked, given) in asked.iter_mut().zip(&given) {
+        for (asked, given) in asked.iter_mut().zip(given) {
             if asked.is_infinite() || given.is_infinite() {
                 *asked = f64::NEG_INFINITY;
             }
@@ -198,7 +210,7 @@ impl Moved {
         for &(t, side) in &self.incident[node] {
             let given = &mut self.given[t][side];
             let mut open = vec![false; given.len()];
-            for (cost, &port) in self.nodes[node].iter().zip(&self.weighed.tables[t].ports[side]) {
+            for (cost, &port) in self.nodes[node].iter().zip(self.weighed.tables[t].ports[side].iter()) {
                 open[port as usize] |= cost.is_finite();
             }
             given.iter_mut().zip(open).filter(|(_, open)| !open).for_each(|(g, _)| *g = f64::NEG_INFINITY);
@@ -216,7 +228,8 @@ impl Moved {
             }
             let port = table.ports[1 - side][picked[other]] as usize;
             let given = &self.given[t];
-            for (cost, &own) in costs.iter_mut().zip(&table.ports[side]).filter(|(c, _)| c.is_finite()) {
+            for (cost, &own) in costs.iter_mut().zip(table.ports[side].iter()).filter(|(c, _)| c.is_finite())
+            {
                 let (row, column) = if side == 0 { (own as usize, port) } else { (port, own as usize) };
                 *cost += table.values[row * table.n_ports[1] + column] - given[0][row] - given[1][column];
             }
@@ -226,30 +239,33 @@ impl Moved {
 
     /// Gives every edge ahead an equal part of what the node's classes cost above the least.
     fn push(&mut self, node: usize, sweep: Sweep) {
-        let ahead = |&&(t, side): &&(usize, usize)| {
+        let is_ahead = |&(t, side): &(usize, usize)| {
             let other = self.weighed.tables[t].nodes[1 - side];
             if sweep == Sweep::Forward { other > node } else { other < node }
         };
-        let edges: Vec<(usize, usize)> = self.incident[node].iter().filter(ahead).copied().collect();
-        if edges.is_empty() {
+        let incident = &self.incident[node];
+        let n_ahead = incident.iter().filter(|edge| is_ahead(edge)).count();
+        if n_ahead == 0 {
             return;
         }
-        let part = 1.0 / edges.len().max(self.incident[node].len() - edges.len()) as f64;
+        let part = 1.0 / n_ahead.max(incident.len() - n_ahead) as f64;
         let least = self.least[node];
-        let excess: Vec<f64> = self.nodes[node].iter().map(|cost| part * (cost - least)).collect();
-        for (t, side) in edges {
+        let [pushed, excess] = &mut self.room;
+        excess.clear();
+        excess.extend(self.nodes[node].iter().map(|cost| part * (cost - least)));
+        for &(t, side) in incident.iter().filter(|edge| is_ahead(edge)) {
             let ports = &self.weighed.tables[t].ports[side];
-            let mut pushed = vec![f64::INFINITY; self.given[t][side].len()];
-            for (excess, &port) in excess.iter().zip(ports) {
+            pushed.clear();
+            pushed.resize(self.given[t][side].len(), f64::INFINITY);
+            for (excess, &port) in excess.iter().zip(ports.iter()) {
                 pushed[port as usize] = smaller(pushed[port as usize], *excess);
             }
-            for (given, pushed) in self.given[t][side].iter_mut().zip(&pushed).filter(|(_, p)| p.is_finite())
-            {
-                *given -= pushed;
-            }
-            for (cost, &port) in self.nodes[node].iter_mut().zip(ports).filter(|(cost, _)| cost.is_finite()) {
-                *cost -= pushed[port as usize];
-            }
+            let given = self.given[t][side].iter_mut().zip(pushed.iter());
+            given.filter(|(_, pushed)| pushed.is_finite()).for_each(|(given, pushed)| *given -= pushed);
+            let costs = self.nodes[node].iter_mut().zip(ports.iter());
+            costs
+                .filter(|(cost, _)| cost.is_finite())
+                .for_each(|(cost, &port)| *cost -= pushed[port as usize]);
         }
     }
 

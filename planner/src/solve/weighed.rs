@@ -1,5 +1,10 @@
 //! A choice problem at one price of memory: one number per class of choices and per pair of ports.
 
+use std::sync::Arc;
+
+/// Port of every class of a node on an edge.
+pub(super) type Ports = Arc<[u32]>;
+
 /// Choices of a node that every edge sees alike are one class; the cheapest of them stands for all.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Weighed {
@@ -16,8 +21,8 @@ pub(super) struct Weighed {
 pub(super) struct Pairs {
     /// The two nodes.
     pub(super) nodes: [usize; 2],
-    /// Port of every class of either node.
-    pub(super) ports: [Vec<u32>; 2],
+    /// Of either node.
+    pub(super) ports: [Ports; 2],
     /// Ports of either node.
     pub(super) n_ports: [usize; 2],
     /// Cost per pair, row by row of the first node's ports; infinite where the pair is forbidden.
