@@ -571,11 +571,15 @@ impl Scope<'_> {
         let mut cut: Vec<Cut> = Vec::new();
         let ends = self.ends(candidate);
         let orders = self.schedules(candidate).into_iter();
-        let orders = orders.flat_map(|schedule| ends.iter().map(move |&ends| (schedule, ends)));
-        for (at, (schedule, ends)) in orders.enumerate() {
+        let orders: Vec<(Schedule, Ends)> =
+            orders.flat_map(|schedule| ends.iter().map(move |&ends| (schedule, ends))).collect();
+        let cut_for = |&(schedule, ends): &(Schedule, Ends)| {
             let shares = Share::of(schedule, levels.len()).iter();
-            let all_cuts = |&share| self.cuts(candidate, (schedule, share, ends), &levels);
-            match shares.filter_map(all_cuts).next() {
+            shares.filter_map(|&share| self.cuts(candidate, (schedule, share, ends), &levels)).next()
+        };
+        let all_cuts: Vec<Option<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
+        for ((at, (schedule, ends)), cuts) in orders.into_iter().enumerate().zip(all_cuts) {
+            match cuts {
                 Some(cuts) => {
                     let least = self.least_time(candidate, schedule, &cuts);
                     cut.push(Cut { least, at, schedule, ends, cuts });

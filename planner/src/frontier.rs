@@ -268,7 +268,8 @@ impl<'a> Frontier<'a> {
             Some(Room { times, likely, worth }) => {
                 times.iter().for_each(|&time| self.raise(at, time));
                 self.worth.extend(worth.map(|worth| (self.candidates[at].n_stages, worth)));
-                self.least[at].max(likely.0)
+                let crowding = self.own[at].as_ref().map_or(1.0, |own| own.crowding);
+                self.least[at].max(likely.0) * slower_in_room(crowding)
             }
             None => self.own[at].as_ref().map_or(0.0, promise),
         };
@@ -369,7 +370,9 @@ impl<'a> Frontier<'a> {
         let time = self.bound(Task::Refine(group));
         if let (true, Some(next)) = (time.is_finite(), self.next(group)) {
             let crowding = self.crowding(group, self.groups[group].left[next]);
-            self.asked.push(Reverse(((time * slower(crowding)).to_bits(), Task::Refine(group))));
+            let slower =
+                if self.groups[group].is_weighed { slower_in_room(crowding) } else { slower(crowding) };
+            self.asked.push(Reverse(((time * slower).to_bits(), Task::Refine(group))));
         }
     }
 
@@ -406,6 +409,12 @@ fn promise(bound: &Bound) -> f64 {
 /// looked at first.
 fn slower(crowding: f64) -> f64 {
     1.0 + 0.17 * (crowding - 1.0).max(0.0)
+}
+
+/// How much slower they become than their bound in the memory that there is: about what those plans lost. It only decides
+/// what is looked at first.
+fn slower_in_room(crowding: f64) -> f64 {
+    1.0 + (0.06 * (crowding - 1.0)).clamp(0.0, 0.3)
 }
 
 /// Every so many batches of tasks, one at least brings a candidate nearer to a plan.
