@@ -11,14 +11,19 @@ use rayon::prelude::*;
 
 use crate::forms::Forms;
 use crate::frontier::Frontier;
-use crate::optimize::BATCH;
 use crate::room::Together;
 
-/// Times that the candidates with the least bounds are asked, at most.
-const ROUNDS: usize = 24;
+/// Candidates that are asked between two looks at the least: a fixed number, so that threads do not change the work.
+const AT_ONCE: usize = 4;
 
-/// Of them, those that may be asked schedule by schedule: that takes several times as long.
+/// Times that the candidates with the least bounds are asked, at most.
+const ROUNDS: usize = 48;
+
+/// Candidates that may be asked schedule by schedule, at most: that takes several times as long.
 const BY_SCHEDULE: usize = 24;
+
+/// Those that could come to no less than this part of the limit are asked no further: the gap is below 1 % then.
+const ENOUGH: f64 = 0.991;
 
 /// What is known of a candidate.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +51,9 @@ pub(crate) struct Inside {
 }
 
 /// What some candidates could come to, as far as that is less than a limit: those with the least bounds are asked until no
-/// more can be said of the least.
+/// more can be said of the least, or it is nearly the limit.
 pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit): (Forms<'_>, f64)) -> Inside {
+    let enough = limit * ENOUGH;
     let open = |&at: &usize| Open { least: frontier.least(at), at, next: Some(Together::Family) };
     let mut all: Vec<Open> = worked_out.iter().map(open).collect();
     let mut left = BY_SCHEDULE;
@@ -58,8 +64,8 @@ pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit):
             Some(Together::Schedule) => left > 0,
             None => false,
         };
-        let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(limit, f64::min);
-        let asked = all.iter_mut().filter(|one| is_open(one) && one.least < known).take(BATCH);
+        let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(enough, f64::min);
+        let asked = all.iter_mut().filter(|one| is_open(one) && one.least < known).take(AT_ONCE);
         let asked: Vec<&mut Open> = asked.collect();
         if asked.is_empty() {
             break;
@@ -67,7 +73,7 @@ pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit):
         left = left.saturating_sub(asked.iter().filter(|one| one.next == Some(Together::Schedule)).count());
         asked.into_par_iter().for_each(|one| {
             let Some(together) = one.next else { return };
-            one.least = one.least.max(in_memory(frontier, one.at, (of, together), limit));
+            one.least = one.least.max(in_memory(frontier, one.at, (of, together), known));
             one.next = match together {
                 Together::Family => Some(Together::Schedule),
                 Together::Schedule => None,

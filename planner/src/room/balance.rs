@@ -22,7 +22,10 @@ use crate::candidate::{Candidate, Scope};
 /// Prices that are tried at most for the stages at each of the flights that are asked about.
 const ROUNDS: usize = 5;
 
-/// The same in a hurry.
+/// The same of what layers cost, behind those at the prices whose bounds said most.
+const EXACT_ROUNDS: usize = 1;
+
+/// The same of bounds, in a hurry.
 const QUICK_ROUNDS: usize = 2;
 
 /// No more are tried where the last made less of a difference.
@@ -172,29 +175,61 @@ impl Balance<'_> {
     }
 }
 
+/// Where prices are looked for at one of the flights that are asked about, and where a time ends that is enough.
+struct Looking {
+    searches: Vec<Search>,
+    first_price: f64,
+    enough: f64,
+}
+
 impl Balance<'_> {
     /// The same at prices that are looked for at every flight that is asked about: what is worth most on one stage is not on
-    /// another.
+    /// another. Where bounds of what layers cost are not enough, what they cost is asked, near the prices that said most.
     fn looked_for(
         mut self,
-        asked_at: impl Fn(f64) -> Option<(Asked, Vec<Short>)>,
-        (known, enough): (f64, f64),
-        (first_price, rounds): (f64, usize),
+        asked_at: impl Fn(f64, By) -> Option<(Asked, Vec<Short>)>,
+        (known, mut looking): (f64, Looking),
+        effort: Effort,
     ) -> Option<f64> {
-        let mut searches = vec![Search::default(); self.anchors.len()];
+        let enough = looking.enough;
+        let quickly = match effort {
+            Effort::GivesUp | Effort::Quick => QUICK_ROUNDS,
+            Effort::Thorough => ROUNDS,
+        };
+        let longest = self.in_rounds(|price| asked_at(price, By::Most), (known, &mut looking), quickly)?;
+        if longest >= enough || effort != Effort::Thorough {
+            return Some(longest);
+        }
+        let anchors = self.anchors.iter().copied().enumerate();
+        let best: Vec<f64> = anchors.map(|anchor| self.best_price(anchor, longest)).collect();
+        for price in distinct(best) {
+            let (asked, short) = asked_at(price, By::Exact)?;
+            self.asked.push(asked);
+            looking.learn(price, short);
+        }
+        let longest = self.longest(longest, enough);
+        self.in_rounds(|price| asked_at(price, By::Exact), (longest, &mut looking), EXACT_ROUNDS)
+    }
+
+    /// So many prices at every flight that is asked about, at most.
+    fn in_rounds(
+        &mut self,
+        asked_at: impl Fn(f64) -> Option<(Asked, Vec<Short>)>,
+        (known, looking): (f64, &mut Looking),
+        rounds: usize,
+    ) -> Option<f64> {
         let mut longest = known;
         for _ in 0..rounds {
-            for at in 0..searches.len() {
-                let price = searches[at].next(first_price);
+            for at in 0..looking.searches.len() {
+                let price = looking.searches[at].next(looking.first_price);
                 let (asked, short) = asked_at(price)?;
                 self.asked.push(asked);
-                if self.is_impossible(enough) {
-                    return Some(enough);
+                if self.is_impossible(looking.enough) {
+                    return Some(looking.enough);
                 }
-                let each = searches.iter_mut().zip(short);
-                each.for_each(|(search, short)| search.learn(price, short));
+                looking.learn(price, short);
             }
-            let reached = self.longest(longest, enough);
+            let reached = self.longest(longest, looking.enough);
             if longest > known && reached <= longest * GAINS {
                 break;
             }
@@ -202,6 +237,32 @@ impl Balance<'_> {
         }
         Some(longest)
     }
+
+    /// Of the prices that were asked, the one by which a stage at one of the flights that were asked about holds fewest layers
+    /// in so much time.
+    fn best_price(&self, (anchor, flight): (usize, f64), time: f64) -> f64 {
+        let stage = match anchor {
+            0 => 0,
+            _ if anchor + 1 == self.anchors.len() => self.flights.len() - 1,
+            _ => self.flights.partition_point(|&own| own < flight).min(self.flights.len() - 1),
+        };
+        let held = |one: &&Asked| self.budget((stage, time), one) / self.cost(one, self.main, flight);
+        let best = self.asked.iter().min_by(|a, b| held(a).total_cmp(&held(b)));
+        best.map_or(0.0, |one| one.price)
+    }
+}
+
+impl Looking {
+    fn learn(&mut self, price: f64, short: Vec<Short>) {
+        self.searches.iter_mut().zip(short).for_each(|(search, short)| search.learn(price, short));
+    }
+}
+
+/// Prices, each once.
+fn distinct(mut prices: Vec<f64>) -> Vec<f64> {
+    prices.sort_by(f64::total_cmp);
+    prices.dedup();
+    prices
 }
 
 impl Scope<'_> {
@@ -223,29 +284,25 @@ impl Scope<'_> {
         let Some(main) = frequent.iter().position(|&kind| kind == self.most_frequent()) else {
             return Some(known);
         };
-        let (by, rounds) = match effort {
-            Effort::GivesUp | Effort::Quick => (By::Most, QUICK_ROUNDS),
-            Effort::Thorough => (By::Exact, ROUNDS),
-        };
         let ends = self.ends_in_place(candidate);
         let is_other = |kind: &usize| !is_frequent(kind) && !ends.contains(&Some(*kind));
         let others = (0..self.counts.len()).filter(is_other);
         let rare = others.map(|kind| ready.free[kind] * self.counts[kind] as f64).sum();
         let of_rare = ready.rare.get_or_init(|| self.rare((tables, ready.of)));
-        let cost = |kind: usize, flight: f64, price: f64| {
+        let cost = |kind: usize, flight: f64, (price, by): (f64, By)| {
             let stage = Stage { flight, weight: 1.0, part: flights.part, by };
             let hands = if self.is_rare(kind) { &of_rare[kind] } else { &ready.kinds[kind] };
             priced(hands, tables, (&[stage], price))
         };
-        let asked_at = |price: f64| -> Option<(Asked, Vec<Short>)> {
+        let asked_at = |price: f64, by: By| -> Option<(Asked, Vec<Short>)> {
             let mut found = vec![Vec::new(); frequent.len()];
             for (of_kind, &kind) in found.iter_mut().zip(&frequent) {
                 for &flight in &anchors {
-                    of_kind.push(cost(kind, flight, price)?);
+                    of_kind.push(cost(kind, flight, (price, by))?);
                 }
             }
             let of_end = |(kind, flight): (Option<usize>, f64)| match kind {
-                Some(kind) => cost(kind, flight, price),
+                Some(kind) => cost(kind, flight, (price, by)),
                 None => Some(Priced::default()),
             };
             let ends = [of_end((ends[0], most))?, of_end((ends[1], fewest))?];
@@ -262,7 +319,7 @@ impl Scope<'_> {
             let costs = found.iter().map(|kind| kind.iter().map(|one| one.value).collect()).collect();
             Some((Asked { price, costs, ends: ends.map(|end| end.value) }, short))
         };
-        let (free, _) = asked_at(0.0)?;
+        let (free, _) = asked_at(0.0, By::Most)?;
         let counts = frequent.iter().map(|&kind| self.counts[kind] as f64);
         let balance = Balance {
             flights: &flights.ascending,
@@ -274,6 +331,8 @@ impl Scope<'_> {
             rare,
             asked: vec![free],
         };
-        balance.looked_for(asked_at, (known, enough), (ready.first_price, rounds))
+        let searches = vec![Search::default(); anchors.len()];
+        let looking = Looking { searches, first_price: ready.first_price, enough };
+        balance.looked_for(asked_at, (known, looking), effort)
     }
 }
