@@ -229,11 +229,11 @@ impl Balance<'_> {
                 }
                 looking.learn(price, short);
             }
-            let reached = self.longest(longest, looking.enough);
-            if longest > known && reached <= longest * GAINS {
+            let before = longest;
+            longest = self.longest(before, looking.enough);
+            if before > known && longest <= before * GAINS {
                 break;
             }
-            longest = reached;
         }
         Some(longest)
     }
