@@ -319,7 +319,7 @@ impl Scope<'_> {
     }
 
     /// The same in schedules that add such a share of the work as bubble at least.
-    fn with_share(&self, candidate: &Candidate, work: Work, bubble: f64) -> Seconds {
+    pub(crate) fn with_share(&self, candidate: &Candidate, work: Work, bubble: f64) -> Seconds {
         self.around(candidate, work.filled(candidate.n_stages, bubble))
     }
 

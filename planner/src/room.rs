@@ -178,8 +178,8 @@ impl Scope<'_> {
     /// The same where what layers take depends on what schedules keep.
     fn time_in(&self, candidate: &Candidate, works: &Works) -> Seconds {
         let time = |schedule: Schedule| {
-            let family = self.family(candidate, schedule);
-            self.in_family(candidate, works.of(family.kind), &family)
+            let work = works.of(FamilyKind::of(schedule));
+            self.with_share(candidate, work, self.bubble(candidate, schedule))
         };
         self.schedules(candidate)
             .into_iter()
