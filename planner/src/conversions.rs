@@ -51,6 +51,30 @@ pub(crate) struct Hop {
     whole: u32,
 }
 
+impl Hop {
+    /// What its price depends on: routes that are alike in it take as long for tensors of any shape.
+    fn key(&self) -> HopKey {
+        let Change { kind, before, after, .. } = self.change;
+        let is_exchange = self.collective == CollectiveKind::AllToAll;
+        HopKey {
+            link: self.link,
+            whole: self.whole,
+            is_max: kind == StepKind::AllReduceMax,
+            // Tokens that are routed are sent by what they are cut along on both sides.
+            ends: is_exchange.then(|| [before.code(), after.code()]),
+        }
+    }
+}
+
+/// What the price of a step depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct HopKey {
+    link: u32,
+    whole: u32,
+    is_max: bool,
+    ends: Option<[u32; 2]>,
+}
+
 /// The steps that send between shardings of tensors of any shape.
 #[derive(Default)]
 pub(crate) struct Routes {
@@ -59,10 +83,12 @@ pub(crate) struct Routes {
     numbers: BTreeMap<u32, u32>,
     links: Vec<(CollectiveKind, AxisSet)>,
     hops: Vec<Hop>,
-    /// Where among them a route is; `None` where there is no way.
-    routes: Vec<Option<Range<u32>>>,
-    /// Per pair of numbers: not asked yet, or one more than which route.
-    places: Vec<Vec<Option<NonZeroU32>>>,
+    /// Where among them a route is: distinct ones, as far as prices see.
+    routes: Vec<Range<u32>>,
+    /// By what their prices depend on.
+    known: BTreeMap<Vec<HopKey>, u32>,
+    /// Per pair of numbers: not asked yet, or which route; none where there is no way.
+    places: Vec<Vec<Option<Option<u32>>>>,
 }
 
 impl Routes {
@@ -79,18 +105,26 @@ impl Routes {
         })
     }
 
-    /// What is sent from a sharding, by its number, to another; `None` where there is no way.
-    pub(crate) fn hops(&mut self, from: usize, to: usize) -> Option<&[Hop]> {
+    /// Number of the route from a sharding, by its number, to another; `None` where there is no way.
+    fn route(&mut self, from: usize, to: usize) -> Option<u32> {
         let known = self.places.get(from).and_then(|row| row.get(to).copied().flatten());
-        let place = known.unwrap_or_else(|| self.find(from, to));
-        let range = self.routes[place.get() as usize - 1].as_ref()?;
-        Some(&self.hops[range.start as usize..range.end as usize])
+        known.unwrap_or_else(|| {
+            let route = self.find(from, to);
+            set(&mut self.places, (from, to), route);
+            route
+        })
     }
 
-    fn find(&mut self, from: usize, to: usize) -> NonZeroU32 {
+    /// What is sent along a route.
+    fn hops(&self, route: u32) -> &[Hop] {
+        let Range { start, end } = self.routes[route as usize];
+        &self.hops[start as usize..end as usize]
+    }
+
+    fn find(&mut self, from: usize, to: usize) -> Option<u32> {
         let mut changes = Vec::new();
-        let way = ways(self.shardings[from], self.shardings[to], |change| changes.push(change));
-        let first = self.hops.len() as u32;
+        ways(self.shardings[from], self.shardings[to], |change| changes.push(change))?;
+        let mut hops = Vec::new();
         for change in changes {
             let Some(collective) = change.kind.collective() else { continue };
             let whole = self.number(whole(collective, change.before, change.after));
@@ -100,13 +134,15 @@ impl Routes {
                 self.links.push(link);
                 self.links.len() - 1
             });
-            self.hops.push(Hop { change, collective, link: link as u32, whole });
+            hops.push(Hop { change, collective, link: link as u32, whole });
         }
-        let route = way.map(|()| first..self.hops.len() as u32);
-        let place = NonZeroU32::MIN.saturating_add(self.routes.len() as u32);
-        self.routes.push(route);
-        set(&mut self.places, (from, to), place);
-        place
+        let Self { hops: all, routes, known, .. } = self;
+        Some(*known.entry(hops.iter().map(Hop::key).collect()).or_insert_with(|| {
+            let first = all.len() as u32;
+            all.append(&mut hops);
+            routes.push(first..all.len() as u32);
+            routes.len() as u32 - 1
+        }))
     }
 }
 
@@ -150,6 +186,64 @@ pub(crate) struct Sent {
     times: Vec<Vec<Option<f64>>>,
     /// Exchanges of routed tokens, by their axes and the codes of both shardings.
     exchanges: BTreeMap<(AxisSet, [u32; 2]), Option<f64>>,
+    /// Per route: not asked yet, or seconds along it.
+    along: Vec<Option<Conversion>>,
+}
+
+/// Conversions from every sharding of one list to every one of another.
+#[derive(Debug, Default)]
+pub struct Conversions {
+    /// Row by row: one more than which of the distinct ones; nothing where there is no way.
+    places: Vec<Option<NonZeroU32>>,
+    n_columns: usize,
+    distinct: Vec<Conversion>,
+}
+
+impl Conversions {
+    /// Those of tensors as they are sent from the shardings of one list to those of another, by their numbers.
+    pub(crate) fn new(
+        (rows, columns): (&[usize], &[usize]),
+        (routes, sent): (&mut Routes, &mut Sent),
+        by: &impl Sends,
+    ) -> Self {
+        let mut all = Self {
+            places: Vec::with_capacity(rows.len() * columns.len()),
+            n_columns: columns.len(),
+            ..Self::default()
+        };
+        // Per route, as far as it was met: one more than which of the distinct ones.
+        let mut met: Vec<Option<NonZeroU32>> = Vec::new();
+        for &row in rows {
+            for &column in columns {
+                let place = routes.route(row, column).map(|route| {
+                    let number = route as usize;
+                    met.resize(met.len().max(number + 1), None);
+                    *met[number].get_or_insert_with(|| all.place(sent.along(route, routes, by)))
+                });
+                all.places.push(place);
+            }
+        }
+        all
+    }
+
+    fn place(&mut self, one: Conversion) -> NonZeroU32 {
+        let known = self.distinct.iter().position(|known| *known == one);
+        let at = known.unwrap_or_else(|| {
+            self.distinct.push(one);
+            self.distinct.len() - 1
+        });
+        NonZeroU32::MIN.saturating_add(at as u32)
+    }
+
+    /// Which of the distinct ones leads from a sharding of the first list to one of the second; `None` where there is no way.
+    pub(crate) fn which(&self, row: usize, column: usize) -> Option<usize> {
+        self.places[row * self.n_columns + column].map(|place| place.get() as usize - 1)
+    }
+
+    /// The distinct ones.
+    pub fn distinct(&self) -> &[Conversion] {
+        &self.distinct
+    }
 }
 
 impl Sent {
@@ -170,6 +264,7 @@ impl Sent {
                 bytes: Vec::new(),
                 times: Vec::new(),
                 exchanges: BTreeMap::new(),
+                along: Vec::new(),
             });
             all.len() - 1
         });
@@ -177,15 +272,21 @@ impl Sent {
     }
 
     /// Seconds along a route.
-    pub(crate) fn along(&mut self, hops: &[Hop], by: &impl Sends) -> Conversion {
+    fn along(&mut self, route: u32, routes: &Routes, by: &impl Sends) -> Conversion {
+        let number = route as usize;
+        if let Some(Some(known)) = self.along.get(number) {
+            return *known;
+        }
         let mut sum = Conversion::default();
-        for hop in hops {
+        for hop in routes.hops(route) {
             let is_exchange = hop.collective == CollectiveKind::AllToAll;
             let exchange =
                 self.routing.filter(|_| is_exchange).and_then(|routing| self.exchange(hop, routing, by));
             let time = exchange.unwrap_or_else(|| self.plain(hop, by));
             sum.add(hop.change.kind, self.routing, time);
         }
+        self.along.resize(self.along.len().max(number + 1), None);
+        self.along[number] = Some(sum);
         sum
     }
 

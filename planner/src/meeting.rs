@@ -16,7 +16,7 @@ use ir::units::Seconds;
 
 use crate::clock::Clock;
 use crate::memos::lock;
-use crate::prices::{Conversion, Prices};
+use crate::prices::{Conversion, Conversions, Prices};
 use crate::problem::Cost;
 
 /// What an edge sees of a choice.
@@ -70,7 +70,7 @@ pub(crate) struct End {
 }
 
 /// Prices of every pair of a producer's and a reader's port, row by row; `None` where they cannot meet.
-pub(crate) type Passages = Arc<[Option<Passage>]>;
+pub(crate) type Passages = Arc<Vec<Option<Passage>>>;
 
 /// A table that was made already, and all that it depends on: layers of other kinds, and other forms of a layer, have the same
 /// edges.
@@ -119,7 +119,7 @@ impl Meeting<'_> {
         if let Some(known) = lock(&prices.tables).iter().find(is_same) {
             return Arc::clone(&known.table);
         }
-        let table: Passages = moved.table(prices, from, to).into();
+        let table = Arc::new(moved.table(prices, from, to));
         let known = Known { from: from.clone(), to: to.clone(), moved, table: Arc::clone(&table) };
         lock(&prices.tables).push(known);
         table
@@ -155,31 +155,45 @@ impl Moved {
         let bytes = |port: &Port| port.value.local_elements(prices.mesh(), shape) as f64 * element_bytes;
         let before: Vec<f64> = left.iter().map(bytes).collect();
         let after: Vec<f64> = right.iter().map(bytes).collect();
-        let pair = |i: usize, j: usize| {
-            let there = there.at(i, j)?;
-            let back = back.as_ref().map_or(Some(Conversion::default()), |back| back.at(j, i))?;
-            let (from, to) = (from.paces[left[i].pace], to.paces[right[j].pace]);
-            let forward = Beside { before: from.forward, after: to.forward };
-            // A gradient is yielded by its reader's backward and read by its producer's.
-            let backward = Beside { before: to.backward, after: from.backward };
+        let n_paces = [from.paces.len(), to.paces.len()];
+        let mut forwards = Shown::new(&there.conversions, n_paces);
+        let mut backwards = back.as_ref().map(|back| Shown::new(&back.conversions, n_paces));
+        // Those that send what is yielded again, and those that send what was kept, beside no product before them.
+        let mut agains = [(); 2].map(|()| Shown::new(&there.conversions, n_paces));
+        let mut pair = |i: usize, j: usize| {
+            let sent = there.which(i, j)?;
+            let sent_back = match &back {
+                None => None,
+                Some(back) => Some(back.which(j, i)?),
+            };
+            let paces = [left[i].pace, right[j].pace];
+            let (from, to) = (from.paces[paces[0]], to.paces[paces[1]]);
+            let shows = |side: Side, before: OpSeconds, after: OpSeconds| {
+                move |one| prices.shows(one, side, Beside { before, after }, *cover)
+            };
             let mut pair = Passage {
-                forward: prices.shows(there, Side::Primal, forward, *cover),
-                backward: prices.shows(back, Side::Gradient, backward, *cover),
+                forward: forwards.of(sent, paces, shows(Side::Primal, from.forward, to.forward)),
+                // A gradient is yielded by its reader's backward and read by its producer's.
+                backward: backwards.as_mut().zip(sent_back).map_or(0.0, |(all, sent)| {
+                    all.of(sent, paces, shows(Side::Gradient, to.backward, from.backward))
+                }),
                 saved: 0.0,
             };
             // In backward, a value is read by its reader's backward, whatever yields it.
-            let again = |before: OpSeconds| {
-                prices.shows(there, Side::Primal, Beside { before, after: to.backward }, *cover)
-            };
+            let [yielded, kept] = &mut agains;
             if right[j].flag {
                 match (*is_fork, left[i].flag) {
                     // A fork's results are its operand; it must have been marked as needed.
                     (true, false) => return None,
-                    (_, true) => pair.backward += again(from.forward),
+                    (_, true) => {
+                        pair.backward +=
+                            yielded.of(sent, paces, shows(Side::Primal, from.forward, to.backward));
+                    }
                     (false, false) => {
                         pair.saved = before[i].min(after[j]);
                         if before[i] < after[j] {
-                            pair.backward += again(OpSeconds::default());
+                            let nothing = OpSeconds::default();
+                            pair.backward += kept.of(sent, paces, shows(Side::Primal, nothing, to.backward));
                         }
                     }
                 }
@@ -194,12 +208,35 @@ impl Moved {
     }
 }
 
+/// What shows of distinct conversions by the paces of both ends, as far as it was asked.
+struct Shown<'c> {
+    conversions: &'c Conversions,
+    n_paces: [usize; 2],
+    /// No number where it was not asked.
+    values: Vec<f64>,
+}
+
+impl<'c> Shown<'c> {
+    fn new(conversions: &'c Conversions, n_paces: [usize; 2]) -> Self {
+        let n = conversions.distinct().len() * n_paces[0] * n_paces[1];
+        Self { conversions, n_paces, values: vec![f64::NAN; n] }
+    }
+
+    /// Of one of them, with which of the paces of both ends.
+    fn of(&mut self, which: usize, paces: [usize; 2], shows: impl Fn(Conversion) -> f64) -> f64 {
+        let known = &mut self.values[(which * self.n_paces[0] + paces[0]) * self.n_paces[1] + paces[1]];
+        if known.is_nan() {
+            *known = shows(self.conversions.distinct()[which]);
+        }
+        *known
+    }
+}
+
 /// Conversions per pair of distinct shardings, and which of them a port has.
 struct Matrix {
-    rows: Vec<usize>,
-    columns: Vec<usize>,
-    n_columns: usize,
-    values: Vec<Option<Conversion>>,
+    rows: Vec<u32>,
+    columns: Vec<u32>,
+    conversions: Conversions,
 }
 
 impl Matrix {
@@ -207,17 +244,16 @@ impl Matrix {
         from: &[Port],
         to: &[Port],
         side: impl Fn(&Port) -> Sharding,
-        price: impl Fn(&[Sharding], &[Sharding]) -> Vec<Option<Conversion>>,
+        price: impl Fn(&[Sharding], &[Sharding]) -> Conversions,
     ) -> Self {
         let (rows, from) = number(&from.iter().map(&side).collect::<Vec<_>>(), Sharding::code);
         let (columns, to) = number(&to.iter().map(&side).collect::<Vec<_>>(), Sharding::code);
-        let place = |list: Vec<u32>| list.into_iter().map(|at| at as usize).collect();
-        let values = price(&from, &to);
-        Self { rows: place(rows), columns: place(columns), n_columns: to.len(), values }
+        Self { rows, columns, conversions: price(&from, &to) }
     }
 
-    fn at(&self, row: usize, column: usize) -> Option<Conversion> {
-        self.values[self.rows[row] * self.n_columns + self.columns[column]]
+    /// Which of the conversions a pair of ports needs; `None` where there is no way.
+    fn which(&self, row: usize, column: usize) -> Option<usize> {
+        self.conversions.which(self.rows[row] as usize, self.columns[column] as usize)
     }
 }
 

@@ -29,7 +29,7 @@ use ir::units::{Bytes, Seconds};
 use ir::work::{Pass, Work};
 
 use crate::clock::Spans;
-pub use crate::conversions::Conversion;
+pub use crate::conversions::{Conversion, Conversions};
 use crate::conversions::{Hop, Routes, Sends, Sent, whole};
 use crate::forbid::Barred;
 use crate::meeting;
@@ -269,24 +269,18 @@ impl<'a> Prices<'a> {
     }
 
     /// Seconds of the conversions of a tensor of `shape`, of which a fraction `filled` is moved, as its tokens are routed, from
-    /// every sharding of one list to every one of another, row by row; `None` where there is no way.
+    /// every sharding of one list to every one of another.
     pub fn conversions(
         &self,
         (shape, filled, routing): (&[u64], f64, Option<Routing>),
         from: &[Sharding],
         to: &[Sharding],
-    ) -> Vec<Option<Conversion>> {
+    ) -> Conversions {
         let mut routes = lock(&self.memo.routes);
         let (rows, columns) = (routes.numbers(from), routes.numbers(to));
         let mut all = lock(&self.sent);
         let sent = Sent::of(&mut all, (shape, filled, routing));
-        let mut list = Vec::with_capacity(rows.len() * columns.len());
-        for &row in &rows {
-            for &column in &columns {
-                list.push(routes.hops(row, column).map(|hops| sent.along(hops, self)));
-            }
-        }
-        list
+        Conversions::new((&rows, &columns), (&mut routes, sent), self)
     }
 
     /// What an exchange of a tensor's tokens may hide behind.
