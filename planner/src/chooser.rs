@@ -122,10 +122,7 @@ impl<'a> Chooser<'a> {
 
     /// The same with a price of its own for what is kept for backward.
     pub fn cheapest_apart(&self, of: Question<'_>) -> Option<Cheapest> {
-        self.cheapest_by(of, |parts| match self.more(of, parts) {
-            None => self.least(of.price, of.kept),
-            Some(more) => self.least_with(of.price, of.kept, &more),
-        })
+        self.cheapest_by(of, |parts| self.least_with((of.price, of.kept), self.more(of, parts)))
     }
 
     /// Nearly the same in a part of the time: a bound by bounds of the sums, and choices that nearly reach it.
@@ -138,29 +135,23 @@ impl<'a> Chooser<'a> {
     pub(crate) fn bound_at(&self, of: Question<'_>, parts: [f64; 2]) -> Option<(f64, Vec<usize>)> {
         let more = self.more(of, parts);
         match &self.by {
-            By::Structured(prepared) => prepared.bound_with(of.price, of.kept, more.as_deref()),
-            By::Program(_) => match more {
-                None => self.least(of.price, of.kept),
-                Some(more) => self.least_with(of.price, of.kept, &more),
-            },
+            By::Structured(prepared) => prepared.bound_with(of.price, of.kept, more),
+            By::Program(_) => self.least_with((of.price, of.kept), more),
         }
     }
 
-    /// What choices cost more than the problem says, with so large parts of the excess.
-    fn more(&self, of: Question<'_>, parts: [f64; 2]) -> Option<Vec<Vec<f64>>> {
-        let more = match of.shift {
-            Some(shift) => Some(shift.with_excess(parts)),
-            None => (parts != [0.0; 2]).then(|| self.problem.part_of_excess(parts)),
-        };
-        if of.part >= 1.0 || !self.problem.needs_beside() {
-            return more;
+    /// What a choice of a node costs more than the problem says, with so large parts of the excess.
+    fn more<'s>(&'s self, of: Question<'s>, parts: [f64; 2]) -> impl Fn(usize, usize) -> f64 + 's {
+        // A smaller micro-batch needs less beside what is kept.
+        let less = if of.part < 1.0 { (of.part - 1.0) * of.price } else { 0.0 };
+        move |node, choice| {
+            let excess = match of.shift {
+                Some(shift) => shift.more(node, choice, parts),
+                None if parts == [0.0; 2] => 0.0,
+                None => self.problem.part_of_excess((node, choice), parts),
+            };
+            if less == 0.0 { excess } else { excess + self.problem.beside_of(node, choice) * less }
         }
-        let less = self.problem.part_of_beside((of.part - 1.0) * of.price);
-        let Some(mut more) = more else { return Some(less) };
-        for (more, less) in more.iter_mut().flatten().zip(less.iter().flatten()) {
-            *more += less;
-        }
-        Some(more)
     }
 
     /// The same by whoever answers for one sum.
@@ -220,17 +211,16 @@ impl<'a> Chooser<'a> {
     /// them, parameters cost the same for the same memory and are all cut or none; here those that hide least are the last
     /// to be cut, which leaves choices between the two.
     pub fn cheapest_by_own(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
-        self.least_with(price, kept, self.own_excess.get_or_init(|| self.problem.own_excess()))
+        let more = self.own_excess.get_or_init(|| self.problem.own_excess());
+        self.least_with((price, kept), |node, choice| more[node][choice])
     }
 
-    fn least(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
-        match &self.by {
-            By::Structured(prepared) => prepared.eliminate_apart(price, kept),
-            By::Program(troubles) => program(&self.problem.problem, (price, kept), troubles),
-        }
-    }
-
-    fn least_with(&self, price: f64, kept: f64, more: &[Vec<f64>]) -> Option<(f64, Vec<usize>)> {
+    /// Least cost where choices of nodes take so much more time.
+    fn least_with(
+        &self,
+        (price, kept): (f64, f64),
+        more: impl Fn(usize, usize) -> f64,
+    ) -> Option<(f64, Vec<usize>)> {
         match &self.by {
             By::Structured(prepared) => prepared.eliminate_with(price, kept, more),
             By::Program(troubles) => {

@@ -212,22 +212,17 @@ impl LayerProblem<'_> {
         self.clock.excess(self.spans(choices))
     }
 
-    /// So much of that of every choice of every node.
-    pub(crate) fn part_of_excess(&self, parts: [f64; 2]) -> Vec<Vec<f64>> {
-        self.of_picks(|op, pick| {
-            let [forward, backward] = self.clock.excess(op.spans(pick));
+    /// So much of that of a choice of a node.
+    pub(crate) fn part_of_excess(&self, (node, choice): (usize, usize), parts: [f64; 2]) -> f64 {
+        self.ops.get(node).map_or(0.0, |op| {
+            let [forward, backward] = self.clock.excess(op.spans(op.picks[choice]));
             forward * parts[0] + backward * parts[1]
         })
     }
 
-    /// Whether an operator needs bytes beside what is kept while it runs.
-    pub(crate) fn needs_beside(&self) -> bool {
-        self.ops.iter().flat_map(|op| &op.forms).any(|form| form.beside > 0.0)
-    }
-
-    /// So much of them of every choice of every node.
-    pub(crate) fn part_of_beside(&self, part: f64) -> Vec<Vec<f64>> {
-        self.of_picks(|op, pick| op.form(pick).beside * part)
+    /// Bytes that a choice of a node needs beside what is kept.
+    pub(crate) fn beside_of(&self, node: usize, choice: usize) -> f64 {
+        self.ops.get(node).map_or(0.0, |op| op.form(op.picks[choice]).beside)
     }
 
     /// Bytes that a solution needs beside what is kept.

@@ -85,12 +85,13 @@ impl Problem {
 
     /// The same where choices of nodes take so much more time.
     #[must_use]
-    pub fn with_more_at_nodes(&self, more: &[Vec<f64>]) -> Self {
-        let slower = |(cost, more): (&Cost, &f64)| Cost { time: cost.time + more, ..*cost };
-        let node = |(node, more): (&Node, &Vec<f64>)| Node {
-            choices: node.choices.iter().zip(more).map(slower).collect(),
+    pub fn with_more_at_nodes(&self, more: impl Fn(usize, usize) -> f64) -> Self {
+        let node = |(at, node): (usize, &Node)| {
+            let slower =
+                |(choice, cost): (usize, &Cost)| Cost { time: cost.time + more(at, choice), ..*cost };
+            Node { choices: node.choices.iter().enumerate().map(slower).collect() }
         };
-        Self { nodes: self.nodes.iter().zip(more).map(node).collect(), edges: self.edges.clone() }
+        Self { nodes: self.nodes.iter().enumerate().map(node).collect(), edges: self.edges.clone() }
     }
 
     /// Price of one choice per node, from scratch; `None` where a pair is forbidden.

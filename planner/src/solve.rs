@@ -8,6 +8,7 @@
 //!   elimination with every pair of time and memory that is worth having in place of the one least cost (`labels`)
 //!   closes what is left.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::problem::{Cost, Edge, Node, Problem, Solution};
@@ -54,7 +55,7 @@ impl Weights {
 /// The pairs of an edge, seconds and bytes apart, so that pricing them is one pass over each.
 struct Costs {
     /// Infinite where the pair is forbidden.
-    times: Vec<f64>,
+    times: Arc<Vec<f64>>,
     /// Nothing where no pair takes any.
     bytes: Option<Vec<f64>>,
 }
@@ -62,18 +63,20 @@ struct Costs {
 impl Costs {
     fn of(edge: &Edge) -> Self {
         let times = edge.table.iter().map(|cost| cost.map_or(f64::INFINITY, |cost| cost.time)).collect();
-        let bytes: Vec<f64> = edge.table.iter().map(|cost| cost.map_or(0.0, |cost| cost.memory)).collect();
-        let any = bytes.iter().any(|&bytes| bytes != 0.0);
-        Self { times, bytes: any.then_some(bytes) }
+        let has_bytes = edge.table.iter().flatten().any(|cost| cost.memory != 0.0);
+        let bytes = || edge.table.iter().map(|cost| cost.map_or(0.0, |cost| cost.memory)).collect();
+        Self { times: Arc::new(times), bytes: has_bytes.then(bytes) }
     }
 
-    fn weighed(&self, weights: Weights) -> Vec<f64> {
+    fn weighed(&self, weights: Weights) -> Arc<Vec<f64>> {
         // Nothing times infinitely much is no number.
         let time = |time: f64| if time < f64::INFINITY { weights.time * time } else { f64::INFINITY };
         match &self.bytes {
-            None => self.times.iter().map(|&one| time(one)).collect(),
+            None if weights.time == 1.0 => Arc::clone(&self.times),
+            None => Arc::new(self.times.iter().map(|&one| time(one)).collect()),
             Some(bytes) => {
-                self.times.iter().zip(bytes).map(|(&one, bytes)| time(one) + weights.memory * bytes).collect()
+                let pair = |(&one, bytes)| time(one) + weights.memory * bytes;
+                Arc::new(self.times.iter().zip(bytes).map(pair).collect())
             }
         }
     }
@@ -90,6 +93,8 @@ pub struct Prepared<'a> {
     costs: Arc<[Costs]>,
     /// Whether every port of every edge is that of some class.
     no_idle: bool,
+    /// The pairs of every edge as they were priced last: many questions differ in what nodes cost alone.
+    last: RefCell<Option<(Weights, Vec<Arc<Vec<f64>>>)>>,
 }
 
 impl<'a> Prepared<'a> {
@@ -125,7 +130,7 @@ impl<'a> Prepared<'a> {
             let n_from = edge.table.len() / edge.n_to_ports.max(1);
             all_used(from, n_from) && all_used(to, edge.n_to_ports)
         });
-        Self { problem, members, ports, costs, no_idle }
+        Self { problem, members, ports, costs, no_idle, last: RefCell::new(None) }
     }
 
     /// The choices that are sorted.
@@ -151,16 +156,25 @@ impl<'a> Prepared<'a> {
     }
 
     /// The same where choices of nodes take so much more time; infinitely much where one may not be taken.
-    pub fn eliminate_with(&self, nodes: f64, edges: f64, more: &[Vec<f64>]) -> Option<(f64, Vec<usize>)> {
-        self.least_with(Weights::priced(nodes), Weights::priced(edges), |node, choice| more[node][choice])
+    pub fn eliminate_with(
+        &self,
+        nodes: f64,
+        edges: f64,
+        more: impl Fn(usize, usize) -> f64,
+    ) -> Option<(f64, Vec<usize>)> {
+        self.least_with(Weights::priced(nodes), Weights::priced(edges), more)
     }
 
-    /// A cost that no choices are below, where those of nodes take so much more time, if that is given; nearly the least, in
-    /// a part of the time, and choices that are nearly the cheapest. `None` where every combination is forbidden.
-    pub fn bound_with(&self, nodes: f64, edges: f64, more: Option<&[Vec<f64>]>) -> Option<(f64, Vec<usize>)> {
-        let more = |node: usize, choice: usize| more.map_or(0.0, |more| more[node][choice]);
+    /// A cost that no choices are below, where those of nodes take so much more time; nearly the least, in a part of the
+    /// time, and choices that are nearly the cheapest. `None` where every combination is forbidden.
+    pub fn bound_with(
+        &self,
+        nodes: f64,
+        edges: f64,
+        more: impl Fn(usize, usize) -> f64,
+    ) -> Option<(f64, Vec<usize>)> {
         let (nodes, edges) = (Weights::priced(nodes), Weights::priced(edges));
-        let weighed = self.weighed(nodes, edges, more)?;
+        let weighed = self.weighed(nodes, edges, &more)?;
         let choices = weighed.choices.clone();
         let Some((bound, classes)) = Moved::new(weighed).bounded() else {
             return self.least_with(nodes, edges, more);
@@ -233,13 +247,23 @@ impl<'a> Prepared<'a> {
     }
 
     fn tables(&self, weights: Weights, ports: Vec<[Ports; 2]>) -> Vec<Pairs> {
-        let table = |((edge, costs), ports): ((&Edge, &Costs), [Ports; 2])| Pairs {
+        let table = |((edge, values), ports): ((&Edge, Arc<Vec<f64>>), [Ports; 2])| Pairs {
             nodes: [edge.from, edge.to],
             ports,
             n_ports: [edge.table.len() / edge.n_to_ports, edge.n_to_ports],
-            values: costs.weighed(weights),
+            values,
         };
-        self.problem.edges.iter().zip(self.costs.iter()).zip(ports).map(table).collect()
+        self.problem.edges.iter().zip(self.priced(weights)).zip(ports).map(table).collect()
+    }
+
+    /// The pairs of every edge at a price of memory.
+    fn priced(&self, weights: Weights) -> Vec<Arc<Vec<f64>>> {
+        if let Some((_, known)) = self.last.borrow().as_ref().filter(|(last, _)| *last == weights) {
+            return known.clone();
+        }
+        let all: Vec<Arc<Vec<f64>>> = self.costs.iter().map(|costs| costs.weighed(weights)).collect();
+        self.last.replace(Some((weights, all.clone())));
+        all
     }
 }
 

@@ -99,14 +99,15 @@ proptest! {
         let own = |node: usize| (0..4).map(|choice| f64::from(more[4 * node + choice])).collect();
         let more: Vec<Vec<f64>> = (0..problem.nodes.len()).map(own).collect();
         let prepared = Prepared::new(&problem);
-        let least = prepared.eliminate_with(price, kept, &more);
-        let bound = prepared.bound_with(price, kept, Some(&more));
+        let own = |node: usize, choice: usize| more[node][choice];
+        let least = prepared.eliminate_with(price, kept, own);
+        let bound = prepared.bound_with(price, kept, own);
         prop_assert_eq!(least.is_some(), bound.is_some());
         if let (Some((least, _)), Some((bound, choices))) = (least, bound) {
             prop_assert!(bound <= least + 1e-9, "{bound} of {least}");
             prop_assert!(problem.total(&choices).is_some());
         }
-        let plain = prepared.bound_with(price, kept, None).map(|(bound, _)| bound);
+        let plain = prepared.bound_with(price, kept, |_, _| 0.0).map(|(bound, _)| bound);
         let least = prepared.eliminate_apart(price, kept).map(|(least, _)| least + 1e-9);
         prop_assert!(plain <= least, "{plain:?} of {least:?}");
     }

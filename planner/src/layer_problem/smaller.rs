@@ -26,12 +26,10 @@ pub(crate) struct Shift {
 }
 
 impl Shift {
-    /// Seconds of every choice, with so large parts of the excess.
-    pub(crate) fn with_excess(&self, parts: [f64; 2]) -> Vec<Vec<f64>> {
-        let choice = |(more, excess): (&f64, &[f64; 2])| more + excess[0] * parts[0] + excess[1] * parts[1];
-        let node =
-            |(more, excess): (&Vec<f64>, &Vec<[f64; 2]>)| more.iter().zip(excess).map(choice).collect();
-        self.more.iter().zip(&self.excess).map(node).collect()
+    /// Seconds of a choice of a node, with so large parts of the excess.
+    pub(crate) fn more(&self, node: usize, choice: usize, parts: [f64; 2]) -> f64 {
+        let excess = self.excess[node][choice];
+        self.more[node][choice] + excess[0] * parts[0] + excess[1] * parts[1]
     }
 
     /// The excess of a solution.

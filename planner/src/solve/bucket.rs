@@ -2,6 +2,7 @@
 //! their ports (Bertele and Brioschi 1972; Dechter 1999). Exact for any graph, fast where few neighbours meet.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::weighed::{Pairs, Ports, Weighed};
 
@@ -41,7 +42,7 @@ pub(super) fn cheapest(weighed: Weighed) -> Option<(f64, Vec<usize>)> {
     let mut tables: Vec<Table<f64>> = tables
         .into_iter()
         .map(|mut pair| {
-            let values = std::mem::take(&mut pair.values);
+            let values = Arc::unwrap_or_clone(std::mem::take(&mut pair.values));
             Table::of_pair(&pair, values)
         })
         .collect();

@@ -26,7 +26,7 @@ pub(super) struct Pairs {
     /// Ports of either node.
     pub(super) n_ports: [usize; 2],
     /// Cost per pair, row by row of the first node's ports; infinite where the pair is forbidden.
-    pub(super) values: Vec<f64>,
+    pub(super) values: Arc<Vec<f64>>,
 }
 
 impl Weighed {
@@ -69,7 +69,7 @@ impl Weighed {
                     classes.iter().map(|&class| number[table.ports[side][class] as usize]).collect()
                 }),
                 n_ports: [rows.len(), columns.len()],
-                values: rows.iter().flat_map(row).collect(),
+                values: Arc::new(rows.iter().flat_map(row).collect()),
             }
         };
         Self {
