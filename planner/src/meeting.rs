@@ -159,7 +159,7 @@ impl Moved {
         let mut forwards = Shown::new(&there.conversions, n_paces);
         let mut backwards = back.as_ref().map(|back| Shown::new(&back.conversions, n_paces));
         // Those that send what is yielded again, and those that send what was kept, beside no product before them.
-        let mut agains = [(); 2].map(|()| Shown::new(&there.conversions, n_paces));
+        let mut agains = [0, 1].map(|_| Shown::new(&there.conversions, n_paces));
         let mut pair = |i: usize, j: usize| {
             let sent = there.which(i, j)?;
             let sent_back = match &back {

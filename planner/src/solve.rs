@@ -23,7 +23,7 @@ mod weighed;
 pub use branch::solve;
 pub use capacity::relax;
 use narrow::{Aim, Moved};
-use weighed::{Pairs, Ports, Weighed};
+use weighed::{Pairs, Ports, Values, Weighed};
 
 /// A solution with its certificate.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +55,7 @@ impl Weights {
 /// The pairs of an edge, seconds and bytes apart, so that pricing them is one pass over each.
 struct Costs {
     /// Infinite where the pair is forbidden.
-    times: Arc<Vec<f64>>,
+    times: Values,
     /// Nothing where no pair takes any.
     bytes: Option<Vec<f64>>,
 }
@@ -68,7 +68,7 @@ impl Costs {
         Self { times: Arc::new(times), bytes: has_bytes.then(bytes) }
     }
 
-    fn weighed(&self, weights: Weights) -> Arc<Vec<f64>> {
+    fn weighed(&self, weights: Weights) -> Values {
         // Nothing times infinitely much is no number.
         let time = |time: f64| if time < f64::INFINITY { weights.time * time } else { f64::INFINITY };
         match &self.bytes {
@@ -94,7 +94,7 @@ pub struct Prepared<'a> {
     /// Whether every port of every edge is that of some class.
     no_idle: bool,
     /// The pairs of every edge as they were priced last: many questions differ in what nodes cost alone.
-    last: RefCell<Option<(Weights, Vec<Arc<Vec<f64>>>)>>,
+    last: RefCell<Option<(Weights, Vec<Values>)>>,
 }
 
 impl<'a> Prepared<'a> {
@@ -247,7 +247,7 @@ impl<'a> Prepared<'a> {
     }
 
     fn tables(&self, weights: Weights, ports: Vec<[Ports; 2]>) -> Vec<Pairs> {
-        let table = |((edge, values), ports): ((&Edge, Arc<Vec<f64>>), [Ports; 2])| Pairs {
+        let table = |((edge, values), ports): ((&Edge, Values), [Ports; 2])| Pairs {
             nodes: [edge.from, edge.to],
             ports,
             n_ports: [edge.table.len() / edge.n_to_ports, edge.n_to_ports],
@@ -257,11 +257,11 @@ impl<'a> Prepared<'a> {
     }
 
     /// The pairs of every edge at a price of memory.
-    fn priced(&self, weights: Weights) -> Vec<Arc<Vec<f64>>> {
+    fn priced(&self, weights: Weights) -> Vec<Values> {
         if let Some((_, known)) = self.last.borrow().as_ref().filter(|(last, _)| *last == weights) {
             return known.clone();
         }
-        let all: Vec<Arc<Vec<f64>>> = self.costs.iter().map(|costs| costs.weighed(weights)).collect();
+        let all: Vec<Values> = self.costs.iter().map(|costs| costs.weighed(weights)).collect();
         self.last.replace(Some((weights, all.clone())));
         all
     }

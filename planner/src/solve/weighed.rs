@@ -5,6 +5,9 @@ use std::sync::Arc;
 /// Port of every class of a node on an edge.
 pub(super) type Ports = Arc<[u32]>;
 
+/// Cost per pair of an edge, row by row of the first node's ports; infinite where the pair is forbidden.
+pub(super) type Values = Arc<Vec<f64>>;
+
 /// Choices of a node that every edge sees alike are one class; the cheapest of them stands for all.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Weighed {
@@ -25,8 +28,7 @@ pub(super) struct Pairs {
     pub(super) ports: [Ports; 2],
     /// Ports of either node.
     pub(super) n_ports: [usize; 2],
-    /// Cost per pair, row by row of the first node's ports; infinite where the pair is forbidden.
-    pub(super) values: Arc<Vec<f64>>,
+    pub(super) values: Values,
 }
 
 impl Weighed {
