@@ -151,9 +151,13 @@ fn set<T: Clone>(table: &mut Vec<Vec<Option<T>>>, (row, column): (usize, usize),
     if table.len() <= row {
         table.resize_with(row + 1, Vec::new);
     }
-    let row = &mut table[row];
-    row.resize(row.len().max(column + 1), None);
-    row[column] = Some(answer);
+    note(&mut table[row], column, answer);
+}
+
+/// Notes an answer in a list that grows with what is asked.
+fn note<T: Clone>(list: &mut Vec<Option<T>>, at: usize, answer: T) {
+    list.resize(list.len().max(at + 1), None);
+    list[at] = Some(answer);
 }
 
 /// The sharding in which a step holds most: of a gather, what comes together.
@@ -216,9 +220,12 @@ impl Conversions {
         for &row in rows {
             for &column in columns {
                 let place = routes.route(row, column).map(|route| {
-                    let number = route as usize;
-                    met.resize(met.len().max(number + 1), None);
-                    *met[number].get_or_insert_with(|| all.place(sent.along(route, routes, by)))
+                    if let Some(Some(known)) = met.get(route as usize) {
+                        return *known;
+                    }
+                    let place = all.place(sent.along(route, routes, by));
+                    note(&mut met, route as usize, place);
+                    place
                 });
                 all.places.push(place);
             }
@@ -273,8 +280,7 @@ impl Sent {
 
     /// Seconds along a route.
     fn along(&mut self, route: u32, routes: &Routes, by: &impl Sends) -> Conversion {
-        let number = route as usize;
-        if let Some(Some(known)) = self.along.get(number) {
+        if let Some(Some(known)) = self.along.get(route as usize) {
             return *known;
         }
         let mut sum = Conversion::default();
@@ -285,8 +291,7 @@ impl Sent {
             let time = exchange.unwrap_or_else(|| self.plain(hop, by));
             sum.add(hop.change.kind, self.routing, time);
         }
-        self.along.resize(self.along.len().max(number + 1), None);
-        self.along[number] = Some(sum);
+        note(&mut self.along, route as usize, sum);
         sum
     }
 
@@ -323,8 +328,7 @@ impl Sent {
             self.bytes.push(bytes);
             self.bytes.len() - 1
         });
-        self.lengths.resize(self.lengths.len().max(number + 1), None);
-        self.lengths[number] = Some(NonZeroU32::MIN.saturating_add(at as u32));
+        note(&mut self.lengths, number, NonZeroU32::MIN.saturating_add(at as u32));
         at
     }
 }
