@@ -230,6 +230,25 @@ impl Scope<'_> {
         bound: &Bound,
         asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
+        let found = self.evaluate_by_layers(benches, bound, asked);
+        let Some(stream) = self.stream_of_stages(&benches[0], bound) else { return found };
+        let limit = found.as_ref().map_or(asked.limit, |found| found.step_time().0.min(asked.limit));
+        let asked = Asking { limit, ..asked };
+        let other = self.evaluate_on(benches, (bound, &on_benches(stream, benches)), asked).ok();
+        match (found, other) {
+            (Ok(found), Some(other)) if found.step_time() <= other.step_time() => Ok(found),
+            (_, Some(other)) => Ok(other),
+            (found, None) => found,
+        }
+    }
+
+    /// The same with the sharding of the stream that suits layers, whatever stages send.
+    fn evaluate_by_layers(
+        &self,
+        benches: &[Bench<'_>],
+        bound: &Bound,
+        asked: Asking<'_>,
+    ) -> Result<Arranged, Dropped> {
         let alike = |stream: Sharding| on_benches(stream, benches);
         // On every ground the sharding that suits it, converted where they meet; or one for all.
         let own: Vec<Sharding> = (0..benches.len()).map(|ground| bound.on(ground).stream).collect();

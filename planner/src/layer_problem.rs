@@ -168,6 +168,12 @@ impl<'a> LayerProblem<'a> {
         self.clock = clock;
     }
 
+    /// Says what it costs to pass the stream in each of its shardings.
+    pub(crate) fn charge_streams(&mut self, seconds: impl Fn(Sharding) -> f64) {
+        let streams = self.problem.nodes.last_mut().into_iter().flat_map(|node| &mut node.choices);
+        streams.zip(&self.streams).for_each(|(cost, &stream)| cost.time = seconds(stream));
+    }
+
     /// The choice that a solution means.
     pub fn choice(&self, choices: &[usize]) -> LayerChoice {
         let forms: Vec<&Form> = self.picked(choices).map(|(op, pick)| op.form(pick)).collect();

@@ -8,12 +8,61 @@
 
 use ir::graph::Layer;
 use ir::schedule::Schedule;
+use ir::sharding::Sharding;
 use ir::slices::Slices;
 
 use crate::arrange::staged;
+use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
+use crate::forms::Forms;
+use crate::given::Given;
+use crate::shelf::Bench;
+
+/// Another sharding of the stream is looked for where the smallest would save at least so much of the bound.
+const WORTH_SENDING: f64 = 0.002;
 
 impl Scope<'_> {
+    /// The sharding of the stream that suits layers where they pay for what stages send, if that is another than the bound's.
+    pub(crate) fn stream_of_stages(&self, bench: &Bench<'_>, bound: &Bound) -> Option<Sharding> {
+        let candidate = bench.candidate;
+        let p = candidate.n_stages;
+        if p == 1 {
+            return None;
+        }
+        let kind = self.most_frequent();
+        let layer = &self.forms[kind][self.leading[kind]].layer;
+        let sizes = &bench.sizes[kind][self.leading[kind]];
+        let shapes: Vec<Vec<u64>> =
+            layer.stream_in.iter().map(|&stream| layer.shape(stream, sizes)).collect();
+        let slices = Slices::whole(self.request.job.sequence);
+        let staged = staged(self.model(), candidate, Schedule::OneFOneB, (&[], &[]), &slices);
+        let seconds = |stream: Sharding| {
+            let border = |from: u64| staged.hand_on(&bench.setting, (from, from + 1), (stream, &shapes)).time.0;
+            (0..p - 1).map(border).sum::<f64>() / (p - 1) as f64
+        };
+        let own = seconds(bound.stream);
+        // Of the schedule that leaves least idle, its sends counted.
+        let work = bound.work.average;
+        let idle = |schedule: Schedule| {
+            let n_sends = n_sends(candidate, schedule);
+            (self.bubble(candidate, schedule) * work + n_sends * own, n_sends)
+        };
+        let least = self.schedules(candidate).into_iter().map(idle).min_by(|a, b| a.0.total_cmp(&b.0));
+        let (_, n_sends) = least?;
+        let elements: u64 = shapes.iter().map(|shape| shape.iter().product::<u64>()).sum();
+        let smallest = bench.setting.activation(elements as f64 / candidate.shape.mesh.n_devices() as f64);
+        let smallest = staged.transfer(&bench.setting, (0, 1), smallest).time.0;
+        if n_sends * (own - smallest) < WORTH_SENDING * bound.time.0 {
+            return None;
+        }
+        let given = Given { covers: bound.covers, ..self.given_fastest() };
+        let (_, mut problem) = self.asked(bench, kind, &given, Forms::Leading).into_iter().next()?;
+        let layers_of_stage = self.counts[kind] as f64 / p as f64;
+        problem.charge_streams(|stream| n_sends * seconds(stream) / layers_of_stage);
+        let choices = self.chooser(&problem).cheapest(0.0)?.choices;
+        Some(self.passes(kind, &problem.choice(&choices))).filter(|stream| *stream != bound.stream)
+    }
+
     /// Per stage of a candidate on one ground, least seconds of a step that it waits for its sends where stages are whole;
     /// nothing of models that branch, for what then crosses depends on where they are cut, nor where stages differ in width.
     pub(crate) fn least_sends(&self, candidate: &Candidate) -> Vec<f64> {
@@ -40,5 +89,16 @@ impl Scope<'_> {
             (before + behind) * candidate.n_micro_batches as f64
         };
         (0..p as usize).map(of_stage).collect()
+    }
+}
+
+/// Sends that a step waits for in a schedule: those of the average stage, which goes on when it has sent; over virtual stages,
+/// which go on at once, those that the first micro-batch has behind it when it comes to the last chunk of the average stage, and
+/// those of the last on its way back.
+fn n_sends(candidate: &Candidate, schedule: Schedule) -> f64 {
+    let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
+    match f64::from(schedule.n_virtual_stages()) {
+        1.0 => 2.0 * m * (p - 1.0) / p,
+        v => 2.0 * (v - 1.0) * p + (p - 1.0),
     }
 }

@@ -173,10 +173,20 @@ impl Staged<'_> {
         if self.meshes.of(pair.0) != self.meshes.of(pair.1) {
             return self.handover(setting, pair, (crossing, &shapes));
         }
-        let bytes = setting.activation(elements_of(crossing.sent, self.meshes.of(pair.0), &shapes));
+        self.hand_on(setting, pair, (crossing.sent, &shapes))
+    }
+
+    /// The transfer of streams between stages whose meshes are of one length.
+    pub(crate) fn hand_on(
+        &self,
+        setting: &Setting<'_>,
+        pair: (u64, u64),
+        (sent, shapes): (Sharding, &[Vec<u64>]),
+    ) -> Transfer {
+        let bytes = setting.activation(elements_of(sent, self.meshes.of(pair.0), shapes));
         match setting.job.engine.stage_transfers {
             StageTransfers::Beside => self.transfer(setting, pair, bytes),
-            StageTransfers::Waited => self.scattered(setting, pair, (crossing.sent, bytes)),
+            StageTransfers::Waited => self.scattered(setting, pair, (sent, bytes)),
         }
     }
 

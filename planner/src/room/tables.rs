@@ -89,7 +89,7 @@ impl Scope<'_> {
         Some(ready.base)
     }
 
-    pub(super) fn most_frequent(&self) -> usize {
+    pub(crate) fn most_frequent(&self) -> usize {
         (0..self.counts.len()).max_by_key(|&kind| self.counts[kind]).unwrap_or(0)
     }
 
