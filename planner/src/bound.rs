@@ -85,7 +85,8 @@ impl Work {
         let others = (p * self.average - self.slowest) / (p - 1.0).max(1.0) - self.once;
         let even = self.average + bubble * (self.average - self.once).max(0.0);
         let slowest = self.slowest + bubble * (2.0 * others - self.slowest).max(0.0);
-        (even + waits.average).max(slowest + waits.least)
+        let rounds = (waits.rounds - waits.hides * (self.slowest - self.average)).max(0.0);
+        (even + waits.average).max(slowest + waits.least + rounds)
     }
 }
 
@@ -94,8 +95,12 @@ impl Work {
 pub(crate) struct Waits {
     /// The average stage.
     pub(crate) average: f64,
-    /// The stage that waits least.
+    /// The stage that waits least, rounds apart.
     pub(crate) least: f64,
+    /// What every stage waits behind rounds over virtual stages, were none longer than the average.
+    pub(crate) rounds: f64,
+    /// So much of its lead over the average hides of that.
+    pub(crate) hides: f64,
 }
 
 impl Bound {

@@ -255,12 +255,9 @@ impl Scope<'_> {
         candidate: &Candidate,
         (works, goal): (&Works, Goal),
     ) -> Option<Seconds> {
-        let sends = self.least_sends(candidate);
         let known = |schedule| {
-            let mut one = self.family(candidate, schedule);
-            if one.kind == FamilyKind::WholeStages {
-                one.sends.clone_from(&sends);
-            }
+            let sends = self.least_sends(candidate, schedule);
+            let one = Family { sends, ..self.family(candidate, schedule) };
             (self.in_family(candidate, works.of(one.kind), &one).0, one)
         };
         let mut all: Vec<(f64, Family)> = self.schedules(candidate).into_iter().map(known).collect();

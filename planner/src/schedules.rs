@@ -10,6 +10,7 @@ use ir::token_order::TokenOrder;
 use crate::bound::Waits;
 use crate::candidate::{Candidate, Scope};
 use crate::request::{ContextKind, Pins, ScheduleKind};
+use crate::sends::Sends;
 
 /// Virtual stages that are tried where the user gives no number: what published runs use.
 const VIRTUAL_STAGES: [u32; 6] = [2, 3, 4, 5, 6, 8];
@@ -25,8 +26,8 @@ pub(crate) struct Family {
     pub(crate) bubble: f64,
     /// Least micro-batches in flight per stage, in whole stages.
     pub(crate) in_flight: Vec<f64>,
-    /// Least seconds of a step that every stage waits for its sends; nothing where that was not asked.
-    pub(crate) sends: Vec<f64>,
+    /// What its stages wait for their sends; nothing where that was not asked.
+    pub(crate) sends: Sends,
 }
 
 /// How schedules go about it.
@@ -55,9 +56,10 @@ impl FamilyKind {
 impl Family {
     /// What its stages wait for their sends.
     pub(crate) fn waits(&self) -> Waits {
-        let n = self.sends.len().max(1) as f64;
-        let least = self.sends.iter().copied().reduce(f64::min).unwrap_or(0.0);
-        Waits { average: self.sends.iter().sum::<f64>() / n, least }
+        let Sends { of_stages, rounds, hides } = &self.sends;
+        let n = of_stages.len().max(1) as f64;
+        let least = of_stages.iter().copied().reduce(f64::min).unwrap_or(0.0);
+        Waits { average: of_stages.iter().sum::<f64>() / n + rounds, least, rounds: *rounds, hides: *hides }
     }
 
     /// Another of the family: the least of both.
@@ -176,7 +178,7 @@ impl Scope<'_> {
                 of_stages
             }
         };
-        Family { kind, bubble: self.bubble(candidate, schedule), in_flight, sends: Vec::new() }
+        Family { kind, bubble: self.bubble(candidate, schedule), in_flight, sends: Sends::default() }
     }
 
     /// The least of [`Self::bubble`] over a candidate's schedules; `None` where none is allowed.

@@ -1,10 +1,16 @@
-//! What whole stages wait for their sends at least.
+//! What stages wait for their sends at least, and the sharding of the stream that is sent soonest.
 //!
 //! ```text
-//! waits(s) = m (c(s - 1, s) + c(s, s + 1))        c: what a device has at least of the stream, over the link between the two
+//! waits(s) = m (c(s - 1, s) + c(s, s + 1))        whole stages     c: what a device has at least of the stream, over the link between the two
+//! waits(s) = 2 sum_{i < s} c(i, i + 1)            virtual stages, and behind a round over all of them  rounds = 2 (v - 1) sum_i c(i, i + 1)
 //! ```
 //! In 1F1B and GPipe a stage goes on when it has sent (`cost_model::Transfers::Exposed`): the stream forward to the one behind it,
 //! its gradient back to the one before. No sharding leaves a device less of the stream than an equal part.
+//!
+//! Over virtual stages it goes on at once, but the first micro-batch comes to the last chunk of a stage no sooner than it has been sent
+//! through all before it, `v - 1` times over all stages, and the last gradient goes back on the same way. Before that chunk a stage
+//! computes `p` micro-batches of each of its others, in as long as one takes over all stages, where they take equally long: the sum
+//! over stages is the same for any stages. One that takes longer than the average hides its lead of what is sent.
 
 use ir::graph::Layer;
 use ir::schedule::Schedule;
@@ -16,6 +22,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::given::Given;
+use crate::schedules::FamilyKind;
 use crate::shelf::Bench;
 
 /// Another sharding of the stream is looked for where the smallest would save at least so much of the bound.
@@ -37,7 +44,8 @@ impl Scope<'_> {
         let slices = Slices::whole(self.request.job.sequence);
         let staged = staged(self.model(), candidate, Schedule::OneFOneB, (&[], &[]), &slices);
         let seconds = |stream: Sharding| {
-            let border = |from: u64| staged.hand_on(&bench.setting, (from, from + 1), (stream, &shapes)).time.0;
+            let border =
+                |from: u64| staged.hand_on(&bench.setting, (from, from + 1), (stream, &shapes)).time.0;
             (0..p - 1).map(border).sum::<f64>() / (p - 1) as f64
         };
         let own = seconds(bound.stream);
@@ -63,12 +71,13 @@ impl Scope<'_> {
         Some(self.passes(kind, &problem.choice(&choices))).filter(|stream| *stream != bound.stream)
     }
 
-    /// Per stage of a candidate on one ground, least seconds of a step that it waits for its sends where stages are whole;
-    /// nothing of models that branch, for what then crosses depends on where they are cut, nor where stages differ in width.
-    pub(crate) fn least_sends(&self, candidate: &Candidate) -> Vec<f64> {
+    /// What the stages of a candidate on one ground wait at least for their sends in a schedule; nothing of models that branch, for
+    /// what then crosses depends on where they are cut, nor where stages differ in width.
+    pub(crate) fn least_sends(&self, candidate: &Candidate, schedule: Schedule) -> Sends {
         let p = candidate.n_stages;
-        if p == 1 || !self.bends.is_empty() || !candidate.meshes.is_empty() {
-            return Vec::new();
+        let kind = FamilyKind::of(schedule);
+        if p == 1 || kind == FamilyKind::Others || !self.bends.is_empty() || !candidate.meshes.is_empty() {
+            return Sends::default();
         }
         let sequence = self.request.job.sequence;
         let elements = |layer: &Layer| -> u64 {
@@ -80,16 +89,35 @@ impl Scope<'_> {
         let least = layers.map(elements).min().unwrap_or(0) as f64;
         let bytes = self.setting.activation(least / candidate.shape.mesh.n_devices() as f64);
         let slices = Slices::whole(sequence);
-        let staged = staged(self.model(), candidate, Schedule::OneFOneB, (&[], &[]), &slices);
-        let border = |from: u64| staged.transfer(&self.setting, (from, from + 1), bytes).time.0;
-        let borders: Vec<f64> = (0..p - 1).map(border).collect();
-        let of_stage = |stage: usize| {
-            let before = stage.checked_sub(1).map_or(0.0, |before| borders[before]);
-            let behind = borders.get(stage).copied().unwrap_or(0.0);
-            (before + behind) * candidate.n_micro_batches as f64
+        let staged = staged(self.model(), candidate, schedule, (&[], &[]), &slices);
+        let border = |from: u64| staged.transfer(&self.setting, (from, (from + 1) % p), bytes).time.0;
+        let borders: Vec<f64> = (0..p).map(border).collect();
+        let before = |stage: usize| borders[..stage].iter().sum::<f64>();
+        let m = candidate.n_micro_batches as f64;
+        let is_whole = kind == FamilyKind::WholeStages;
+        let of_stage = |stage: usize| match is_whole {
+            true => {
+                m * (borders[..stage].last().unwrap_or(&0.0)
+                    + borders[stage..p as usize - 1].first().unwrap_or(&0.0))
+            }
+            false => 2.0 * before(stage),
         };
-        (0..p as usize).map(of_stage).collect()
+        let more_rounds = f64::from(schedule.n_virtual_stages() - 1);
+        let rounds = if is_whole { 0.0 } else { 2.0 * more_rounds * borders.iter().sum::<f64>() };
+        let hides = more_rounds * p as f64 / (f64::from(schedule.n_virtual_stages()) * m);
+        Sends { of_stages: (0..p as usize).map(of_stage).collect(), rounds, hides }
     }
+}
+
+/// What stages wait for their sends at least.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Sends {
+    /// Seconds of a step, per stage.
+    pub(crate) of_stages: Vec<f64>,
+    /// Seconds that micro-batches are sent for behind a round of their way over virtual stages.
+    pub(crate) rounds: f64,
+    /// So much of what a stage computes for longer than the average hides of that: it has others to do meanwhile.
+    pub(crate) hides: f64,
 }
 
 /// Sends that a step waits for in a schedule: those of the average stage, which goes on when it has sent; over virtual stages,

@@ -279,7 +279,7 @@ impl Scope<'_> {
         let micro_batch = candidate.micro_batch as f64 / tables.bench.candidate.micro_batch as f64;
         let bytes = micro_batch * self.constants.fragmentation_factor;
         let least = family.waits().least;
-        let waits = (0..).map(|stage| family.sends.get(stage).map_or(0.0, |own| own - least));
+        let waits = (0..).map(|stage| family.sends.of_stages.get(stage).map_or(0.0, |own| own - least));
         let mut stages: Vec<(f64, f64)> =
             family.in_flight.iter().map(|flight| flight * bytes).zip(waits).collect();
         // Of stages with as many in flight, the last comes first.
