@@ -92,20 +92,7 @@ impl Scope<'_> {
         let staged = staged(self.model(), candidate, schedule, (&[], &[]), &slices);
         let border = |from: u64| staged.transfer(&self.setting, (from, (from + 1) % p), bytes).time.0;
         let borders: Vec<f64> = (0..p).map(border).collect();
-        let before = |stage: usize| borders[..stage].iter().sum::<f64>();
-        let m = candidate.n_micro_batches as f64;
-        let is_whole = kind == FamilyKind::WholeStages;
-        let of_stage = |stage: usize| match is_whole {
-            true => {
-                m * (borders[..stage].last().unwrap_or(&0.0)
-                    + borders[stage..p as usize - 1].first().unwrap_or(&0.0))
-            }
-            false => 2.0 * before(stage),
-        };
-        let more_rounds = f64::from(schedule.n_virtual_stages() - 1);
-        let rounds = if is_whole { 0.0 } else { 2.0 * more_rounds * borders.iter().sum::<f64>() };
-        let hides = more_rounds * p as f64 / (f64::from(schedule.n_virtual_stages()) * m);
-        Sends { of_stages: (0..p as usize).map(of_stage).collect(), rounds, hides }
+        Sends::new(&borders, schedule, candidate.n_micro_batches as f64)
     }
 }
 
@@ -120,6 +107,24 @@ pub(crate) struct Sends {
     pub(crate) hides: f64,
 }
 
+impl Sends {
+    /// Of stages that are whole or virtual, over borders each to the stage behind, the last to the first.
+    fn new(borders: &[f64], schedule: Schedule, m: f64) -> Self {
+        let (p, v) = (borders.len(), f64::from(schedule.n_virtual_stages()));
+        if FamilyKind::of(schedule) == FamilyKind::WholeStages {
+            let at = |border: Option<usize>| border.filter(|at| at + 1 < p).map_or(0.0, |at| borders[at]);
+            let of_stage = |stage: usize| m * (at(stage.checked_sub(1)) + at(Some(stage)));
+            return Self { of_stages: (0..p).map(of_stage).collect(), ..Self::default() };
+        }
+        let of_stage = |stage: usize| 2.0 * borders[..stage].iter().sum::<f64>();
+        Self {
+            of_stages: (0..p).map(of_stage).collect(),
+            rounds: 2.0 * (v - 1.0) * borders.iter().sum::<f64>(),
+            hides: (v - 1.0) * p as f64 / (v * m),
+        }
+    }
+}
+
 /// Sends that a step waits for in a schedule: those of the average stage, which goes on when it has sent; over virtual stages,
 /// which go on at once, those that the first micro-batch has behind it when it comes to the last chunk of the average stage, and
 /// those of the last on its way back.
@@ -130,3 +135,7 @@ fn n_sends(candidate: &Candidate, schedule: Schedule) -> f64 {
         v => 2.0 * (v - 1.0) * p + (p - 1.0),
     }
 }
+
+#[cfg(test)]
+#[path = "sends_tests.rs"]
+mod tests;

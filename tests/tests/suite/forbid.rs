@@ -89,6 +89,16 @@ fn forbidding_all_but_one_is_no_slower_than_choosing_it() {
     }
 }
 
+/// Layers take as long with either, stages do not: over virtual ones each part of the stream is sent hundreds of times.
+#[test]
+fn nobody_needs_to_say_that_what_stages_send_is_cut() {
+    let question = &["llama-3.1-405b", "dgx-h100", "--nodes", "2048", "--global-batch", "512"];
+    let pins = ["tp=4,cp=8,pp=32", "tp=4,cp=8,pp=32,sequence-parallel=on"];
+    let [free, cut] = pins.map(|pins| time(&plan(question, &["--pin", pins])));
+    let any = time(&plan(question, &[]));
+    assert!(free <= cut * 1.001 && any <= cut * 1.001, "{any}, {free} and {cut}");
+}
+
 #[test]
 fn pins_and_prohibitions_hold_together() {
     let found = plan(LLAMA_70B, &["--pin", "tp=8", "--forbid", "pp,zero=3"]);
