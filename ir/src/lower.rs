@@ -100,6 +100,23 @@ pub fn flat_steps(partial: AxisSet, from: AxisSet, to: AxisSet) -> Option<Vec<St
     steps(cut(from, partial), cut(to, AxisSet::EMPTY))
 }
 
+/// Steps on a flattened block whose sums over `partial` become a cut over `to`, but stay sums over `rest`.
+pub fn partial_cut(partial: AxisSet, from: AxisSet, to: AxisSet, rest: AxisSet) -> Option<Vec<Step>> {
+    let mut before = Sharding::REPLICATED;
+    let mut after = Sharding::REPLICATED;
+    for axis in (0..MAX_AXES).map(AxisId) {
+        let bit = AxisSet::of(&[axis]);
+        let side = |cut: AxisSet, sum: AxisSet| match (cut.contains(bit), sum.contains(bit)) {
+            (true, _) => Placement::Shard(0),
+            (false, true) => Placement::PartialSum,
+            (false, false) => Placement::Replicate,
+        };
+        before = before.with(axis, side(from, partial));
+        after = after.with(axis, side(to, rest));
+    }
+    steps(before, after)
+}
+
 /// Axes on which a sharding leaves a tensor whole: where storage may cut it.
 pub fn whole_axes(mesh: &Mesh, used: Sharding) -> AxisSet {
     let whole = |axis: &AxisId| mesh.size(*axis) > 1 && used.on(*axis) == Placement::Replicate;
@@ -551,23 +568,6 @@ impl Lowering<'_> {
             _ => Err(self.storage_error(tensor)),
         }
     }
-}
-
-/// Steps on a flattened block whose sums over `partial` become a cut over `to`, but stay sums over `rest`.
-fn partial_cut(partial: AxisSet, from: AxisSet, to: AxisSet, rest: AxisSet) -> Option<Vec<Step>> {
-    let mut before = Sharding::REPLICATED;
-    let mut after = Sharding::REPLICATED;
-    for axis in (0..MAX_AXES).map(AxisId) {
-        let bit = AxisSet::of(&[axis]);
-        let side = |cut: AxisSet, sum: AxisSet| match (cut.contains(bit), sum.contains(bit)) {
-            (true, _) => Placement::Shard(0),
-            (false, true) => Placement::PartialSum,
-            (false, false) => Placement::Replicate,
-        };
-        before = before.with(axis, side(from, partial));
-        after = after.with(axis, side(to, rest));
-    }
-    steps(before, after)
 }
 
 /// Frees a value that a section begins with and never reads, before all else.

@@ -260,6 +260,8 @@ pub fn relaxations(request: &Request) -> Vec<Relaxation> {
 }
 
 #[cfg(test)]
+mod prices_tests;
+#[cfg(test)]
 mod solver_tests;
 #[cfg(test)]
 mod chooser_tests;

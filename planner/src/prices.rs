@@ -18,7 +18,7 @@ use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Change, Step};
 use ir::engine::{GradientFormat, ParameterSpread, TensorOverlap};
 use ir::graph::{Layer, Op, Sizes, TensorId};
-use ir::lower::{flat_steps, whole_axes};
+use ir::lower::{flat_steps, partial_cut, whole_axes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op_work::{KernelChoice, backward_work, local_lengths, op_work};
 use ir::program::{AxisSet, Side, StateHome, Storage};
@@ -458,12 +458,12 @@ impl<'a> Prices<'a> {
         let bytes = StateBytes::adamw(self.machine.precision, self.machine.gradients);
         let flat = |list: &[Step], element: Bytes| self.sent(parcel, list, element);
         let none = AxisSet::EMPTY;
+        let rest = AxisSet(unfinished.0 & !storage.gradient.0);
         let every = if storage.gradient.is_empty() {
             0.0
         } else {
-            flat(&flat_steps(unfinished, none, storage.gradient)?, bytes.gradient)
+            flat(&partial_cut(unfinished, none, storage.gradient, rest)?, bytes.gradient)
         };
-        let rest = AxisSet(unfinished.0 & !storage.gradient.0);
         let local = parcel.elements as f64;
         let updated = local / self.parts(storage.optimizer);
         // A parameter that is cut like its optimizer state is that state's own fp32 copy.
