@@ -5,7 +5,7 @@ use std::path::Path;
 use cost_model::Constants;
 use validate::calibration::Calibration;
 use validate::case::{Case, cases};
-use validate::row::read;
+use validate::row::{Row, read};
 use validate::score::{Errors, Pair};
 use validate::stack::calibrated;
 
@@ -19,18 +19,11 @@ use crate::terminal::Terminal;
 
 /// Fits constants to runs and writes them with their provenance.
 pub(crate) fn run(args: &CalibrateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let text = read_file(Path::new(&args.runs), &args.runs, frontends::MAX_FILE_BYTES)?;
-    let rows = read(&text).map_err(|error| {
-        let hint = "the columns are those of fixtures/published/training.csv";
-        Failure::argument_with_hint(format!("{}: {error}", args.runs), hint)
-    })?;
+    let rows = runs(&args.runs)?;
     let shipped = Constants::load();
     let (cases, omitted) = cases(&rows, &shipped);
     if let Some(row) = omitted.first() {
         return Err(Failure::argument(format!("{}: {}: {}", args.runs, row.row.id, row.reason)));
-    }
-    if cases.is_empty() {
-        return Err(Failure::argument(format!("{}: no run", args.runs)));
     }
     let all: Vec<&Case> = cases.iter().collect();
     let found = calibrated(&all, &shipped);
@@ -68,4 +61,17 @@ pub(crate) fn run(args: &CalibrateArgs, terminal: &mut Terminal<'_>) -> Result<(
         None => write!(terminal.out, "{text}")?,
     }
     Ok(())
+}
+
+/// Measured runs of a file.
+pub(crate) fn runs(file: &str) -> Result<Vec<Row>, Failure> {
+    let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
+    let rows = read(&text).map_err(|error| {
+        let hint = "the columns are those of fixtures/published/training.csv";
+        Failure::argument_with_hint(format!("{file}: {error}"), hint)
+    })?;
+    if rows.is_empty() {
+        return Err(Failure::argument(format!("{file}: no run")));
+    }
+    Ok(rows)
 }

@@ -209,6 +209,7 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
             attention: plan.job.attention,
             element_bytes,
             token_order: plan.job.token_order,
+            streams: plan.job.engine.kernels,
             dropout: plan.job.engine.dropout,
             experts: plan.job.engine.experts,
         },

@@ -38,6 +38,7 @@ mod validate;
 mod validate_against;
 mod validate_fit;
 mod validate_memory;
+mod validate_page;
 mod calibrate;
 mod sweep;
 mod sweep_file;

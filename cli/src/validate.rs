@@ -8,21 +8,22 @@ use validate::calibration::Calibration;
 use validate::case::{Case, Omitted, cases};
 use validate::components::{ComponentReport, components};
 use validate::few_runs::{FewRuns, few_runs};
-use validate::memory::{MemorySource, memory_report};
+use validate::memory::memory_report;
 use validate::report::{RowReport, SourceReport, Validation, validation, validation_by_events};
 use validate::row::{Row, shipped};
 
 use crate::args::ValidateArgs;
+use crate::calibrate::runs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
 use crate::output::{json, write_whole};
-use crate::table::{Side, markdown, table};
+use crate::table::{Side, table};
 use crate::terminal::Terminal;
-use crate::{validate_against, validate_fit, validate_memory};
+use crate::{validate_against, validate_fit, validate_memory, validate_page};
 
 /// Rows that are named as the worst.
-const N_WORST: usize = 10;
+pub(crate) const N_WORST: usize = 10;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -80,7 +81,7 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
     } else if let Some(events) = &events {
         both_witnesses(&found, events)
     } else if args.markdown {
-        page(&found, &few_runs(&cases, &constants), &memory_report(&rows, &constants))
+        validate_page::page(&found, &few_runs(&cases, &constants), &memory_report(&rows, &constants))
     } else {
         text(&found, &omitted, args)
     };
@@ -144,6 +145,9 @@ fn refit(
 }
 
 fn rows(args: &ValidateArgs) -> Result<Vec<Row>, Failure> {
+    if let Some(file) = &args.runs {
+        return runs(file);
+    }
     let all = shipped();
     let Some(name) = &args.source else { return Ok(all) };
     let rows: Vec<Row> = all.iter().filter(|row| row.source == *name).cloned().collect();
@@ -162,13 +166,18 @@ fn rows(args: &ValidateArgs) -> Result<Vec<Row>, Failure> {
 fn text(found: &Validation, omitted: &[Omitted], args: &ValidateArgs) -> String {
     let mut text = table(&SOURCE_COLUMNS, &found.sources.iter().map(source).collect::<Vec<_>>());
     let _ = writeln!(text, "\n{}", headline(found));
+    if !found.unseen.is_empty() {
+        let unseen: Vec<Vec<String>> = found.unseen.iter().map(source).collect();
+        let _ = write!(text, "\n{}\n{}\n", table(&SOURCE_COLUMNS, &unseen), of_unseen(found));
+    }
     let releases = &found.experts.by_release;
     if !releases.is_empty() {
         let experts: Vec<Vec<String>> = releases.iter().map(source).collect();
         let _ = write!(text, "\n{}\n{}", table(&SOURCE_COLUMNS, &experts), of_experts(found));
     }
     if args.rows {
-        let listed: Vec<_> = rows_of(&found.sources).into_iter().chain(rows_of(releases)).collect();
+        let lists = [&found.sources, &found.unseen, releases];
+        let listed: Vec<_> = lists.into_iter().flat_map(|sources| rows_of(sources)).collect();
         let _ = write!(text, "\n{}", table(&ROW_COLUMNS, &errors_of(&listed)));
     } else {
         let worst = errors_of(&found.worst(N_WORST));
@@ -205,71 +214,11 @@ fn both_witnesses(closed: &Validation, events: &Validation) -> String {
     format!("{}\n{}\nby events: {}\n", table(&columns, &rows), headline(closed), headline(events))
 }
 
-/// The page of the documentation.
-fn page(found: &Validation, few: &[FewRuns], memory: &[MemorySource]) -> String {
-    let sources: Vec<Vec<String>> = found.sources.iter().map(source).collect();
-    let worst = errors_of(&found.worst(N_WORST));
-    let experts: Vec<(&str, &RowReport)> = rows_of(&found.experts.by_release);
-    format!(
-        "{PAGE_START}\n{}.\n\n{PAGE_SOURCES}\n{}\n{PAGE_FEW_RUNS}\n{}.\n\n{}\n{PAGE_EXPERTS}\n{}.\n\n{}\n{}\n{}\n{PAGE_MEMORY}\n{}\n## Farthest off\n\n{}\n## Not priced\n\n{}",
-        headline(found),
-        markdown(&SOURCE_COLUMNS, &sources),
-        few_runs_headline(few),
-        markdown(&FEW_RUNS_COLUMNS, &few.iter().map(few_runs_row).collect::<Vec<_>>()),
-        of_experts(found),
-        markdown(&SOURCE_COLUMNS, &found.experts.by_release.iter().map(source).collect::<Vec<_>>()),
-        markdown(&SOURCE_COLUMNS, &found.experts.by_model.iter().map(source).collect::<Vec<_>>()),
-        markdown(&ROW_COLUMNS, &errors_of(&experts)),
-        markdown(&validate_memory::COLUMNS, &memory.iter().map(validate_memory::row).collect::<Vec<_>>()),
-        markdown(&ROW_COLUMNS, &worst),
-        markdown(&OMITTED_COLUMNS, &reasons(found)),
-    )
-}
-
-const PAGE_START: &str = "# Predictions against published training runs
-
-Written by `UPDATE_DOCS=1 cargo test -p tests validation::`; the same test fails where the page is not current. Rows and
-sources are those of [fixtures/published](../fixtures/published/README.md). Every row is priced by the code that `planner
-estimate` runs, with one set of constants; [fit.md](fit.md) says how they were found and how they hold on sources that were
-left out.
-
-## Errors
-";
-
-const PAGE_SOURCES: &str = "\
-Where recomputation is not stated, nothing is computed again if that fits, else what the search chooses. An error is predicted over measured step time, less one. `scaled`: mean error after one factor per source, the median: what a
-calibration of its software and cluster by one figure would leave. `sweeps`: jobs that a source ran under three and more
-plans; the rank correlation inside them, and what is lost by taking the plan that is predicted to be fastest. Sources of
-which something is not stated, and the bulk sweep, do not count in the mean.
-";
-
-const PAGE_EXPERTS: &str = "\
-## Mixtures of experts
-
-None of these counts above or had a part in the fit, and no constant was fitted to them: how far the same prices are off where layers choose
-among experts, under the dispatcher that each row's software has by its recipes
-([fixtures/published](../fixtures/published/README.md) says where they stand; [cost-model.md](cost-model.md) how each is priced):
-
-| dispatcher | of the rows |
-| --- | --- |
-| token-drop: a capacity of 1, all slots sent to the devices of their experts | megatron-bridge 25.09 but DeepSeek-V3 on H100 |
-| dropless, every copy of a token sent, by `alltoall` | simumax-b200, Qwen3-30B on H100 and all on B200 in 25.11, 26.02.01 |
-| dropless, a token once to a node and once to a device (`--engine dispatch=per-node`): DeepEP, HybridEP | the others |
-| the same, beside another micro-batch (`exchange-overlap=beside`) | DeepSeek-V3 on H100 in 25.09, on B200 in 26.04.01, on GB300 in 26.06; Qwen3-30B on B300 in 26.06 |
-| host-bound: dropless experts launched one by one, whose host waits for their counts (`experts=each`) | all dropless ones but the two with fused expert kernels in 26.06 |
-| graph: the device launches the whole step (`launches=graph`) | Qwen3-30B on GB200 and B200 in 25.09; DeepSeek-V3 on GB300 and Qwen3-30B on B300 in 26.06 |
-
-That experts run one after another, that their tokens are sorted twice and that the host waits for their number was found by looking at these rows;
-which of them have which dispatcher was not. All runs of DeepSeek-V3 by megatron-bridge but four of 25.11 have a module for multi-token prediction, and are priced
-with it. Attention in eight bits (26.06) is not priced, nor a shared expert beside the exchange. The same plan takes up to twice as long under one release as
-under the next, so `scaled` is after one factor per release.
-";
-
 /// Mean error of mixtures of experts that may be claimed, if rows keep to it.
 const CLAIM_OF_EXPERTS: f64 = 0.15;
 
 /// What mixtures of experts come to together, and what is claimed of them.
-fn of_experts(found: &Validation) -> String {
+pub(crate) fn of_experts(found: &Validation) -> String {
     let (all, scaled) = (found.experts.all(), found.experts.by_others());
     let by_source = found.experts.by_source();
     let sources: Vec<String> =
@@ -293,27 +242,7 @@ fn of_experts(found: &Validation) -> String {
     )
 }
 
-const PAGE_MEMORY: &str = "\
-## Peak memory
-
-Predicted against measured, on the device with most of those that the source looked at. *Allocated* is what frameworks count:
-tensors alive. *Taken* is what `nvidia-smi` shows: also what the allocator loses to fragments, the context, libraries and the
-buffers of communicators, the reserve. Nothing of it is fitted: 5 % of what is allocated and freed, 0.6 GiB of context, and four
-communicators whose buffers grow with the link (0.57 GiB each at 300 GB/s); a cluster file's `reserve_gib` and calibrations set it
-otherwise. DeepSpeed copies more than Megatron-LM (`copies`, `stage-outputs` of `--engine`), and its versions differ: the engine of a
-row is that of its date. Rows whose planner does not tell how it cut states over replicas (Alpa's `auto`) are left out, and so are
-korthikanti-2022's, whose peaks are the formulas of the paper. Of runs that died of memory the last column says how many are predicted
-to need more than a device has.
-";
-
-const PAGE_FEW_RUNS: &str = "\
-## After a calibration by three runs
-
-Three rows of a source, at a sixth, a half and five sixths of its table, go to the code behind `planner calibrate`; the other
-rows are predicted with the shipped constants (`before`) and with the calibration (`after`).
-";
-
-const FEW_RUNS_COLUMNS: [(&str, Side); 6] = [
+pub(crate) const FEW_RUNS_COLUMNS: [(&str, Side); 6] = [
     ("source", Side::Left),
     ("other rows", Side::Right),
     ("before", Side::Right),
@@ -322,7 +251,7 @@ const FEW_RUNS_COLUMNS: [(&str, Side); 6] = [
     ("bias after", Side::Right),
 ];
 
-fn few_runs_headline(few: &[FewRuns]) -> String {
+pub(crate) fn few_runs_headline(few: &[FewRuns]) -> String {
     let mean = |of: fn(&FewRuns) -> f64| few.iter().map(of).sum::<f64>() / few.len().max(1) as f64;
     format!(
         "equal-weight mean over {} sources {} before, {} after, when nine of ten rows are within {}",
@@ -333,7 +262,7 @@ fn few_runs_headline(few: &[FewRuns]) -> String {
     )
 }
 
-fn few_runs_row(one: &FewRuns) -> Vec<String> {
+pub(crate) fn few_runs_row(one: &FewRuns) -> Vec<String> {
     vec![
         one.source.clone(),
         one.after.rows.to_string(),
@@ -344,12 +273,13 @@ fn few_runs_row(one: &FewRuns) -> Vec<String> {
     ]
 }
 
-const ROW_COLUMNS: [(&str, Side); 4] =
+pub(crate) const ROW_COLUMNS: [(&str, Side); 4] =
     [("row", Side::Left), ("measured", Side::Right), ("predicted", Side::Right), ("error", Side::Right)];
 
-const OMITTED_COLUMNS: [(&str, Side); 2] = [("rows", Side::Right), ("not priced because", Side::Left)];
+pub(crate) const OMITTED_COLUMNS: [(&str, Side); 2] =
+    [("rows", Side::Right), ("not priced because", Side::Left)];
 
-const SOURCE_COLUMNS: [(&str, Side); 12] = [
+pub(crate) const SOURCE_COLUMNS: [(&str, Side); 12] = [
     ("source", Side::Left),
     ("rows", Side::Right),
     ("of", Side::Right),
@@ -364,7 +294,7 @@ const SOURCE_COLUMNS: [(&str, Side); 12] = [
     ("regret", Side::Right),
 ];
 
-fn headline(found: &Validation) -> String {
+pub(crate) fn headline(found: &Validation) -> String {
     let all = &found.all_rows;
     format!(
         "equal-weight mean over {} sources {}; of {} rows {} within 5 %, {} within 8 %",
@@ -376,12 +306,27 @@ fn headline(found: &Validation) -> String {
     )
 }
 
-fn reasons(found: &Validation) -> Vec<Vec<String>> {
+/// What sources that no fit has seen come to together.
+pub(crate) fn of_unseen(found: &Validation) -> String {
+    let all = found.all_unseen();
+    format!(
+        "{} sources that no fit has seen: equal-weight mean {}; of {} rows {} within 5 %, {} within 8 %, median {}, bias {}",
+        found.unseen.len(),
+        percent(found.mean_over_unseen()),
+        all.rows,
+        percent(all.within_5),
+        percent(all.within_8),
+        percent(all.median),
+        signed(all.bias),
+    )
+}
+
+pub(crate) fn reasons(found: &Validation) -> Vec<Vec<String>> {
     let first = |reason: &str| reason.lines().next().unwrap_or_default().to_owned();
     found.omitted.iter().map(|(reason, n)| vec![n.to_string(), first(reason)]).collect()
 }
 
-fn source(source: &SourceReport) -> Vec<String> {
+pub(crate) fn source(source: &SourceReport) -> Vec<String> {
     let errors = &source.time;
     let (groups, correlation, regret) = source.sweeps.map_or_else(Default::default, |sweeps| {
         (sweeps.groups.to_string(), format!("{:.2}", sweeps.spearman), percent(sweeps.mean_regret))
@@ -402,11 +347,11 @@ fn source(source: &SourceReport) -> Vec<String> {
     ]
 }
 
-fn rows_of(sources: &[SourceReport]) -> Vec<(&str, &RowReport)> {
+pub(crate) fn rows_of(sources: &[SourceReport]) -> Vec<(&str, &RowReport)> {
     sources.iter().flat_map(|source| source.rows.iter().map(|row| (source.name.as_str(), row))).collect()
 }
 
-fn errors_of(rows: &[(&str, &RowReport)]) -> Vec<Vec<String>> {
+pub(crate) fn errors_of(rows: &[(&str, &RowReport)]) -> Vec<Vec<String>> {
     let cells = |(_, row): &(&str, &RowReport)| {
         let time = |seconds: f64| figures::seconds(ir::units::Seconds(seconds));
         vec![row.id.clone(), time(row.measured_s), time(row.predicted_s), signed(row.error)]

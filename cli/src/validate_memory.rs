@@ -29,6 +29,7 @@ pub(crate) fn row(source: &MemorySource) -> Vec<String> {
     let errors = &source.errors;
     let measure = match source.measure {
         Measure::Allocated => "allocated",
+        Measure::Reserved => "reserved",
         Measure::Taken => "taken, reserve included",
     };
     vec![

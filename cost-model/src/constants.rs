@@ -34,6 +34,11 @@ pub struct GemmEfficiencies([[f64; N_PRECISIONS]; N_ARCHITECTURES]);
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionEfficiencies([f64; N_ARCHITECTURES]);
 
+/// What devices of a family draw at full power per listed TFLOP/s in 16 bits, where that is known of the devices whose efficiencies
+/// were fitted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FullPower([Option<f64>; N_ARCHITECTURES]);
+
 const N_ARCHITECTURES: usize = Architecture::Other as usize + 1;
 const N_PRECISIONS: usize = Precision::Fp8 as usize + 1;
 
@@ -50,6 +55,9 @@ pub struct Constants {
     /// The same for Hopper with kernels of the FlashAttention-2 era.
     #[serde(deserialize_with = "value")]
     pub attention_efficiency_hopper_flash_2_fraction_of_peak: f64,
+    /// Power at which the families' efficiencies hold.
+    #[serde(deserialize_with = "full_power")]
+    pub full_power_watts_per_tflops: FullPower,
     /// Tiles that a kernel may choose from.
     #[serde(deserialize_with = "value")]
     pub gemm_tiles: [Tile; 7],
@@ -199,7 +207,7 @@ impl Constants {
     pub(crate) fn stream_factor(&self) -> f64 {
         match self.engine.kernels {
             Kernels::Fused => 1.0,
-            Kernels::Eager => self.eager_stream_factor,
+            Kernels::Libraries | Kernels::Eager => self.eager_stream_factor,
         }
     }
 
@@ -243,6 +251,13 @@ impl AttentionEfficiencies {
     /// Replaces one figure, to calibrate.
     pub fn set(&mut self, architecture: Architecture, fraction: f64) {
         self.0[architecture as usize] = fraction;
+    }
+}
+
+impl FullPower {
+    /// Watts per TFLOP/s for a family.
+    pub fn of(&self, architecture: Architecture) -> Option<f64> {
+        self.0[architecture as usize]
     }
 }
 
@@ -299,6 +314,15 @@ fn attention_efficiencies<'de, D: Deserializer<'de>>(
         true => Ok(AttentionEfficiencies(table)),
         false => Err(D::Error::custom("an architecture is missing")),
     }
+}
+
+fn full_power<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FullPower, D::Error> {
+    let rows = BTreeMap::<Architecture, Entry<f64>>::deserialize(deserializer)?;
+    let mut table = [None; N_ARCHITECTURES];
+    for (architecture, entry) in rows {
+        table[architecture as usize] = Some(entry.value);
+    }
+    Ok(FullPower(table))
 }
 
 #[cfg(test)]

@@ -147,7 +147,10 @@ pub fn cover(
         let both = [Pass::Forward, Pass::Backward];
         let works =
             both.into_iter().flat_map(|pass| op_work((layer, op, &sig), &whole, sizes, pass, kernels));
-        works.filter(|work| !matches!(work, Work::Stream { .. })).map(|work| seconds(&work)).sum::<Seconds>()
+        works
+            .filter(|work| !matches!(work, Work::Composed { .. } | Work::Stream { .. }))
+            .map(|work| seconds(&work))
+            .sum::<Seconds>()
     };
     layer.ops.iter().map(of_op).sum::<Seconds>() / (EXCHANGES * mesh.n_devices() as f64)
 }

@@ -25,7 +25,7 @@ pub fn kernels(works: &[Work], experts: Experts, n_casts: u32) -> f64 {
     }
     let experts = |work: &Work| match work {
         Work::Gemm { batch, .. } => *batch,
-        Work::Attention { .. } | Work::Stream { .. } => 1.0,
+        Work::Attention { .. } | Work::Composed { .. } | Work::Stream { .. } => 1.0,
     };
     let n_experts = works.iter().map(experts).fold(1.0, f64::max);
     once + (n_experts - 1.0) * (works.len() as f64 + f64::from(n_casts))

@@ -53,7 +53,7 @@ impl OpSeconds {
         match work {
             Work::Gemm { output: GemmOutput::Accumulator, .. } => self.weight_products += time,
             Work::Gemm { .. } => self.products += time,
-            Work::Attention { .. } | Work::Stream { .. } => {}
+            Work::Attention { .. } | Work::Composed { .. } | Work::Stream { .. } => {}
         }
     }
 }

@@ -27,6 +27,7 @@ pub mod program_memory;
 pub mod program_price;
 mod program_work;
 mod events;
+mod power;
 pub mod rates;
 pub mod reliability;
 pub mod ring;

@@ -314,7 +314,7 @@ impl Account<'_> {
                         * (batch_heads * queries * keys)
                 }
             },
-            Work::Gemm { .. } | Work::Stream { .. } => Bytes::ZERO,
+            Work::Gemm { .. } | Work::Composed { .. } | Work::Stream { .. } => Bytes::ZERO,
         };
         if self.layer.ops[op.0].kind == OpKind::Add {
             return Bytes(masks * self.added_elements(op));

@@ -15,7 +15,9 @@ use crate::program_fixture::{
     DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, lowered, mlp, moe,
 };
 use crate::rates::tests::a100;
-use ir::engine::{Accumulation, Dropout, Engine, Experts, GradientFormat, Recomputation, TensorOverlap};
+use ir::engine::{
+    Accumulation, Dropout, Engine, Experts, GradientFormat, Kernels, Recomputation, TensorOverlap,
+};
 
 const SHAPE: Shape = Shape { b: 8, s: 1024, h: 2048, heads: 16, f: 8192 };
 
@@ -35,6 +37,7 @@ fn price_under(lowered: &Lowered, engine: Engine, rank_offset: u64) -> ProgramPr
             attention: AttentionKernel::Flash,
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
+            streams: engine.kernels,
             dropout: Dropout::Off,
             experts: engine.experts,
         },
@@ -266,6 +269,7 @@ fn a_layer_takes_the_longer_of_its_work_and_its_link_to_the_host() {
             attention: AttentionKernel::Flash,
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
+            streams: Kernels::Fused,
             dropout: Dropout::Off,
             experts: Experts::Together,
         };

@@ -4,6 +4,7 @@ use ir::cluster::{Device, Precision};
 use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond};
 
 use crate::constants::Constants;
+use crate::power::clock_fraction;
 
 /// Sustained rates of a device, made once and used for many prices.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +33,7 @@ impl Rates {
         let (attention_peak, _) = self::peak(device, attention_precision, constants);
         let gemm = &constants.gemm_efficiency_fraction_of_peak;
         Self {
-            gemm: peak * gemm.of(device.architecture, runs_as),
+            gemm: peak * gemm.of(device.architecture, runs_as) * clock_fraction(device, constants),
             attention: attention_peak * constants.attention_efficiency(device.architecture),
             memory: device.memory_bandwidth_bytes_per_s * constants.memory_efficiency_fraction,
             compute_units: f64::from(device.compute_units.max(1)),

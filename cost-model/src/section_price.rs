@@ -31,7 +31,7 @@ impl ComputePrice {
         match work {
             Work::Gemm { .. } => self.gemm += time,
             Work::Attention { .. } => self.attention += time,
-            Work::Stream { .. } => self.stream += time,
+            Work::Composed { .. } | Work::Stream { .. } => self.stream += time,
         }
     }
 }

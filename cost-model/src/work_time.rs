@@ -24,6 +24,11 @@ pub fn work_time(work: &Work, device: &Device, precision: Precision, constants: 
             let sizes = Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked };
             attention_time(sizes, pass, kernel, &rates, constants)
         }
+        // All that an interpreter adds is in the count.
+        Work::Composed { bytes, kernels } => {
+            let rates = Rates::new(device, precision, constants);
+            stream_time(bytes, kernels, &rates, constants)
+        }
         Work::Stream { bytes, kernels } => {
             let rates = Rates::new(device, precision, constants);
             stream_time(bytes * constants.stream_factor(), kernels, &rates, constants)
@@ -34,7 +39,8 @@ pub fn work_time(work: &Work, device: &Device, precision: Precision, constants: 
 /// Kernels that `work` launches: scores, mask, softmax and sum of attention apart where they are materialised.
 pub fn n_kernels(work: &Work) -> f64 {
     match work {
-        Work::Gemm { .. } => 1.0,
+        // Modules, of which this is one, take more of the host's time than launches.
+        Work::Gemm { .. } | Work::Composed { .. } => 1.0,
         Work::Attention { kernel: AttentionKernel::Flash, .. } => 2.0,
         Work::Attention { kernel: AttentionKernel::Eager, pass: Pass::Forward, .. } => 4.0,
         Work::Attention { kernel: AttentionKernel::Eager, pass: Pass::Backward, .. } => 8.0,

@@ -111,7 +111,7 @@ fn absurd_fields_of_a_cluster_are_refused() {
         ("dgx-h100", "/groups/0/nvme", json!({"capacity_tb": 30, "read_gb_per_s": 50}), "groups[0].nvme: missing field `write_gb_per_s`"),
         ("dgx-h100", "/groups/0/nvme", json!({"capacity_tb": 30, "read_gb_per_s": 50, "write_gb_per_s": 0}), "groups[0].nvme.write_gb_per_s: 0 is out of range, expected 0.01 to 1000000"),
         ("dgx-h100", "/groups/0/nvme", json!({"capacity_tb": 3e13, "read_gb_per_s": 50, "write_gb_per_s": 25}), "groups[0].nvme.capacity_tb: 30000000000000 is out of range, expected 0.001 to 1000000"),
-        ("dgx-h100", "/groups/0/colour", json!("red"), "groups[0].colour: unknown field `colour`, expected one of `device`, `count`, `devices_per_node`, `host_memory_gib`, `nvme`, `price_per_device_hour`, `failures_per_million_device_hours`, `links`, `sources`"),
+        ("dgx-h100", "/groups/0/colour", json!("red"), "groups[0].colour: unknown field `colour`, expected one of `device`, `count`, `devices_per_node`, `host_memory_gib`, `nvme`, `watts_per_device`, `price_per_device_hour`, `failures_per_million_device_hours`, `links`, `sources`"),
         ("dgx-h100", "/tiers/0/devices", json!(3), "tiers[1].devices: domains of 8 devices are not made of whole domains of 3\nhint: tiers go from the innermost out; each holds a multiple of the one before"),
         ("dgx-h100", "/tiers/1/devices", json!(16), "tiers[1].devices: the last tier joins 16 devices of 8\nhint: the last tier must span all devices of all groups"),
         ("dgx-h100", "/tiers/1/bandwidth_gb_per_s", json!(0), "tiers[1].bandwidth_gb_per_s: 0 is out of range, expected 0.01 to 1000000"),

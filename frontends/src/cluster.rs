@@ -76,7 +76,7 @@ mod tests {
     fn every_figure_of_the_library_is_in_range_and_has_a_source() {
         let document = Document::parse("devices.json", LIBRARY_TEXT).unwrap();
         let file: DeviceLibraryFile = document.typed(&[], &document.value).unwrap();
-        assert_eq!(file.devices.len(), 23);
+        assert_eq!(file.devices.len(), 24);
         for (index, device) in file.devices.iter().enumerate() {
             check_device(&document, &[key("devices"), Step::Index(index)], device).unwrap();
             let figures = document.value["devices"][index].as_object().unwrap();

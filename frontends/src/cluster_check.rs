@@ -142,6 +142,7 @@ fn check_group(at: &At<'_, '_>, group: &GroupFile) -> Result<(), InputError> {
         at.range("read_gb_per_s", nvme.read_gb_per_s, BYTES_PER_S.per(GIGA))?;
         at.range("write_gb_per_s", nvme.write_gb_per_s, BYTES_PER_S.per(GIGA))?;
     }
+    at.optional("watts_per_device", group.watts_per_device, WATTS)?;
     at.optional("price_per_device_hour", group.price_per_device_hour, PRICE_PER_HOUR)?;
     at.optional(
         "failures_per_million_device_hours",

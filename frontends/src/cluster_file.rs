@@ -54,6 +54,9 @@ pub struct GroupFile {
     /// NVMe drives of one node, where a run may use them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvme: Option<NvmeFile>,
+    /// Power limit of one device in watts, where its operator set another than the device's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watts_per_device: Option<f64>,
     /// Price of one device for one hour, in any currency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_device_hour: Option<f64>,
@@ -221,7 +224,7 @@ impl GroupFile {
     pub(crate) fn to_group(&self, device: &DeviceFile) -> DeviceGroup {
         const MILLION: f64 = 1e6;
         DeviceGroup {
-            device: device.to_device(),
+            device: Device { watts: self.watts_per_device.or(device.watts), ..device.to_device() },
             count: self.count,
             devices_per_node: self.devices_per_node,
             host_memory_bytes: Bytes((self.host_memory_gib * GIB).floor()),

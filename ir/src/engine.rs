@@ -309,7 +309,11 @@ pub enum Kernels {
     /// One kernel per group of operators, written by hand or compiled.
     #[default]
     Fused,
-    /// One kernel per operator, launched by the interpreter.
+    /// One kernel per operator, launched by the interpreter; those that PyTorch puts together from several (RMS norm, rotary
+    /// embedding, gated activations) from extension libraries (Apex, flash-attention).
+    Libraries,
+    /// One kernel per operator, launched by the interpreter, or several, in fp32 where it computes so, where PyTorch puts it together from
+    /// simpler ones.
     Eager,
 }
 
@@ -444,7 +448,10 @@ mod tests {
             Engine { flash: FlashKernel::Current, tensor_overlap: TensorOverlap::Chunked, ..Engine::FSDP };
         assert_eq!(engine, expected);
         let fault = |text: &str| Engine::read(text).unwrap_err();
-        assert!(fault("kernels=slow").contains("unknown variant `slow`, expected `fused` or `eager`"));
+        assert!(
+            fault("kernels=slow")
+                .contains("unknown variant `slow`, expected one of `fused`, `libraries`, `eager`")
+        );
         assert!(fault("speed=1").contains("there is no feature `speed`"));
         assert!(fault("flash=current,fsdp").contains("found `fsdp`"));
     }

@@ -4,7 +4,7 @@
 //! its largest tensor (cost tables of fused kernels: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Dao 2023,
 //! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
 
-use crate::engine::{Dropout, Experts};
+use crate::engine::{Dropout, Experts, Kernels};
 use crate::graph::{DimId, Extent, Layer, Op, Sizes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::{AttentionMask, OpKind};
@@ -23,6 +23,8 @@ pub struct KernelChoice {
     pub token_order: TokenOrder,
     /// Bytes of one activation element.
     pub element_bytes: f64,
+    /// Kernels of operators that are bound by memory.
+    pub streams: Kernels,
     /// Dropout on what enters the residual stream.
     pub dropout: Dropout,
     /// How rows are put in order of their experts: as experts that are run so ask for.
@@ -68,6 +70,12 @@ pub fn op_work(
         let bytes = elements * fill * per_element * kernels.element_bytes / 2.0;
         if bytes > 0.0 { vec![Work::Stream { bytes: Bytes(bytes), kernels: 1 }] } else { Vec::new() }
     };
+    // Forward and backward each: bytes per element, and the kernels that move them.
+    let composed = |elements: f64, forward: (f64, u32), backward: (f64, u32)| {
+        let (per_element, kernels) = if pass == Pass::Forward { forward } else { backward };
+        vec![Work::Composed { bytes: Bytes(elements * fill * per_element), kernels }]
+    };
+    let one_by_one = kernels.streams == Kernels::Eager && kernels.element_bytes == 2.0;
     let sorted = match kernels.experts {
         Experts::Together => 0.0,
         Experts::Each => 4.0,
@@ -77,6 +85,11 @@ pub fn op_work(
         OpKind::Attention { window, mask, .. } => {
             attention((layer, sig), local, (*mask, *window), pass, kernels)
         }
+        // Traced by hand through PyTorch 2.5: `rms_norm` casts to fp32, squares, averages, scales, casts back and weighs, and
+        // backward undoes each; rotations are complex products in fp32; a gate is `silu` and a product.
+        OpKind::RmsNorm { .. } if one_by_one => composed(result(0), (36.0, 7), (92.0, 13)),
+        OpKind::Rope { .. } if one_by_one => composed(result(0), (20.0, 3), (20.0, 3)),
+        OpKind::Glu { .. } if one_by_one => composed(result(0), (10.0, 2), (18.0, 3)),
         //                                    elements            forward  backward   bytes per element
         OpKind::Embed => stream(result(0), 6.0, 6.0),
         OpKind::AddPosition { .. } => stream(result(0), 6.0, 4.0),
@@ -201,6 +214,7 @@ const PLAIN: KernelChoice = KernelChoice {
     attention: AttentionKernel::Flash,
     token_order: TokenOrder::Natural,
     element_bytes: 2.0,
+    streams: Kernels::Fused,
     dropout: Dropout::Off,
     experts: Experts::Together,
 };
@@ -219,7 +233,7 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
             Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
                 2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * unmasked.unwrap_or(*seen)
             }
-            Work::Gemm { .. } | Work::Stream { .. } => 0.0,
+            Work::Gemm { .. } | Work::Composed { .. } | Work::Stream { .. } => 0.0,
         })
         .sum()
 }

@@ -40,6 +40,13 @@ pub enum Work {
         /// Which kernel runs.
         kernel: AttentionKernel,
     },
+    /// What a framework puts together from simpler kernels, each counted by itself, that one fused kernel could be.
+    Composed {
+        /// Bytes read and written by all of them.
+        bytes: Bytes,
+        /// How many they are.
+        kernels: u32,
+    },
     /// Element by element: bound by memory traffic.
     Stream {
         /// Bytes read and written.

@@ -8,7 +8,7 @@ use ir::cluster::{
     Architecture, CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier,
     Wiring,
 };
-use ir::engine::{Dropout, Experts, GradientFormat, TensorOverlap};
+use ir::engine::{Dropout, Experts, GradientFormat, Kernels, TensorOverlap};
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
 use ir::op::{Activation, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 use ir::op_work::KernelChoice;
@@ -203,6 +203,7 @@ pub(crate) fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants) -> Mac
             attention: AttentionKernel::Flash,
             token_order: TokenOrder::ZigZag,
             element_bytes: 2.0,
+            streams: Kernels::Fused,
             dropout: Dropout::Off,
             experts: Experts::Together,
         },

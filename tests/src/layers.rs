@@ -2,7 +2,7 @@
 
 use cost_model::Constants;
 use ir::cluster::{Cluster, Precision};
-use ir::engine::{Dropout, Experts, GradientFormat, TensorOverlap};
+use ir::engine::{Dropout, Experts, GradientFormat, Kernels, TensorOverlap};
 use ir::op_work::KernelChoice;
 use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
@@ -20,6 +20,7 @@ pub fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants, token_order: 
             attention: AttentionKernel::Flash,
             token_order,
             element_bytes: 2.0,
+            streams: Kernels::Fused,
             dropout: Dropout::Off,
             experts: Experts::Together,
         },

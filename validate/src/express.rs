@@ -16,6 +16,7 @@ use planner::constraints::{Constraints, Kept, LayerConstraints};
 use planner::request::{
     Forbid, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
 };
+use planner::single_layers::single_layers;
 
 use crate::express_cluster::{Memory, cluster};
 use crate::express_model::model;
@@ -61,6 +62,11 @@ const MLA_UP: [&str; 6] = [
 /// Of its module `mlp`.
 const MLP: [&str; 3] = ["mlp.gate", "mlp.up", "mlp.glu"];
 
+/// What torchtitan keeps of a layer where it checkpoints by operator: the attention core and every second product, in the order in which
+/// a layer runs them, from the first on (pytorch/torchtitan torchtitan/parallelisms/parallelize_llama.py at 9dec370, `_save_list` and
+/// `_get_custom_policy`).
+const SECOND_PRODUCTS: [&str; 5] = ["attention.q", "attention.v", "attention.core", "mlp.gate", "mlp.down"];
+
 /// Virtual stages that are tried where a source leaves them open.
 const VIRTUAL_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
@@ -81,7 +87,9 @@ pub fn questions(row: &Row) -> Result<Vec<Vec<Request>>, Reason> {
     // What fits decides what is open; what is stated has fit.
     let stated = recompute.len() == 1 && micro_batches.len() == 1;
     let memory = if stated { Memory::Unlimited } else { Memory::Listed };
-    let (model, cluster) = (model(row)?, cluster(row, memory)?);
+    let constraints = Constraints { layers: again(row) };
+    let model = single_layers(&model(row)?, &constraints).map_err(Reason::Model)?;
+    let cluster = cluster(row, memory)?;
     let job = job(row)?;
     let mut lists = Vec::new();
     for &recompute in &recompute {
@@ -161,9 +169,18 @@ fn engine(row: &Row) -> Engine {
         // Its other kernels are whatever is deterministic.
         DETERMINISTIC => Engine { accumulation: Accumulation::Separate, ..Engine::default() },
         "fsdp" => Engine::FSDP,
+        // With fused norms.
+        "fsdp-libraries" => Engine { kernels: Kernels::Libraries, ..Engine::FSDP },
+        // Compiled layer by layer; from 2025 on the loss too (pytorch/torchtitan torchtitan/components/loss.py).
+        "fsdp-compiled" => Engine {
+            kernels: Kernels::Fused,
+            loss: if row.date.as_str() < "2025" { LossKernel::Plain } else { LossKernel::Unfused },
+            ..Engine::FSDP
+        },
         "internevo" => Engine {
             flash: FlashKernel::Second,
-            kernels: Kernels::Eager,
+            // Norms of Apex, rotations of flash-attention (InternLM/InternEvo internlm/model/ops at c628a8c).
+            kernels: Kernels::Libraries,
             recomputation: Recomputation::Whole,
             parameter_spread: ParameterSpread::Broadcast,
             ..Engine::default()
@@ -225,6 +242,26 @@ fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u
 
 /// What a source says is computed again where that is neither all nor nothing.
 fn again(row: &Row) -> BTreeMap<String, LayerConstraints> {
+    match row.recompute.as_str() {
+        "every-second-product" => {
+            let kept = SECOND_PRODUCTS.map(|op| (op.into(), Kept::Keep));
+            let recompute = kept.into_iter().chain([("*".into(), Kept::Again)]).collect();
+            [("decoder".into(), LayerConstraints { recompute, ..LayerConstraints::default() })].into()
+        }
+        "every-second-layer" => {
+            let all = |kept| LayerConstraints {
+                recompute: [("*".into(), kept)].into(),
+                ..LayerConstraints::default()
+            };
+            let even: Vec<String> = (0..row.layers).step_by(2).map(|layer| layer.to_string()).collect();
+            [("*".into(), all(Kept::Keep)), (format!("decoder[{}]", even.join(",")), all(Kept::Again))].into()
+        }
+        _ => modules_again(row),
+    }
+}
+
+/// The same by Megatron's names of modules.
+fn modules_again(row: &Row) -> BTreeMap<String, LayerConstraints> {
     let said = |part: &str| row.recompute.split('+').any(|one| one == part);
     let but = |ops: &[&str]| {
         let kept = [("*".into(), Kept::Keep)].into_iter();

@@ -19,13 +19,21 @@ use crate::score::{Errors, Pair};
 pub enum Measure {
     /// Tensors alive, as the framework counts them: the reserve is not in it.
     Allocated,
+    /// What the framework's allocator holds: also what it loses to fragments.
+    Reserved,
     /// What the device says is taken: allocator, context and communication buffers as well.
     Taken,
 }
 
 impl Measure {
     fn of(row: &Row) -> Self {
-        if row.memory_kind.contains("nvidia-smi") { Self::Taken } else { Self::Allocated }
+        if row.memory_kind.contains("nvidia-smi") {
+            Self::Taken
+        } else if row.memory_kind.contains("reserved") {
+            Self::Reserved
+        } else {
+            Self::Allocated
+        }
     }
 }
 
@@ -116,6 +124,7 @@ fn priced(row: &Row, constants: &Constants) -> Option<MemoryRow> {
         let reserve = stage.memory.get("reserve").map_or(0.0, |bytes| bytes.0);
         match measure {
             Measure::Allocated => stage.peak_memory_bytes.0 - reserve,
+            Measure::Reserved => (stage.peak_memory_bytes.0 - reserve) * constants.fragmentation_factor,
             Measure::Taken => stage.peak_memory_bytes.0,
         }
     };

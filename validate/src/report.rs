@@ -24,6 +24,8 @@ pub struct Validation {
     pub all_rows: Errors,
     /// Each source, without mixtures of experts.
     pub sources: Vec<SourceReport>,
+    /// Sources that came after the constants were fitted: they count in no mean above, and no fit has seen them.
+    pub unseen: Vec<SourceReport>,
     /// Mixtures of experts, which count in no mean above.
     pub experts: Experts,
     /// Rows that are not priced, by reason.
@@ -150,22 +152,26 @@ fn validation_of(
     let predicted: Vec<f64> = cases.par_iter().map(predict).collect();
     let all: Vec<(&Case, f64)> = cases.iter().zip(predicted).collect();
     let (mixtures, dense): (Vec<_>, Vec<_>) = all.into_iter().partition(|(case, _)| case.row.is_mixture());
-    let sources = grouped(&dense, omitted, |row| named(row, row.source.clone()));
-    let experts = grouped(&mixtures, omitted, |row| named(row, format!("{} {}", row.source, row.date)));
+    let (unseen, dense): (Vec<_>, Vec<_>) = dense.into_iter().partition(|(case, _)| case.row.is_unseen());
+    let (later, omitted): (Vec<Omitted>, Vec<Omitted>) =
+        omitted.iter().cloned().partition(|one| one.row.is_unseen());
+    let unseen = grouped(&unseen, &later, |row| row.source.clone());
+    let sources = grouped(&dense, &omitted, |row| named(row, row.source.clone()));
+    let experts = grouped(&mixtures, &omitted, |row| named(row, format!("{} {}", row.source, row.date)));
     let models = grouped(&mixtures, &[], |row| {
         format!("{} wide, {} experts, {} layers", row.hidden, row.experts.unwrap_or(0), row.layers)
     });
     let headline: Vec<&SourceReport> = sources.iter().filter(|source| source.headline).collect();
     let pairs: Vec<Pair> = headline.iter().flat_map(|source| &source.rows).map(RowReport::pair).collect();
-    let total: f64 = headline.iter().map(|source| source.time.mean).sum();
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
-    for one in omitted {
+    for one in omitted.iter().chain(&later) {
         *reasons.entry(one.reason.to_string()).or_default() += 1;
     }
     Validation {
-        mean_over_sources: total / headline.len().max(1) as f64,
+        mean_over_sources: mean_over(headline.iter().copied()),
         all_rows: Errors::of(&pairs),
         sources,
+        unseen,
         experts: Experts { by_release: experts, by_model: models },
         omitted: reasons,
     }
@@ -186,7 +192,7 @@ impl Validation {
             Some((case.row.id.clone(), terms))
         };
         let mut terms: BTreeMap<String, Terms> = cases.par_iter().filter_map(of).collect();
-        let all = self.sources.iter_mut().chain(&mut self.experts.by_release);
+        let all = self.sources.iter_mut().chain(&mut self.unseen).chain(&mut self.experts.by_release);
         for row in all.flat_map(|source| &mut source.rows) {
             row.terms = terms.remove(&row.id);
         }
@@ -202,6 +208,25 @@ impl Validation {
         all.truncate(n);
         all
     }
+}
+
+impl Validation {
+    /// Equal-weight mean over the sources that no fit has seen, as a fraction.
+    pub fn mean_over_unseen(&self) -> f64 {
+        mean_over(self.unseen.iter())
+    }
+
+    /// Their rows together.
+    pub fn all_unseen(&self) -> Errors {
+        let rows = self.unseen.iter().flat_map(|source| &source.rows);
+        Errors::of(&rows.map(RowReport::pair).collect::<Vec<_>>())
+    }
+}
+
+/// Equal-weight mean over sources; 0 where there are none.
+fn mean_over<'a>(sources: impl Iterator<Item = &'a SourceReport>) -> f64 {
+    let (total, n) = sources.fold((0.0, 0), |(total, n), source| (total + source.time.mean, n + 1));
+    total / f64::from(n.max(1))
 }
 
 impl RowReport {

@@ -10,7 +10,8 @@ pub struct Row {
     pub id: String,
     /// Name of the source; `fixtures/published/README.md` says where it is.
     pub source: String,
-    /// `core`, or `bulk` for one large sweep that would drown everything else.
+    /// `core`; `bulk` for one large sweep that would drown everything else; `unseen` where it came after the constants were fitted, and no
+    /// fit has seen it.
     pub tier: String,
     /// 2: everything that a price needs is stated; 1: one thing is not; 0: more.
     pub complete: u8,
@@ -88,8 +89,9 @@ pub struct Row {
     pub global_batch: Option<u64>,
     /// `1` where the stream is cut along the sequence between tensor-parallel products.
     pub sequence_parallel: String,
-    /// `none`, `selective`, `full`, `custom`, or what is computed again, `+` between it: `mla-up` (latent attention's projections
-    /// up), `mlp` (of dense layers among those with experts).
+    /// `none`, `selective`, `full`, `custom`, `every-second-layer`, `every-second-product` (and all that is no product nor the attention
+    /// core), or what is computed again, `+` between it: `mla-up` (latent attention's projections up), `mlp` (of dense layers among those with
+    /// experts).
     pub recompute: String,
     /// ZeRO stage, or words where the framework chose.
     pub zero: String,
@@ -132,6 +134,11 @@ pub struct Row {
 }
 
 impl Row {
+    /// Whether the row came after the constants were fitted.
+    pub fn is_unseen(&self) -> bool {
+        self.tier == "unseen"
+    }
+
     /// Whether layers of the model choose among experts.
     pub fn is_mixture(&self) -> bool {
         self.experts.is_some()
@@ -151,6 +158,7 @@ pub fn shipped() -> Vec<Row> {
     let tables = [
         include_str!("../../fixtures/published/training.csv"),
         include_str!("../../fixtures/published/single-node.csv"),
+        include_str!("../../fixtures/published/unseen.csv"),
     ];
     tables.iter().flat_map(|table| read(table).expect("a test reads the embedded tables")).collect()
 }

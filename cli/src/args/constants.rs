@@ -10,6 +10,7 @@ use crate::args::{JsonArgs, ThreadArgs};
 #[command(after_help = "Examples:\n  \
     planner validate\n  \
     planner validate --source megatron-sc21 --rows\n  \
+    planner validate --runs my-runs.csv --rows\n  \
     planner validate --events\n\n\
     Every row of fixtures/published that the planner can express is priced as `planner estimate` would.\n\
     Constants are the same for all rows.")]
@@ -17,6 +18,9 @@ pub(crate) struct ValidateArgs {
     /// Only this source
     #[arg(long, value_name = "NAME")]
     pub(crate) source: Option<String>,
+    /// Your own runs instead of the published ones: comma-separated values under a header
+    #[arg(long, value_name = "CSV", conflicts_with_all = ["source", "components", "markdown"])]
+    pub(crate) runs: Option<String>,
     /// List every row; with --json also what its prediction is made of
     #[arg(long)]
     pub(crate) rows: bool,

@@ -187,6 +187,7 @@ impl<'a> Setting<'a> {
             attention: job.attention,
             token_order: job.token_order,
             element_bytes: element_bytes(precision).0,
+            streams: job.engine.kernels,
             dropout: job.engine.dropout,
             experts: job.engine.sorting(),
         };

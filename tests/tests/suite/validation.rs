@@ -129,3 +129,45 @@ fn a_broken_calibration_is_told() {
     }
     insta::assert_snapshot!(told);
 }
+
+#[test]
+fn runs_of_ones_own_are_priced_like_published_ones() {
+    let runs = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/published/unseen.csv");
+    let own: Value = serde_json::from_str(&done(&["validate", "--runs", runs, "--json"])).unwrap();
+    let one = |of: &Value| {
+        let sources = of["unseen"].as_array().unwrap().clone();
+        sources.into_iter().find(|source| source["name"] == "tinyllama").unwrap()
+    };
+    let shipped = done(&["validate", "--source", "tinyllama", "--json"]);
+    assert_eq!(one(&own), one(&serde_json::from_str(&shipped).unwrap()));
+    let said = planner(&["validate", "--runs", "no-such-runs.csv"]);
+    assert_eq!((said.code, said.err.contains("no-such-runs.csv")), (2, true), "{said}");
+}
+
+/// Step time and energy of one sequence per device on a node.
+fn estimated(cluster: &str, engine: &str) -> (f64, f64) {
+    let question = ["llama-3-8b", cluster, "--zero", "3", "--recompute", "full", "--global-batch", "16"];
+    let words: Vec<&str> =
+        ["estimate"].into_iter().chain(question).chain(["--engine", engine, "--json"]).collect();
+    let found: Value = serde_json::from_str(&done(&words)).unwrap();
+    (found["step_time_s"].as_f64().unwrap(), found["energy_per_step_joules"].as_f64().unwrap())
+}
+
+#[test]
+fn an_operators_cap_on_power_costs_time_and_saves_energy() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/clusters/dgx-h100.json");
+    let mut capped: Value = serde_json::from_str(&fs::read_to_string(shipped).unwrap()).unwrap();
+    capped["groups"][0]["watts_per_device"] = 500.into();
+    let file = scratch("capped.json");
+    fs::write(&file, capped.to_string()).unwrap();
+    let (free, held) = (estimated("dgx-h100", "default"), estimated(file.to_str().unwrap(), "default"));
+    assert!((1.05..1.15).contains(&(held.0 / free.0)), "{held:?} {free:?}");
+    assert!(held.1 < free.1, "{held:?} {free:?}");
+}
+
+#[test]
+fn what_is_put_together_from_several_kernels_takes_longer_than_one_that_is_fused() {
+    let time = |kernels: &str| estimated("dgx-h100", &format!("fsdp,kernels={kernels}")).0;
+    let (fused, libraries, eager) = (time("fused"), time("libraries"), time("eager"));
+    assert!(fused < libraries && libraries < eager && eager < 1.4 * fused, "{fused} {libraries} {eager}");
+}
