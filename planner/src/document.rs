@@ -23,6 +23,7 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
 use crate::chosen::chosen;
+use crate::offload::IN_VAIN;
 use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
@@ -179,7 +180,8 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         ),
         Some(_) | None => String::new(),
     };
-    let forms = format!("{layouts}{inside}{forms}");
+    let hosts = if tally.hosts_in_vain { IN_VAIN } else { "" };
+    let forms = format!("{layouts}{inside}{forms}{hosts}");
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(
             "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \

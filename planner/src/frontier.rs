@@ -83,6 +83,12 @@ impl<'a> Frontier<'a> {
         }
     }
 
+    /// Least bound of those that were asked and whose fastest choices take no more than so many times the memory that there is.
+    pub(crate) fn roomy(&self, memories: f64) -> Option<Seconds> {
+        let asked = self.own.iter().flatten().filter(|bound| bound.crowding <= memories);
+        asked.map(|bound| bound.time).reduce(Seconds::min)
+    }
+
     /// What all candidates share.
     pub(crate) fn scope(&self) -> &'a Scope<'a> {
         self.scope

@@ -40,20 +40,21 @@ pub(crate) fn layouts(request: &Request, constants: &Constants) -> Vec<Request> 
     list
 }
 
-/// The fastest plan on any of several machines for one job.
+/// The fastest plan on any of several machines for one job, after other searches; and how it went, whatever came of it.
 ///
 /// # Errors
 /// Where none has a plan: why the first has none.
 pub(crate) fn search_all<'a>(
     layouts: &'a [Request],
     constants: &'a Constants,
+    start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
-) -> Result<Found<'a>, NoPlan> {
-    let mut tally = Tally::default();
+) -> (Result<Found<'a>, NoPlan>, Tally) {
+    let mut tally = Tally { work: start.work, ..Tally::default() };
     let mut best: Option<Found<'a>> = None;
     let mut refused = None;
     for layout in layouts {
-        let limit = best.as_ref().and_then(|found| Some(found.ranking.first()?.step_time()));
+        let limit = best.as_ref().and_then(|found| Some(found.ranking.first()?.step_time())).or(start.limit);
         if limit.is_some_and(|limit| least_time(layout, constants) >= limit) {
             tally.n_layouts += 1;
             continue;
@@ -71,8 +72,9 @@ pub(crate) fn search_all<'a>(
         }
     }
     let none = || NoPlan::Impossible { what: "the cluster has no devices".into() };
-    let found = best.ok_or_else(|| refused.unwrap_or_else(none))?;
-    Ok(Found { tally, asked: &layouts[0].cluster, ..found })
+    let found = best.ok_or_else(|| refused.unwrap_or_else(none));
+    let asked = &layouts[0].cluster;
+    (found.map(|found| Found { tally: tally.clone(), asked, ..found }), tally)
 }
 
 /// Seconds that no plan on these machines undercuts: the model's products forward and backward, at the rate that all

@@ -61,6 +61,7 @@ pub mod target;
 use arrange::Arranged;
 use cost_model::{CalibrationError, Constants};
 use ir::plan::{Plan, PlanError};
+use optimize::{Found, Start, Tally};
 use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
@@ -194,16 +195,31 @@ fn found_equal(
             ..layout.clone()
         })
         .collect();
-    let request = &layouts[0];
-    match layouts::search_all(&layouts, constants, watch) {
-        Ok(found) => match document::plan(&found, constants) {
-            Some(Ok(plan)) => as_pinned(request, plan),
-            Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),
-            None => {
-                Err(NoPlan::Broken { place: "search".into(), what: "it came back without a plan".into() })
-            }
-        },
-        Err(other) => Err(other),
+    let (found, _) = layouts::search_all(&layouts, constants, Start::default(), watch);
+    let mut found = found?;
+    let Some(limit) = offload::worth_asking(&found, &layouts) else {
+        return written(&found, constants);
+    };
+    let start = Start { work: found.tally.work, limit: Some(limit) };
+    let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
+    let (other, own) = layouts::search_all(&with_hosts, constants, start, watch);
+    let plan = other.ok().and_then(|other| {
+        let tally = Tally { n_layouts: own.n_layouts, ..found.tally.clone().and(own.clone()) };
+        written(&Found { tally, ..other }, constants).ok()
+    });
+    if let Some(plan) = plan {
+        return Ok(offload::instead(plan, &found));
+    }
+    found.tally = Tally { work: own.work, stopped: own.stopped, hosts_in_vain: !own.stopped, ..found.tally };
+    written(&found, constants)
+}
+
+/// The plan of what was found, if it is as pinned.
+fn written(found: &Found<'_>, constants: &Constants) -> Result<Plan, NoPlan> {
+    match document::plan(found, constants) {
+        Some(Ok(plan)) => as_pinned(found.scope.request, plan),
+        Some(Err(PlanError { place, what })) => Err(NoPlan::Broken { place, what }),
+        None => Err(NoPlan::Broken { place: "search".into(), what: "it came back without a plan".into() }),
     }
 }
 

@@ -70,6 +70,9 @@ const HANDFUL: usize = 100;
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
 
+/// Multiples of the devices' memory that hosts can make up for: what lies beyond crosses their links too often.
+const ROOMY: f64 = 3.0;
+
 /// How the search went.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tally {
@@ -96,6 +99,11 @@ pub struct Tally {
     /// Least bound of those that fit and crowd memory, in the memory that there is: what other choices inside them could
     /// come to.
     pub inside_bound: Option<Seconds>,
+    /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what much more memory
+    /// could make of a step.
+    pub roomy_bound: Option<Seconds>,
+    /// Whether a search with the hosts' memory came to nothing that is faster by as much as it must be.
+    pub hosts_in_vain: bool,
     /// Batches of candidates worked out, forms included.
     pub work: u64,
     /// Whether somebody stopped it.
@@ -119,6 +127,8 @@ impl Tally {
             n_open: self.n_open + next.n_open,
             open_bound: lesser(self.open_bound, next.open_bound),
             inside_bound: lesser(self.inside_bound, next.inside_bound),
+            roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
+            hosts_in_vain: self.hosts_in_vain || next.hosts_in_vain,
             work: next.work,
             stopped: self.stopped || next.stopped,
             n_layouts: self.n_layouts + next.n_layouts,
@@ -446,6 +456,7 @@ fn work_out(
     let promising = inside.promising.iter().take(BATCH);
     let promising =
         promising.filter_map(|&at| Some((frontier.at(at).clone(), frontier.own(at)?.clone()))).collect();
+    tally.roomy_bound = lesser(tally.roomy_bound, frontier.roomy(ROOMY));
     let (n_open, open_bound) = frontier.open(limit(&ranking));
     tally.n_bounded += frontier.n_left() - n_open;
     tally.n_open += n_open;

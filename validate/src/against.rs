@@ -1,7 +1,7 @@
 //! Plans that people tuned by hand against those that are found for the same job: both by prediction, so that what is
 //! compared is the choice and not the cost model.
 //!
-//! The same job is the same model, devices, links, sequences, batch, number format and engine; everything else is free. A
+//! The same job is the same model, devices, links, sequences, batch, number format and engine, without the memory of hosts; everything else is free. A
 //! published plan has fit, so where it is predicted to need more memory than the devices list, the search has as much.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use ir::names::Roles;
 use ir::plan::Plan;
 use ir::units::Bytes;
 use planner::optimize_with;
-use planner::request::{Pins, Request, Solver};
+use planner::request::{OffloadKind, Pins, Request, Solver};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -127,7 +127,13 @@ fn free(case: &Case) -> Option<(Request, bool)> {
     let raised = raise(&mut machines, need);
     let Request { model, job, .. } = question;
     Some((
-        Request { model, cluster: machines, job, pins: Pins::default(), solver: Solver::Structured },
+        Request {
+            model,
+            cluster: machines,
+            job,
+            pins: Pins { offload: Some(OffloadKind::None), ..Pins::default() },
+            solver: Solver::Structured,
+        },
         raised,
     ))
 }
