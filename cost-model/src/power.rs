@@ -24,9 +24,7 @@ pub(crate) fn clock_fraction(device: &Device, constants: &Constants) -> f64 {
         return 1.0;
     }
     let idle = constants.idle_power_fraction;
-    // Who waits draws as much as this: below it nothing would run at all.
-    let least = LEAST_DYNAMIC_FRACTION;
-    ((watts / full - idle) / (1.0 - idle)).max(least).cbrt()
+    ((watts / full - idle) / (1.0 - idle)).max(LEAST_DYNAMIC_FRACTION).cbrt()
 }
 
 /// Limits near idle power are those of no device that computes: a wrong figure must not make times infinite.

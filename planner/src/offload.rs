@@ -31,7 +31,7 @@ use crate::shelf::{Bench, Shelf};
 /// of it, and planned with hosts their step is 15 % shorter; 70 billion on 64 take 0.16.
 const CROWDED: f64 = 1.0 / 3.0;
 
-/// What a proof says where they did not.
+/// What a proof says where hosts were asked in vain.
 pub(crate) const IN_VAIN: &str = "; with the memory of hosts no plan was found that takes a tenth less";
 
 /// A plan with hosts takes no more than this part of the fastest without.
