@@ -17,8 +17,8 @@ mod documents;
 
 pub(crate) use changes::{GoodputArgs, ReplanArgs, ReshardArgs};
 pub(crate) use choices::{
-    ContextArg, ForbidArgs, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SwitchArg,
-    TensorSharesArg, TokenOrderArg,
+    ContextArg, ForbidArgs, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg,
+    SwitchArg, TensorSharesArg, TokenOrderArg,
 };
 pub(crate) use constants::{CalibrateArgs, ValidateArgs};
 pub(crate) use copies::{CopyArgs, ElementArg, NumbersArg, RunArgs, VerifyArgs};

@@ -48,6 +48,9 @@ fn one(forbid: &mut Forbid, name: &str, value: &str) -> Result<(), Failure> {
             "--forbid: layers-per-stage can be chosen with --pin, but not forbidden",
         ));
     }
+    if read.gradients.is_some() {
+        return Err(Failure::argument("--forbid: gradients can be chosen with --pin, but not forbidden"));
+    }
     if read.shares.is_some() {
         return Err(Failure::argument("--forbid: shares can be chosen with --pin, but not forbidden"));
     }

@@ -5,12 +5,13 @@ use ir::graph::{Extent, Model};
 use ir::token_order::TokenOrder;
 use planner::constraints::Constraints;
 use planner::request::{
-    ContextKind, Forbid, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel, SharesKind,
+    ContextKind, Forbid, GradientsKind, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel,
+    SharesKind,
 };
 
 use crate::args::{
-    ContextArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SwitchArg, TensorSharesArg,
-    TokenOrderArg,
+    ContextArg, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SwitchArg,
+    TensorSharesArg, TokenOrderArg,
 };
 use crate::failure::Failure;
 
@@ -111,6 +112,10 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             RecomputeArg::Full => RecomputeKind::Full,
         }),
         zero: args.zero,
+        gradients: args.gradients.map(|kind| match kind {
+            GradientsArg::Cut => GradientsKind::Cut,
+            GradientsArg::Whole => GradientsKind::Whole,
+        }),
         zero_group: args.zero_group,
         offload: args.offload.map(|offload| match offload {
             OffloadArg::None => OffloadKind::None,
@@ -195,6 +200,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         slices: pins.slices,
         recompute: pins.recompute.or(Some(RecomputeKind::None)),
         zero: pins.zero.or(Some(1)),
+        gradients: pins.gradients,
         zero_group: pins.zero_group,
         offload: pins.offload.or(Some(OffloadKind::None)),
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),

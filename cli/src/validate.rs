@@ -170,13 +170,17 @@ fn text(found: &Validation, omitted: &[Omitted], args: &ValidateArgs) -> String 
         let unseen: Vec<Vec<String>> = found.unseen.iter().map(source).collect();
         let _ = write!(text, "\n{}\n{}\n", table(&SOURCE_COLUMNS, &unseen), of_unseen(found));
     }
+    if !found.unseen_experts.is_empty() {
+        let unseen: Vec<Vec<String>> = found.unseen_experts.iter().map(source).collect();
+        let _ = write!(text, "\n{}\n{}\n", table(&SOURCE_COLUMNS, &unseen), of_unseen_experts(found));
+    }
     let releases = &found.experts.by_release;
     if !releases.is_empty() {
         let experts: Vec<Vec<String>> = releases.iter().map(source).collect();
         let _ = write!(text, "\n{}\n{}", table(&SOURCE_COLUMNS, &experts), of_experts(found));
     }
     if args.rows {
-        let lists = [&found.sources, &found.unseen, releases];
+        let lists = [&found.sources, &found.unseen, &found.unseen_experts, releases];
         let listed: Vec<_> = lists.into_iter().flat_map(|sources| rows_of(sources)).collect();
         let _ = write!(text, "\n{}", table(&ROW_COLUMNS, &errors_of(&listed)));
     } else {
@@ -316,6 +320,18 @@ pub(crate) fn of_unseen(found: &Validation) -> String {
         all.rows,
         percent(all.within_5),
         percent(all.within_8),
+        percent(all.median),
+        signed(all.bias),
+    )
+}
+
+/// What mixtures of experts among them come to.
+pub(crate) fn of_unseen_experts(found: &Validation) -> String {
+    let all = found.all_unseen_experts();
+    format!(
+        "{} mixtures of experts that no fit has seen: mean {}, median {}, bias {}",
+        all.rows,
+        percent(all.mean),
         percent(all.median),
         signed(all.bias),
     )

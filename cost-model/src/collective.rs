@@ -300,7 +300,7 @@ impl<L: Iterator<Item = Level> + Clone> Route<'_, L> {
     }
 
     fn any_to_any(&self) -> bool {
-        self.levels().all(|level| level.wiring != Wiring::Torus)
+        !self.levels().any(|level| matches!(level.wiring, Wiring::Torus | Wiring::Torus2d))
     }
 
     fn fixed(&self) -> Seconds {

@@ -121,9 +121,6 @@ pub struct Constants {
     /// In-switch over link bandwidth in the network.
     #[serde(deserialize_with = "value")]
     pub in_switch_network_fraction: f64,
-    /// Axes of a torus.
-    #[serde(deserialize_with = "value")]
-    pub torus_axes: f64,
     /// Devices per uplink of a bus.
     #[serde(deserialize_with = "value")]
     pub bus_devices_per_uplink: f64,

@@ -128,24 +128,25 @@ impl Share {
                 let link = 1.0 / (parts - 1.0).max(1.0);
                 Self { pair: link, ..same((link * (ways - 1.0)).min(1.0)) }
             }
-            Wiring::Torus => Self::of_torus(ways, parts, constants.torus_axes),
+            Wiring::Torus => Self::of_torus(ways, parts, 3.0),
+            Wiring::Torus2d => Self::of_torus(ways, parts, 2.0),
         }
     }
 
-    /// A torus of `parts` devices on `r` axes of `parts^(1/r)`; two links of a device lie on each axis.
+    /// A torus of `parts` devices on `n_axes` axes, `parts^(1/n_axes)` long each; two links of a device lie on each axis.
     ///
-    /// The group takes as few axes `j` as hold it, each `ways^(1/j)` long. Rings use `j / r` of the bandwidth, half of it
+    /// The group takes as few axes `j` as hold it, each `ways^(1/j)` long. Rings use `j / n_axes` of the bandwidth, half of it
     /// where the group does not close the axis. Exchanges are bound by the bisection: the mean distance on a closed
     /// axis of `n` is `n / 4`, so `t = S n / (8 link)`, twice that on an open one.
-    fn of_torus(ways: f64, parts: f64, torus_axes: f64) -> Self {
+    fn of_torus(ways: f64, parts: f64, n_axes: f64) -> Self {
         const ROUNDING: f64 = 1e-9;
-        let side = parts.max(ways).powf(1.0 / torus_axes);
-        let axes = (ways.ln() / side.ln() - ROUNDING).ceil().clamp(1.0, torus_axes);
+        let side = parts.max(ways).powf(1.0 / n_axes);
+        let axes = (ways.ln() / side.ln() - ROUNDING).ceil().clamp(1.0, n_axes);
         let length = ways.powf(1.0 / axes);
         let closed = if length + ROUNDING >= side { 1.0 } else { 0.5 };
-        let link = 0.5 / torus_axes;
+        let link = 0.5 / n_axes;
         Self {
-            ring: closed * axes / torus_axes,
+            ring: closed * axes / n_axes,
             exchange: closed * 8.0 * link / length * (ways - 1.0) / ways,
             pair: link,
             ring_steps: axes * (length - 1.0),
@@ -223,6 +224,9 @@ mod tests {
         assert_eq!(rates(Wiring::Torus, 4096, 4096).0, 100.0);
         // Exchange on a closed axis of 16: S * 16 / (8 * 16.67 GB/s) = S * 15/16 / 7.81 GB/s.
         assert_eq!(rates(Wiring::Torus, 4096, 16).1, 7.81);
+        // 16 x 16: one closed axis has half.
+        assert_eq!(rates(Wiring::Torus2d, 256, 16).0, 50.0);
+        assert_eq!(rates(Wiring::Torus2d, 256, 256).0, 100.0);
     }
 
     #[test]

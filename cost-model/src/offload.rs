@@ -68,7 +68,7 @@ impl HostShare {
         let per_node = own.iter().map(|group| group.devices_per_node).max().unwrap_or(1).max(1);
         let shared = match cluster.tiers.first().map(|tier| tier.link().wiring) {
             Some(Wiring::Bus) if per_node > 1 => constants.bus_devices_per_uplink,
-            Some(Wiring::Bus | Wiring::Switch | Wiring::Mesh | Wiring::Torus) | None => 1.0,
+            Some(Wiring::Bus | Wiring::Switch | Wiring::Mesh | Wiring::Torus | Wiring::Torus2d) | None => 1.0,
         };
         Self {
             link: device.host_link_bytes_per_s * (constants.host_link_efficiency_fraction / shared),

@@ -120,7 +120,7 @@ fn absurd_fields_of_a_cluster_are_refused() {
         ("mixed-a100-v100", "/groups/0/links/1/tier", json!("nvlink"), "groups[0].links[1].tier: the group has two links named `nvlink`"),
         ("mixed-a100-v100", "/groups/0/links/1/latency_us", json!(0), "groups[0].links[1].latency_us: 0 is out of range, expected 0.001 to 1000000"),
         ("dgx-h100", "/tiers/1/oversubscription", json!(0.5), "tiers[1].oversubscription: 0.5 is out of range, expected 1 to 1000"),
-        ("dgx-h100", "/tiers/1/wiring", json!("ring"), "tiers[1].wiring: unknown variant `ring`, expected one of `switch`, `mesh`, `torus`, `bus`"),
+        ("dgx-h100", "/tiers/1/wiring", json!("ring"), "tiers[1].wiring: unknown variant `ring`, expected one of `switch`, `mesh`, `torus`, `torus-2d`, `bus`"),
         ("dgx-h100", "/tiers/1/name", json!("nvlink"), "tiers[1].name: two tiers are named `nvlink`"),
         ("dgx-h100", "/reserve_gib", json!(80), "reserve_gib: a reserve of 80 GiB leaves nothing of a device of 80 GiB\nhint: set `reserve_gib` from 0 to less than the memory of the smallest device"),
         ("dgx-h100", "/groups/0/device", json!([1]), "groups[0].device: expected the name of a device or its figures, found an array"),

@@ -174,8 +174,11 @@ pub enum Wiring {
     Switch,
     /// Direct links between all pairs, each a share of the bandwidth (xGMI, NVLink cube mesh).
     Mesh,
-    /// A wrapped torus; the bandwidth is that of all links of a device together.
+    /// A wrapped torus of three axes; the bandwidth is that of all links of a device together.
     Torus,
+    /// The same of two axes.
+    #[serde(rename = "torus-2d")]
+    Torus2d,
     /// A shared bus or tree of bridges (PCIe).
     Bus,
 }

@@ -21,7 +21,9 @@ use crate::memos::Memos;
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Backward, Setting};
 use crate::prices::Machine;
-use crate::request::{ContextKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind};
+use crate::request::{
+    ContextKind, GradientsKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind,
+};
 use crate::rewrite::Variant;
 use crate::shapes::{Shape, divisors};
 
@@ -182,9 +184,10 @@ impl<'a> Scope<'a> {
             Some(RecomputeKind::Selective) => RecomputeRule::AttentionOnly,
             Some(RecomputeKind::Full) => RecomputeRule::Always,
         };
-        let storage = match self.pins().zero {
-            None => StorageRule::Free,
-            Some(stage) => StorageRule::of_stage(stage),
+        let storage = match (self.pins().zero, self.pins().gradients) {
+            (None, _) => StorageRule::Free,
+            (Some(3), Some(GradientsKind::Whole)) => StorageRule::ButGradient,
+            (Some(stage), _) => StorageRule::of_stage(stage),
         };
         let (mut homes, [mut kept, parameters]) = self.pins().offload.unwrap_or(OffloadKind::None).rules();
         let no_drives = !self.request.cluster.has_nvme() || forbid.offload.contains(&OffloadKind::Nvme);

@@ -124,6 +124,8 @@ pub enum StorageRule {
     Gradient,
     /// All cut.
     Parameter,
+    /// Parameter and optimizer state cut; gradients are summed whole and reduced once per step.
+    ButGradient,
 }
 
 impl StorageRule {
@@ -145,11 +147,14 @@ impl StorageRule {
             storage == Storage { home: storage.home, ..cuts }
         };
         match self {
-            Self::Free => true,
+            // A gradient that is whole beside a parameter that is not takes as many bytes as it saves sends: whole parameters with
+            // cut gradients take fewer, and send no more.
+            Self::Free => storage.parameter.is_empty() || !storage.gradient.is_empty(),
             Self::Whole => wanted(false, false, false),
             Self::Optimizer => wanted(false, false, true),
             Self::Gradient => wanted(false, true, true),
             Self::Parameter => wanted(true, true, true),
+            Self::ButGradient => wanted(true, false, true),
         }
     }
 
@@ -158,7 +163,7 @@ impl StorageRule {
         match self {
             Self::Free => true,
             Self::Whole | Self::Optimizer | Self::Gradient => storage == Storage::default(),
-            Self::Parameter => storage == Storage::frozen(whole),
+            Self::Parameter | Self::ButGradient => storage == Storage::frozen(whole),
         }
     }
 }

@@ -31,7 +31,9 @@ use crate::forms::Forms;
 use crate::frontier::{Frontier, Refined, Task, dividing};
 use crate::inside::inside;
 use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
-use crate::request::{NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop};
+use crate::request::{
+    GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop,
+};
 use crate::room::Room;
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, finest, names_degrees, shapes};
@@ -561,6 +563,11 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     }
     if let Err(what) = pins.constraints.check(&request.model, n) {
         return fail(format!("constraints: {what}"));
+    }
+    if pins.gradients == Some(GradientsKind::Whole) && pins.zero != Some(3) {
+        return fail(
+            "gradients=whole is a way of zero=3: with others they are whole (0, 1) or cut (2)".into(),
+        );
     }
     let replicas = pins.dp.unwrap_or(n);
     if let Some(group) = pins.zero_group.filter(|&group| group == 0 || !replicas.is_multiple_of(group)) {

@@ -439,6 +439,7 @@ impl<'a> Prices<'a> {
             if self.is_crossed_at_any_time(cut) {
                 storages.push(Storage::on_device(none, cut, cut));
                 storages.push(Storage::on_device(cut, cut, cut));
+                storages.push(Storage::on_device(cut, none, cut));
             }
         }
         let there = storages.into_iter().map(|storage| Storage { home, ..storage });

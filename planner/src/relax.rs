@@ -124,7 +124,7 @@ fn on_hosts(request: &Request) -> Vec<Change> {
 type Pin = (&'static str, fn(&mut Pins));
 
 /// All pins.
-const PINS: [Pin; 18] = [
+const PINS: [Pin; 19] = [
     ("tp", |pins| pins.tp = None),
     ("pp", |pins| pins.pp = None),
     ("dp", |pins| pins.dp = None),
@@ -137,6 +137,7 @@ const PINS: [Pin; 18] = [
     ("slices", |pins| pins.slices = None),
     ("recompute", |pins| pins.recompute = None),
     ("zero", |pins| pins.zero = None),
+    ("gradients", |pins| pins.gradients = None),
     ("zero-group", |pins| pins.zero_group = None),
     ("offload", |pins| pins.offload = None),
     ("sequence-parallel", |pins| pins.sequence_parallel = None),

@@ -252,6 +252,8 @@ pub struct Pins {
     pub recompute: Option<RecomputeKind>,
     /// 0, 1, 2 or 3.
     pub zero: Option<u8>,
+    /// Whether gradients are cut as parameters are, where these are (stage 3); they are without a word.
+    pub gradients: Option<GradientsKind>,
     /// Data-parallel replicas that share one set of states; all without a word.
     pub zero_group: Option<u64>,
     /// Which memory may hold optimizer states and what layers keep; without a word the hosts' only where nothing fits without them.
@@ -329,6 +331,15 @@ pub enum ContextKind {
     Ring,
     /// Sequence and heads are exchanged.
     Ulysses,
+}
+
+/// How the gradients of parameters that are cut wait for the end of the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientsKind {
+    /// Reduced every micro-batch, into parts.
+    Cut,
+    /// Summed whole, and reduced once per step (PyTorch FSDP's `no_sync`).
+    Whole,
 }
 
 /// How many micro-batches the coordinates of the outermost axis run, or how many ranks devices.

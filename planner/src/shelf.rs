@@ -212,7 +212,8 @@ impl<'a> Scope<'a> {
                 | StorageRule::Whole
                 | StorageRule::Optimizer
                 | StorageRule::Gradient
-                | StorageRule::Parameter => vec![choice.storage.get(&tie.copy.tensor).copied()?; all.len()],
+                | StorageRule::Parameter
+                | StorageRule::ButGradient => vec![choice.storage.get(&tie.copy.tensor).copied()?; all.len()],
             };
             for (uses, storage) in all.iter_mut().zip(storages) {
                 for side in [tie.owner, tie.copy] {

@@ -25,7 +25,7 @@ use crate::forbid::contradiction;
 use crate::found;
 use crate::given::HomeRule;
 use crate::request::{
-    ContextKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
+    ContextKind, GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
     SequenceParallel, SharesKind, Stop,
 };
 
@@ -241,6 +241,9 @@ impl Target {
             return Err(format!(
                 "{name} is planned with activations and parameters on the devices: of hosts it has offload=optimizer at most"
             ));
+        }
+        if pins.gradients == Some(GradientsKind::Whole) {
+            return Err(format!("{name} is planned with gradients that are cut as parameters are"));
         }
         if pins.shares == Some(SharesKind::Unequal) {
             return Err(format!("{name} cannot run shares=unequal: all replicas run as many micro-batches"));

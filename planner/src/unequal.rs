@@ -31,6 +31,7 @@ pub(crate) fn candidates(request: &Request, facts: Facts, wanted: &dyn Fn(&u64) 
         || !request.model.ties.is_empty()
         || pins.dp.is_some()
         || pins.zero_group.is_some()
+        || pins.gradients.is_some()
         || pins.micro_batch.is_some()
     {
         return Vec::new();

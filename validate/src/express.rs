@@ -14,7 +14,8 @@ use ir::engine::{
 use ir::work::AttentionKernel;
 use planner::constraints::{Constraints, Kept, LayerConstraints};
 use planner::request::{
-    Forbid, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
+    Forbid, GradientsKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel,
+    Solver,
 };
 use planner::single_layers::single_layers;
 
@@ -66,6 +67,10 @@ const MLP: [&str; 3] = ["mlp.gate", "mlp.up", "mlp.glu"];
 /// a layer runs them, from the first on (pytorch/torchtitan torchtitan/parallelisms/parallelize_llama.py at 9dec370, `_save_list` and
 /// `_get_custom_policy`).
 const SECOND_PRODUCTS: [&str; 5] = ["attention.q", "attention.v", "attention.core", "mlp.gate", "mlp.down"];
+
+/// What MaxText keeps under `remat_policy=minimal`: products with weights (`checkpoint_dots_with_no_batch_dims`).
+const PRODUCTS: [&str; 7] =
+    ["attention.q", "attention.k", "attention.v", "attention.out", "mlp.up", "mlp.down", "mlp.gate"];
 
 /// Virtual stages that are tried where a source leaves them open.
 const VIRTUAL_STAGES: [u32; 6] = [1, 2, 3, 4, 6, 8];
@@ -188,20 +193,27 @@ fn engine(row: &Row) -> Engine {
         "alpa" => Engine { gradient_reduction: GradientReduction::AtOnce, ..Engine::default() },
         _ => Engine::default(),
     };
-    // But where a source says otherwise, with Transformer Engine's `GroupedLinear`.
-    let together = row.stack != "megatron-core" || row.expert_kernels == "together";
     // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32; Alpa takes them of its fp16
     // parameters, beside which it has fp32 ones (alpa-projects/alpa alpa/model/model_util.py, `use_master_copy`).
     let in_halves = row.stack.starts_with("megatron-") || row.stack == "alpa";
     let halves = row.reduce == "half" || (in_halves && row.precision == "fp16");
     Engine {
-        flash: if row.attention == "flash-2" { FlashKernel::Second } else { known.flash },
+        flash: match row.attention.as_str() {
+            "flash-2" => FlashKernel::Second,
+            "flash-3" => FlashKernel::Current,
+            _ => known.flash,
+        },
         tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { known.tensor_overlap },
         gradient_overlap: if beside("gradients") { GradientOverlap::Beside } else { GradientOverlap::Absent },
         gradients: if halves { GradientFormat::Half } else { known.gradients },
         // "Cross-entropy fused" in the names of its source.
         loss: if row.id.ends_with("_cef") { LossKernel::Fused } else { known.loss },
-        experts: if together { known.experts } else { Experts::Each },
+        experts: match (row.expert_kernels.as_str(), row.stack.as_str()) {
+            ("together", _) => Experts::Together,
+            // With Transformer Engine's `GroupedLinear`.
+            (_, "megatron-core") => Experts::Each,
+            _ => known.experts,
+        },
         dispatch: if row.dispatch == "per-node" { Dispatch::PerNode } else { known.dispatch },
         exchange_overlap: if beside("experts") { ExchangeOverlap::Beside } else { known.exchange_overlap },
         launches: if row.launches == "graph" { Launches::Graph } else { known.launches },
@@ -221,9 +233,15 @@ fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u
         vpp: Some(vpp),
         micro_batch: Some(micro_batch),
         slices: None,
-        schedule: Some(if vpp > 1 { ScheduleKind::Interleaved } else { ScheduleKind::OneFOneB }),
+        schedule: Some(match row.schedule.as_str() {
+            "zb-h1" => ScheduleKind::ZbH1,
+            "zb-h2" => ScheduleKind::ZbH2,
+            _ if vpp > 1 => ScheduleKind::Interleaved,
+            _ => ScheduleKind::OneFOneB,
+        }),
         recompute,
-        zero: row.zero.parse().ok().filter(|stage| *stage <= 3),
+        zero: row.zero.split('-').next().and_then(|stage| stage.parse().ok()).filter(|stage| *stage <= 3),
+        gradients: (row.zero == "3-whole-gradients").then_some(GradientsKind::Whole),
         zero_group: row.zero_group,
         offload: Some(OffloadKind::None),
         sequence_parallel: (tp > 1).then_some(match row.sequence_parallel.as_str() {
@@ -243,11 +261,9 @@ fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u
 /// What a source says is computed again where that is neither all nor nothing.
 fn again(row: &Row) -> BTreeMap<String, LayerConstraints> {
     match row.recompute.as_str() {
-        "every-second-product" => {
-            let kept = SECOND_PRODUCTS.map(|op| (op.into(), Kept::Keep));
-            let recompute = kept.into_iter().chain([("*".into(), Kept::Again)]).collect();
-            [("decoder".into(), LayerConstraints { recompute, ..LayerConstraints::default() })].into()
-        }
+        "every-second-product" => all_but(&SECOND_PRODUCTS),
+        "products-kept" => all_but(if row.arch == "gpt" { &PRODUCTS[..6] } else { &PRODUCTS }),
+        "qkv-kept" => all_but(&PRODUCTS[..3]),
         "every-second-layer" => {
             let all = |kept| LayerConstraints {
                 recompute: [("*".into(), kept)].into(),
@@ -258,6 +274,13 @@ fn again(row: &Row) -> BTreeMap<String, LayerConstraints> {
         }
         _ => modules_again(row),
     }
+}
+
+/// All that decoder layers compute, but for what these operators yield.
+fn all_but(kept: &[&str]) -> BTreeMap<String, LayerConstraints> {
+    let kept = kept.iter().map(|op| ((*op).into(), Kept::Keep));
+    let recompute = kept.chain([("*".into(), Kept::Again)]).collect();
+    [("decoder".into(), LayerConstraints { recompute, ..LayerConstraints::default() })].into()
 }
 
 /// The same by Megatron's names of modules.

@@ -23,6 +23,10 @@ const USUAL: &[Usual] = &[
     // Of the 72 devices of a rack, runs in powers of two use 64.
     Usual { family: "gb200", node: 900.0, network: 50.0, domain: Some(64) },
     Usual { family: "gb300", node: 900.0, network: 100.0, domain: Some(64) },
+    // All links of a chip, along three axes, two of v5e (docs.cloud.google.com/tpu/docs/v4, v5e, v5p).
+    Usual { family: "tpu-v4", node: 300.0, network: 6.25, domain: None },
+    Usual { family: "tpu-v5e", node: 200.0, network: 6.25, domain: None },
+    Usual { family: "tpu-v5p", node: 600.0, network: 6.25, domain: None },
 ];
 
 /// Links of a device family.
@@ -36,9 +40,9 @@ pub(crate) struct Usual {
 }
 
 impl Usual {
-    /// In-switch reduction came with NVLink 4.
+    /// In-switch reduction came with NVLink 4; a torus has no switches.
     pub(crate) fn in_switch(&self) -> &'static str {
-        if self.node >= 450.0 { "supported" } else { "absent" }
+        if self.node >= 450.0 && !self.family.starts_with("tpu") { "supported" } else { "absent" }
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Validation {
     pub sources: Vec<SourceReport>,
     /// Sources that came after the constants were fitted: they count in no mean above, and no fit has seen them.
     pub unseen: Vec<SourceReport>,
+    /// The same of mixtures of experts.
+    pub unseen_experts: Vec<SourceReport>,
     /// Mixtures of experts, which count in no mean above.
     pub experts: Experts,
     /// Rows that are not priced, by reason.
@@ -44,8 +46,7 @@ pub struct Experts {
 impl Experts {
     /// All of them together.
     pub fn all(&self) -> Errors {
-        let rows = self.by_release.iter().flat_map(|release| &release.rows);
-        Errors::of(&rows.map(RowReport::pair).collect::<Vec<_>>())
+        all_of(&self.by_release)
     }
 
     /// Mean error of each source, whatever its release.
@@ -152,10 +153,13 @@ fn validation_of(
     let predicted: Vec<f64> = cases.par_iter().map(predict).collect();
     let all: Vec<(&Case, f64)> = cases.iter().zip(predicted).collect();
     let (mixtures, dense): (Vec<_>, Vec<_>) = all.into_iter().partition(|(case, _)| case.row.is_mixture());
-    let (unseen, dense): (Vec<_>, Vec<_>) = dense.into_iter().partition(|(case, _)| case.row.is_unseen());
+    let is_unseen = |(case, _): &(&Case, f64)| case.row.is_unseen();
+    let (unseen, dense): (Vec<_>, Vec<_>) = dense.into_iter().partition(is_unseen);
+    let (unseen_experts, mixtures): (Vec<_>, Vec<_>) = mixtures.into_iter().partition(is_unseen);
     let (later, omitted): (Vec<Omitted>, Vec<Omitted>) =
         omitted.iter().cloned().partition(|one| one.row.is_unseen());
-    let unseen = grouped(&unseen, &later, |row| row.source.clone());
+    let [unseen, unseen_experts] =
+        [unseen, unseen_experts].map(|list| grouped(&list, &later, |row| row.source.clone()));
     let sources = grouped(&dense, &omitted, |row| named(row, row.source.clone()));
     let experts = grouped(&mixtures, &omitted, |row| named(row, format!("{} {}", row.source, row.date)));
     let models = grouped(&mixtures, &[], |row| {
@@ -172,6 +176,7 @@ fn validation_of(
         all_rows: Errors::of(&pairs),
         sources,
         unseen,
+        unseen_experts,
         experts: Experts { by_release: experts, by_model: models },
         omitted: reasons,
     }
@@ -192,7 +197,8 @@ impl Validation {
             Some((case.row.id.clone(), terms))
         };
         let mut terms: BTreeMap<String, Terms> = cases.par_iter().filter_map(of).collect();
-        let all = self.sources.iter_mut().chain(&mut self.unseen).chain(&mut self.experts.by_release);
+        let unseen = self.unseen.iter_mut().chain(&mut self.unseen_experts);
+        let all = self.sources.iter_mut().chain(unseen).chain(&mut self.experts.by_release);
         for row in all.flat_map(|source| &mut source.rows) {
             row.terms = terms.remove(&row.id);
         }
@@ -201,12 +207,7 @@ impl Validation {
 
     /// The rows of the headline whose predictions are farthest off, worst first.
     pub fn worst(&self, n: usize) -> Vec<(&str, &RowReport)> {
-        let rows = self.sources.iter().filter(|source| source.headline);
-        let mut all: Vec<_> =
-            rows.flat_map(|source| source.rows.iter().map(|row| (source.name.as_str(), row))).collect();
-        all.sort_by(|a, b| b.1.error.abs().total_cmp(&a.1.error.abs()).then(a.1.id.cmp(&b.1.id)));
-        all.truncate(n);
-        all
+        worst_of(self.sources.iter().filter(|source| source.headline), n)
     }
 }
 
@@ -218,9 +219,33 @@ impl Validation {
 
     /// Their rows together.
     pub fn all_unseen(&self) -> Errors {
-        let rows = self.unseen.iter().flat_map(|source| &source.rows);
-        Errors::of(&rows.map(RowReport::pair).collect::<Vec<_>>())
+        all_of(&self.unseen)
     }
+
+    /// Mixtures of experts that no fit has seen.
+    pub fn all_unseen_experts(&self) -> Errors {
+        all_of(&self.unseen_experts)
+    }
+
+    /// The rows that no fit has seen whose predictions are farthest off, worst first.
+    pub fn worst_unseen(&self, n: usize) -> Vec<(&str, &RowReport)> {
+        worst_of(self.unseen.iter().chain(&self.unseen_experts), n)
+    }
+}
+
+/// Rows of sources whose predictions are farthest off, worst first.
+fn worst_of<'a>(sources: impl Iterator<Item = &'a SourceReport>, n: usize) -> Vec<(&'a str, &'a RowReport)> {
+    let rows = |source: &'a SourceReport| source.rows.iter().map(|row| (source.name.as_str(), row));
+    let mut all: Vec<_> = sources.flat_map(rows).collect();
+    all.sort_by(|a, b| b.1.error.abs().total_cmp(&a.1.error.abs()).then(a.1.id.cmp(&b.1.id)));
+    all.truncate(n);
+    all
+}
+
+/// Rows of sources together.
+fn all_of(sources: &[SourceReport]) -> Errors {
+    let rows = sources.iter().flat_map(|source| &source.rows);
+    Errors::of(&rows.map(RowReport::pair).collect::<Vec<_>>())
 }
 
 /// Equal-weight mean over sources; 0 where there are none.

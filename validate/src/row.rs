@@ -61,7 +61,7 @@ pub struct Row {
     pub devices: u64,
     /// Devices of a node.
     pub node: u64,
-    /// How the devices of a node are wired, where not by switches: `mesh`.
+    /// How the devices of a node are wired, where not by switches: `mesh`, `torus`, `torus-2d`.
     #[serde(default)]
     pub node_wiring: String,
     /// Link inside the node, per device and direction.
@@ -90,10 +90,10 @@ pub struct Row {
     /// `1` where the stream is cut along the sequence between tensor-parallel products.
     pub sequence_parallel: String,
     /// `none`, `selective`, `full`, `custom`, `every-second-layer`, `every-second-product` (and all that is no product nor the attention
-    /// core), or what is computed again, `+` between it: `mla-up` (latent attention's projections up), `mlp` (of dense layers among those with
+    /// core), `products-kept` (all but products with weights), `qkv-kept` (all but queries, keys and values), or what is computed again, `+` between it: `mla-up` (latent attention's projections up), `mlp` (of dense layers among those with
     /// experts).
     pub recompute: String,
-    /// ZeRO stage, or words where the framework chose.
+    /// ZeRO stage, `3-whole-gradients` where gradients are summed whole over micro-batches, or words where the framework chose.
     pub zero: String,
     /// Ranks over which ZeRO cuts, where these are not all that are data parallel.
     #[serde(default)]
@@ -102,9 +102,9 @@ pub struct Row {
     pub precision: String,
     /// `half` where gradients are reduced in the job's format.
     pub reduce: String,
-    /// `flash`, `flash-2`, `eager`.
+    /// `flash`, `flash-2`, `flash-3` (the device's own, whatever the software has by default), `eager`.
     pub attention: String,
-    /// `none`, `1f1b`, `interleaved`, `balanced` (1F1B with layers cut to even out the vocabulary).
+    /// `none`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `balanced` (1F1B with layers cut to even out the vocabulary).
     pub schedule: String,
     /// Decoder layers of each chunk in turn, a space between them, where they are known and uneven; modules stand with the head.
     #[serde(default)]

@@ -44,6 +44,9 @@ pub(crate) struct PinArgs {
     /// What is cut over data-parallel replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) zero: Option<u8>,
+    /// Whether gradients of parameters that are cut (--zero 3) are too, or summed whole and reduced once per step [default: cut]
+    #[arg(long, value_enum)]
+    pub(crate) gradients: Option<GradientsArg>,
     /// Replicas over which ZeRO cuts; groups of so many hold all states [default: all replicas]
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) zero_group: Option<u64>,
@@ -175,6 +178,14 @@ pub(crate) enum TokenOrderArg {
     ZigZag,
     /// Every n-th token
     Striped,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum GradientsArg {
+    /// Reduced every micro-batch, into parts
+    Cut,
+    /// Summed whole over micro-batches (FSDP's no_sync)
+    Whole,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

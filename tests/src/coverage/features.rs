@@ -155,6 +155,7 @@ fn storage() -> Vec<Feature> {
         both("ZeRO-1", stored(&data, [&[], &[], &[0]])),
         both("ZeRO-2", stored(&data, [&[], &[0], &[0]])),
         both("ZeRO-3, FSDP", stored(&data, [&[0]; 3])),
+        both("ZeRO-3, gradients whole until the step (no_sync)", stored(&data, [&[0], &[], &[0]])),
         both("optimizer on the host", offloaded(&data, [&[]; 3])),
         both("ZeRO-2, optimizer on the host (ZeRO-Offload)", offloaded(&data, [&[], &[0], &[0]])),
         both("ZeRO-3, optimizer on the host", offloaded(&data, [&[0]; 3])),

@@ -1,6 +1,6 @@
 //! What a pin finds the free search finds too: where memory is tight, and prices of it alone do not lead there.
 
-use tests::{done, json, number};
+use tests::{done, json, number, planner};
 
 /// Seconds of a step of the plan that is found.
 #[track_caller]
@@ -76,4 +76,21 @@ fn layers_by_name_find_no_faster_plan() {
         let named = time(&question, &["--pin", &format!("{pins},layers-per-stage={counts}")]);
         assert!(found < named * 1.0005, "takes {} of what {counts} takes", found / named);
     }
+}
+
+#[test]
+fn gradients_that_stay_whole_are_reduced_once_and_take_room() {
+    let question = ["llama-2-7b", "dgx-a100-80", "--nodes", "4", "--global-batch", "512", "--zero", "3"];
+    let estimated = |gradients: &str| {
+        let found = json(&[&["estimate"], &question[..], &["--gradients", gradients]].concat());
+        (number(&found["step_time_s"]), number(&found["peak_memory_bytes"]))
+    };
+    let ((cut, cut_bytes), (whole, whole_bytes)) = (estimated("cut"), estimated("whole"));
+    assert!(whole < cut, "{whole} s whole, {cut} s cut");
+    // 6.74 billion of four bytes, of which a device had the 32nd part.
+    let more = (whole_bytes - cut_bytes) / (6.74e9 * 4.0 * 31.0 / 32.0);
+    assert!((more - 1.0).abs() < 0.06, "{more} of what gradients take");
+    let plan = ["optimize", "llama-2-7b", "dgx-h100", "--pin", "zero=1,gradients=whole"];
+    let said = planner(&plan);
+    assert_eq!((said.code, said.err.contains("gradients=whole is a way of zero=3")), (2, true), "{said}");
 }
