@@ -28,6 +28,7 @@ use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;
+use crate::split_schedules;
 
 /// How many runners-up a plan names.
 const N_RUNNERS_UP: usize = 5;
@@ -181,7 +182,8 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         Some(_) | None => String::new(),
     };
     let hosts = if tally.hosts_in_vain { IN_VAIN } else { "" };
-    let forms = format!("{layouts}{inside}{forms}{hosts}");
+    let split = if tally.split_in_vain { split_schedules::IN_VAIN } else { "" };
+    let forms = format!("{layouts}{inside}{forms}{split}{hosts}");
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(
             "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \

@@ -50,6 +50,7 @@ mod polish;
 pub mod optimize;
 mod layouts;
 mod offload;
+pub mod split_schedules;
 pub mod relax;
 pub mod chosen;
 pub mod document;
@@ -196,22 +197,60 @@ fn found_equal(
         })
         .collect();
     let (found, _) = layouts::search_all(&layouts, constants, Start::default(), watch);
-    let mut found = found?;
+    let found = found?;
+    let questions = split_schedules::questions(&found, &layouts);
+    let plain = found.ranking.first().filter(|_| !questions.is_empty());
+    let plain = plain.map(|best| (best.step_time(), best.schedule));
+    let mut found = or_faster(found, &questions, constants, watch);
+    let written = |found: &Found<'_>| Ok(split_schedules::beside(written(found, constants)?, plain));
     let Some(limit) = offload::worth_asking(&found, &layouts) else {
-        return written(&found, constants);
+        return written(&found);
     };
     let start = Start { work: found.tally.work, limit: Some(limit) };
     let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
     let (other, own) = layouts::search_all(&with_hosts, constants, start, watch);
     let plan = other.ok().and_then(|other| {
         let tally = Tally { n_layouts: own.n_layouts, ..found.tally.clone().and(own.clone()) };
-        written(&Found { tally, ..other }, constants).ok()
+        written(&Found { tally, ..other }).ok()
     });
     if let Some(plan) = plan {
         return Ok(offload::instead(plan, &found));
     }
     found.tally = Tally { work: own.work, stopped: own.stopped, hosts_in_vain: !own.stopped, ..found.tally };
-    written(&found, constants)
+    written(&found)
+}
+
+/// What was found, or what is so much faster under one of the schedules that split backward.
+fn or_faster<'a>(
+    mut found: Found<'a>,
+    questions: &'a [Vec<Request>],
+    constants: &'a Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Found<'a> {
+    let mut limit = split_schedules::limit(&found);
+    let mut in_vain = !questions.is_empty();
+    for question in questions {
+        let start = Start { work: found.tally.work, limit };
+        let (other, own) = layouts::search_all(question, constants, start, watch);
+        match other {
+            Ok(other) => {
+                // From now on it is the fastest that counts.
+                limit = other.ranking.first().map(Arranged::step_time);
+                let tally = Tally { n_layouts: found.tally.n_layouts, ..found.tally.and(own) };
+                found = Found { tally, ..other };
+                in_vain = false;
+            }
+            Err(_) => {
+                let (work, stopped) = (own.work, found.tally.stopped || own.stopped);
+                found.tally = Tally { work, stopped, ..found.tally };
+            }
+        }
+        if found.tally.stopped {
+            return found;
+        }
+    }
+    found.tally.split_in_vain = in_vain;
+    found
 }
 
 /// The plan of what was found, if it is as pinned.

@@ -106,6 +106,8 @@ pub struct Tally {
     pub roomy_bound: Option<Seconds>,
     /// Whether a search with the hosts' memory came to nothing that is faster by as much as it must be.
     pub hosts_in_vain: bool,
+    /// Whether schedules that split backward were asked and none is faster by as much as it must be.
+    pub split_in_vain: bool,
     /// Batches of candidates worked out, forms included.
     pub work: u64,
     /// Whether somebody stopped it.
@@ -131,6 +133,7 @@ impl Tally {
             inside_bound: lesser(self.inside_bound, next.inside_bound),
             roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
             hosts_in_vain: self.hosts_in_vain || next.hosts_in_vain,
+            split_in_vain: self.split_in_vain || next.split_in_vain,
             work: next.work,
             stopped: self.stopped || next.stopped,
             n_layouts: self.n_layouts + next.n_layouts,

@@ -28,6 +28,7 @@ use crate::request::{
     ContextKind, GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
     SequenceParallel, SharesKind, Stop,
 };
+use crate::split_schedules;
 
 /// An engine whose space is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,6 +211,8 @@ impl Target {
         let kinds = [ContextKind::Gather, ContextKind::Ring, ContextKind::Ulysses];
         let lacks = |kind: &ContextKind| !self.contexts().iter().any(|one| one.1 == *kind);
         common.forbid.cp_kind.extend(kinds.into_iter().filter(lacks));
+        let lacks = |kind: &ScheduleKind| !self.schedules().iter().any(|one| one.1 == *kind);
+        common.forbid.schedule.extend(split_schedules::KINDS.into_iter().filter(lacks));
         common
     }
 

@@ -12,7 +12,8 @@ use ir::names::Roles;
 use ir::plan::Plan;
 use ir::units::Bytes;
 use planner::optimize_with;
-use planner::request::{OffloadKind, Pins, Request, Solver};
+use planner::request::{Forbid, OffloadKind, Pins, Request, Solver};
+use planner::split_schedules::KINDS;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -131,11 +132,16 @@ fn free(case: &Case) -> Option<(Request, bool)> {
             model,
             cluster: machines,
             job,
-            pins: Pins { offload: Some(OffloadKind::None), ..Pins::default() },
+            pins: Pins { offload: Some(OffloadKind::None), forbid: of_no_split(), ..Pins::default() },
             solver: Solver::Structured,
         },
         raised,
     ))
+}
+
+/// Without schedules that split backward: the software of these runs has none.
+fn of_no_split() -> Forbid {
+    Forbid { schedule: KINDS.to_vec(), ..Forbid::default() }
 }
 
 /// Gives every device at least so much memory.

@@ -94,3 +94,24 @@ fn gradients_that_stay_whole_are_reduced_once_and_take_room() {
     let said = planner(&plan);
     assert_eq!((said.code, said.err.contains("gradients=whole is a way of zero=3")), (2, true), "{said}");
 }
+
+#[test]
+fn schedules_that_split_backward_are_asked_where_a_pipeline_idles() {
+    let question = ["gpt2-xl", "dgx-a100-80", "--devices", "16", "--global-batch", "3", "--seq-len", "8192"];
+    let plan = json(&[&["optimize"], &question[..]].concat());
+    let found = number(&plan["predicted"]["step_time_s"]);
+    let kinds = ["zb-h1", "zb-h2", "zb-v", "dualpipe-v"];
+    assert!(kinds.iter().any(|kind| plan["schedule"] == *kind), "{}", plan["schedule"]);
+    for kind in &kinds[..3] {
+        let named = time(&question, &["--pin", &format!("schedule={kind}")]);
+        assert!(found < named * 1.0005, "takes {} of what {kind} takes", found / named);
+    }
+    let forbidden = kinds.map(|kind| format!("schedule={kind}")).join(",");
+    let plain = time(&question, &["--forbid", &forbidden]);
+    assert!(found < plain * 29.0 / 30.0, "takes {} of what 1F1B takes", found / plain);
+    let warned = plan["warnings"].to_string();
+    assert!(warned.contains(&format!("the fastest plan takes {plain:.3} s")), "{warned}");
+    // An engine that has no such schedule gets none.
+    let megatron = json(&[&["optimize"], &question[..], &["--target", "megatron"]].concat());
+    assert!(kinds.iter().all(|kind| megatron["schedule"] != *kind), "{}", megatron["schedule"]);
+}
