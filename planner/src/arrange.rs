@@ -343,13 +343,14 @@ impl Scope<'_> {
     /// Whether nothing is forbidden on any ground, and the grounds go together.
     fn is_allowed(&self, found: &Arranged, n_grounds: usize) -> bool {
         let forbid = &self.pins().forbid;
-        if n_grounds == 1 && forbid.is_empty() {
+        let any_roles = forbid.leaves_layers();
+        if n_grounds == 1 && any_roles {
             return true;
         }
         let roles: Vec<Roles> = (0..n_grounds).map(|ground| self.roles_on(found, Some(ground))).collect();
         // Tokens have one order everywhere, which is made for one number of parts.
         let alike = roles.iter().all(|own| own.cp == roles[0].cp);
-        alike && (forbid.is_empty() || roles.iter().all(|own| !broken(forbid, own)))
+        alike && (any_roles || roles.iter().all(|own| !broken(forbid, own)))
     }
 }
 

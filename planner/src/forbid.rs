@@ -47,6 +47,11 @@ impl Forbid {
         *self == Self::default()
     }
 
+    /// Whether nothing is ruled out that a mesh or a layer's choice could have: schedules stand on any.
+    pub(crate) fn leaves_layers(&self) -> bool {
+        Self { schedule: Vec::new(), ..self.clone() }.is_empty()
+    }
+
     /// Whether some degree is ruled out that only a mesh with names can be held to exactly.
     pub(crate) fn names_degrees(&self) -> bool {
         [&self.tp, &self.dp, &self.cp, &self.ep, &self.etp].iter().any(|degrees| !degrees.single.is_empty())

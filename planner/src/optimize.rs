@@ -293,7 +293,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
 /// Whether meshes are left out that others cover. What is forbidden is forbidden by axes, and groups of devices lie along
 /// them.
 pub(crate) fn takes_finest(request: &Request) -> bool {
-    request.pins.forbid.is_empty() && !request.cluster.is_mixed()
+    request.pins.forbid.leaves_layers() && !request.cluster.is_mixed()
 }
 
 /// The same with a tensor degree by name, from a least one on, unless the user names degrees. Free axes have more

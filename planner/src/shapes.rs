@@ -93,7 +93,7 @@ pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
         return pinned(n, facts, pins);
     }
     let mut list = if pins.forbid.micro_batch == Degrees::default() { free(n, facts) } else { Vec::new() };
-    if !pins.forbid.is_empty() {
+    if !pins.forbid.leaves_layers() {
         list = list.iter().flat_map(|shape| barred(shape, facts, pins)).collect();
     }
     if pins.forbid.names_degrees() {
