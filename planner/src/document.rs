@@ -28,6 +28,7 @@ use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;
+use crate::request::Pins;
 use crate::split_schedules;
 
 /// How many runners-up a plan names.
@@ -101,7 +102,7 @@ pub(crate) fn unpriced(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Pl
             .map(|runs| runs.iter().map(|&(entry, count)| EntryRun { entry, count }).collect())
             .collect(),
         predicted: None,
-        search: Some(report(&found.tally, best)),
+        search: Some(report((&found.tally, scope.pins()), best)),
         runners_up: runners_up(scope, &found.ranking),
         warnings: warnings(found, best, shares),
         forms: chosen.forms,
@@ -147,7 +148,7 @@ fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
     arranged.entries.iter().any(of_entry)
 }
 
-fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
+fn report((tally, pins): (&Tally, &Pins), arranged: &Arranged) -> SearchReport {
     let best = arranged.step_time();
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
     let least = tally.inside_bound.map_or(bound, |inside| inside.min(bound));
@@ -182,7 +183,11 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         Some(_) | None => String::new(),
     };
     let hosts = if tally.hosts_in_vain { IN_VAIN } else { "" };
-    let split = if tally.split_in_vain { split_schedules::IN_VAIN } else { "" };
+    let split = match (tally.split_in_vain, tally.stopped && split_schedules::is_open(pins)) {
+        (true, _) => split_schedules::IN_VAIN,
+        (false, true) => split_schedules::UNASKED,
+        (false, false) => "",
+    };
     let forms = format!("{layouts}{inside}{forms}{split}{hosts}");
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(

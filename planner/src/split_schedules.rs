@@ -22,6 +22,9 @@ pub const KINDS: [ScheduleKind; 4] =
 pub(crate) const IN_VAIN: &str =
     "; of schedules that split backward no plan was found that takes a thirtieth less";
 
+/// What it says where the search was stopped before all of them were.
+pub(crate) const UNASKED: &str = "; schedules that split backward were not all asked";
+
 /// Part of the step from which the fastest plan idles for long.
 const BUBBLE: f64 = 0.08;
 
@@ -68,7 +71,7 @@ pub(crate) fn limit(found: &Found<'_>) -> Option<Seconds> {
 }
 
 /// Whether the user leaves the order of micro-batches open.
-fn is_open(pins: &Pins) -> bool {
+pub(crate) fn is_open(pins: &Pins) -> bool {
     pins.schedule.is_none() && pins.vpp.is_none() && pins.layers_per_stage.is_none() && pins.pp != Some(1)
 }
 
