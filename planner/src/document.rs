@@ -28,7 +28,6 @@ use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;
-use crate::request::Pins;
 use crate::split_schedules;
 
 /// How many runners-up a plan names.
@@ -102,7 +101,7 @@ pub(crate) fn unpriced(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Pl
             .map(|runs| runs.iter().map(|&(entry, count)| EntryRun { entry, count }).collect())
             .collect(),
         predicted: None,
-        search: Some(report((&found.tally, scope.pins()), best)),
+        search: Some(report(&found.tally, best)),
         runners_up: runners_up(scope, &found.ranking),
         warnings: warnings(found, best, shares),
         forms: chosen.forms,
@@ -148,7 +147,7 @@ fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
     arranged.entries.iter().any(of_entry)
 }
 
-fn report((tally, pins): (&Tally, &Pins), arranged: &Arranged) -> SearchReport {
+fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
     let best = arranged.step_time();
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
     let least = tally.inside_bound.map_or(bound, |inside| inside.min(bound));
@@ -183,7 +182,7 @@ fn report((tally, pins): (&Tally, &Pins), arranged: &Arranged) -> SearchReport {
         Some(_) | None => String::new(),
     };
     let hosts = if tally.hosts_in_vain { IN_VAIN } else { "" };
-    let split = match (tally.split_in_vain, tally.stopped && split_schedules::is_open(pins)) {
+    let split = match (tally.split_in_vain, tally.split_unasked) {
         (true, _) => split_schedules::IN_VAIN,
         (false, true) => split_schedules::UNASKED,
         (false, false) => "",

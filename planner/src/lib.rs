@@ -197,7 +197,8 @@ fn found_equal(
         })
         .collect();
     let (found, _) = layouts::search_all(&layouts, constants, Start::default(), watch);
-    let found = found?;
+    let mut found = found?;
+    found.tally.split_unasked = found.tally.stopped && split_schedules::is_open(&layouts[0].pins);
     let questions = split_schedules::questions(&found, &layouts);
     let plain = found.ranking.first().filter(|_| !questions.is_empty());
     let plain = plain.map(|best| (best.step_time(), best.schedule));
@@ -246,7 +247,7 @@ fn or_faster<'a>(
             }
         }
         if found.tally.stopped {
-            return found;
+            return Found { tally: Tally { split_unasked: true, ..found.tally }, ..found };
         }
     }
     found.tally.split_in_vain = in_vain;

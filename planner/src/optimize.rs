@@ -108,6 +108,8 @@ pub struct Tally {
     pub hosts_in_vain: bool,
     /// Whether schedules that split backward were asked and none is faster by as much as it must be.
     pub split_in_vain: bool,
+    /// Whether the search was stopped before all of them were asked.
+    pub split_unasked: bool,
     /// Batches of candidates worked out, forms included.
     pub work: u64,
     /// Whether somebody stopped it.
@@ -134,6 +136,7 @@ impl Tally {
             roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
             hosts_in_vain: self.hosts_in_vain || next.hosts_in_vain,
             split_in_vain: self.split_in_vain || next.split_in_vain,
+            split_unasked: self.split_unasked || next.split_unasked,
             work: next.work,
             stopped: self.stopped || next.stopped,
             n_layouts: self.n_layouts + next.n_layouts,

@@ -115,3 +115,15 @@ fn schedules_that_split_backward_are_asked_where_a_pipeline_idles() {
     let megatron = json(&[&["optimize"], &question[..], &["--target", "megatron"]].concat());
     assert!(kinds.iter().all(|kind| megatron["schedule"] != *kind), "{}", megatron["schedule"]);
 }
+
+#[test]
+fn a_search_that_is_stopped_says_which_schedules_it_did_not_ask() {
+    let question = ["gpt2-xl", "dgx-a100-80", "--devices", "16", "--global-batch", "3", "--seq-len", "8192"];
+    let proof = |work: &str| {
+        let plan = json(&[&["optimize"], &question[..], &["--work", work]].concat());
+        plan["search"]["proof"].as_str().unwrap().to_owned()
+    };
+    let unasked = "schedules that split backward were not all asked";
+    assert!(proof("1").contains(unasked), "{}", proof("1"));
+    assert!(!proof("1000").contains(unasked), "{}", proof("1000"));
+}
