@@ -20,6 +20,7 @@ use serde::Serialize;
 use crate::case::Case;
 use crate::express::questions;
 use crate::express_cluster::{Memory, cluster};
+use crate::row::Row;
 
 /// A ratio below one by less than this is rounding.
 const ROUNDING: f64 = 1e-9;
@@ -132,16 +133,17 @@ fn free(case: &Case) -> Option<(Request, bool)> {
             model,
             cluster: machines,
             job,
-            pins: Pins { offload: Some(OffloadKind::None), forbid: of_no_split(), ..Pins::default() },
+            pins: Pins { offload: Some(OffloadKind::None), forbid: split_left(&case.row), ..Pins::default() },
             solver: Solver::Structured,
         },
         raised,
     ))
 }
 
-/// Without schedules that split backward: the software of these runs has none.
-fn of_no_split() -> Forbid {
-    Forbid { schedule: KINDS.to_vec(), ..Forbid::default() }
+/// Schedules that split backward are left to software that has run one.
+fn split_left(row: &Row) -> Forbid {
+    let schedule = if row.schedule.starts_with("zb") { Vec::new() } else { KINDS.to_vec() };
+    Forbid { schedule, ..Forbid::default() }
 }
 
 /// Gives every device at least so much memory.
