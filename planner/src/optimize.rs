@@ -293,8 +293,8 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     list
 }
 
-/// Whether meshes are left out that others cover. What is forbidden is forbidden by axes, and groups of devices lie along
-/// them.
+/// Whether meshes are left out that others cover. What is forbidden is forbidden by axes, but for schedules, and groups of devices
+/// lie along them.
 pub(crate) fn takes_finest(request: &Request) -> bool {
     request.pins.forbid.leaves_layers() && !request.cluster.is_mixed()
 }

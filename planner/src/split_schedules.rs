@@ -1,8 +1,8 @@
 //! When schedules that split backward are searched too, though nobody said so.
 //!
 //! Backward in two parts fills the bubble with gradients of weights, and keeps for them what the first part leaves. Where a step
-//! has many micro-batches that costs more than the bubble of 1F1B over virtual stages: of seven questions with less than a
-//! twelfth of bubble one is faster so, by a thirtieth; of those with more, most are, by a fourteenth to a seventh. So these schedules
+//! has many micro-batches that costs more than the bubble of 1F1B over virtual stages: of five questions with less than a
+//! twelfth of bubble one is faster so, by a thirtieth; of four with more three are, by a seventeenth to a seventh. So these schedules
 //! are asked where the fastest plan idles for long, each with the fastest so far as the limit, and where candidates are few: every one of them
 //! is a search of its own, with other prices.
 
