@@ -10,6 +10,7 @@ use ir::units::Seconds;
 
 use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
+use crate::flights::Flight;
 use crate::forbid::broken;
 use crate::partition::{Chunk, Levels, Place, as_given, partition};
 use crate::price::hosts;
@@ -17,7 +18,6 @@ use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_peak;
 use crate::price::staged::{Layers, Staged};
 use crate::price::step::{Step, least, step, stragglers};
-use crate::schedules::in_flight;
 use crate::shelf::Shelf;
 
 /// A candidate worked out: stages, schedule, figures.
@@ -224,10 +224,10 @@ impl Scope<'_> {
         (schedule, share): (Schedule, Share),
         levels: &'l [Levels],
     ) -> Vec<Place<'l>> {
-        let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
+        let (flights, grounds) = (self.in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let buckets = self.setting.copied_buckets().0;
-        let place = |(chunk, &flight): (usize, &f64)| {
+        let place = |(chunk, &flight): (usize, &Flight)| {
             let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk) - buckets;
             let levels = &levels[ground(chunk)];
             match share {
@@ -238,7 +238,7 @@ impl Scope<'_> {
                 },
             }
         };
-        in_flight.iter().enumerate().map(place).collect()
+        flights.iter().enumerate().map(place).collect()
     }
 
     /// The same chunks with so many layers each, as they fit.

@@ -125,7 +125,7 @@ const HARDLY_FILLED: f64 = 0.99;
 const MANY: u64 = 8;
 
 impl Scope<'_> {
-    /// A time that the candidate cannot beat.
+    /// A time that the candidate cannot beat; infinite where no schedule that is allowed has a table for it.
     pub fn bound(&self, candidate: &Candidate, of: Forms<'_>) -> Option<Bound> {
         let grounds = self.grounds(candidate);
         let benches = self.benches(candidate, &grounds);
@@ -178,7 +178,7 @@ impl Scope<'_> {
     ) -> Option<(Bound, Spans)> {
         let candidate = bench.candidate;
         let mut once = Spans::default();
-        let (mut total, mut saved, mut bytes) = (0.0, 0.0, 0.0);
+        let mut bytes = 0.0;
         let mut main: Option<(f64, Sharding, f64)> = None;
         let p = candidate.n_stages as f64;
         let mut choices_made = Vec::with_capacity(self.forms.len());
@@ -190,7 +190,6 @@ impl Scope<'_> {
             let cost = problem.problem.total(&choices)?;
             let unit = cost.time / cost.memory.max(1.0);
             let count = self.counts[kind] as f64;
-            total += time * count;
             bytes += cost.memory * count;
             let choice = problem.choice(&choices);
             once = once.plus(problem.spans(&choices), count);
@@ -202,29 +201,10 @@ impl Scope<'_> {
             let of_form =
                 |(_, form): &(usize, LayerProblem<'_>)| Some(self.chooser(form).cheapest(0.0)?.bound);
             let least = asked[1..].iter().filter_map(of_form).fold(time, f64::min);
-            saved += (time - least) * count;
             layers.push(LayerTimes { least, plain: time });
         }
-        let ends = self.ends_in_place(candidate);
-        let slowest = |of: fn(&LayerTimes) -> f64| {
-            self.pieces(ends, &layers.iter().map(of).collect::<Vec<_>>()).least_slowest(candidate.n_stages)
-        };
-        let (rounded, rounded_plain) = (slowest(|layer| layer.least), slowest(|layer| layer.plain));
         let (_, stream, seconds_per_byte) = main?;
-        let own = once.shown(clock.shown);
-        let work = |total: f64, rounded: f64| Work {
-            average: total / p,
-            slowest: rounded.max(total / p),
-            once: own / p,
-        };
-        let time_of = |total, rounded| self.with_bubble(candidate, work(total, rounded));
-        let time = time_of(total - saved, rounded)?;
-        let mut saving = time_of(total, rounded_plain)? - time;
-        if !self.bends.is_empty() {
-            // No bubble is promised there: a long layer that has no other form would hide what forms of the others save.
-            saving = saving.max(time_of(total, 0.0)? - time_of(total - saved, 0.0)?);
-        }
-        let work = work(total - saved, rounded);
+        let (work, time, saving) = self.of_layers(candidate, &layers, once.shown(clock.shown) / p);
         let crowding = bytes / p / bench.setting.capacity;
         let (fastest, grounds) = (choices_made, Vec::new());
         let edges = asked.iter().flatten().flat_map(|(_, form)| &form.problem.edges);
@@ -247,6 +227,39 @@ impl Scope<'_> {
         Some((found, once))
     }
 
+    /// The work of layers of which each takes so long, the least time of a step, and how much of it forms save; `once` is what the
+    /// average stage has once per step.
+    fn of_layers(&self, candidate: &Candidate, layers: &[LayerTimes], once: f64) -> (Work, Seconds, Seconds) {
+        let p = candidate.n_stages as f64;
+        let ends = self.ends_in_place(candidate);
+        let times = |of: fn(&LayerTimes) -> f64| -> (f64, f64) {
+            let times: Vec<f64> = layers.iter().map(of).collect();
+            let total: f64 = times.iter().zip(&self.counts).map(|(time, &count)| time * count as f64).sum();
+            (total, self.pieces(ends, &times).least_slowest(candidate.n_stages))
+        };
+        let work =
+            |(total, rounded): (f64, f64)| Work { average: total / p, slowest: rounded.max(total / p), once };
+        let time_of = |times| self.time_free(candidate, work(times));
+        let (least, plain) = (times(|layer| layer.least), times(|layer| layer.plain));
+        let time = time_of(least);
+        if !time.0.is_finite() {
+            return (work(least), time, Seconds::ZERO);
+        }
+        let mut saving = time_of(plain) - time;
+        if !self.bends.is_empty() {
+            // No bubble is promised there: a long layer that has no other form would hide what forms of the others save.
+            saving = saving.max(time_of((plain.0, 0.0)) - time_of((least.0, 0.0)));
+        }
+        (work(least), time, saving)
+    }
+
+    /// The bound of a candidate that another search of the question found, which allowed other schedules.
+    pub(crate) fn known_bound(&self, candidate: &Candidate) -> Option<Bound> {
+        let known = self.bounds.of(candidate)?;
+        let (work, time, saving) = self.of_layers(candidate, &known.layers, known.work.once);
+        Some(Bound { work, time, saving, ..known })
+    }
+
     /// Kinds of the first and of the last layer of the model, where no other layer is of them.
     fn end_kinds(&self) -> [Option<usize>; 2] {
         let sequence = &self.model().sequence;
@@ -261,7 +274,7 @@ impl Scope<'_> {
 
     /// The same where they stand on the first and on the last rank of a pipeline, whole, in every schedule that is tried.
     pub(crate) fn ends_in_place(&self, candidate: &Candidate) -> [Option<usize>; 2] {
-        let known = |schedule: Schedule| FamilyKind::of(schedule) != FamilyKind::Others;
+        let known = |schedule: Schedule| FamilyKind::of(schedule).runs_forward_to_last();
         let in_place = self.schedules(candidate).into_iter().all(known);
         if in_place { self.end_kinds() } else { [None; 2] }
     }

@@ -3,6 +3,7 @@
 //! What is done with one stands in the files that follow: `bound`, `shelf`, `arrange`, `overflow`, `evaluate`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cost_model::Constants;
 use cost_model::offload::NodeStore;
@@ -14,8 +15,10 @@ use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
 use crate::clock::{Clock, Covers};
+use crate::flights::Flights;
 use crate::forms::{first_of, forms_within, wide};
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
+use crate::known_bounds::KnownBounds;
 use crate::layer_problem::LayerProblem;
 use crate::memos::Memos;
 use crate::price::grounds::Grounds;
@@ -53,6 +56,10 @@ pub struct Scope<'a> {
     pub bends: Vec<usize>,
     /// What was priced on the meshes that were looked at last.
     pub(crate) memos: Memos,
+    /// What schedules hold, as far as it was counted.
+    pub(crate) flights: Flights,
+    /// Bounds of this search and of those before it.
+    pub(crate) bounds: Arc<KnownBounds>,
 }
 
 /// A mesh, a number of stages, a micro-batch.
@@ -140,6 +147,8 @@ impl<'a> Scope<'a> {
             forms,
             wide,
             memos: Memos::default(),
+            flights: Flights::default(),
+            bounds: Arc::default(),
             bends: bends(request.model.kinds_in_order().iter().map(|&kind| &request.model.layers[kind])),
         })
     }

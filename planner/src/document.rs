@@ -23,12 +23,10 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
 use crate::chosen::chosen;
-use crate::offload::IN_VAIN;
 use crate::optimize::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;
-use crate::split_schedules;
 
 /// How many runners-up a plan names.
 const N_RUNNERS_UP: usize = 5;
@@ -181,13 +179,8 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
         ),
         Some(_) | None => String::new(),
     };
-    let hosts = if tally.hosts_in_vain { IN_VAIN } else { "" };
-    let split = match (tally.split_in_vain, tally.split_unasked) {
-        (true, _) => split_schedules::IN_VAIN,
-        (false, true) => split_schedules::UNASKED,
-        (false, false) => "",
-    };
-    let forms = format!("{layouts}{inside}{forms}{split}{hosts}");
+    let further: String = tally.further.iter().map(|further| further.words()).collect();
+    let forms = format!("{layouts}{inside}{forms}{further}");
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(
             "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \

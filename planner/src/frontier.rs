@@ -369,6 +369,7 @@ impl<'a> Frontier<'a> {
             let time = self.scope.time_free(&self.candidates[at], bound.work);
             self.raise(at, time);
         }
+        self.scope.bounds.keep(&self.candidates[candidate], &bound);
         self.own[candidate] = Some(bound);
     }
 

@@ -147,9 +147,7 @@ impl StorageRule {
             storage == Storage { home: storage.home, ..cuts }
         };
         match self {
-            // A gradient that is whole beside a parameter that is not takes as many bytes as it saves sends: whole parameters with
-            // cut gradients take fewer, and send no more.
-            Self::Free => storage.parameter.is_empty() || !storage.gradient.is_empty(),
+            Self::Free => true,
             Self::Whole => wanted(false, false, false),
             Self::Optimizer => wanted(false, false, true),
             Self::Gradient => wanted(false, true, true),

@@ -59,7 +59,7 @@ pub(crate) fn search_all<'a>(
             tally.n_layouts += 1;
             continue;
         }
-        let start = Start { work: tally.work, limit };
+        let start = Start { work: tally.work, limit, ..start.clone() };
         let (found, own) = search_from(layout, constants, start, watch);
         tally = tally.and(own);
         match found {

@@ -23,6 +23,7 @@ pub mod clock;
 pub mod given;
 pub mod meeting;
 mod memos;
+mod known_bounds;
 mod stream;
 pub mod layer_problem;
 pub mod chooser;
@@ -32,6 +33,7 @@ pub mod price;
 pub mod forms;
 mod frontier;
 pub mod candidate;
+pub mod flights;
 pub mod room;
 pub mod schedules;
 pub mod shelf;
@@ -51,6 +53,7 @@ pub mod optimize;
 mod layouts;
 mod offload;
 pub mod split_schedules;
+mod further;
 pub mod relax;
 pub mod chosen;
 pub mod document;
@@ -62,7 +65,7 @@ pub mod target;
 use arrange::Arranged;
 use cost_model::{CalibrationError, Constants};
 use ir::plan::{Plan, PlanError};
-use optimize::{Found, Start, Tally};
+use optimize::{Found, Start};
 use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
@@ -197,61 +200,13 @@ fn found_equal(
         })
         .collect();
     let (found, _) = layouts::search_all(&layouts, constants, Start::default(), watch);
-    let mut found = found?;
-    found.tally.split_unasked = found.tally.stopped && split_schedules::is_open(&layouts[0].pins);
+    let found = found?;
     let questions = split_schedules::questions(&found, &layouts);
-    let plain = found.ranking.first().filter(|_| !questions.is_empty());
-    let plain = plain.map(|best| (best.step_time(), best.schedule));
-    let mut found = or_faster(found, &questions, constants, watch);
-    let written = |found: &Found<'_>| Ok(split_schedules::beside(written(found, constants)?, plain));
-    let Some(limit) = offload::worth_asking(&found, &layouts) else {
-        return written(&found);
-    };
-    let start = Start { work: found.tally.work, limit: Some(limit) };
+    let (found, whole) = further::split(found, &questions, constants, watch);
     let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
-    let (other, own) = layouts::search_all(&with_hosts, constants, start, watch);
-    let plan = other.ok().and_then(|other| {
-        let tally = Tally { n_layouts: own.n_layouts, ..found.tally.clone().and(own.clone()) };
-        written(&Found { tally, ..other }).ok()
-    });
-    if let Some(plan) = plan {
-        return Ok(offload::instead(plan, &found));
-    }
-    found.tally = Tally { work: own.work, stopped: own.stopped, hosts_in_vain: !own.stopped, ..found.tally };
-    written(&found)
-}
-
-/// What was found, or what is so much faster under one of the schedules that split backward.
-fn or_faster<'a>(
-    mut found: Found<'a>,
-    questions: &'a [Vec<Request>],
-    constants: &'a Constants,
-    watch: (Stop<'_>, OnProgress<'_>),
-) -> Found<'a> {
-    let mut limit = split_schedules::limit(&found);
-    let mut in_vain = !questions.is_empty();
-    for question in questions {
-        let start = Start { work: found.tally.work, limit };
-        let (other, own) = layouts::search_all(question, constants, start, watch);
-        match other {
-            Ok(other) => {
-                // From now on it is the fastest that counts.
-                limit = other.ranking.first().map(Arranged::step_time);
-                let tally = Tally { n_layouts: found.tally.n_layouts, ..found.tally.and(own) };
-                found = Found { tally, ..other };
-                in_vain = false;
-            }
-            Err(_) => {
-                let (work, stopped) = (own.work, found.tally.stopped || own.stopped);
-                found.tally = Tally { work, stopped, ..found.tally };
-            }
-        }
-        if found.tally.stopped {
-            return Found { tally: Tally { split_unasked: true, ..found.tally }, ..found };
-        }
-    }
-    found.tally.split_in_vain = in_vain;
-    found
+    let (found, on_devices) = further::on_hosts(found, (&layouts, &with_hosts), constants, watch);
+    let plan = written(&found, constants)?;
+    Ok(offload::instead(split_schedules::instead(plan, whole), on_devices))
 }
 
 /// The plan of what was found, if it is as pinned.

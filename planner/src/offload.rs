@@ -20,6 +20,7 @@ use ir::units::{Bytes, Seconds};
 
 use crate::candidate::Scope;
 use crate::clock::Clock;
+use crate::further::Further;
 use crate::optimize::Found;
 use crate::price::hosts::of_layers;
 use crate::price::setting::Entry;
@@ -30,9 +31,6 @@ use crate::shelf::{Bench, Shelf};
 /// Part of the devices' memory from which optimizer states crowd it: 8 billion parameters on two devices of 80 GB take 0.6
 /// of it, and planned with hosts their step is 15 % shorter; 70 billion on 64 take 0.16.
 const CROWDED: f64 = 1.0 / 3.0;
-
-/// What a proof says where hosts were asked in vain.
-pub(crate) const IN_VAIN: &str = "; with the memory of hosts no plan was found that takes a tenth less";
 
 /// A plan with hosts takes no more than this part of the fastest without.
 const WORTH_HOSTS: f64 = 0.9;
@@ -59,13 +57,13 @@ pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Sec
     (is_open(&layouts[0].pins) && is_plain && promises).then(|| best * WORTH_HOSTS)
 }
 
-/// A plan with hosts that is so much faster than what was found without.
-pub(crate) fn instead(mut plan: Plan, without: &Found<'_>) -> Plan {
-    if let Some(best) = without.ranking.first() {
+/// A plan that may have hosts; then it says what the fastest without takes, and how to have it.
+pub(crate) fn instead(mut plan: Plan, without: Option<Seconds>) -> Plan {
+    if let Some(time) = without {
         plan.warnings.push(format!(
             "hosts hold {}: without them the fastest plan takes {:.3} s (--pin offload=none)",
             held(&plan),
-            best.step_time().0
+            time.0
         ));
     }
     plan
@@ -93,7 +91,8 @@ pub(crate) fn allowed(request: &Request) -> Request {
 /// A plan of the devices alone; where states crowd them it says that there are hosts.
 pub(crate) fn without(mut plan: Plan, request: &Request) -> Plan {
     let crowding = crowding(request);
-    let was_asked = plan.search.as_ref().is_some_and(|report| report.proof.contains(IN_VAIN));
+    let was_asked =
+        plan.search.as_ref().is_some_and(|report| report.proof.contains(Further::HostsInVain.words()));
     if crowding > CROWDED && !was_asked && held(&plan).is_empty() {
         plan.warnings.push(format!(
             "optimizer states take {:.0} % of the devices' memory: in the hosts' (--pin offload=allowed) they may leave room for \

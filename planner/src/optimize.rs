@@ -15,6 +15,9 @@
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
 //! it are the same with any number of threads.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use cost_model::Constants;
 use ir::cluster::Cluster;
 use ir::positions::too_short;
@@ -29,7 +32,9 @@ use crate::evaluate::Asking;
 use crate::forbid;
 use crate::forms::Forms;
 use crate::frontier::{Frontier, Refined, Task, dividing};
+use crate::further::Further;
 use crate::inside::inside;
+use crate::known_bounds::KnownBounds;
 use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
 use crate::request::{
     GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop,
@@ -104,12 +109,8 @@ pub struct Tally {
     /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what much more memory
     /// could make of a step.
     pub roomy_bound: Option<Seconds>,
-    /// Whether a search with the hosts' memory came to nothing that is faster by as much as it must be.
-    pub hosts_in_vain: bool,
-    /// Whether schedules that split backward were asked and none is faster by as much as it must be.
-    pub split_in_vain: bool,
-    /// Whether the search was stopped before all of them were asked.
-    pub split_unasked: bool,
+    /// Searches after the plain one that came to nothing.
+    pub further: BTreeSet<Further>,
     /// Batches of candidates worked out, forms included.
     pub work: u64,
     /// Whether somebody stopped it.
@@ -134,9 +135,7 @@ impl Tally {
             open_bound: lesser(self.open_bound, next.open_bound),
             inside_bound: lesser(self.inside_bound, next.inside_bound),
             roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
-            hosts_in_vain: self.hosts_in_vain || next.hosts_in_vain,
-            split_in_vain: self.split_in_vain || next.split_in_vain,
-            split_unasked: self.split_unasked || next.split_unasked,
+            further: self.further.into_iter().chain(next.further).collect(),
             work: next.work,
             stopped: self.stopped || next.stopped,
             n_layouts: self.n_layouts + next.n_layouts,
@@ -150,12 +149,22 @@ fn lesser(a: Option<Seconds>, b: Option<Seconds>) -> Option<Seconds> {
 }
 
 /// Where a search starts.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone)]
 pub(crate) struct Start {
     /// Batches of work done before.
     pub(crate) work: u64,
     /// What is not faster than this is of no interest.
     pub(crate) limit: Option<Seconds>,
+    /// What is slower than so many times that is not looked at in more ways.
+    pub(crate) reach: f64,
+    /// Bounds that a search of the same question under other schedules left.
+    pub(crate) bounds: Option<Arc<KnownBounds>>,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self { work: 0, limit: None, reach: WORTH_SHOWING, bounds: None }
+    }
 }
 
 /// The best candidate, those behind it, and how the search went.
@@ -207,29 +216,45 @@ fn searched<'a>(
     if candidates.is_empty() {
         return Err(NoPlan::Impossible { what: no_candidate(request) });
     }
+    let has_schedule = |group: &&[Candidate]| group.iter().any(|one| scope.has_schedule(one));
+    let candidates: Vec<Candidate> =
+        candidates.chunk_by(same_mesh).filter(has_schedule).flatten().cloned().collect();
+    if candidates.is_empty() {
+        return Err(NoPlan::Impossible { what: NO_SCHEDULE.into() });
+    }
     if let Some(what) = too_large(&scope, &candidates) {
         return Err(NoPlan::Impossible { what });
     }
-    let of = forms_of_bounds(&scope, &candidates);
-    if of == Forms::Leading {
-        tally.bounds_leading = true;
-        scope.leading = leading(&scope, &candidates);
-    }
+    scope.bounds = start.bounds.clone().unwrap_or_default();
+    let forms = || match forms_of_bounds(&scope, &candidates) {
+        Forms::Leading => (true, leading(&scope, &candidates)),
+        Forms::Chosen(_) | Forms::All => (false, vec![0; scope.forms.len()]),
+    };
+    (tally.bounds_leading, scope.leading) = scope.bounds.clone().forms(forms);
+    let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
     let (mut worked, mut closest, promising) =
-        work_out(&scope, (&candidates, of), Vec::new(), (start, tally), (stop, on_progress));
+        work_out(&scope, (&candidates, of), Vec::new(), (&start, tally), (stop, on_progress));
     let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     let few_fit = some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated;
     if few_fit && !tally.stopped {
-        let named = named_candidates(request, least_degree);
-        let (all, nearest, _) = work_out(&scope, (&named, of), worked, (start, tally), (stop, on_progress));
+        let named = named_candidates(&scope, least_degree);
+        let (all, nearest, _) = work_out(&scope, (&named, of), worked, (&start, tally), (stop, on_progress));
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
+    let reach = start.limit.map(|limit| limit * start.reach);
+    if let (Some(reach), Some(best)) = (reach, worked.first())
+        && best.arranged.step_time() > reach
+    {
+        let what = "nothing is within reach of what is known".into();
+        return Err(NoPlan::Impossible { what });
+    }
     polish(&scope, &mut worked, tally, stop);
-    let misses = worked.first().is_some_and(|best| misses(&candidates, tally.inside_bound, best));
+    let n_candidates = candidates.iter().filter(|one| scope.has_schedule(one)).count();
+    let misses = worked.first().is_some_and(|best| misses(n_candidates, tally.inside_bound, best));
     if misses && !tally.stopped {
-        let named = if few_fit { Vec::new() } else { named_candidates(request, least_degree) };
+        let named = if few_fit { Vec::new() } else { named_candidates(&scope, least_degree) };
         let watch = (stop, on_progress);
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);
     }
@@ -245,11 +270,11 @@ fn searched<'a>(
 
 /// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are few enough
 /// to look for it: other choices could make those that crowd memory much faster than the best, or devices wait for launches.
-fn misses(candidates: &[Candidate], inside: Option<Seconds>, best: &Worked) -> bool {
+fn misses(n_candidates: usize, inside: Option<Seconds>, best: &Worked) -> bool {
     let time = best.arranged.step_time();
     let waits = || best.arranged.waiting() > time * MUCH_WAITING;
     let is_worth_it = || inside.is_some_and(|least| least < time * WORTH_LOOKING) || waits();
-    candidates.len() <= HANDFUL || candidates.len() <= FEW_CANDIDATES && is_worth_it()
+    n_candidates <= HANDFUL || n_candidates <= FEW_CANDIDATES && is_worth_it()
 }
 
 /// Looks for what is faster than the best with tensor degrees by name, and by other choices in the candidates that could be.
@@ -261,8 +286,8 @@ fn look_again(
 ) {
     let Some(best) = worked.first().map(|one| one.arranged.step_time()) else { return };
     let n_forms_open = tally.n_forms_open;
-    let start = Start { work: tally.work, limit: Some(best) };
-    let (mut others, ..) = work_out(scope, (named, of), Vec::new(), (start, tally), watch);
+    let start = Start { work: tally.work, limit: Some(best), ..Start::default() };
+    let (mut others, ..) = work_out(scope, (named, of), Vec::new(), (&start, tally), watch);
     reconsider(scope, &mut others, promising, best);
     polish(scope, &mut others, tally, watch.0);
     tally.n_forms_open += n_forms_open;
@@ -301,10 +326,11 @@ pub(crate) fn takes_finest(request: &Request) -> bool {
 
 /// The same with a tensor degree by name, from a least one on, unless the user names degrees. Free axes have more
 /// choices, of which the menus of layers keep a few; what fits may not be among them.
-fn named_candidates(request: &Request, least: u64) -> Vec<Candidate> {
+fn named_candidates(scope: &Scope<'_>, least: u64) -> Vec<Candidate> {
+    let request = scope.request;
     let of_degree = |tp: u64| {
         let pins = Pins { tp: Some(tp), ..request.pins.clone() };
-        candidates(&Request { pins, ..request.clone() })
+        candidates(&Request { pins, ..request.clone() }).into_iter().filter(|one| scope.has_schedule(one))
     };
     let degrees = divisors(request.cluster.n_close())
         .into_iter()
@@ -357,7 +383,8 @@ type Chain = ((usize, Bound), Vec<usize>);
 fn chains(scope: &Scope<'_>, (candidates, of): (&[Candidate], Forms<'_>), group: &[usize]) -> Vec<Chain> {
     let (mut rest, mut chains) = (group.to_vec(), Vec::new());
     while let Some(largest) = rest.pop() {
-        let Some(bound) = scope.bound(&candidates[largest], of) else { continue };
+        let known = scope.known_bound(&candidates[largest]);
+        let Some(bound) = known.or_else(|| scope.bound(&candidates[largest], of)) else { continue };
         let (left, others) = dividing(candidates, largest, rest);
         chains.push(((largest, bound), left));
         rest = others;
@@ -395,7 +422,7 @@ fn work_out(
     scope: &Scope<'_>,
     (candidates, of): (&[Candidate], Forms<'_>),
     mut ranking: Vec<Worked>,
-    (start, tally): (Start, &mut Tally),
+    (start, tally): (&Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> (Vec<Worked>, Option<Dropped>, Vec<(Candidate, Bound)>) {
     tally.n_candidates += candidates.len() as u64;
@@ -421,7 +448,10 @@ fn work_out(
             break;
         }
         tally.work += 1;
-        let worth_showing = limit(&ranking) * WORTH_SHOWING;
+        let is_beaten =
+            |ranking: &[Worked]| ranking.first().is_none_or(|one| one.arranged.step_time().0 >= known);
+        let shown = if known.is_finite() && is_beaten(&ranking) { start.reach } else { WORTH_SHOWING };
+        let worth_showing = limit(&ranking) * shown;
         let tasks: Vec<(Task, usize)> =
             tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
         let limits = (limit(&ranking), worth_showing);
@@ -491,7 +521,10 @@ fn do_task(
                 at,
                 match at_once {
                     Some(left) => scope.bound_and_rooms(candidate, &left, (of, limit, worth)),
-                    None => scope.bound(candidate, of).map(|bound| (bound, [None, None])),
+                    None => {
+                        let bound = scope.known_bound(candidate).or_else(|| scope.bound(candidate, of));
+                        bound.map(|bound| (bound, [None, None]))
+                    }
                 }
                 .map(Box::new),
             )
@@ -614,6 +647,10 @@ fn check_request(request: &Request) -> Result<(), NoPlan> {
     }
     Ok(())
 }
+
+/// What to say where no schedule that is allowed has a table for any candidate.
+const NO_SCHEDULE: &str = "no pipeline can run the schedules that are allowed: interleaved needs micro-batches in multiples of the \
+    stages, dualpipe-v two per stage, every virtual stage a layer, and all but 1f1b and gpipe two stages at least";
 
 fn no_candidate(request: &Request) -> String {
     let (pins, n_devices) = (&request.pins, request.cluster.n_devices());

@@ -6,8 +6,8 @@ use ir::units::Bytes;
 
 use crate::arrange::with_ends;
 use crate::candidate::{Candidate, Dropped, Scope};
+use crate::flights::Flight;
 use crate::partition::{Chunk, LayerCost, Levels, Place, as_given, partition};
-use crate::schedules::in_flight;
 
 impl Scope<'_> {
     /// Bytes of a device that no plan may use.
@@ -23,10 +23,10 @@ impl Scope<'_> {
         };
         let smallest: Vec<Levels> = levels.iter().map(smallest).collect();
         let Some(&schedule) = self.schedules(candidate).first() else { return Dropped::NoStrategy };
-        let (in_flight, grounds) = (in_flight(candidate, schedule), self.grounds(candidate));
+        let (flights, grounds) = (self.in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
-        let place = |(chunk, &flight): (usize, &f64)| smallest[ground(chunk)].place(flight, f64::INFINITY);
-        let places: Vec<Place<'_>> = in_flight.iter().enumerate().map(place).collect();
+        let place = |(chunk, &flight): (usize, &Flight)| smallest[ground(chunk)].place(flight, f64::INFINITY);
+        let places: Vec<Place<'_>> = flights.iter().enumerate().map(place).collect();
         let cuts = match &self.pins().layers_per_stage {
             Some(counts) => as_given(&with_ends(counts), &places),
             None => partition(&places, &[]),
@@ -46,7 +46,7 @@ impl Scope<'_> {
         let sum = |of: &dyn Fn(&LayerCost) -> f64| -> f64 {
             smallest[0].kinds[cut.from..cut.to].iter().map(|&kind| of(&costs[kind])).sum()
         };
-        let (state, saved) = (sum(&|c| c.state), sum(&|c| c.saved) * in_flight[chunk]);
+        let (state, saved) = (sum(&|c| c.state), sum(&|c| c.kept(flights[chunk])));
         let working = cut.memory() - state - saved;
         let term = if state >= saved && state >= working {
             "parameters, gradients and optimizer state"
@@ -69,7 +69,7 @@ impl Scope<'_> {
         (cuts, levels): (&[Chunk], &[Levels]),
     ) -> Option<Dropped> {
         let (n_stages, grounds) = (candidate.n_stages as usize, self.grounds(candidate));
-        let in_flight = in_flight(candidate, schedule);
+        let flights = self.in_flight(candidate, schedule);
         let devices = |stage: u64| candidate.meshes().of(stage).n_devices();
         let mut stages: Vec<(OnNode, u64)> =
             (0..candidate.n_stages).map(|stage| (OnNode::default(), devices(stage))).collect();
@@ -79,7 +79,7 @@ impl Scope<'_> {
             let sum =
                 |of: &dyn Fn(&LayerCost) -> f64| kinds.iter().map(|&kind| of(&costs[kind])).sum::<f64>();
             let passing = kinds.iter().map(|&kind| costs[kind].nvme_passing).fold(0.0, f64::max);
-            let host = sum(&|cost| cost.host + cost.kept_on_host * in_flight[chunk]) + passing;
+            let host = sum(&|cost| cost.host + cost.kept_on_host * flights[chunk].bytes(1.0, 1.0)) + passing;
             for rank in schedule.placement().ranks(n_stages as u32, chunk as u32) {
                 stages[rank as usize].0.host += Bytes(host);
                 stages[rank as usize].0.nvme += Bytes(sum(&|cost| cost.nvme));

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use cost_model::memory::{GatheredUnit, gathered_units};
 use ir::units::Bytes;
 
+use crate::flights::Flight;
+
 /// What one layer costs under one choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
@@ -27,6 +29,8 @@ pub struct LayerCost {
     pub kept_on_host: f64,
     /// Bytes kept per micro-batch in flight.
     pub saved: f64,
+    /// Bytes kept of one that waits for the second part of backward.
+    pub carried: f64,
     /// Bytes needed while it runs.
     pub working: f64,
     /// Bytes of the logits while it runs.
@@ -37,6 +41,13 @@ pub struct LayerCost {
     pub gathered: f64,
     /// Bytes of their gradients before these are reduced.
     pub unreduced: f64,
+}
+
+impl LayerCost {
+    /// Bytes kept at most.
+    pub(crate) fn kept(&self, flight: Flight) -> f64 {
+        flight.bytes(self.saved, self.carried)
+    }
 }
 
 /// Costs of every kind at every level: a level is a price of memory, from fastest to smallest.
@@ -169,8 +180,8 @@ impl Levels {
     }
 
     /// The fastest way to run a range of layers within a memory; `None` where nothing fits.
-    pub fn chunk(&self, from: usize, to: usize, in_flight: f64, capacity: f64) -> Option<Chunk> {
-        self.chunk_beside(from, to, (in_flight, capacity), (Used::default(), 0.0))
+    pub fn chunk(&self, from: usize, to: usize, flight: Flight, capacity: f64) -> Option<Chunk> {
+        self.chunk_beside(from, to, (flight, capacity), (Used::default(), 0.0))
     }
 
     /// The same beside what other chunks of the device use, and `later` more that hold as many layers of the most frequent
@@ -179,15 +190,14 @@ impl Levels {
         &self,
         from: usize,
         to: usize,
-        (in_flight, capacity): (f64, f64),
+        (flight, capacity): (Flight, f64),
         (used, later): (Used, f64),
     ) -> Option<Chunk> {
         let kind = self.main_kind(from, to);
         let range = self.range(from, to);
-        let each = |level: usize| self.costs[level][kind].state + in_flight * self.costs[level][kind].saved;
-        let own = |level: usize| {
-            summed(&range.layers, &self.costs[level], |cost| cost.state + in_flight * cost.saved)
-        };
+        let lasts = |cost: &LayerCost| cost.state + cost.kept(flight);
+        let each = |level: usize| lasts(&self.costs[level][kind]);
+        let own = |level: usize| summed(&range.layers, &self.costs[level], lasts);
         let time = |level: usize| summed(&range.layers, &self.costs[level], |cost| cost.time);
         let lasting =
             |level: usize| used.lasting + own(level) + later * self.count(from, to, kind) * each(level);
@@ -230,8 +240,8 @@ impl Levels {
     }
 
     /// What a chunk has that keeps so much in flight and may take so much memory, all for itself.
-    pub fn place(&self, in_flight: f64, capacity: f64) -> Place<'_> {
-        Place { levels: self, in_flight, capacity, shared: None }
+    pub fn place(&self, flight: Flight, capacity: f64) -> Place<'_> {
+        Place { levels: self, flight, capacity, shared: None }
     }
 }
 
@@ -240,8 +250,8 @@ impl Levels {
 pub struct Place<'a> {
     /// Costs of the layers of the model there.
     pub levels: &'a Levels,
-    /// Micro-batches in flight.
-    pub in_flight: f64,
+    /// Micro-batches that it holds something of.
+    pub flight: Flight,
     /// What the chunk may take.
     pub capacity: f64,
     /// Where it shares that with other chunks: the device, and how many of them come behind it.
@@ -281,7 +291,7 @@ impl Place<'_> {
 
     fn chunk_beside(&self, from: usize, to: usize, used: Used) -> Option<Chunk> {
         let later = self.shared.map_or(0.0, |(_, later)| f64::from(later));
-        self.levels.chunk_beside(from, to, (self.in_flight, self.capacity), (used, later))
+        self.levels.chunk_beside(from, to, (self.flight, self.capacity), (used, later))
     }
 
     fn n_layers(&self) -> usize {
@@ -535,7 +545,7 @@ mod tests {
     #[test]
     fn a_heavy_head_gets_fewer_layers_beside_it() {
         let levels = levels(&[1.0, 3.0], &[0, 0, 0, 0, 0, 1]);
-        let chunks = partition(&[levels.place(1.0, 100.0); 2], &[]).unwrap();
+        let chunks = partition(&[levels.place(Flight::whole(1.0), 100.0); 2], &[]).unwrap();
         assert_eq!(chunks.iter().map(|c| c.to - c.from).collect::<Vec<_>>(), [4, 2]);
     }
 
@@ -543,7 +553,7 @@ mod tests {
     fn only_as_many_layers_as_must_are_made_smaller() {
         let levels = levels(&[1.0], &[0; 8]);
         // Eight layers, two in flight: 8 * (1 + 2) = 24 bytes; each smaller layer saves 1.8.
-        let chunk = levels.chunk(0, 8, 2.0, 20.0).unwrap();
+        let chunk = levels.chunk(0, 8, Flight::whole(2.0), 20.0).unwrap();
         assert_eq!((chunk.level, chunk.smaller), (0, 3));
         assert!(chunk.memory() <= 20.0);
     }
@@ -560,14 +570,14 @@ mod tests {
         };
         let levels = |first| Levels::new(vec![vec![cost(first, 0.0, 1.0), cost(1.0, 3.0, 2.0)]], vec![0, 1]);
         // Three bytes are kept; the last layer works in four, and the first in its own beside all but two.
-        assert_eq!(levels(5.0).chunk(0, 2, 1.0, 8.0).map(|chunk| chunk.memory()), Some(7.0));
-        assert_eq!(levels(8.0).chunk(0, 2, 1.0, 9.0).map(|chunk| chunk.memory()), Some(9.0));
-        assert_eq!(levels(8.0).chunk(0, 2, 1.0, 8.0), None);
+        assert_eq!(levels(5.0).chunk(0, 2, Flight::whole(1.0), 8.0).map(|chunk| chunk.memory()), Some(7.0));
+        assert_eq!(levels(8.0).chunk(0, 2, Flight::whole(1.0), 9.0).map(|chunk| chunk.memory()), Some(9.0));
+        assert_eq!(levels(8.0).chunk(0, 2, Flight::whole(1.0), 8.0), None);
     }
 
     #[test]
     fn what_fits_nowhere_has_no_partition() {
-        assert_eq!(partition(&[levels(&[1.0], &[0; 8]).place(1.0, 2.0); 2], &[]), None);
+        assert_eq!(partition(&[levels(&[1.0], &[0; 8]).place(Flight::whole(1.0), 2.0); 2], &[]), None);
     }
 
     #[test]
@@ -575,10 +585,10 @@ mod tests {
         let cost = LayerCost { time: 1.0, state: 1.0, saved: 1.0, working: 2.0, ..LayerCost::default() };
         let levels = Levels::new(vec![vec![cost]], vec![0; 8]);
         // Eight layers hold 16 bytes and one of them works in two; apart, each half would need ten.
-        let sharing = |later| Place { shared: Some((0, later)), ..levels.place(1.0, 18.0) };
+        let sharing = |later| Place { shared: Some((0, later)), ..levels.place(Flight::whole(1.0), 18.0) };
         let chunks = partition(&[sharing(1), sharing(0)], &[]).unwrap();
         assert_eq!(chunks.iter().map(|c| c.to - c.from).collect::<Vec<_>>(), [4, 4]);
-        assert_eq!(partition(&[levels.place(1.0, 9.0); 2], &[]), None);
+        assert_eq!(partition(&[levels.place(Flight::whole(1.0), 9.0); 2], &[]), None);
     }
 
     #[test]
@@ -586,7 +596,7 @@ mod tests {
         let times = [1.0, 2.5, 4.0];
         let sequence = [0, 1, 1, 2, 0, 1, 0, 2];
         let levels = levels(&times, &sequence);
-        let found = partition(&[levels.place(1.0, 1e9); 3], &[]).unwrap();
+        let found = partition(&[levels.place(Flight::whole(1.0), 1e9); 3], &[]).unwrap();
         let slowest = found.iter().map(|c| c.time).fold(0.0, f64::max);
         let sum = |a: usize, b: usize| sequence[a..b].iter().map(|&k| times[k]).sum::<f64>();
         let brute = (1..7)
@@ -625,7 +635,7 @@ mod tests {
             let on = |stage: &(bool, f64, f64)| levels(if stage.0 { &slow } else { &fast }, &sequence);
             let own: Vec<Levels> = stages.iter().map(on).collect();
             let places: Vec<Place<'_>> =
-                own.iter().zip(&stages).map(|(own, stage)| own.place(stage.1, stage.2)).collect();
+                own.iter().zip(&stages).map(|(own, stage)| own.place(Flight::whole(stage.1), stage.2)).collect();
             let least = brute(&places, &ends, 0);
             match partition(&places, &ends) {
                 Some(found) => {

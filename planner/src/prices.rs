@@ -127,6 +127,8 @@ pub struct Prices<'a> {
     views: Vec<AxisView>,
     /// Shapes of what layers of other kinds pass on, which is cut like a layer's own.
     passed: Vec<Vec<u64>>,
+    /// Whether gradients of parameters that are cut may stay whole.
+    whole_gradients: bool,
     /// What holds for micro-batches of any size.
     pub(crate) memo: Memo,
     /// Tensors already converted.
@@ -161,6 +163,7 @@ impl<'a> Prices<'a> {
             mesh,
             views,
             passed: Vec::new(),
+            whole_gradients: false,
             memo: Memo::default(),
             sent: Mutex::default(),
             tables: Mutex::default(),
@@ -178,6 +181,12 @@ impl<'a> Prices<'a> {
     /// The same where one sharding must suit all that layers of a model pass on.
     pub(crate) fn passing(self, passed: Vec<Vec<u64>>) -> Self {
         Self { passed, ..self }
+    }
+
+    /// The same where gradients of parameters that are cut may stay whole. They take as many bytes as that saves sends: whole parameters
+    /// with cut gradients take fewer, and send no more, so that only who is told to does it.
+    pub(crate) fn with_whole_gradients(self, whole_gradients: bool) -> Self {
+        Self { whole_gradients, ..self }
     }
 
     /// Shapes of what layers of any kind pass on.
@@ -439,7 +448,9 @@ impl<'a> Prices<'a> {
             if self.is_crossed_at_any_time(cut) {
                 storages.push(Storage::on_device(none, cut, cut));
                 storages.push(Storage::on_device(cut, cut, cut));
-                storages.push(Storage::on_device(cut, none, cut));
+                if self.whole_gradients {
+                    storages.push(Storage::on_device(cut, none, cut));
+                }
             }
         }
         let there = storages.into_iter().map(|storage| Storage { home, ..storage });

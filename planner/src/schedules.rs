@@ -3,12 +3,14 @@
 //! Without a word of the user these are 1F1B and, where micro-batches come in groups of the pipeline's length, 1F1B over
 //! virtual stages. All others are tried only by name: most of them hold more, or need an engine that splits backward.
 
-use cost_model::Turns;
-use ir::schedule::{Schedule, peak_in_flight, table};
+use std::sync::Arc;
+
+use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
 use crate::bound::Waits;
 use crate::candidate::{Candidate, Scope};
+use crate::flights::Flight;
 use crate::request::{ContextKind, Pins, ScheduleKind};
 use crate::sends::Sends;
 
@@ -24,7 +26,7 @@ pub(crate) struct Family {
     pub(crate) kind: FamilyKind,
     /// Least share of the work that one of them adds as bubble.
     pub(crate) bubble: f64,
-    /// Least micro-batches in flight per stage, in whole stages.
+    /// Least micro-batches per stage, in whole stages, of which it holds all that forward keeps.
     pub(crate) in_flight: Vec<f64>,
     /// What its stages wait for their sends; nothing where that was not asked.
     pub(crate) sends: Sends,
@@ -37,16 +39,25 @@ pub(crate) enum FamilyKind {
     WholeStages,
     /// 1F1B over virtual stages.
     VirtualStages,
+    /// Those that split backward.
+    InParts,
     /// Any other.
     Others,
 }
 
 impl FamilyKind {
+    /// Whether every micro-batch passes the ranks in turn, from the first to the last, and its backward runs at once.
+    pub(crate) fn runs_forward_to_last(self) -> bool {
+        matches!(self, Self::WholeStages | Self::VirtualStages)
+    }
+
     pub(crate) fn of(schedule: Schedule) -> Self {
         if matches!(schedule, Schedule::GPipe | Schedule::OneFOneB) {
             Self::WholeStages
         } else if matches!(schedule, Schedule::Interleaved { .. }) {
             Self::VirtualStages
+        } else if schedule.splits_backward() {
+            Self::InParts
         } else {
             Self::Others
         }
@@ -78,6 +89,11 @@ impl Scope<'_> {
         let on_one = |one: &Schedule| one.placement().n_copies() == 1 && one.n_slices() == 1;
         let fits = |one: &Schedule| candidate.meshes.is_empty() || on_one(one);
         self.schedules_of_pins(candidate).into_iter().filter(allows).filter(fits).collect()
+    }
+
+    /// Whether there is one.
+    pub(crate) fn has_schedule(&self, candidate: &Candidate) -> bool {
+        !self.schedules(candidate).is_empty()
     }
 
     fn schedules_of_pins(&self, candidate: &Candidate) -> Vec<Schedule> {
@@ -115,13 +131,12 @@ impl Scope<'_> {
             ScheduleKind::Seq1F1B => self.slices().map(|slices| Schedule::Seq1F1B { slices }).collect(),
             ScheduleKind::TeraPipe => self.slices().map(|slices| Schedule::TeraPipe { slices }).collect(),
         };
-        let m = u32::try_from(candidate.n_micro_batches).unwrap_or(u32::MAX);
         let fits = |schedule: &Schedule| {
             let n_chunks = schedule.placement().n_chunks(p);
             p > 1
                 && u64::from(n_chunks) <= self.model().n_layers()
                 && v.is_none_or(|v| v == schedule.n_virtual_stages())
-                && table(*schedule, p, m).is_ok()
+                && self.flights.of(candidate, *schedule).is_some()
         };
         all.into_iter().filter(fits).collect()
     }
@@ -169,16 +184,24 @@ impl Scope<'_> {
     pub(crate) fn family(&self, candidate: &Candidate, schedule: Schedule) -> Family {
         let kind = FamilyKind::of(schedule);
         let p = candidate.n_stages as usize;
+        // Chunks of a stage count alike.
         let in_flight = match kind {
+            FamilyKind::WholeStages | FamilyKind::VirtualStages | FamilyKind::InParts => {
+                self.in_flight(candidate, schedule).iter().take(p).map(|flight| flight.saved()).collect()
+            }
             // Nothing runs backward before it ran forward.
             FamilyKind::Others => vec![1.0; p],
-            FamilyKind::WholeStages | FamilyKind::VirtualStages => {
-                let mut of_stages = in_flight(candidate, schedule);
-                of_stages.truncate(p);
-                of_stages
-            }
         };
         Family { kind, bubble: self.bubble(candidate, schedule), in_flight, sends: Sends::default() }
+    }
+
+    /// What the chunks of a schedule hold at most; all micro-batches, where it has no table.
+    pub(crate) fn in_flight(&self, candidate: &Candidate, schedule: Schedule) -> Arc<[Flight]> {
+        self.flights.of(candidate, schedule).unwrap_or_else(|| {
+            let n_stages = u32::try_from(candidate.n_stages).unwrap_or(u32::MAX);
+            let all = Flight::whole(candidate.n_micro_batches as f64);
+            (0..schedule.placement().n_chunks(n_stages)).map(|_| all).collect()
+        })
     }
 
     /// The least of [`Self::bubble`] over a candidate's schedules; `None` where none is allowed.
@@ -203,8 +226,19 @@ const UNEQUAL_CHUNKS: f64 = 0.7;
 /// 5 % of it on four stages with half as many micro-batches, and 13 % where two stages run a single one.
 const UNFILLED: f64 = 0.85;
 
+/// Bubble of a schedule that splits backward for every stage but one, as a share of what a chunk takes of a micro-batch: in the memory of 1F1B
+/// that is a third where forward and both parts of backward take equally long, and no less than this where the second takes a quarter
+/// more than the first, which has more to do (attention, and what is computed again).
+const SPLIT_WHOLE: f64 = 0.3;
+
+/// The same in half that memory.
+const SPLIT_HALF: f64 = 0.75;
+
+/// The same in the least memory.
+const SPLIT_LEAST: f64 = 1.0;
+
 /// Least share of the work that a schedule adds to a chain as bubble: `(p - 1) / m` of those that do not split backward and pass every chunk once, in turn, with `k` slices
-/// `(p - 1) / (m k)`, for the longest is no shorter than a k-th, and of `v` virtual stages most of `(p - 1) / (m v)`; nothing is
+/// `(p - 1) / (m k)`, for the longest is no shorter than a k-th, of `v` virtual stages most of `(p - 1) / (m v)`, and some of it where backward is split; nothing is
 /// promised of others.
 ///
 /// That is of stages that take equally long. Where micro-batches are few, a heavier stage computes while the first of them is
@@ -225,15 +259,11 @@ fn least_bubble(candidate: &Candidate, schedule: Schedule) -> f64 {
         Schedule::Interleaved { .. } | Schedule::BreadthFirst { .. } => {
             UNEQUAL_CHUNKS * (p - 1.0) / (m * f64::from(schedule.n_virtual_stages()))
         }
-        Schedule::ZbH1
-        | Schedule::ZbH2
-        | Schedule::ZbV
-        | Schedule::VHalf
-        | Schedule::VMin
-        | Schedule::Hanayo { .. }
-        | Schedule::DualPipeV
-        | Schedule::Chimera
-        | Schedule::Custom(_) => 0.0,
+        Schedule::ZbH1 => UNFILLED * SPLIT_WHOLE * (p - 1.0) / m,
+        Schedule::ZbV | Schedule::DualPipeV => UNEQUAL_CHUNKS * SPLIT_WHOLE * (p - 1.0) / (2.0 * m),
+        Schedule::VHalf => UNEQUAL_CHUNKS * SPLIT_HALF * (p - 1.0) / (2.0 * m),
+        Schedule::VMin => UNEQUAL_CHUNKS * SPLIT_LEAST * (p - 1.0) / (2.0 * m),
+        Schedule::ZbH2 | Schedule::Hanayo { .. } | Schedule::Chimera | Schedule::Custom(_) => 0.0,
     }
 }
 
@@ -290,24 +320,4 @@ pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
 /// GPipe for 1F1B; virtual stages have no such form here.
 fn all_forwards_first(schedule: Schedule) -> Schedule {
     if schedule == Schedule::OneFOneB { Schedule::GPipe } else { schedule }
-}
-
-/// Upper bounds on the micro-batches in flight per chunk, in whole stages: counted off the table where no form says it.
-pub(crate) fn in_flight(candidate: &Candidate, schedule: Schedule) -> Vec<f64> {
-    let (n_stages, n_micro_batches) = (candidate.n_stages as u32, candidate.n_micro_batches as u32);
-    let counted = match (Turns::new(schedule, n_stages, n_micro_batches), schedule) {
-        (Some(turns), _) => (0..n_stages).map(|rank| turns.most_in_flight(rank)).collect(),
-        // All of them, as for what has no table.
-        (None, Schedule::BreadthFirst { .. }) => Vec::new(),
-        (None, _) => {
-            let rows = table(schedule, n_stages, n_micro_batches);
-            rows.map(|rows| peak_in_flight(&rows)).unwrap_or_default()
-        }
-    };
-    let parts = f64::from(schedule.n_virtual_stages() * schedule.n_slices());
-    let all = candidate.n_micro_batches as f64;
-    let of_rank = |rank: u32| counted.get(rank as usize).map_or(all, |&chunks| f64::from(chunks) / parts);
-    let placement = schedule.placement();
-    let of_chunk = |chunk: u32| placement.ranks(n_stages, chunk).into_iter().map(of_rank).fold(0.0, f64::max);
-    (0..placement.n_chunks(n_stages)).map(of_chunk).collect()
 }

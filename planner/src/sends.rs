@@ -76,7 +76,7 @@ impl Scope<'_> {
     pub(crate) fn least_sends(&self, candidate: &Candidate, schedule: Schedule) -> Sends {
         let p = candidate.n_stages;
         let kind = FamilyKind::of(schedule);
-        if p == 1 || kind == FamilyKind::Others || !self.bends.is_empty() || !candidate.meshes.is_empty() {
+        if p == 1 || !kind.runs_forward_to_last() || !self.bends.is_empty() || !candidate.meshes.is_empty() {
             return Sends::default();
         }
         let sequence = self.request.job.sequence;

@@ -68,7 +68,7 @@ pub(crate) fn faster(
         for micro_batch in std::iter::once(asked.pins.micro_batch).chain(smaller(&asked).map(Some)) {
             let pins = Pins { micro_batch, ..asked.pins.clone() };
             let asked = Request { pins, ..asked.clone() };
-            let start = Start { work, limit: None };
+            let start = Start { work, ..Start::default() };
             let (found, tally) = search_from(&asked, constants, start, watch);
             (work, n_candidates) = (tally.work, n_candidates + tally.n_candidates);
             // What does not fit here is not among those of other micro-batches either.

@@ -20,6 +20,7 @@ use crate::partition::{LayerCost, Levels};
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
 use crate::prices::Prices;
+use crate::request::GradientsKind;
 use crate::rewrite::Variant;
 
 /// Use and storage that tied parameters of a layer kind must have.
@@ -88,6 +89,7 @@ impl<'a> Scope<'a> {
         let passed: BTreeSet<Vec<u64>> = passed.collect();
         let mut prices = Prices::new(setting.machine.clone(), mesh, &candidate.shape.rules)
             .barred(&candidate.shape.barred)
+            .with_whole_gradients(self.pins().gradients == Some(GradientsKind::Whole))
             .passing(passed.into_iter().collect());
         prices.memo = self.memos.take(candidate, setting.ground);
         Bench { candidate, setting: setting.clone(), prices, sizes, memos: &self.memos }
@@ -160,6 +162,7 @@ impl<'a> Scope<'a> {
             nvme_passing: entry.memory.nvme_passing.0,
             kept_on_host: entry.memory.kept_on_host.0,
             saved: entry.memory.saved_total().0 * slack,
+            carried: entry.carried().0 * slack,
             working: entry.memory.working().0 * slack,
             logits: entry.memory.logits.0 * slack,
             once: (entry.memory.stand_ins + self.setting.copied_tensors(entry)).0,

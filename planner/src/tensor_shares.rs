@@ -44,8 +44,8 @@ pub(crate) fn faster(
         if least_time(&asked, constants).0 >= limit {
             continue;
         }
-        let start =
-            Start { work, limit: Some(ir::units::Seconds(limit)).filter(|limit| limit.0.is_finite()) };
+        let limit_of = Some(ir::units::Seconds(limit)).filter(|limit| limit.0.is_finite());
+        let start = Start { work, limit: limit_of, ..Start::default() };
         let (found, tally) = search_from(&asked, constants, start, watch);
         (work, n_candidates) = (tally.work, n_candidates + tally.n_candidates);
         let Ok(found) = found else { continue };

@@ -14,19 +14,19 @@ use crate::row::Row;
 /// 200 (A100), 400 or, on B300 and GB300, 800 Gb/s per device.
 #[rustfmt::skip]
 const USUAL: &[Usual] = &[
-    Usual { family: "v100",  node: 150.0, network: 12.5, domain: None },
-    Usual { family: "a100",  node: 300.0, network: 25.0, domain: None },
-    Usual { family: "h100",  node: 450.0, network: 50.0, domain: None },
-    Usual { family: "h200",  node: 450.0, network: 50.0, domain: None },
-    Usual { family: "b200",  node: 900.0, network: 50.0, domain: None },
-    Usual { family: "b300",  node: 900.0, network: 100.0, domain: None },
+    Usual { family: "v100",  node: 150.0, network: 12.5, in_switch: false, domain: None },
+    Usual { family: "a100",  node: 300.0, network: 25.0, in_switch: false, domain: None },
+    Usual { family: "h100",  node: 450.0, network: 50.0, in_switch: true,  domain: None },
+    Usual { family: "h200",  node: 450.0, network: 50.0, in_switch: true,  domain: None },
+    Usual { family: "b200",  node: 900.0, network: 50.0, in_switch: true,  domain: None },
+    Usual { family: "b300",  node: 900.0, network: 100.0, in_switch: true,  domain: None },
     // Of the 72 devices of a rack, runs in powers of two use 64.
-    Usual { family: "gb200", node: 900.0, network: 50.0, domain: Some(64) },
-    Usual { family: "gb300", node: 900.0, network: 100.0, domain: Some(64) },
+    Usual { family: "gb200", node: 900.0, network: 50.0, in_switch: true,  domain: Some(64) },
+    Usual { family: "gb300", node: 900.0, network: 100.0, in_switch: true,  domain: Some(64) },
     // All links of a chip, along three axes, two of v5e (docs.cloud.google.com/tpu/docs/v4, v5e, v5p).
-    Usual { family: "tpu-v4", node: 300.0, network: 6.25, domain: None },
-    Usual { family: "tpu-v5e", node: 200.0, network: 6.25, domain: None },
-    Usual { family: "tpu-v5p", node: 600.0, network: 6.25, domain: None },
+    Usual { family: "tpu-v4", node: 300.0, network: 6.25, in_switch: false, domain: None },
+    Usual { family: "tpu-v5e", node: 200.0, network: 6.25, in_switch: false, domain: None },
+    Usual { family: "tpu-v5p", node: 600.0, network: 6.25, in_switch: false, domain: None },
 ];
 
 /// Links of a device family.
@@ -35,14 +35,16 @@ pub(crate) struct Usual {
     /// In the node.
     pub(crate) node: f64,
     network: f64,
+    /// Whether its switches reduce: since `NVLink` 4.
+    in_switch: bool,
     /// Devices that scale-up links join, where these are not the node's.
     domain: Option<u64>,
 }
 
 impl Usual {
-    /// In-switch reduction came with NVLink 4; a torus has no switches.
+    /// What a cluster file says of reduction in the node's switches.
     pub(crate) fn in_switch(&self) -> &'static str {
-        if self.node >= 450.0 && !self.family.starts_with("tpu") { "supported" } else { "absent" }
+        if self.in_switch { "supported" } else { "absent" }
     }
 }
 

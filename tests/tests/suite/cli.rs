@@ -18,7 +18,7 @@ const PINNED: &[&str] = &[
     "--global-batch",
     "64",
     "--pin",
-    "dp=4,pp=2,micro-batch=4,zero=1,recompute=none",
+    "dp=4,pp=2,micro-batch=4,zero=1,recompute=none,schedule=interleaved",
 ];
 
 /// A file of this test run, by a name of its own.

@@ -26,7 +26,10 @@ fn a_small_model_and_many_sequences_are_data_parallel() {
 
 #[test]
 fn one_short_sequence_is_tensor_parallel() {
-    let found = roles(&["megatron-1.7b", "dgx-a100-80", "--seq-len", "1024", "--global-batch", "1"]);
+    // Among schedules that run backward at once: a pipeline that splits it is a twentieth faster.
+    let whole = ["--pin", "schedule=1f1b"];
+    let job = ["megatron-1.7b", "dgx-a100-80", "--seq-len", "1024", "--global-batch", "1"];
+    let found = roles(&[&job[..], &whole].concat());
     assert_eq!((found.dp, found.tp, found.cp, found.pp), (1, 8, 1, 1), "{found}");
     assert_eq!(found.vocabulary_parallel, 8, "{found}");
 }

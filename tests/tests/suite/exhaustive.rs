@@ -11,9 +11,10 @@ use planner::bound::Bound;
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::given::StorageRule;
-use planner::request::{Job, OffloadKind, Pins, Progress, Request, SharesKind, Solver};
+use planner::request::{Job, OffloadKind, Pins, Progress, Request, ScheduleKind, SharesKind, Solver};
 use planner::room::Together;
 use planner::shapes::{Facts, divisors, shapes};
+use planner::split_schedules::KINDS;
 
 fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Request {
     let model = read_model(model, shipped_model(model).unwrap().text).unwrap();
@@ -21,6 +22,21 @@ fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Requ
     let cluster = rescale(&cluster, Size::Devices(devices)).unwrap();
     let job = Job { global_batch, ..Job::defaults(&model, &cluster) };
     Request { model, cluster, job, pins: Pins::default(), solver: Solver::Structured }
+}
+
+/// The question under one schedule.
+fn under(asked: &Request, schedule: ScheduleKind) -> Request {
+    let pins = Pins { schedule: Some(schedule), ..asked.pins.clone() };
+    Request { pins, ..asked.clone() }
+}
+
+/// The question in the plain space: what splits backward is a space of its own for every schedule.
+fn unsplit(asked: Request) -> Request {
+    let mut asked = asked;
+    if asked.pins.schedule.is_none() {
+        asked.pins.forbid.schedule = KINDS.to_vec();
+    }
+    asked
 }
 
 /// All candidates, however few micro-batches they have.
@@ -77,8 +93,10 @@ fn brute(request: &Request) -> Brute {
         let Ok(arranged) = scope.evaluate(&candidate, &of, Forms::All) else { continue };
         let (bound, time) = (of.time.0, arranged.step_time().0);
         assert!(bound <= time, "bound {bound} above {time} of {candidate:?}");
-        let least = planner::price::step::least(&scope.setting, &arranged.staged(&scope.wide)).0;
-        assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
+        if !arranged.schedule.splits_backward() {
+            let least = planner::price::step::least(&scope.setting, &arranged.staged(&scope.wide)).0;
+            assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
+        }
         // In its own memory, and as one of those that divide the micro-batch of another on its mesh.
         let limit = |together| ((Forms::All, together), Seconds(time * 1.05));
         let apart = limit(Together::Schedule);
@@ -114,6 +132,7 @@ fn brute(request: &Request) -> Brute {
 /// bounds; how many times the fastest of these, storages tried, it takes, and how many crowd memory.
 #[track_caller]
 fn assert_search_is_exhaustive_over(requests: &[Request]) -> (f64, usize) {
+    let requests: Vec<Request> = requests.iter().cloned().map(unsplit).collect();
     let all: Vec<Brute> = requests.iter().map(brute).collect();
     assert!(all.iter().map(|one| one.n_worked_out).sum::<usize>() > 1);
     let least = |of: fn(&Brute) -> f64| all.iter().map(of).fold(f64::INFINITY, f64::min);
@@ -200,6 +219,17 @@ fn stages_that_wait_for_what_they_send() {
     let (part, _) = assert_search_is_exhaustive_over(&[question("gpt2", "rtx4090-x8", 16, 16)]);
     // Layers of the best move between its stages, which nobody tries above.
     assert!((0.95..=1.0).contains(&part), "{part} of the fastest that is worked out");
+}
+
+/// Every schedule that the search asks by itself beside 1F1B, where memory is free and where it is crowded.
+#[test]
+fn pipelines_whose_backward_is_split() {
+    for kind in KINDS {
+        assert_search_is_exhaustive_over(&[under(&question("gpt2", "rtx4090-x8", 8, 16), kind)]);
+        let crowded = under(&question("llama-2-7b", "dgx-a100-40", 8, 16), kind);
+        let (_, n_crowded) = assert_search_is_exhaustive_over(&[crowded]);
+        assert!(n_crowded > 0, "{kind:?}");
+    }
 }
 
 #[test]

@@ -172,7 +172,8 @@ fn a_stage_that_crosses_nodes_pays_for_the_network() {
 
 /// A plan file of the tiny model, after edits: keys and their new values.
 fn edited(name: &str, edits: &[(&str, Value)]) -> String {
-    let mut plan = serde_json::to_value(plan("dp=8,pp=2,micro-batch=1,zero=1,recompute=none")).unwrap();
+    let mut plan =
+        serde_json::to_value(plan("dp=8,pp=2,micro-batch=1,zero=1,recompute=none,schedule=1f1b")).unwrap();
     for (place, value) in edits {
         *plan.pointer_mut(place).unwrap_or_else(|| panic!("no {place}")) = value.clone();
     }
