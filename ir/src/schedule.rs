@@ -149,6 +149,12 @@ impl Schedule {
         }
     }
 
+    /// Micro-batches from which on more of them change nothing about what any rank has under way at most, on so many stages;
+    /// `None` where nobody looked.
+    pub fn steady_from(self, n_stages: u32) -> Option<u32> {
+        matches!(self, Self::ZbH1 | Self::ZbH2 | Self::DualPipeV).then(|| n_stages.saturating_mul(2))
+    }
+
     /// Whether its table runs backward in two parts. Of a table that the plan brings, only the table tells.
     pub fn splits_backward(self) -> bool {
         match self {

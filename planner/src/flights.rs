@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use cost_model::Turns;
-use ir::schedule::{Action, InFlight, Schedule, in_flight, table};
+use ir::schedule::{Action, InFlight, Schedule, TableShape, in_flight, table};
 
 use crate::candidate::Candidate;
 use crate::memos::lock;
@@ -43,6 +43,11 @@ impl Flight {
 
     /// The most bytes, of so many for each.
     pub(crate) fn bytes(self, saved: f64, carried: f64) -> f64 {
+        let [first, _, last] = self.0;
+        // Cuts ask this for every layer.
+        if last.carried == 0.0 {
+            return first.saved * saved;
+        }
         self.0.iter().map(|held| held.saved * saved + held.carried * carried).fold(0.0, f64::max)
     }
 
@@ -86,7 +91,12 @@ fn counted((schedule, n_stages, n_micro_batches): Order) -> Option<Arc<[Flight]>
         Some(turns) => {
             (0..p).map(|rank| Flight::whole(f64::from(turns.most_in_flight(rank)) / parts)).collect()
         }
-        None => table(schedule, p, m).ok()?.iter().map(|row| Flight::of(row, parts)).collect(),
+        None => {
+            let (placement, n_slices) = (schedule.placement(), schedule.n_slices());
+            TableShape { n_stages: p, placement, n_micro_batches: m, n_slices }.check().ok()?;
+            let counted = schedule.steady_from(p).map_or(m, |enough| m.min(enough));
+            table(schedule, p, counted).ok()?.iter().map(|row| Flight::of(row, parts)).collect()
+        }
     };
     let placement = schedule.placement();
     let of_chunk = |chunk: u32| {

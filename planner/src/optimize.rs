@@ -489,6 +489,11 @@ fn work_out(
         let best = ranking.first().map(|found| found.arranged.step_time());
         on_progress(Progress { done: total - frontier.n_left(), total, best });
     }
+    // Of a search that found nothing nobody asks what it could have been.
+    let within_reach = |one: &Worked| one.arranged.step_time().0 <= known * start.reach;
+    if !ranking.first().is_some_and(within_reach) {
+        crowded.clear();
+    }
     let inside = inside(&frontier, &crowded, (of, limit(&ranking)));
     tally.inside_bound = lesser(tally.inside_bound, inside.least);
     let promising = inside.promising.iter().take(BATCH);

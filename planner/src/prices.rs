@@ -34,6 +34,7 @@ use crate::conversions::{Hop, Routes, Sends, Sent, whole};
 use crate::forbid::Barred;
 use crate::meeting;
 use crate::memos::lock;
+use crate::request::GradientsKind;
 use crate::space::{AxisRule, AxisView, Reach};
 
 /// The machines and the engine, as prices see them.
@@ -127,8 +128,8 @@ pub struct Prices<'a> {
     views: Vec<AxisView>,
     /// Shapes of what layers of other kinds pass on, which is cut like a layer's own.
     passed: Vec<Vec<u64>>,
-    /// Whether gradients of parameters that are cut may stay whole.
-    whole_gradients: bool,
+    /// How gradients of parameters that are cut are kept, where that is said.
+    gradients: Option<GradientsKind>,
     /// What holds for micro-batches of any size.
     pub(crate) memo: Memo,
     /// Tensors already converted.
@@ -163,7 +164,7 @@ impl<'a> Prices<'a> {
             mesh,
             views,
             passed: Vec::new(),
-            whole_gradients: false,
+            gradients: None,
             memo: Memo::default(),
             sent: Mutex::default(),
             tables: Mutex::default(),
@@ -183,10 +184,10 @@ impl<'a> Prices<'a> {
         Self { passed, ..self }
     }
 
-    /// The same where gradients of parameters that are cut may stay whole. They take as many bytes as that saves sends: whole parameters
-    /// with cut gradients take fewer, and send no more, so that only who is told to does it.
-    pub(crate) fn with_whole_gradients(self, whole_gradients: bool) -> Self {
-        Self { whole_gradients, ..self }
+    /// The same where it is said how gradients of parameters that are cut are kept. Whole ones take as many bytes as that saves sends:
+    /// whole parameters with cut gradients take fewer, and send no more, so that only who is told to has them.
+    pub(crate) fn keeping(self, gradients: Option<GradientsKind>) -> Self {
+        Self { gradients, ..self }
     }
 
     /// Shapes of what layers of any kind pass on.
@@ -448,7 +449,7 @@ impl<'a> Prices<'a> {
             if self.is_crossed_at_any_time(cut) {
                 storages.push(Storage::on_device(none, cut, cut));
                 storages.push(Storage::on_device(cut, cut, cut));
-                if self.whole_gradients {
+                if self.gradients == Some(GradientsKind::Whole) {
                     storages.push(Storage::on_device(cut, none, cut));
                 }
             }

@@ -20,7 +20,6 @@ use crate::partition::{LayerCost, Levels};
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
 use crate::prices::Prices;
-use crate::request::GradientsKind;
 use crate::rewrite::Variant;
 
 /// Use and storage that tied parameters of a layer kind must have.
@@ -89,7 +88,7 @@ impl<'a> Scope<'a> {
         let passed: BTreeSet<Vec<u64>> = passed.collect();
         let mut prices = Prices::new(setting.machine.clone(), mesh, &candidate.shape.rules)
             .barred(&candidate.shape.barred)
-            .with_whole_gradients(self.pins().gradients == Some(GradientsKind::Whole))
+            .keeping(self.pins().gradients)
             .passing(passed.into_iter().collect());
         prices.memo = self.memos.take(candidate, setting.ground);
         Bench { candidate, setting: setting.clone(), prices, sizes, memos: &self.memos }

@@ -2,9 +2,9 @@
 //!
 //! Backward in two parts fills the bubble with gradients of weights, and keeps for them what the first part leaves. Each of these schedules
 //! is a search of its own, with the fastest so far as the limit, so that of most questions bounds say at once that it cannot be faster.
-//! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever it is open. It is the fastest where
-//! a step has some hundred micro-batches for dozens of stages (llama-3.1-405b on 1,024 H100 0.96 of the time of 1F1B, on 100,000
-//! 0.88; deepseek-v3 on 16,384 H800 0.90), where so few more in flight leave room. The orders of the others are looked for one action at a
+//! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever the fastest plan has a pipeline. It is the
+//! fastest where a step has some dozen micro-batches for as many stages (llama-3.1-405b on 1,024 H100 0.96 of the time of 1F1B, on 100,000
+//! 0.88; deepseek-v3 on 16,384 H800 0.90). The orders of the others are looked for one action at a
 //! time: they are asked where actions and candidates are few, and the fastest plan idles for long or has few sequences.
 
 use ir::plan::Plan;
@@ -65,9 +65,9 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES;
     let are_few = best.candidate.n_stages * best.candidate.n_micro_batches <= FEW_ACTIONS;
     let all = (idles || has_few) && are_few && n_candidates <= FEW_CANDIDATES;
-    let is_asked = |kind: &ScheduleKind| {
-        (all || *kind == ScheduleKind::DualPipeV) && !request.pins.forbid.schedule.contains(kind)
-    };
+    let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && best.candidate.n_stages > 1;
+    let is_asked =
+        |kind: &ScheduleKind| (all || by_rule(kind)) && !request.pins.forbid.schedule.contains(kind);
     let asked = KINDS.into_iter().filter(is_asked);
     let reach = if all { REACH_OF_SHORT } else { REACH };
     let question =

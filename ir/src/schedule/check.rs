@@ -97,7 +97,11 @@ impl TableShape {
         self.awaited(action).is_some_and(|event| event.chunk != self.chunk(action))
     }
 
-    pub(super) fn check(self) -> Result<(), ScheduleError> {
+    /// Whether counts are such that a table has a size, and one that is not too large.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn check(self) -> Result<(), ScheduleError> {
         if self.n_stages == 0
             || self.n_virtual_stages() == 0
             || self.n_micro_batches == 0

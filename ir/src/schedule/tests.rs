@@ -288,6 +288,28 @@ fn what_schedules_with_two_chunks_per_rank_hold_has_its_closed_form() {
     }
 }
 
+/// What ranks hold at most of anything, from as many micro-batches on as schedules say.
+#[test]
+fn more_micro_batches_than_fill_a_pipeline_are_never_under_way() {
+    let corners = |schedule, p, m| -> Vec<[Option<u32>; 3]> {
+        let most = |row: &Vec<Action>| {
+            let held = in_flight(row);
+            let most = |of: fn(&InFlight) -> u32| held.iter().map(of).max();
+            [most(|now| now.saved), most(|now| now.total()), most(|now| now.carried)]
+        };
+        rows(schedule, p, m).iter().map(most).collect()
+    };
+    for schedule in [Schedule::ZbH1, Schedule::ZbH2, Schedule::DualPipeV] {
+        for p in 1..10 {
+            let enough = schedule.steady_from(p).unwrap();
+            let least = corners(schedule, p, enough);
+            for m in enough..3 * enough {
+                assert_eq!(corners(schedule, p, m), least, "{schedule} p={p} m={m}");
+            }
+        }
+    }
+}
+
 #[test]
 fn dualpipe_v_sets_forward_beside_backward() {
     insta::assert_snapshot!(print(&rows(Schedule::DualPipeV, 2, 5)), @r"
