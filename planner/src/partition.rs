@@ -363,14 +363,17 @@ struct Known<'a> {
     places: &'a [Place<'a>],
     /// For each, the first that is alike.
     alike: Vec<usize>,
-    said: Vec<BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>>,
+    said: Vec<Said>,
 }
+
+/// The chunk of so many layers of a kind beside what others of the device use, if there is one.
+type Said = BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>;
 
 impl<'a> Known<'a> {
     fn new(places: &'a [Place<'a>]) -> Self {
         let first = |place: &Place<'_>| places.iter().position(|known| known.is_alike(place)).unwrap_or(0);
         let alike = places.iter().map(first).collect();
-        Self { places, alike, said: vec![BTreeMap::new(); places.len()] }
+        Self { places, alike, said: vec![Said::new(); places.len()] }
     }
 
     fn chunk(&mut self, at: usize, (from, to): (usize, usize), used: Used) -> Option<Chunk> {
