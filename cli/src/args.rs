@@ -18,7 +18,7 @@ mod documents;
 pub(crate) use changes::{GoodputArgs, ReplanArgs, ReshardArgs};
 pub(crate) use choices::{
     ContextArg, ForbidArgs, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg,
-    SwitchArg, TensorSharesArg, TokenOrderArg,
+    SplitArg, SwitchArg, TensorSharesArg, TokenOrderArg,
 };
 pub(crate) use constants::{CalibrateArgs, ValidateArgs};
 pub(crate) use copies::{CopyArgs, ElementArg, NumbersArg, RunArgs, VerifyArgs};

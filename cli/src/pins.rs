@@ -6,11 +6,11 @@ use ir::token_order::TokenOrder;
 use planner::constraints::Constraints;
 use planner::request::{
     ContextKind, Forbid, GradientsKind, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel,
-    SharesKind,
+    SharesKind, SplitKind,
 };
 
 use crate::args::{
-    ContextArg, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SwitchArg,
+    ContextArg, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SplitArg, SwitchArg,
     TensorSharesArg, TokenOrderArg,
 };
 use crate::failure::Failure;
@@ -116,6 +116,10 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             GradientsArg::Cut => GradientsKind::Cut,
             GradientsArg::Whole => GradientsKind::Whole,
         }),
+        split_backward: args.split_backward.map(|kind| match kind {
+            SplitArg::None => SplitKind::None,
+            SplitArg::Any => SplitKind::Any,
+        }),
         zero_group: args.zero_group,
         offload: args.offload.map(|offload| match offload {
             OffloadArg::None => OffloadKind::None,
@@ -201,6 +205,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         recompute: pins.recompute.or(Some(RecomputeKind::None)),
         zero: pins.zero.or(Some(1)),
         gradients: pins.gradients,
+        split_backward: pins.split_backward,
         zero_group: pins.zero_group,
         offload: pins.offload.or(Some(OffloadKind::None)),
         sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),

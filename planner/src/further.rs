@@ -11,14 +11,16 @@ use crate::arrange::Arranged;
 use crate::layouts::search_all;
 use crate::offload;
 use crate::optimize::{Found, Start, Tally};
-use crate::request::{OnProgress, Request, Stop};
+use crate::request::{OnProgress, Request, SplitKind, Stop};
 use crate::split_schedules::{self, Question};
 
 /// How a search after the plain one ended without a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Further {
-    /// Schedules that split backward were asked.
+    /// Schedules that split backward were asked for one that is worth it.
     SplitInVain,
+    /// All of them were for any that is faster.
+    NoSplitFaster,
     /// The search was stopped before all of them were.
     SplitUnasked,
     /// The memory of hosts was asked.
@@ -32,6 +34,7 @@ impl Further {
             Self::SplitInVain => {
                 "; of schedules that split backward no plan was found that takes a thirtieth less"
             }
+            Self::NoSplitFaster => "; of schedules that split backward no plan was found that is faster",
             Self::SplitUnasked => "; schedules that split backward were not all asked",
             Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
         }
@@ -71,7 +74,8 @@ pub(crate) fn split<'a>(
         }
     }
     if !is_faster && !questions.is_empty() && !found.tally.stopped {
-        found.tally.further.insert(Further::SplitInVain);
+        let is_any = found.scope.request.pins.split_backward == Some(SplitKind::Any);
+        found.tally.further.insert(if is_any { Further::NoSplitFaster } else { Further::SplitInVain });
     }
     (found, whole.filter(|_| is_faster))
 }

@@ -124,7 +124,7 @@ fn on_hosts(request: &Request) -> Vec<Change> {
 type Pin = (&'static str, fn(&mut Pins));
 
 /// All pins.
-const PINS: [Pin; 19] = [
+const PINS: [Pin; 20] = [
     ("tp", |pins| pins.tp = None),
     ("pp", |pins| pins.pp = None),
     ("dp", |pins| pins.dp = None),
@@ -138,6 +138,7 @@ const PINS: [Pin; 19] = [
     ("recompute", |pins| pins.recompute = None),
     ("zero", |pins| pins.zero = None),
     ("gradients", |pins| pins.gradients = None),
+    ("split-backward", |pins| pins.split_backward = None),
     ("zero-group", |pins| pins.zero_group = None),
     ("offload", |pins| pins.offload = None),
     ("sequence-parallel", |pins| pins.sequence_parallel = None),

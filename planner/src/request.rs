@@ -254,6 +254,8 @@ pub struct Pins {
     pub zero: Option<u8>,
     /// Whether gradients are cut as parameters are, where these are (stage 3); they are without a word.
     pub gradients: Option<GradientsKind>,
+    /// Whether schedules that split backward are searched where none is pinned; some of them without a word, where they save a thirtieth.
+    pub split_backward: Option<SplitKind>,
     /// Data-parallel replicas that share one set of states; all without a word.
     pub zero_group: Option<u64>,
     /// Which memory may hold optimizer states and what layers keep; without a word the hosts' only where nothing fits without them.
@@ -340,6 +342,15 @@ pub enum GradientsKind {
     Cut,
     /// Summed whole, and reduced once per step (PyTorch FSDP's `no_sync`).
     Whole,
+}
+
+/// Which schedules that split backward are searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitKind {
+    /// None.
+    None,
+    /// All that are asked at all (`split_schedules::KINDS`), however long that takes; the fastest plan is taken.
+    Any,
 }
 
 /// How many micro-batches the coordinates of the outermost axis run, or how many ranks devices.

@@ -272,6 +272,9 @@ const SLICES: [u32; 3] = [2, 4, 8];
 
 /// What contradicts a pinned schedule, if anything does: no search can meet it.
 pub(crate) fn contradiction(pins: &Pins) -> Option<String> {
+    if pins.schedule.is_some() && pins.split_backward.is_some() {
+        return Some("split-backward is for a search of schedules, and one is pinned".into());
+    }
     let Some(kind) = pins.schedule else {
         return pins.slices.map(|_| "slices are for the schedules seq1f1b and terapipe: name one".into());
     };

@@ -12,7 +12,7 @@ use ir::schedule::Schedule;
 use ir::units::Seconds;
 
 use crate::optimize::Found;
-use crate::request::{Pins, Request, ScheduleKind};
+use crate::request::{Pins, Request, ScheduleKind, SplitKind};
 
 /// Schedules that are asked: over two chunks in a V with passes of both side by side, over whole stages in the memory of 1F1B and in
 /// twice that, and over two chunks in a V.
@@ -58,14 +58,16 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
     }
     let n_candidates = found.tally.n_candidates;
     let Some(best) = found.ranking.first() else { return Vec::new() };
-    if found.tally.stopped || n_candidates > MOST_CANDIDATES {
+    if found.tally.stopped {
         return Vec::new();
     }
+    let is_any = request.pins.split_backward == Some(SplitKind::Any);
     let idles = best.step.parts.bubble > best.step_time() * BUBBLE;
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES;
     let are_few = best.candidate.n_stages * best.candidate.n_micro_batches <= FEW_ACTIONS;
-    let all = (idles || has_few) && are_few && n_candidates <= FEW_CANDIDATES;
-    let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && best.candidate.n_stages > 1;
+    let all = is_any || (idles || has_few) && are_few && n_candidates <= FEW_CANDIDATES;
+    let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES;
+    let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && is_long;
     let is_asked =
         |kind: &ScheduleKind| (all || by_rule(kind)) && !request.pins.forbid.schedule.contains(kind);
     let asked = KINDS.into_iter().filter(is_asked);
@@ -89,14 +91,20 @@ pub(crate) fn instead(mut plan: Plan, other: Option<(Seconds, Schedule)>) -> Pla
 
 /// The time below which a plan of such a schedule is worth it.
 pub(crate) fn limit(found: &Found<'_>) -> Option<Seconds> {
-    found.ranking.first().map(|best| best.step_time() * WORTH)
+    let worth = if found.scope.request.pins.split_backward == Some(SplitKind::Any) { 1.0 } else { WORTH };
+    found.ranking.first().map(|best| best.step_time() * worth)
 }
 
 /// Whether the user leaves the order of micro-batches open.
 pub(crate) fn is_open(pins: &Pins) -> bool {
-    pins.schedule.is_none() && pins.vpp.is_none() && pins.layers_per_stage.is_none() && pins.pp != Some(1)
+    pins.schedule.is_none()
+        && pins.split_backward != Some(SplitKind::None)
+        && pins.vpp.is_none()
+        && pins.layers_per_stage.is_none()
+        && pins.pp != Some(1)
 }
 
 fn of_kind(request: &Request, kind: ScheduleKind) -> Request {
-    Request { pins: Pins { schedule: Some(kind), ..request.pins.clone() }, ..request.clone() }
+    let pins = Pins { schedule: Some(kind), split_backward: None, ..request.pins.clone() };
+    Request { pins, ..request.clone() }
 }

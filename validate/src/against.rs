@@ -12,8 +12,7 @@ use ir::names::Roles;
 use ir::plan::Plan;
 use ir::units::Bytes;
 use planner::optimize_with;
-use planner::request::{Forbid, OffloadKind, Pins, Request, Solver};
-use planner::split_schedules::KINDS;
+use planner::request::{OffloadKind, Pins, Request, Solver, SplitKind};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -133,7 +132,11 @@ fn free(case: &Case) -> Option<(Request, bool)> {
             model,
             cluster: machines,
             job,
-            pins: Pins { offload: Some(OffloadKind::None), forbid: split_left(&case.row), ..Pins::default() },
+            pins: Pins {
+                offload: Some(OffloadKind::None),
+                split_backward: Some(split_backward(&case.row)),
+                ..Pins::default()
+            },
             solver: Solver::Structured,
         },
         raised,
@@ -141,9 +144,8 @@ fn free(case: &Case) -> Option<(Request, bool)> {
 }
 
 /// Schedules that split backward are left to software that has run one.
-fn split_left(row: &Row) -> Forbid {
-    let schedule = if row.schedule.starts_with("zb") { Vec::new() } else { KINDS.to_vec() };
-    Forbid { schedule, ..Forbid::default() }
+fn split_backward(row: &Row) -> SplitKind {
+    if row.schedule.starts_with("zb") { SplitKind::Any } else { SplitKind::None }
 }
 
 /// Gives every device at least so much memory.

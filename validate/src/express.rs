@@ -242,6 +242,7 @@ fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u
         recompute,
         zero: row.zero.split('-').next().and_then(|stage| stage.parse().ok()).filter(|stage| *stage <= 3),
         gradients: (row.zero == "3-whole-gradients").then_some(GradientsKind::Whole),
+        split_backward: None,
         zero_group: row.zero_group,
         offload: Some(OffloadKind::None),
         sequence_parallel: (tp > 1).then_some(match row.sequence_parallel.as_str() {

@@ -47,6 +47,10 @@ pub(crate) struct PinArgs {
     /// Whether gradients of parameters that are cut (--zero 3) are too, or summed whole and reduced once per step [default: cut]
     #[arg(long, value_enum)]
     pub(crate) gradients: Option<GradientsArg>,
+    /// Whether a search tries schedules that split backward: `none` none, `any` all that it knows, each taken where it is faster at all [default:
+    /// some, taken where they save a thirtieth]
+    #[arg(long, value_enum)]
+    pub(crate) split_backward: Option<SplitArg>,
     /// Replicas over which ZeRO cuts; groups of so many hold all states [default: all replicas]
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) zero_group: Option<u64>,
@@ -186,6 +190,14 @@ pub(crate) enum GradientsArg {
     Cut,
     /// Summed whole over micro-batches (FSDP's no_sync)
     Whole,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SplitArg {
+    /// None is tried
+    None,
+    /// All are
+    Any,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -11,7 +11,9 @@ use planner::bound::Bound;
 use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::given::StorageRule;
-use planner::request::{Job, OffloadKind, Pins, Progress, Request, ScheduleKind, SharesKind, Solver};
+use planner::request::{
+    Job, OffloadKind, Pins, Progress, Request, ScheduleKind, SharesKind, Solver, SplitKind,
+};
 use planner::room::Together;
 use planner::shapes::{Facts, divisors, shapes};
 use planner::split_schedules::KINDS;
@@ -31,10 +33,9 @@ fn under(asked: &Request, schedule: ScheduleKind) -> Request {
 }
 
 /// The question in the plain space: what splits backward is a space of its own for every schedule.
-fn unsplit(asked: Request) -> Request {
-    let mut asked = asked;
+fn unsplit(mut asked: Request) -> Request {
     if asked.pins.schedule.is_none() {
-        asked.pins.forbid.schedule = KINDS.to_vec();
+        asked.pins.split_backward = Some(SplitKind::None);
     }
     asked
 }

@@ -111,6 +111,13 @@ fn schedules_that_split_backward_are_asked_where_a_pipeline_idles() {
     assert!(found < plain * 29.0 / 30.0, "takes {} of what 1F1B takes", found / plain);
     let warned = plan["warnings"].to_string();
     assert!(warned.contains(&format!("the fastest plan takes {plain:.3} s")), "{warned}");
+    let said = |what: &str| time(&question, &["--pin", &format!("split-backward={what}")]);
+    let (none, any) = (said("none"), said("any"));
+    assert_eq!(none, plain);
+    assert!(any <= found * 1.0005, "takes {} of what is worth it without a word", any / found);
+    let pinned =
+        planner(&[&["optimize"], &question[..], &["--pin", "schedule=1f1b,split-backward=any"]].concat());
+    assert_eq!((pinned.code, pinned.err.contains("and one is pinned")), (2, true), "{pinned}");
     // An engine that has no such schedule gets none.
     let megatron = json(&[&["optimize"], &question[..], &["--target", "megatron"]].concat());
     assert!(kinds.iter().all(|kind| megatron["schedule"] != *kind), "{}", megatron["schedule"]);
