@@ -14,7 +14,7 @@ use crate::memos::lock;
 
 /// What a chunk of a stage holds something of at one time, in micro-batches of whole stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Held {
+pub struct Kept {
     /// That ran forward and not backward: all that forward keeps.
     pub saved: f64,
     /// That wait for the second part of backward: what that needs.
@@ -24,19 +24,19 @@ pub struct Held {
 /// What a chunk holds when it holds most: of what forward keeps, of anything, and of what waits for the second part of backward.
 /// These are corners of the hull of all that it ever holds; where backward runs at once they are one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Flight([Held; 3]);
+pub struct Flight([Kept; 3]);
 
 impl Flight {
     /// Of a schedule whose backward runs at once.
     pub fn whole(saved: f64) -> Self {
-        Self([Held { saved, carried: 0.0 }; 3])
+        Self([Kept { saved, carried: 0.0 }; 3])
     }
 
     fn of(row: &[Action], parts: f64) -> Self {
         let most = |weights: [u32; 2]| {
             let weight = |now: &InFlight| now.saved * weights[0] + now.carried * weights[1];
             let now = in_flight(row).into_iter().max_by_key(weight).unwrap_or_default();
-            Held { saved: f64::from(now.saved) / parts, carried: f64::from(now.carried) / parts }
+            Kept { saved: f64::from(now.saved) / parts, carried: f64::from(now.carried) / parts }
         };
         Self([[1, 0], [1, 1], [0, 1]].map(most))
     }

@@ -11,13 +11,15 @@ use crate::arrange::Arranged;
 use crate::layouts::search_all;
 use crate::offload;
 use crate::optimize::{Found, Start, Tally};
-use crate::request::{OnProgress, Request, SplitKind, Stop};
+use crate::request::{OnProgress, Request, ScheduleKind, SplitKind, Stop};
 use crate::split_schedules::{self, Question};
 
 /// How a search after the plain one ended without a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Further {
-    /// Schedules that split backward were asked for one that is worth it.
+    /// `DualPipeV` was asked for a plan that is worth it.
+    DualPipeInVain,
+    /// All schedules that split backward were.
     SplitInVain,
     /// All of them were for any that is faster.
     NoSplitFaster,
@@ -31,6 +33,7 @@ impl Further {
     /// What a proof says of it.
     pub(crate) fn words(self) -> &'static str {
         match self {
+            Self::DualPipeInVain => "; by dualpipe-v no plan was found that takes a thirtieth less",
             Self::SplitInVain => {
                 "; of schedules that split backward no plan was found that takes a thirtieth less"
             }
@@ -55,7 +58,7 @@ pub(crate) fn split<'a>(
     let whole = found.ranking.first().map(|best| (best.step_time(), best.schedule));
     let mut limit = split_schedules::limit(&found);
     let mut is_faster = false;
-    for Question { layouts, reach } in questions {
+    for Question { layouts, reach, .. } in questions {
         let bounds = Some(Arc::clone(&found.scope.bounds));
         let start = Start { work: found.tally.work, limit, reach: *reach, bounds };
         let (other, own) = search_all(layouts, constants, start, watch);
@@ -75,30 +78,38 @@ pub(crate) fn split<'a>(
     }
     if !is_faster && !questions.is_empty() && !found.tally.stopped {
         let is_any = found.scope.request.pins.split_backward == Some(SplitKind::Any);
-        found.tally.further.insert(if is_any { Further::NoSplitFaster } else { Further::SplitInVain });
+        let is_dual_pipe = questions.iter().all(|question| question.kind == ScheduleKind::DualPipeV);
+        found.tally.further.insert(match (is_any, is_dual_pipe) {
+            (true, _) => Further::NoSplitFaster,
+            (false, true) => Further::DualPipeInVain,
+            (false, false) => Further::SplitInVain,
+        });
     }
     (found, whole.filter(|_| is_faster))
 }
 
-/// What was found, or what is so much faster with the memory of hosts, which `with_hosts` asks; then also what the fastest without takes.
+/// What is so much faster with the memory of hosts, which `with_hosts` asks, if anything is; else what was found without says that it was
+/// asked.
 pub(crate) fn on_hosts<'a>(
-    mut found: Found<'a>,
+    found: &mut Found<'_>,
     (layouts, with_hosts): (&[Request], &'a [Request]),
     constants: &'a Constants,
     watch: (Stop<'_>, OnProgress<'_>),
-) -> (Found<'a>, Option<Seconds>) {
-    let Some(limit) = offload::worth_asking(&found, layouts) else { return (found, None) };
+) -> Option<Found<'a>> {
+    let limit = offload::worth_asking(found, layouts)?;
     let start = Start { work: found.tally.work, limit: Some(limit), ..Start::default() };
     let (other, own) = search_all(with_hosts, constants, start, watch);
-    if let Ok(other) = other {
-        let without = found.ranking.first().map(Arranged::step_time);
-        return (Found { tally: found.tally.with(own), ..other }, without);
-    }
+    let without = found.tally.clone();
     found.tally.go_on(&own);
-    if !own.stopped {
-        found.tally.further.insert(Further::HostsInVain);
+    match other {
+        Ok(other) => Some(Found { tally: without.with(own), ..other }),
+        Err(_) => {
+            if !own.stopped {
+                found.tally.further.insert(Further::HostsInVain);
+            }
+            None
+        }
     }
-    (found, None)
 }
 
 impl Tally {

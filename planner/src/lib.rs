@@ -202,11 +202,14 @@ fn found_equal(
     let (found, _) = layouts::search_all(&layouts, constants, Start::default(), watch);
     let found = found?;
     let questions = split_schedules::questions(&found, &layouts);
-    let (found, whole) = further::split(found, &questions, constants, watch);
+    let (mut found, whole) = further::split(found, &questions, constants, watch);
     let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
-    let (found, on_devices) = further::on_hosts(found, (&layouts, &with_hosts), constants, watch);
-    let plan = written(&found, constants)?;
-    Ok(offload::instead(split_schedules::instead(plan, whole), on_devices))
+    let on_hosts = further::on_hosts(&mut found, (&layouts, &with_hosts), constants, watch);
+    let on_hosts = on_hosts.and_then(|other| written(&other, constants).ok());
+    match on_hosts {
+        Some(plan) => Ok(offload::instead(plan, &found)),
+        None => Ok(split_schedules::instead(written(&found, constants)?, whole)),
+    }
 }
 
 /// The plan of what was found, if it is as pinned.

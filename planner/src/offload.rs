@@ -57,13 +57,13 @@ pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Sec
     (is_open(&layouts[0].pins) && is_plain && promises).then(|| best * WORTH_HOSTS)
 }
 
-/// A plan that may have hosts; then it says what the fastest without takes, and how to have it.
-pub(crate) fn instead(mut plan: Plan, without: Option<Seconds>) -> Plan {
-    if let Some(time) = without {
+/// A plan with hosts that is so much faster than what was found without.
+pub(crate) fn instead(mut plan: Plan, without: &Found<'_>) -> Plan {
+    if let Some(best) = without.ranking.first() {
         plan.warnings.push(format!(
             "hosts hold {}: without them the fastest plan takes {:.3} s (--pin offload=none)",
             held(&plan),
-            time.0
+            best.step_time().0
         ));
     }
     plan

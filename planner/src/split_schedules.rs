@@ -45,6 +45,7 @@ const REACH_OF_SHORT: f64 = 1.3;
 
 /// The question with one of these schedules, on every selection and order of the groups of the cluster.
 pub(crate) struct Question {
+    pub(crate) kind: ScheduleKind,
     pub(crate) layouts: Vec<Request>,
     /// What is slower than so many times what must be undercut is not looked at in more ways.
     pub(crate) reach: f64,
@@ -72,8 +73,10 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
         |kind: &ScheduleKind| (all || by_rule(kind)) && !request.pins.forbid.schedule.contains(kind);
     let asked = KINDS.into_iter().filter(is_asked);
     let reach = if all { REACH_OF_SHORT } else { REACH };
-    let question =
-        |kind| Question { layouts: layouts.iter().map(|layout| of_kind(layout, kind)).collect(), reach };
+    let question = |kind| {
+        let layouts = layouts.iter().map(|layout| of_kind(layout, kind)).collect();
+        Question { kind, layouts, reach }
+    };
     asked.map(question).collect()
 }
 
