@@ -222,10 +222,10 @@ fn stages_that_wait_for_what_they_send() {
     assert!((0.95..=1.0).contains(&part), "{part} of the fastest that is worked out");
 }
 
-/// Every schedule that the search asks by itself beside 1F1B, where memory is free and where it is crowded.
+/// Every schedule that splits backward, where memory is free and where it is crowded.
 #[test]
 fn pipelines_whose_backward_is_split() {
-    for kind in KINDS {
+    for kind in KINDS.into_iter().chain([ScheduleKind::VHalf, ScheduleKind::VMin]) {
         assert_search_is_exhaustive_over(&[under(&question("gpt2", "rtx4090-x8", 8, 16), kind)]);
         let crowded = under(&question("llama-2-7b", "dgx-a100-40", 8, 16), kind);
         let (_, n_crowded) = assert_search_is_exhaustive_over(&[crowded]);
