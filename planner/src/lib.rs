@@ -159,6 +159,9 @@ fn found_on(
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let request = &layouts[0];
+    if let Some(what) = split_schedules::contradiction(request) {
+        return Err(NoPlan::Impossible { what });
+    }
     let unequal = |equal| share_plans::faster(request, constants, watch, equal);
     if request.pins.shares == Some(SharesKind::Unequal) {
         let none = || NoPlan::Impossible { what: NO_SHARES.into() };

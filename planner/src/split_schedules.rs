@@ -7,6 +7,7 @@
 //! 0.88; deepseek-v3 on 16,384 H800 0.90). The orders of the others are looked for one action at a
 //! time: they are asked where actions and candidates are few, and the fastest plan idles for long or has few sequences.
 
+use ir::links::bends;
 use ir::plan::Plan;
 use ir::schedule::Schedule;
 use ir::units::Seconds;
@@ -78,6 +79,24 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
         Question { kind, layouts, reach }
     };
     asked.map(question).collect()
+}
+
+/// Why all of them cannot be asked, where somebody wants that.
+pub(crate) fn contradiction(request: &Request) -> Option<String> {
+    let (pins, model) = (&request.pins, &request.model);
+    if pins.split_backward != Some(SplitKind::Any) || pins.schedule.is_some() {
+        return None;
+    }
+    let why = if !is_open(pins) {
+        "pp=1, vpp and layers per stage leave no choice of schedules"
+    } else if request.cluster.is_mixed() {
+        "they are not asked together where devices are of several kinds"
+    } else if !bends(model.kinds_in_order().iter().map(|&kind| &model.layers[kind])).is_empty() {
+        "they are not asked together for a model with branches"
+    } else {
+        return None;
+    };
+    Some(format!("split-backward=any: {why}; name a schedule instead"))
 }
 
 /// A plan that may be of such a schedule; then it says what the fastest of the others takes, and how to have it.
