@@ -253,9 +253,10 @@ impl Scope<'_> {
         (work(least), time, saving)
     }
 
-    /// The bound of a candidate that another search of the question found, which allowed other schedules.
-    pub(crate) fn known_bound(&self, candidate: &Candidate) -> Option<Bound> {
-        let known = self.bounds.of(candidate)?;
+    /// The same as [`Self::bound`], by what layers take in the bound that another search of the question found, if one did: it allowed
+    /// other schedules.
+    pub(crate) fn bound_by_known(&self, candidate: &Candidate, of: Forms<'_>) -> Option<Bound> {
+        let Some(known) = self.bounds.of(candidate) else { return self.bound(candidate, of) };
         let (work, time, saving) = self.of_layers(candidate, &known.layers, known.work.once);
         Some(Bound { work, time, saving, ..known })
     }

@@ -33,9 +33,10 @@ impl Flight {
     }
 
     fn of(row: &[Action], parts: f64) -> Self {
+        let held = in_flight(row);
         let most = |weights: [u32; 2]| {
             let weight = |now: &InFlight| now.saved * weights[0] + now.carried * weights[1];
-            let now = in_flight(row).into_iter().max_by_key(weight).unwrap_or_default();
+            let now = held.iter().copied().max_by_key(weight).unwrap_or_default();
             Kept { saved: f64::from(now.saved) / parts, carried: f64::from(now.carried) / parts }
         };
         Self([[1, 0], [1, 1], [0, 1]].map(most))

@@ -11,7 +11,7 @@ use crate::arrange::Arranged;
 use crate::layouts::search_all;
 use crate::offload;
 use crate::optimize::{Found, Start, Tally};
-use crate::request::{OnProgress, Request, ScheduleKind, SplitKind, Stop};
+use crate::request::{OnProgress, Request, ScheduleKind, Stop};
 use crate::split_schedules::{self, Question};
 
 /// How a search after the plain one ended without a plan.
@@ -77,7 +77,7 @@ pub(crate) fn split<'a>(
         }
     }
     if !is_faster && !questions.is_empty() && !found.tally.stopped {
-        let is_any = found.scope.request.pins.split_backward == Some(SplitKind::Any);
+        let is_any = found.scope.request.pins.splits_any();
         let is_dual_pipe = questions.iter().all(|question| question.kind == ScheduleKind::DualPipeV);
         found.tally.further.insert(match (is_any, is_dual_pipe) {
             (true, _) => Further::NoSplitFaster,

@@ -28,8 +28,11 @@ impl KnownBounds {
     /// Keeps the bound of a candidate.
     pub(crate) fn keep(&self, candidate: &Candidate, bound: &Bound) {
         if bound.grounds.is_empty() {
-            let counts = (candidate.n_stages, candidate.n_micro_batches);
-            lock(&self.all).entry(counts).or_default().push((candidate.clone(), bound.clone()));
+            let mut all = lock(&self.all);
+            let alike = all.entry((candidate.n_stages, candidate.n_micro_batches)).or_default();
+            if alike.iter().all(|(known, _)| known != candidate) {
+                alike.push((candidate.clone(), bound.clone()));
+            }
         }
     }
 

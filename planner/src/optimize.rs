@@ -167,6 +167,13 @@ impl Default for Start {
     }
 }
 
+impl Start {
+    /// Whether a candidate could come to what must be undercut if it is looked at in more ways.
+    fn is_within_reach(&self, one: &Worked) -> bool {
+        self.limit.is_none_or(|limit| one.arranged.step_time() <= limit * self.reach)
+    }
+}
+
 /// The best candidate, those behind it, and how the search went.
 pub struct Found<'a> {
     /// The cluster that was asked about; that of the scope may have its groups in another order, or not all of them.
@@ -243,10 +250,7 @@ fn searched<'a>(
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
-    let reach = start.limit.map(|limit| limit * start.reach);
-    if let (Some(reach), Some(best)) = (reach, worked.first())
-        && best.arranged.step_time() > reach
-    {
+    if worked.first().is_some_and(|best| !start.is_within_reach(best)) {
         let what = "nothing is within reach of what is known".into();
         return Err(NoPlan::Impossible { what });
     }
@@ -383,8 +387,7 @@ type Chain = ((usize, Bound), Vec<usize>);
 fn chains(scope: &Scope<'_>, (candidates, of): (&[Candidate], Forms<'_>), group: &[usize]) -> Vec<Chain> {
     let (mut rest, mut chains) = (group.to_vec(), Vec::new());
     while let Some(largest) = rest.pop() {
-        let known = scope.known_bound(&candidates[largest]);
-        let Some(bound) = known.or_else(|| scope.bound(&candidates[largest], of)) else { continue };
+        let Some(bound) = scope.bound_by_known(&candidates[largest], of) else { continue };
         let (left, others) = dividing(candidates, largest, rest);
         chains.push(((largest, bound), left));
         rest = others;
@@ -490,8 +493,7 @@ fn work_out(
         on_progress(Progress { done: total - frontier.n_left(), total, best });
     }
     // Of a search that found nothing nobody asks what it could have been.
-    let within_reach = |one: &Worked| one.arranged.step_time().0 <= known * start.reach;
-    if !ranking.first().is_some_and(within_reach) {
+    if !ranking.first().is_some_and(|best| start.is_within_reach(best)) {
         crowded.clear();
     }
     let inside = inside(&frontier, &crowded, (of, limit(&ranking)));
@@ -526,10 +528,7 @@ fn do_task(
                 at,
                 match at_once {
                     Some(left) => scope.bound_and_rooms(candidate, &left, (of, limit, worth)),
-                    None => {
-                        let bound = scope.known_bound(candidate).or_else(|| scope.bound(candidate, of));
-                        bound.map(|bound| (bound, [None, None]))
-                    }
+                    None => scope.bound_by_known(candidate, of).map(|bound| (bound, [None, None])),
                 }
                 .map(Box::new),
             )

@@ -294,13 +294,6 @@ impl Place<'_> {
         self.levels.chunk_beside(from, to, (self.flight, self.capacity), (used, later))
     }
 
-    /// Whether it says the same of layers beside as much.
-    fn is_alike(&self, other: &Self) -> bool {
-        let later = |place: &Self| place.shared.map(|(_, later)| later);
-        std::ptr::eq(self.levels, other.levels)
-            && (self.flight, self.capacity, later(self)) == (other.flight, other.capacity, later(other))
-    }
-
     fn n_layers(&self) -> usize {
         self.levels.kinds.len()
     }
@@ -332,7 +325,7 @@ pub fn partition(places: &[Place<'_>], ends: &[usize]) -> Option<Vec<Chunk>> {
 /// Takes as many layers as fit a limit, and bisects the limit. Below `low` none will do; it is a limit at which some chunk
 /// takes a layer more than just below, so every other time it is tried itself: if it will do, it is the least.
 fn bisected((places, ends): (&[Place<'_>], &[usize]), mut high: f64) -> Option<Vec<Chunk>> {
-    let mut known = Known::new(places);
+    let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
     let mut best = fill((&mut known, ends), high).ok()?;
     let mut low = 0.0;
     for round in 0..BISECTIONS {
@@ -357,33 +350,24 @@ struct TooLow {
     next: f64,
 }
 
-/// Places, and what each, or the first that is alike, has said of layers that are all of one kind: whichever limit is tried, it is
-/// asked the same.
+/// A place, and what it has said of layers that are all of one kind: whichever limit is tried, it is asked the same.
 struct Known<'a> {
-    places: &'a [Place<'a>],
-    /// For each, the first that is alike.
-    alike: Vec<usize>,
-    said: Vec<Said>,
+    place: &'a Place<'a>,
+    alike: BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>,
 }
 
-/// The chunk of so many layers of a kind beside what others of the device use, if there is one.
-type Said = BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>;
-
 impl<'a> Known<'a> {
-    fn new(places: &'a [Place<'a>]) -> Self {
-        let first = |place: &Place<'_>| places.iter().position(|known| known.is_alike(place)).unwrap_or(0);
-        let alike = places.iter().map(first).collect();
-        Self { places, alike, said: vec![Said::new(); places.len()] }
+    fn new(place: &'a Place<'a>) -> Self {
+        Self { place, alike: BTreeMap::new() }
     }
 
-    fn chunk(&mut self, at: usize, (from, to): (usize, usize), used: Used) -> Option<Chunk> {
-        let place = &self.places[at];
-        let kind = place.levels.kinds[from];
-        if place.levels.count(from, to, kind) < (to - from) as f64 {
-            return place.chunk_beside(from, to, used);
+    fn chunk(&mut self, from: usize, to: usize, used: Used) -> Option<Chunk> {
+        let kind = self.place.levels.kinds[from];
+        if self.place.levels.count(from, to, kind) < (to - from) as f64 {
+            return self.place.chunk_beside(from, to, used);
         }
-        let beside = [used.lasting.to_bits(), used.passing.to_bits()];
-        let found = self.said[self.alike[at]].entry((kind, to - from, beside));
+        let (place, beside) = (self.place, [used.lasting.to_bits(), used.passing.to_bits()]);
+        let found = self.alike.entry((kind, to - from, beside));
         let found = found.or_insert_with(|| place.chunk_beside(from, to, used));
         found.clone().map(|chunk| Chunk { from, to, ..chunk })
     }
@@ -395,20 +379,19 @@ fn end_after(ends: &[usize], from: usize) -> usize {
 }
 
 /// Takes for every chunk as many layers as fit the limit and the memory, and leaves one for each that follows.
-fn fill((known, ends): (&mut Known<'_>, &[usize]), limit: f64) -> Result<Vec<Chunk>, TooLow> {
-    let places = known.places;
-    let n_layers = places.first().map_or(0, Place::n_layers);
+fn fill((places, ends): (&mut [Known<'_>], &[usize]), limit: f64) -> Result<Vec<Chunk>, TooLow> {
+    let n_layers = places.first().map_or(0, |known| known.place.n_layers());
     let n_places = places.len();
     let (mut from, mut hint, mut next) = (0, 0, f64::INFINITY);
     let mut chunks = Vec::with_capacity(n_places);
     let mut devices = Devices::default();
-    for (i, place) in places.iter().enumerate() {
+    for (i, place) in places.iter_mut().enumerate() {
         let last = (n_layers - (n_places - 1 - i)).min(end_after(ends, from));
-        let used = devices.beside(place);
+        let used = devices.beside(place.place);
         // Of the layers that a chunk refuses, the one behind it is always among those asked.
         let mut refused = f64::INFINITY;
         let mut good = |to: usize| {
-            let chunk = known.chunk(i, (from, to), used)?;
+            let chunk = place.chunk(from, to, used)?;
             if chunk.time > limit {
                 refused = refused.min(chunk.time);
             }
@@ -448,7 +431,7 @@ fn fill((known, ends): (&mut Known<'_>, &[usize]), limit: f64) -> Result<Vec<Chu
         next = next.min(refused);
         hint = found.to - from;
         from = found.to;
-        devices.add(place, &found);
+        devices.add(place.place, &found);
         chunks.push(found);
     }
     if from == n_layers { Ok(chunks) } else { Err(TooLow { next }) }

@@ -344,6 +344,13 @@ pub enum GradientsKind {
     Whole,
 }
 
+impl Pins {
+    /// Whether all schedules that split backward are asked, and the fastest plan is taken.
+    pub(crate) fn splits_any(&self) -> bool {
+        self.split_backward == Some(SplitKind::Any)
+    }
+}
+
 /// Which schedules that split backward are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitKind {

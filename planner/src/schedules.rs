@@ -1,7 +1,8 @@
 //! Which schedules a candidate may run, and how much each keeps in flight.
 //!
 //! Without a word of the user these are 1F1B and, where micro-batches come in groups of the pipeline's length, 1F1B over
-//! virtual stages. All others are tried only by name: most of them hold more, or need an engine that splits backward.
+//! virtual stages. Some that split backward are searched after these (`split_schedules.rs`). All others are tried only by name: most of them hold
+//! more.
 
 use std::sync::Arc;
 

@@ -63,11 +63,10 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
     if found.tally.stopped {
         return Vec::new();
     }
-    let is_any = request.pins.split_backward == Some(SplitKind::Any);
     let idles = best.step.parts.bubble > best.step_time() * BUBBLE;
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES;
     let are_few = best.candidate.n_stages * best.candidate.n_micro_batches <= FEW_ACTIONS;
-    let all = is_any || (idles || has_few) && are_few && n_candidates <= FEW_CANDIDATES;
+    let all = request.pins.splits_any() || (idles || has_few) && are_few && n_candidates <= FEW_CANDIDATES;
     let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES;
     let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && is_long;
     let is_asked =
@@ -84,7 +83,7 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
 /// Why all of them cannot be asked, where somebody wants that.
 pub(crate) fn contradiction(request: &Request) -> Option<String> {
     let (pins, model) = (&request.pins, &request.model);
-    if pins.split_backward != Some(SplitKind::Any) || pins.schedule.is_some() {
+    if !pins.splits_any() || pins.schedule.is_some() {
         return None;
     }
     let why = if !is_open(pins) {
@@ -113,7 +112,7 @@ pub(crate) fn instead(mut plan: Plan, other: Option<(Seconds, Schedule)>) -> Pla
 
 /// The time below which a plan of such a schedule is worth it.
 pub(crate) fn limit(found: &Found<'_>) -> Option<Seconds> {
-    let worth = if found.scope.request.pins.split_backward == Some(SplitKind::Any) { 1.0 } else { WORTH };
+    let worth = if found.scope.request.pins.splits_any() { 1.0 } else { WORTH };
     found.ranking.first().map(|best| best.step_time() * worth)
 }
 
