@@ -12,7 +12,9 @@ use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
 use crate::flights::Flight;
 use crate::forbid::broken;
-use crate::partition::{Chunk, Levels, Place, as_given, partition};
+use crate::levelled::levelled;
+use crate::levels::{Chunk, Levels};
+use crate::partition::{Place, as_given, partition};
 use crate::price::hosts;
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_peak;
@@ -50,7 +52,7 @@ pub(crate) enum Share {
 }
 
 impl Share {
-    /// Ways to share that are tried one after the other; a copy of a chunk on each of two devices shares with neither, and
+    /// Ways to share; a copy of a chunk on each of two devices shares with neither, and
     /// cuts over unequal devices are searched chunk by chunk, each by itself.
     pub(crate) fn of(schedule: Schedule, n_grounds: usize) -> &'static [Self] {
         match (schedule.n_virtual_stages(), schedule.placement().n_copies(), n_grounds) {
@@ -201,20 +203,41 @@ impl Scope<'_> {
         })
     }
 
-    /// The layers of a candidate on its stages: one chunk of a schedule after the other.
+    /// The layers of a candidate on its stages, one chunk of a schedule after the other: in every way in which the chunks of a device may
+    /// share it, that with the least time first.
     pub(crate) fn cuts(
         &self,
         candidate: &Candidate,
-        (schedule, share, ends): (Schedule, Share, Ends),
+        (schedule, ends): (Schedule, Ends),
         levels: &[Levels],
-    ) -> Option<Vec<Chunk>> {
-        let places = self.places(candidate, (schedule, share), levels);
-        match &self.pins().layers_per_stage {
+    ) -> Vec<Vec<Chunk>> {
+        let cut = |places: &[Place<'_>]| match &self.pins().layers_per_stage {
             // The user counts decoder layers; embedding and head stand at the ends.
-            Some(counts) if counts.len() == places.len() => as_given(&with_ends(counts), &places),
+            Some(counts) if counts.len() == places.len() => as_given(&with_ends(counts), places),
             Some(_) => None,
-            None => partition(&places, if ends == Ends::AtBends { &self.bends } else { &[] }),
-        }
+            None => partition(places, if ends == Ends::AtBends { &self.bends } else { &[] }),
+        };
+        self.shared_out(candidate, (schedule, levels), cut)
+    }
+
+    /// Chunks in every way in which those of a device may share it, that with the least time first; of equals the first.
+    fn shared_out(
+        &self,
+        candidate: &Candidate,
+        (schedule, levels): (Schedule, &[Levels]),
+        cut: impl Fn(&[Place<'_>]) -> Option<Vec<Chunk>>,
+    ) -> Vec<Vec<Chunk>> {
+        let of = |share: &Share| {
+            let places = self.places(candidate, (schedule, *share), levels);
+            let cuts = cut(&places)?;
+            let together = levelled(&places, &cuts).filter(|other| *other != cuts);
+            Some(std::iter::once(cuts).chain(together))
+        };
+        let all = Share::of(schedule, levels.len()).iter().filter_map(of).flatten();
+        let timed = |cuts: Vec<Chunk>| (self.least_time(candidate, schedule, &cuts), cuts);
+        let mut all: Vec<(f64, Vec<Chunk>)> = all.map(timed).collect();
+        all.sort_by(|a, b| a.0.total_cmp(&b.0));
+        all.into_iter().map(|(_, cuts)| cuts).collect()
     }
 
     /// Where the chunks of a schedule run.
@@ -241,16 +264,15 @@ impl Scope<'_> {
         flights.iter().enumerate().map(place).collect()
     }
 
-    /// The same chunks with so many layers each, as they fit.
+    /// The same with so many layers in each chunk, in the way that has the least time.
     pub(crate) fn cuts_of(
         &self,
         candidate: &Candidate,
         (schedule, counts): (Schedule, &[usize]),
         levels: &[Levels],
     ) -> Option<Vec<Chunk>> {
-        let shares = Share::of(schedule, levels.len()).iter();
-        let all = |&share| as_given(counts, &self.places(candidate, (schedule, share), levels));
-        shares.filter_map(all).next()
+        let all = self.shared_out(candidate, (schedule, levels), |places| as_given(counts, places));
+        all.into_iter().next()
     }
 
     /// Least time of a step of such chunks: of the stage that works most, with the fill and drain of the others.
@@ -369,15 +391,10 @@ fn runs(
     name: &mut dyn FnMut(usize, usize) -> usize,
 ) -> Vec<(usize, u64)> {
     let range = &levels.kinds[cut.from..cut.to];
-    let mut counts: BTreeMap<usize, u64> = BTreeMap::new();
-    for &kind in range {
-        *counts.entry(kind).or_default() += 1;
-    }
-    let main = counts.iter().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0))).map_or(0, |(&kind, _)| kind);
     let mut smaller = cut.smaller;
     let mut list: Vec<(usize, u64)> = Vec::new();
     for &kind in range {
-        let down = kind == main && smaller > 0;
+        let down = kind == cut.kind && smaller > 0;
         if down {
             smaller -= 1;
         }

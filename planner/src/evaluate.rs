@@ -9,15 +9,14 @@ use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 use rayon::prelude::*;
 
-use crate::arrange::{Arranged, Ends, Failed, Share, fastest};
+use crate::arrange::{Arranged, Ends, Failed, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser, Question};
 use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
-use crate::partition::Chunk;
-use crate::partition::Levels;
+use crate::levels::{Chunk, Levels};
 use crate::request::Pins;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
@@ -125,15 +124,14 @@ enum Hides {
 /// The forms of a layer kind that are asked, in the hands of the solver.
 type Choosers<'s> = Vec<(usize, Chooser<'s>)>;
 
-/// Chunks of a candidate for a schedule.
+/// Chunks of a candidate for a schedule, in other ways to share devices.
 struct Cut {
     /// What they take at least.
     least: f64,
     /// Place among all schedules and ends that are tried.
     at: usize,
     schedule: Schedule,
-    ends: Ends,
-    cuts: Vec<Chunk>,
+    cuts: Vec<Vec<Chunk>>,
 }
 
 /// Arrangements of a candidate so far, by the place of their schedule.
@@ -147,8 +145,8 @@ struct Arrangements {
     finer: bool,
     /// The fastest; of equal ones that of the first schedule. At finer prices, those that are worth their programs.
     best: Option<(usize, Arranged)>,
-    /// What was simulated last, and whether it fitted.
-    simulated: BTreeMap<usize, (Vec<Chunk>, bool)>,
+    /// What was simulated last, and which of it was the first that fitted.
+    simulated: BTreeMap<usize, (Vec<Vec<Chunk>>, Option<usize>)>,
 }
 
 impl Arrangements {
@@ -156,10 +154,16 @@ impl Arrangements {
         self.best.as_ref().map_or(f64::INFINITY, |(_, best)| best.step_time().0)
     }
 
+    /// The chunks that fitted at a place.
+    fn fitting(&self, at: usize) -> Option<&[Chunk]> {
+        let (cuts, fitting) = self.simulated.get(&at)?;
+        Some(&cuts[(*fitting)?])
+    }
+
     /// Levels of the fastest arrangement between which another price of memory could have other choices: the upper ones.
     fn between(&self, shelves: &[Shelf]) -> BTreeSet<usize> {
-        let cuts = self.best.as_ref().and_then(|(at, _)| self.simulated.get(at));
-        let chunks = cuts.iter().flat_map(|(chunks, _)| chunks);
+        let cuts = self.best.as_ref().and_then(|(at, _)| self.fitting(*at));
+        let chunks = cuts.into_iter().flatten();
         let uppers = chunks.map(|chunk| if chunk.smaller > 0 { chunk.level + 1 } else { chunk.level });
         let differ = |level: &usize| {
             let kinds = || shelves.iter().flat_map(|shelf| &shelf.levels);
@@ -168,8 +172,7 @@ impl Arrangements {
         uppers.filter(differ).collect()
     }
 
-    fn take(&mut self, at: usize, found: Option<Arranged>) {
-        let Some(found) = found else { return };
+    fn take(&mut self, at: usize, found: Arranged) {
         let is_better = |(known_at, known): &(usize, Arranged)| {
             let order = found.step_time().0.total_cmp(&known.step_time().0).then(at.cmp(known_at));
             if self.finer { found.is_worth_it(known) } else { order.is_lt() }
@@ -472,8 +475,10 @@ impl Scope<'_> {
             self.arrange_all(candidate, &shelves, &mut known);
         }
         let beaten = known.beaten;
-        let best = known.best.map(|(at, best)| match known.simulated.get(&at).filter(|_| shifts) {
-            Some((chunks, _)) => self.shifted(best, chunks, (&self.levels_on(&shelves), &shelves)),
+        let fitting = known.best.as_ref().and_then(|(at, _)| known.fitting(*at)).filter(|_| shifts);
+        let fitting = fitting.map(<[Chunk]>::to_vec);
+        let best = known.best.map(|(_, best)| match fitting {
+            Some(chunks) => self.shifted(best, &chunks, (&self.levels_on(&shelves), &shelves)),
             None => best,
         });
         best.map(|best| (best, multiples.len())).ok_or_else(|| match beaten {
@@ -592,56 +597,55 @@ impl Scope<'_> {
         let orders = self.schedules(candidate).into_iter();
         let orders: Vec<(Schedule, Ends)> =
             orders.flat_map(|schedule| ends.iter().map(move |&ends| (schedule, ends))).collect();
-        let cut_for = |&(schedule, ends): &(Schedule, Ends)| {
-            let shares = Share::of(schedule, levels.len()).iter();
-            shares.filter_map(|&share| self.cuts(candidate, (schedule, share, ends), &levels)).next()
-        };
-        let all_cuts: Vec<Option<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
+        let cut_for = |&(schedule, ends): &(Schedule, Ends)| self.cuts(candidate, (schedule, ends), &levels);
+        let all_cuts: Vec<Vec<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
         for ((at, (schedule, ends)), cuts) in orders.into_iter().enumerate().zip(all_cuts) {
-            match cuts {
-                Some(cuts) => {
-                    let least = self.least_time(candidate, schedule, &cuts);
-                    cut.push(Cut { least, at, schedule, ends, cuts });
+            match cuts.first() {
+                Some(first) => {
+                    let least = self.least_time(candidate, schedule, first);
+                    cut.push(Cut { least, at, schedule, cuts });
                 }
                 None => all_fit &= ends == Ends::AtBends,
             }
         }
         cut.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
-        for Cut { least, at, schedule, ends, cuts } in cut {
-            if let Some((_, fits)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
-                all_fit &= fits;
+        for Cut { least, at, schedule, cuts } in cut {
+            if let Some((_, fitting)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
+                all_fit &= fitting.is_some();
             } else if least * CUT_SLACK >= known.limit {
                 known.beaten = true;
             } else if least * CUT_SLACK < known.best_time() {
-                let found = self.arrange_cuts(candidate, (schedule, ends, &cuts), (&levels, shelves), known);
-                let fits = found.as_ref().err() != Some(&Failed::Unfit);
-                known.beaten |= found.as_ref().err() == Some(&Failed::Slower);
-                all_fit &= fits;
-                known.simulated.insert(at, (cuts, fits));
-                known.take(at, found.ok());
+                let found = self.arrange_first(candidate, (schedule, &cuts), (&levels, shelves), known);
+                let fitting = found.as_ref().map(|(place, _)| *place);
+                known.simulated.insert(at, (cuts, fitting));
+                all_fit &= fitting.is_some();
+                match found {
+                    Some((_, Some(found))) => known.take(at, found),
+                    Some((_, None)) => known.beaten = true,
+                    None => {}
+                }
             }
         }
         all_fit
     }
 
-    /// Arranges chunks, and where those of a device need more together than each left for those behind it, chunks that
-    /// share it equally.
-    fn arrange_cuts(
+    /// Arranges the first chunks that fit, of those that share devices in other ways: which they are, and nothing of them where they take
+    /// no less than what is known.
+    fn arrange_first(
         &self,
         candidate: &Candidate,
-        (schedule, ends, cuts): (Schedule, Ends, &[Chunk]),
+        (schedule, all): (Schedule, &[Vec<Chunk>]),
         (levels, shelves): (&[Levels], &[Shelf]),
         known: &Arrangements,
-    ) -> Result<Arranged, Failed> {
+    ) -> Option<(usize, Option<Arranged>)> {
         let limit = known.best_time().min(known.limit);
-        let work_out = |cuts: &[Chunk]| self.arrange(candidate, (schedule, cuts), (levels, shelves), limit);
-        match (work_out(cuts), Share::of(schedule, levels.len())) {
-            (Err(Failed::Unfit), [Share::Device, equal]) => {
-                let cuts = self.cuts(candidate, (schedule, *equal, ends), levels).ok_or(Failed::Unfit)?;
-                work_out(&cuts)
+        all.iter().enumerate().find_map(|(place, cuts)| {
+            match self.arrange(candidate, (schedule, cuts), (levels, shelves), limit) {
+                Ok(found) => Some((place, Some(found))),
+                Err(Failed::Slower) => Some((place, None)),
+                Err(Failed::Unfit) => None,
             }
-            (found, _) => found,
-        }
+        })
     }
 
     fn levels_on(&self, shelves: &[Shelf]) -> Vec<Levels> {

@@ -33,9 +33,9 @@ impl Further {
     /// What a proof says of it.
     pub(crate) fn words(self) -> &'static str {
         match self {
-            Self::DualPipeInVain => "; by dualpipe-v no plan was found that takes a thirtieth less",
+            Self::DualPipeInVain => "; by dualpipe-v no plan was found that takes a fortieth less",
             Self::SplitInVain => {
-                "; of schedules that split backward no plan was found that takes a thirtieth less"
+                "; of schedules that split backward no plan was found that takes a fortieth less"
             }
             Self::NoSplitFaster => "; of schedules that split backward no plan was found that is faster",
             Self::SplitUnasked => "; schedules that split backward were not all asked",

@@ -27,6 +27,8 @@ mod stream;
 pub mod layer_problem;
 pub mod chooser;
 pub mod shapes;
+pub mod levels;
+mod levelled;
 pub mod partition;
 pub mod price;
 pub mod forms;

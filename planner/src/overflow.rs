@@ -7,7 +7,8 @@ use ir::units::Bytes;
 use crate::arrange::with_ends;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::flights::Flight;
-use crate::partition::{Chunk, LayerCost, Levels, Place, as_given, partition};
+use crate::levels::{Chunk, LayerCost, Levels};
+use crate::partition::{Place, as_given, partition};
 
 impl Scope<'_> {
     /// Bytes of a device that no plan may use.

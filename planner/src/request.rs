@@ -254,7 +254,7 @@ pub struct Pins {
     pub zero: Option<u8>,
     /// Whether gradients are cut as parameters are, where these are (stage 3); they are without a word.
     pub gradients: Option<GradientsKind>,
-    /// Whether schedules that split backward are searched where none is pinned; some of them without a word, where they save a thirtieth.
+    /// Whether schedules that split backward are searched where none is pinned; some of them without a word, where they save a fortieth.
     pub split_backward: Option<SplitKind>,
     /// Data-parallel replicas that share one set of states; all without a word.
     pub zero_group: Option<u64>,

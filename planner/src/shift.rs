@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
-use crate::partition::{Chunk, Levels};
+use crate::levels::{Chunk, Levels};
 use crate::shelf::Shelf;
 
 /// Layers that move, at most.

@@ -48,7 +48,7 @@ pub(crate) struct PinArgs {
     #[arg(long, value_enum)]
     pub(crate) gradients: Option<GradientsArg>,
     /// Whether a search tries schedules that split backward: `none` none, `any` all that it knows, each taken where it is faster at all [default:
-    /// some, taken where they save a thirtieth]
+    /// some, taken where they save a fortieth]
     #[arg(long, value_enum)]
     pub(crate) split_backward: Option<SplitArg>,
     /// Replicas over which ZeRO cuts; groups of so many hold all states [default: all replicas]
