@@ -267,6 +267,11 @@ fn recompute_left(forbidden: &[RecomputeKind]) -> RecomputeRule {
     }
 }
 
+/// Whether two candidates differ in their micro-batches alone.
+pub(crate) fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
+    a.n_stages == b.n_stages && a.shape == b.shape && a.meshes == b.meshes
+}
+
 /// Micro-batches worth trying in a pipeline of stages of a mesh, and how many of each a step has.
 pub(crate) fn batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<(u64, u64)> {
     let all = micro_batches(request, shape, n_stages).into_iter().map(|b| (b, request.job.global_batch / b));

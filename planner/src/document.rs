@@ -23,7 +23,7 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
 use crate::chosen::chosen;
-use crate::optimize::{Found, Tally};
+use crate::found::{Found, Tally};
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;

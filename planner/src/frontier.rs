@@ -13,8 +13,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use ir::units::Seconds;
 
 use crate::bound::Bound;
-use crate::candidate::{Candidate, Scope};
-use crate::optimize::same_mesh;
+use crate::candidate::{Candidate, Scope, same_mesh};
 use crate::room::{Room, Worth};
 
 /// What to do next.

@@ -1,5 +1,4 @@
-//! Searches after the plain one, each of a space of its own with what was found so far as the limit; and what a plan says of those that
-//! came to nothing.
+//! Searches after the plain one, each of a space of its own with what was found so far as the limit.
 
 use std::sync::Arc;
 
@@ -8,41 +7,11 @@ use ir::schedule::Schedule;
 use ir::units::Seconds;
 
 use crate::arrange::Arranged;
+use crate::found::{Found, Further, Start};
 use crate::layouts::search_all;
 use crate::offload;
-use crate::optimize::{Found, Start, Tally};
 use crate::request::{OnProgress, Request, ScheduleKind, Stop};
 use crate::split_schedules::{self, Question};
-
-/// How a search after the plain one ended without a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Further {
-    /// `DualPipeV` was asked for a plan that is worth it.
-    DualPipeInVain,
-    /// All schedules that split backward were.
-    SplitInVain,
-    /// All of them were for any that is faster.
-    NoSplitFaster,
-    /// The search was stopped before all of them were.
-    SplitUnasked,
-    /// The memory of hosts was asked.
-    HostsInVain,
-}
-
-impl Further {
-    /// What a proof says of it.
-    pub(crate) fn words(self) -> &'static str {
-        match self {
-            Self::DualPipeInVain => "; by dualpipe-v no plan was found that takes a fortieth less",
-            Self::SplitInVain => {
-                "; of schedules that split backward no plan was found that takes a fortieth less"
-            }
-            Self::NoSplitFaster => "; of schedules that split backward no plan was found that is faster",
-            Self::SplitUnasked => "; schedules that split backward were not all asked",
-            Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
-        }
-    }
-}
 
 /// What was found, or what is so much faster under one of the schedules that split backward; then also what the fastest of the others
 /// takes, and how it runs.
@@ -109,18 +78,5 @@ pub(crate) fn on_hosts<'a>(
             }
             None
         }
-    }
-}
-
-impl Tally {
-    /// How a search went together with one after it that found more.
-    fn with(self, next: Self) -> Self {
-        let n_layouts = self.n_layouts;
-        Self { n_layouts, ..self.and(next) }
-    }
-
-    /// The same with one that came to nothing: only its work counts.
-    fn go_on(&mut self, next: &Self) {
-        (self.work, self.stopped) = (next.work, self.stopped || next.stopped);
     }
 }

@@ -17,7 +17,8 @@ use ir::op_work::model_flops;
 use ir::signature::signature;
 use ir::units::Seconds;
 
-use crate::optimize::{Found, Start, Tally, search_from};
+use crate::found::{Found, Start, Tally};
+use crate::optimize::search_from;
 use crate::request::{Job, NoPlan, OnProgress, Request, Stop};
 
 /// Groups up to which all selections in all orders are tried: of three there are fifteen.

@@ -51,6 +51,9 @@ mod shares;
 mod unequal;
 mod packing;
 mod polish;
+pub mod found;
+mod enumerate;
+mod refusals;
 pub mod optimize;
 mod layouts;
 mod offload;
@@ -66,8 +69,8 @@ pub mod target;
 
 use arrange::Arranged;
 use cost_model::{CalibrationError, Constants};
+use found::{Found, Start};
 use ir::plan::{Plan, PlanError};
-use optimize::{Found, Start};
 use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.

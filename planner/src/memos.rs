@@ -4,8 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::candidate::Candidate;
-use crate::optimize::same_mesh;
+use crate::candidate::{Candidate, same_mesh};
 use crate::prices::Memo;
 
 /// Meshes that are kept at most: a megabyte each where layers have experts. A search comes back to the same ones.

@@ -20,8 +20,7 @@ use ir::units::{Bytes, Seconds};
 
 use crate::candidate::Scope;
 use crate::clock::Clock;
-use crate::further::Further;
-use crate::optimize::Found;
+use crate::found::{Found, Further};
 use crate::price::hosts::of_layers;
 use crate::price::setting::Entry;
 use crate::price::step::Held;

@@ -15,44 +15,28 @@
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
 //! it are the same with any number of threads.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
 use cost_model::Constants;
-use ir::cluster::Cluster;
-use ir::positions::too_short;
-use ir::slices::sliced_model;
-use ir::units::{Bytes, Seconds};
+use ir::units::Seconds;
 use rayon::prelude::*;
 
-use crate::arrange::Arranged;
 use crate::bound::Bound;
-use crate::candidate::{Candidate, Dropped, Scope, batches};
+use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
+use crate::enumerate::{candidates, named_candidates};
 use crate::evaluate::Asking;
-use crate::forbid;
 use crate::forms::Forms;
+use crate::found::{Found, Start, Tally, WORTH_SHOWING, lesser};
 use crate::frontier::{Frontier, Refined, Task, dividing};
-use crate::further::Further;
 use crate::inside::inside;
-use crate::known_bounds::KnownBounds;
 use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
-use crate::request::{
-    GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, Progress, Request, ScheduleKind, Solver, Stop,
-};
+use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits};
+use crate::request::{NoPlan, OnProgress, Progress, Request, Solver, Stop};
 use crate::room::Room;
-use crate::schedules::contradiction;
-use crate::shapes::{Facts, divisors, finest, names_degrees, shapes};
-use crate::shares;
-use crate::unequal;
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
 pub(crate) const BATCH: usize = 8;
 
 /// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
 const FEW_LEFT: u64 = 16;
-
-/// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
-const WORTH_SHOWING: f64 = 1.3;
 
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
 /// time of the search (deepseek-v2 on 128 and on 256 devices took four to five times as long for the same plans).
@@ -79,112 +63,6 @@ const PROBES: usize = 8;
 
 /// Multiples of the devices' memory that hosts can make up for: what lies beyond crosses their links too often.
 const ROOMY: f64 = 3.0;
-
-/// How the search went.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tally {
-    /// Candidates in the space.
-    pub n_candidates: u64,
-    /// Of these, candidates that no strategy fits.
-    pub n_illegal: u64,
-    /// Candidates that their bound ruled out.
-    pub n_bounded: u64,
-    /// Candidates that do not fit in memory.
-    pub n_unfit: u64,
-    /// Candidates worked out to a simulated time.
-    pub n_simulated: u64,
-    /// Of these, candidates worked out again with every form of their layers.
-    pub n_forms_chosen: u64,
-    /// Candidates that forms could still make the best when the limit was reached.
-    pub n_forms_open: u64,
-    /// Bounds are those of the leading form of every kind: others could be faster.
-    pub bounds_leading: bool,
-    /// Candidates left when the limit was reached.
-    pub n_open: u64,
-    /// Least bound among them, and among those that forms could still make the best when the search was stopped.
-    pub open_bound: Option<Seconds>,
-    /// Least bound of those that fit and crowd memory, in the memory that there is: what other choices inside them could
-    /// come to.
-    pub inside_bound: Option<Seconds>,
-    /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what much more memory
-    /// could make of a step.
-    pub roomy_bound: Option<Seconds>,
-    /// Searches after the plain one that came to nothing.
-    pub further: BTreeSet<Further>,
-    /// Batches of candidates worked out, forms included.
-    pub work: u64,
-    /// Whether somebody stopped it.
-    pub stopped: bool,
-    /// Selections and orders of the groups of the cluster that were searched.
-    pub n_layouts: u64,
-}
-
-impl Tally {
-    /// How two searches went, one after the other.
-    pub(crate) fn and(self, next: Self) -> Self {
-        Self {
-            n_candidates: self.n_candidates + next.n_candidates,
-            n_illegal: self.n_illegal + next.n_illegal,
-            n_bounded: self.n_bounded + next.n_bounded,
-            n_unfit: self.n_unfit + next.n_unfit,
-            n_simulated: self.n_simulated + next.n_simulated,
-            n_forms_chosen: self.n_forms_chosen + next.n_forms_chosen,
-            n_forms_open: self.n_forms_open + next.n_forms_open,
-            bounds_leading: self.bounds_leading || next.bounds_leading,
-            n_open: self.n_open + next.n_open,
-            open_bound: lesser(self.open_bound, next.open_bound),
-            inside_bound: lesser(self.inside_bound, next.inside_bound),
-            roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
-            further: self.further.into_iter().chain(next.further).collect(),
-            work: next.work,
-            stopped: self.stopped || next.stopped,
-            n_layouts: self.n_layouts + next.n_layouts,
-        }
-    }
-}
-
-/// The lesser of two bounds, as far as they are known.
-fn lesser(a: Option<Seconds>, b: Option<Seconds>) -> Option<Seconds> {
-    [a, b].into_iter().flatten().reduce(Seconds::min)
-}
-
-/// Where a search starts.
-#[derive(Clone)]
-pub(crate) struct Start {
-    /// Batches of work done before.
-    pub(crate) work: u64,
-    /// What is not faster than this is of no interest.
-    pub(crate) limit: Option<Seconds>,
-    /// What is slower than so many times that is not looked at in more ways.
-    pub(crate) reach: f64,
-    /// Bounds that a search of the same question under other schedules left.
-    pub(crate) bounds: Option<Arc<KnownBounds>>,
-}
-
-impl Default for Start {
-    fn default() -> Self {
-        Self { work: 0, limit: None, reach: WORTH_SHOWING, bounds: None }
-    }
-}
-
-impl Start {
-    /// Whether a candidate could come to what must be undercut if it is looked at in more ways.
-    fn is_within_reach(&self, one: &Worked) -> bool {
-        self.limit.is_none_or(|limit| one.arranged.step_time() <= limit * self.reach)
-    }
-}
-
-/// The best candidate, those behind it, and how the search went.
-pub struct Found<'a> {
-    /// The cluster that was asked about; that of the scope may have its groups in another order, or not all of them.
-    pub asked: &'a Cluster,
-    /// What all candidates share.
-    pub scope: Scope<'a>,
-    /// Fastest first.
-    pub ranking: Vec<Arranged>,
-    /// How the search went.
-    pub tally: Tally,
-}
 
 /// Finds the fastest arrangement.
 ///
@@ -250,7 +128,7 @@ fn searched<'a>(
         worked = all;
         closest = [closest, nearest].into_iter().flatten().reduce(nearer);
     }
-    if worked.first().is_some_and(|best| !start.is_within_reach(best)) {
+    if worked.first().is_some_and(|best| !start.is_within_reach(&best.arranged)) {
         let what = "nothing is within reach of what is known".into();
         return Err(NoPlan::Impossible { what });
     }
@@ -299,59 +177,12 @@ fn look_again(
     keep_distinct(worked);
 }
 
-/// Every number of stages, mesh and micro-batch that the request allows.
-fn candidates(request: &Request) -> Vec<Candidate> {
-    let n_devices = request.cluster.n_devices();
-    let facts = Facts::of(request);
-    let n_layers = request.model.n_layers();
-    let wanted = |p: &u64| {
-        *p <= n_layers && request.pins.pp.is_none_or(|pin| pin == *p) && request.pins.forbid.pp.allows(*p)
-    };
-    let mut list = Vec::new();
-    for n_stages in divisors(n_devices).into_iter().filter(wanted) {
-        let all = shapes(n_devices / n_stages, facts, &request.pins);
-        let all = if takes_finest(request) { finest(all, facts) } else { all };
-        for shape in all.into_iter().filter_map(|shape| shares::shape(request, shape, n_stages)) {
-            for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
-                let (shape, meshes) = (shape.clone(), Vec::new());
-                list.push(Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches });
-            }
-        }
-    }
-    list.extend(unequal::candidates(request, facts, &wanted));
-    list
-}
-
-/// Whether meshes are left out that others cover. What is forbidden is forbidden by axes, but for schedules, and groups of devices
-/// lie along them.
-pub(crate) fn takes_finest(request: &Request) -> bool {
-    request.pins.forbid.leaves_layers() && !request.cluster.is_mixed()
-}
-
-/// The same with a tensor degree by name, from a least one on, unless the user names degrees. Free axes have more
-/// choices, of which the menus of layers keep a few; what fits may not be among them.
-fn named_candidates(scope: &Scope<'_>, least: u64) -> Vec<Candidate> {
-    let request = scope.request;
-    let of_degree = |tp: u64| {
-        let pins = Pins { tp: Some(tp), ..request.pins.clone() };
-        candidates(&Request { pins, ..request.clone() }).into_iter().filter(|one| scope.has_schedule(one))
-    };
-    let degrees = divisors(request.cluster.n_close())
-        .into_iter()
-        .filter(|&tp| tp >= least && request.pins.forbid.tp.allows(tp));
-    if names_degrees(&request.pins) { Vec::new() } else { degrees.flat_map(of_degree).collect() }
-}
-
 /// What to say where the solver that is asked for cannot take the problem of some layer.
 fn too_large(scope: &Scope<'_>, candidates: &[Candidate]) -> Option<String> {
     match scope.request.solver {
         Solver::Structured => None,
         Solver::Microlp => candidates.iter().find_map(|candidate| scope.too_large(candidate)),
     }
-}
-
-pub(crate) fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
-    a.n_stages == b.n_stages && a.shape == b.shape && a.meshes == b.meshes
 }
 
 /// Which forms the bounds are of.
@@ -493,7 +324,7 @@ fn work_out(
         on_progress(Progress { done: total - frontier.n_left(), total, best });
     }
     // Of a search that found nothing nobody asks what it could have been.
-    if !ranking.first().is_some_and(|best| start.is_within_reach(best)) {
+    if !ranking.first().is_some_and(|best| start.is_within_reach(&best.arranged)) {
         crowded.clear();
     }
     let inside = inside(&frontier, &crowded, (of, limit(&ranking)));
@@ -578,135 +409,4 @@ fn nearer(known: Dropped, next: Dropped) -> Dropped {
         Dropped::NoStrategy | Dropped::Slower => f64::INFINITY,
     };
     if need(&known) <= need(&next) { known } else { next }
-}
-
-fn check_request(request: &Request) -> Result<(), NoPlan> {
-    let fail = |what: String| Err(NoPlan::Impossible { what });
-    let (job, n) = (&request.job, request.cluster.n_devices());
-    if job.sequence == 0 || job.global_batch == 0 {
-        return fail("the sequence length and the global batch must be at least 1".into());
-    }
-    if let Some(short) = request.model.layers.iter().find_map(|layer| too_short(layer, job.sequence)) {
-        return fail(format!("a sequence of {} tokens: {short}", job.sequence));
-    }
-    let pins = &request.pins;
-    for (name, pin) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp)] {
-        if pin.is_some_and(|degree| degree == 0 || !n.is_multiple_of(degree)) {
-            return fail(format!("{name}={} does not divide the {n} devices", pin.unwrap_or(0)));
-        }
-    }
-    let product: u64 = [pins.tp, pins.pp, pins.dp, pins.cp].iter().flatten().product();
-    if !n.is_multiple_of(product) {
-        return fail(format!(
-            "the pinned degrees multiply to {product}, which does not divide the {n} devices"
-        ));
-    }
-    if let Some(zero) = pins.zero.filter(|&zero| zero > 3) {
-        return fail(format!("zero={zero}: expected 0, 1, 2 or 3"));
-    }
-    if let Err(what) = pins.constraints.check(&request.model, n) {
-        return fail(format!("constraints: {what}"));
-    }
-    if pins.gradients == Some(GradientsKind::Whole) && pins.zero != Some(3) {
-        return fail(
-            "gradients=whole is a way of zero=3: with others they are whole (0, 1) or cut (2)".into(),
-        );
-    }
-    let replicas = pins.dp.unwrap_or(n);
-    if let Some(group) = pins.zero_group.filter(|&group| group == 0 || !replicas.is_multiple_of(group)) {
-        return fail(format!("zero-group={group} does not divide the {replicas} replicas"));
-    }
-    if let Some(what) = contradiction(pins).or_else(|| forbid::contradiction(pins)) {
-        return fail(what);
-    }
-    if pins.offload == Some(OffloadKind::Nvme)
-        && let Some(group) = request.cluster.groups.iter().position(|group| group.nvme.is_none())
-    {
-        return fail(format!(
-            "offload=nvme: nodes of groups[{group}] of the cluster have no NVMe drives; say what they have in `nvme` there"
-        ));
-    }
-    if pins.schedule.is_some_and(ScheduleKind::cuts_sequences)
-        && let Err(error) = sliced_model(&request.model)
-    {
-        return fail(error.to_string());
-    }
-    if let (Some(pp), Some(counts)) = (pins.pp, &pins.layers_per_stage) {
-        let chunks = match pins.schedule {
-            // Both copies of a chunk are the same layers.
-            Some(ScheduleKind::Chimera) => pp,
-            other => {
-                let default = other.map_or(1, ScheduleKind::default_virtual_stages);
-                pp * u64::from(pins.vpp.unwrap_or(default))
-            }
-        };
-        let inner = request.model.n_layers().saturating_sub(2);
-        if counts.len() as u64 != chunks || counts.iter().sum::<u64>() != inner {
-            return fail(format!(
-                "layers per stage: expected {chunks} counts that add up to {inner}, found {} that add up to {}",
-                counts.len(),
-                counts.iter().sum::<u64>()
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// What to say where no schedule that is allowed has a table for any candidate.
-const NO_SCHEDULE: &str = "no pipeline can run the schedules that are allowed: interleaved needs micro-batches in multiples of the \
-    stages, dualpipe-v two per stage, every virtual stage a layer, and all but 1f1b and gpipe two stages at least";
-
-fn no_candidate(request: &Request) -> String {
-    let (pins, n_devices) = (&request.pins, request.cluster.n_devices());
-    let (n_layers, close) = (request.model.n_layers(), request.cluster.n_close());
-    let degrees = [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp), ("ep", pins.ep)];
-    let pinned = degrees.into_iter().filter_map(|(name, pin)| Some((name, pin?)));
-    let experts = Facts::of(request).experts;
-    let why = |(name, degree): (&str, u64)| match name {
-        _ if !n_devices.is_multiple_of(degree) => {
-            Some(format!("{name}={degree} does not divide {n_devices} devices"))
-        }
-        "pp" if degree > n_layers => Some(format!("pp={degree}: the model has {n_layers} layers")),
-        "tp" if degree > close => {
-            Some(format!("tp={degree}: products are split among the {close} devices of a node"))
-        }
-        "ep" if degree > 1 && experts == 1 => Some(format!("ep={degree}: the model has no experts")),
-        "ep" if degree > experts => Some(format!("ep={degree}: a layer has {experts} experts")),
-        _ => None,
-    };
-    if let Some(why) = pinned.clone().find_map(why) {
-        return why;
-    }
-    let forbidden =
-        if pins.forbid.is_empty() { "" } else { ", and something of every mesh may be forbidden" };
-    format!(
-        "no mesh of the {n_devices} devices meets the pinned degrees for a global batch of {} sequences: the micro-batch of all \
-         replicas must divide the global batch, and the degrees must multiply to the devices{forbidden}",
-        request.job.global_batch
-    )
-}
-
-fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) -> NoPlan {
-    match closest {
-        Some(Dropped::Memory { stage, term, needed, capacity }) if needed > capacity => NoPlan::NothingFits {
-            stage,
-            term: term.into(),
-            needed: Bytes(needed + scope.reserve()),
-            capacity: Bytes(capacity + scope.reserve()),
-            relaxations: Vec::new(),
-        },
-        Some(Dropped::Host { store, stage, needed, capacity }) => NoPlan::NothingFits {
-            stage,
-            term: store.term().into(),
-            needed: Bytes(needed),
-            capacity: Bytes(capacity),
-            relaxations: Vec::new(),
-        },
-        Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {
-            what: format!(
-                "no strategy divides the model over {} devices as asked; try other degrees",
-                request.cluster.n_devices()
-            ),
-        },
-    }
 }

@@ -12,7 +12,7 @@ use ir::plan::Plan;
 use ir::schedule::Schedule;
 use ir::units::Seconds;
 
-use crate::optimize::Found;
+use crate::found::Found;
 use crate::request::{Pins, Request, ScheduleKind, SplitKind};
 
 /// Schedules that are asked: over two chunks in a V with passes of both side by side, over whole stages in the memory of 1F1B and in

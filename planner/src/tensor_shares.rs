@@ -14,8 +14,9 @@ use ir::cluster_ranks::MAX_SHARING_RANKS;
 use ir::plan::Plan;
 
 use crate::document;
+use crate::found::{Found, Start};
 use crate::layouts::least_time;
-use crate::optimize::{Found, Start, search_from};
+use crate::optimize::search_from;
 use crate::request::{Job, OnProgress, Pins, Request, SharesKind, Stop};
 use crate::share_plans::{instead, time_of};
 

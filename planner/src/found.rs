@@ -1,0 +1,161 @@
+//! Where a search starts, what it finds, and how it went.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ir::cluster::Cluster;
+use ir::units::Seconds;
+
+use crate::arrange::Arranged;
+use crate::candidate::Scope;
+use crate::known_bounds::KnownBounds;
+
+/// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
+pub(crate) const WORTH_SHOWING: f64 = 1.3;
+
+/// The best candidate, those behind it, and how the search went.
+pub struct Found<'a> {
+    /// The cluster that was asked about; that of the scope may have its groups in another order, or not all of them.
+    pub asked: &'a Cluster,
+    /// What all candidates share.
+    pub scope: Scope<'a>,
+    /// Fastest first.
+    pub ranking: Vec<Arranged>,
+    /// How the search went.
+    pub tally: Tally,
+}
+
+/// Where a search starts.
+#[derive(Clone)]
+pub(crate) struct Start {
+    /// Batches of work done before.
+    pub(crate) work: u64,
+    /// What is not faster than this is of no interest.
+    pub(crate) limit: Option<Seconds>,
+    /// What is slower than so many times that is not looked at in more ways.
+    pub(crate) reach: f64,
+    /// Bounds that a search of the same question under other schedules left.
+    pub(crate) bounds: Option<Arc<KnownBounds>>,
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self { work: 0, limit: None, reach: WORTH_SHOWING, bounds: None }
+    }
+}
+
+impl Start {
+    /// Whether a candidate could come to what must be undercut if it is looked at in more ways.
+    pub(crate) fn is_within_reach(&self, one: &Arranged) -> bool {
+        self.limit.is_none_or(|limit| one.step_time() <= limit * self.reach)
+    }
+}
+
+/// How the search went.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tally {
+    /// Candidates in the space.
+    pub n_candidates: u64,
+    /// Of these, candidates that no strategy fits.
+    pub n_illegal: u64,
+    /// Candidates that their bound ruled out.
+    pub n_bounded: u64,
+    /// Candidates that do not fit in memory.
+    pub n_unfit: u64,
+    /// Candidates worked out to a simulated time.
+    pub n_simulated: u64,
+    /// Of these, candidates worked out again with every form of their layers.
+    pub n_forms_chosen: u64,
+    /// Candidates that forms could still make the best when the limit was reached.
+    pub n_forms_open: u64,
+    /// Bounds are those of the leading form of every kind: others could be faster.
+    pub bounds_leading: bool,
+    /// Candidates left when the limit was reached.
+    pub n_open: u64,
+    /// Least bound among them, and among those that forms could still make the best when the search was stopped.
+    pub open_bound: Option<Seconds>,
+    /// Least bound of those that fit and crowd memory, in the memory that there is: what other choices inside them could
+    /// come to.
+    pub inside_bound: Option<Seconds>,
+    /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what much more memory
+    /// could make of a step.
+    pub roomy_bound: Option<Seconds>,
+    /// Searches after the plain one that came to nothing.
+    pub further: BTreeSet<Further>,
+    /// Batches of candidates worked out, forms included.
+    pub work: u64,
+    /// Whether somebody stopped it.
+    pub stopped: bool,
+    /// Selections and orders of the groups of the cluster that were searched.
+    pub n_layouts: u64,
+}
+
+impl Tally {
+    /// How two searches went, one after the other.
+    pub(crate) fn and(self, next: Self) -> Self {
+        Self {
+            n_candidates: self.n_candidates + next.n_candidates,
+            n_illegal: self.n_illegal + next.n_illegal,
+            n_bounded: self.n_bounded + next.n_bounded,
+            n_unfit: self.n_unfit + next.n_unfit,
+            n_simulated: self.n_simulated + next.n_simulated,
+            n_forms_chosen: self.n_forms_chosen + next.n_forms_chosen,
+            n_forms_open: self.n_forms_open + next.n_forms_open,
+            bounds_leading: self.bounds_leading || next.bounds_leading,
+            n_open: self.n_open + next.n_open,
+            open_bound: lesser(self.open_bound, next.open_bound),
+            inside_bound: lesser(self.inside_bound, next.inside_bound),
+            roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
+            further: self.further.into_iter().chain(next.further).collect(),
+            work: next.work,
+            stopped: self.stopped || next.stopped,
+            n_layouts: self.n_layouts + next.n_layouts,
+        }
+    }
+
+    /// How a search went together with one after it that found more.
+    pub(crate) fn with(self, next: Self) -> Self {
+        let n_layouts = self.n_layouts;
+        Self { n_layouts, ..self.and(next) }
+    }
+
+    /// The same with one that came to nothing: only its work counts.
+    pub(crate) fn go_on(&mut self, next: &Self) {
+        (self.work, self.stopped) = (next.work, self.stopped || next.stopped);
+    }
+}
+
+/// The lesser of two bounds, as far as they are known.
+pub(crate) fn lesser(a: Option<Seconds>, b: Option<Seconds>) -> Option<Seconds> {
+    [a, b].into_iter().flatten().reduce(Seconds::min)
+}
+
+/// How a search after the plain one ended without a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Further {
+    /// `DualPipeV` was asked for a plan that is worth it.
+    DualPipeInVain,
+    /// All schedules that split backward were.
+    SplitInVain,
+    /// All of them were for any that is faster.
+    NoSplitFaster,
+    /// The search was stopped before all of them were.
+    SplitUnasked,
+    /// The memory of hosts was asked.
+    HostsInVain,
+}
+
+impl Further {
+    /// What a proof says of it.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::DualPipeInVain => "; by dualpipe-v no plan was found that takes a fortieth less",
+            Self::SplitInVain => {
+                "; of schedules that split backward no plan was found that takes a fortieth less"
+            }
+            Self::NoSplitFaster => "; of schedules that split backward no plan was found that is faster",
+            Self::SplitUnasked => "; schedules that split backward were not all asked",
+            Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What to say of a request that contradicts itself, or of which nothing fits.
+
+use ir::positions::too_short;
+use ir::slices::sliced_model;
+use ir::units::Bytes;
+
+use crate::candidate::{Dropped, Scope};
+use crate::forbid;
+use crate::request::{GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind};
+use crate::schedules::contradiction;
+use crate::shapes::Facts;
+
+/// What a request contradicts itself in, if it does.
+pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
+    let fail = |what: String| Err(NoPlan::Impossible { what });
+    let (job, n) = (&request.job, request.cluster.n_devices());
+    if job.sequence == 0 || job.global_batch == 0 {
+        return fail("the sequence length and the global batch must be at least 1".into());
+    }
+    if let Some(short) = request.model.layers.iter().find_map(|layer| too_short(layer, job.sequence)) {
+        return fail(format!("a sequence of {} tokens: {short}", job.sequence));
+    }
+    let pins = &request.pins;
+    for (name, pin) in [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp)] {
+        if pin.is_some_and(|degree| degree == 0 || !n.is_multiple_of(degree)) {
+            return fail(format!("{name}={} does not divide the {n} devices", pin.unwrap_or(0)));
+        }
+    }
+    let product: u64 = [pins.tp, pins.pp, pins.dp, pins.cp].iter().flatten().product();
+    if !n.is_multiple_of(product) {
+        return fail(format!(
+            "the pinned degrees multiply to {product}, which does not divide the {n} devices"
+        ));
+    }
+    if let Some(zero) = pins.zero.filter(|&zero| zero > 3) {
+        return fail(format!("zero={zero}: expected 0, 1, 2 or 3"));
+    }
+    if let Err(what) = pins.constraints.check(&request.model, n) {
+        return fail(format!("constraints: {what}"));
+    }
+    if pins.gradients == Some(GradientsKind::Whole) && pins.zero != Some(3) {
+        return fail(
+            "gradients=whole is a way of zero=3: with others they are whole (0, 1) or cut (2)".into(),
+        );
+    }
+    let replicas = pins.dp.unwrap_or(n);
+    if let Some(group) = pins.zero_group.filter(|&group| group == 0 || !replicas.is_multiple_of(group)) {
+        return fail(format!("zero-group={group} does not divide the {replicas} replicas"));
+    }
+    if let Some(what) = contradiction(pins).or_else(|| forbid::contradiction(pins)) {
+        return fail(what);
+    }
+    if pins.offload == Some(OffloadKind::Nvme)
+        && let Some(group) = request.cluster.groups.iter().position(|group| group.nvme.is_none())
+    {
+        return fail(format!(
+            "offload=nvme: nodes of groups[{group}] of the cluster have no NVMe drives; say what they have in `nvme` there"
+        ));
+    }
+    if pins.schedule.is_some_and(ScheduleKind::cuts_sequences)
+        && let Err(error) = sliced_model(&request.model)
+    {
+        return fail(error.to_string());
+    }
+    if let (Some(pp), Some(counts)) = (pins.pp, &pins.layers_per_stage) {
+        let chunks = match pins.schedule {
+            // Both copies of a chunk are the same layers.
+            Some(ScheduleKind::Chimera) => pp,
+            other => {
+                let default = other.map_or(1, ScheduleKind::default_virtual_stages);
+                pp * u64::from(pins.vpp.unwrap_or(default))
+            }
+        };
+        let inner = request.model.n_layers().saturating_sub(2);
+        if counts.len() as u64 != chunks || counts.iter().sum::<u64>() != inner {
+            return fail(format!(
+                "layers per stage: expected {chunks} counts that add up to {inner}, found {} that add up to {}",
+                counts.len(),
+                counts.iter().sum::<u64>()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What to say where no schedule that is allowed has a table for any candidate.
+pub(crate) const NO_SCHEDULE: &str = "no pipeline can run the schedules that are allowed: interleaved needs micro-batches in multiples of the \
+    stages, dualpipe-v two per stage, every virtual stage a layer, and all but 1f1b and gpipe two stages at least";
+
+/// Why a request has no candidate.
+pub(crate) fn no_candidate(request: &Request) -> String {
+    let (pins, n_devices) = (&request.pins, request.cluster.n_devices());
+    let (n_layers, close) = (request.model.n_layers(), request.cluster.n_close());
+    let degrees = [("tp", pins.tp), ("pp", pins.pp), ("dp", pins.dp), ("cp", pins.cp), ("ep", pins.ep)];
+    let pinned = degrees.into_iter().filter_map(|(name, pin)| Some((name, pin?)));
+    let experts = Facts::of(request).experts;
+    let why = |(name, degree): (&str, u64)| match name {
+        _ if !n_devices.is_multiple_of(degree) => {
+            Some(format!("{name}={degree} does not divide {n_devices} devices"))
+        }
+        "pp" if degree > n_layers => Some(format!("pp={degree}: the model has {n_layers} layers")),
+        "tp" if degree > close => {
+            Some(format!("tp={degree}: products are split among the {close} devices of a node"))
+        }
+        "ep" if degree > 1 && experts == 1 => Some(format!("ep={degree}: the model has no experts")),
+        "ep" if degree > experts => Some(format!("ep={degree}: a layer has {experts} experts")),
+        _ => None,
+    };
+    if let Some(why) = pinned.clone().find_map(why) {
+        return why;
+    }
+    let forbidden =
+        if pins.forbid.is_empty() { "" } else { ", and something of every mesh may be forbidden" };
+    format!(
+        "no mesh of the {n_devices} devices meets the pinned degrees for a global batch of {} sequences: the micro-batch of all \
+         replicas must divide the global batch, and the degrees must multiply to the devices{forbidden}",
+        request.job.global_batch
+    )
+}
+
+/// What the closest of the candidates would need that do not fit.
+pub(crate) fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) -> NoPlan {
+    match closest {
+        Some(Dropped::Memory { stage, term, needed, capacity }) if needed > capacity => NoPlan::NothingFits {
+            stage,
+            term: term.into(),
+            needed: Bytes(needed + scope.reserve()),
+            capacity: Bytes(capacity + scope.reserve()),
+            relaxations: Vec::new(),
+        },
+        Some(Dropped::Host { store, stage, needed, capacity }) => NoPlan::NothingFits {
+            stage,
+            term: store.term().into(),
+            needed: Bytes(needed),
+            capacity: Bytes(capacity),
+            relaxations: Vec::new(),
+        },
+        Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {
+            what: format!(
+                "no strategy divides the model over {} devices as asked; try other degrees",
+                request.cluster.n_devices()
+            ),
+        },
+    }
+}
