@@ -79,7 +79,7 @@ fn page(found: &[Against]) -> String {
 
 const PAGE_START: &str = "# Published plans against plans that are found
 
-Written by `planner validate --against-search --markdown`. Every row of `fixtures/published/training.csv` that can be expressed
+Written by `planner validate --against-search --markdown`. Every row of `training.csv` and `unseen.csv` in `fixtures/published` that can be expressed
 is a plan that people chose, mostly by measuring. For the same model, devices, links, sequences, batch, number format and
 engine the planner searches with everything else free. Both times are predictions, so that what is compared is the choice.
 

@@ -256,11 +256,18 @@ pub fn copied_buckets(copies: Copies, precision: Precision, constants: &Constant
     reduced + gathered
 }
 
-/// No less than what it copies of the largest gradient of a stage, where a rank may update all of it.
-pub fn copied_tensors(copies: Copies, largest: f64, precision: Precision, constants: &Constants) -> Bytes {
+/// No less than what it copies of the largest gradient of a stage, of whose layer a rank updates so many elements. The gradients of what it
+/// updates are counted with those of layers, but where it updates less than the tensor of which it does.
+pub fn copied_tensors(
+    copies: Copies,
+    (largest, updated): (f64, f64),
+    precision: Precision,
+    constants: &Constants,
+) -> Bytes {
     let owned = Owned { local: largest, updated: largest, largest };
     let Copied { fresh, part, searched, normed, .. } = Copied::of(copies, owned, precision, constants);
-    fresh + part + searched + normed
+    let beyond = if updated < largest { part } else { Bytes::ZERO };
+    fresh + beyond + searched + normed
 }
 
 /// Link at which the buffers of a communicator were measured.
@@ -401,7 +408,7 @@ mod tests {
                         copied_bytes(copies, Owned { local, updated, largest }, precision, &constants);
                     let parts = copied_gradients(copies, (local, updated), precision, &constants)
                         + copied_buckets(copies, precision, &constants)
-                        + copied_tensors(copies, largest, precision, &constants);
+                        + copied_tensors(copies, (largest, updated), precision, &constants);
                     assert!(whole <= parts, "{copies:?} {precision:?} {local}: {whole:?} {parts:?}");
                 }
             }

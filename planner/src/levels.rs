@@ -34,6 +34,8 @@ pub struct LayerCost {
     pub logits: f64,
     /// Bytes that a stage has once for every kind of layer that it has.
     pub once: f64,
+    /// Bytes that it has once for all its layers: those of the layer that needs most.
+    pub copied: f64,
     /// Bytes of the parameters that are gathered for use, whole.
     pub gathered: f64,
     /// Bytes of their gradients before these are reduced.
@@ -52,6 +54,7 @@ impl LayerCost {
         more(|cost| cost.working)
             + more(|cost| cost.logits)
             + more(|cost| cost.once)
+            + more(|cost| cost.copied)
             + more(|cost| 2.0 * cost.gathered + cost.unreduced)
     }
 }
@@ -177,7 +180,9 @@ impl Levels {
             count,
         };
         let once: f64 = layers.iter().map(|&(kind, _)| costs[kind].once).sum();
-        once + gathered_units(layers.iter().map(unit)).0
+        let copied = layers.iter().map(|&(kind, _)| costs[kind].copied).fold(0.0, f64::max);
+        once + copied
+            + gathered_units(layers.iter().map(unit)).0
             + layers.iter().zip(behind).map(beside).fold(0.0, f64::max)
     }
 

@@ -164,7 +164,8 @@ impl<'a> Scope<'a> {
             carried: entry.carried().0 * slack,
             working: entry.memory.working().0 * slack,
             logits: entry.memory.logits.0 * slack,
-            once: (entry.memory.stand_ins + self.setting.copied_tensors(entry)).0,
+            once: entry.memory.stand_ins.0,
+            copied: self.setting.copied_tensors(entry).0,
             gathered: entry.memory.gathered.0 * slack,
             unreduced: entry.memory.unreduced.0 * slack,
         };

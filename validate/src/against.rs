@@ -148,8 +148,9 @@ fn split_backward(row: &Row) -> SplitKind {
     if row.schedule.starts_with("zb") { SplitKind::Any } else { SplitKind::None }
 }
 
-/// Gives every device at least so much memory.
+/// Gives every device at least so much memory, and a byte for sums in another order.
 fn raise(machines: &mut Cluster, need: Bytes) -> bool {
+    let need = Bytes(need.0.ceil() + 1.0);
     let mut raised = false;
     for group in &mut machines.groups {
         raised |= group.device.memory_bytes < need;

@@ -269,7 +269,8 @@ impl<'a> Setting<'a> {
     pub(crate) fn copied_tensors(&self, entry: &Entry) -> Bytes {
         let Owned { updated, largest, .. } = self.owned(entry);
         let largest = if updated > 0.0 { largest } else { 0.0 };
-        copied_tensors(self.job.engine.copies, largest, self.job.precision, self.machine.constants)
+        let of = (largest, updated);
+        copied_tensors(self.job.engine.copies, of, self.job.precision, self.machine.constants)
     }
 
     /// Buckets that the optimizer copies through, at most.
