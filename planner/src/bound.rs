@@ -117,9 +117,6 @@ const SHOWS: f64 = 0.02;
 /// once per step.
 const FILLED: f64 = 0.999;
 
-/// The same of a stage that has all layers: sums in another order.
-const ALONE: f64 = 1.0 - 1e-9;
-
 /// The same where stages wait for each other as long as they compute, or are of different devices, or run by another schedule than 1F1B:
 /// there, a stage may be shorter than the others to more effect than `Work::filled` says.
 const HARDLY_FILLED: f64 = 0.99;
@@ -332,9 +329,6 @@ impl Scope<'_> {
 
     /// The fraction of itself at which a bound is taken.
     fn taken(&self, candidate: &Candidate) -> f64 {
-        if candidate.n_stages == 1 && !self.request.cluster.is_mixed() {
-            return ALONE;
-        }
         let is_filled = candidate.n_micro_batches >= (candidate.n_stages + 2).max(MANY);
         let is_plain = match self.pins().schedule {
             None | Some(ScheduleKind::OneFOneB | ScheduleKind::Interleaved) => true,
