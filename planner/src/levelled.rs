@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::levels::{Chunk, LayerCost, Levels, Range, summed};
+use crate::levels::{Chunk, LayerCost, Levels, Range};
 use crate::partition::Place;
 
 /// The same layers in chunks, at other levels; nothing where no device has several chunks, or some device has no level for all of its own.
@@ -41,7 +41,7 @@ impl<'a> Part<'a> {
 
     /// Bytes of a layer all the time.
     fn lasts(&self, cost: &LayerCost) -> f64 {
-        cost.state + cost.kept(self.place.flight)
+        cost.lasts(self.place.flight)
     }
 
     fn count(&self, kind: usize) -> u64 {
@@ -50,16 +50,8 @@ impl<'a> Part<'a> {
 
     /// All of it at a level.
     fn at(&self, level: usize, kind: usize) -> Chunk {
-        let costs = &self.place.levels.costs[level];
-        Chunk {
-            level,
-            smaller: 0,
-            kind,
-            time: summed(&self.range.layers, costs, |cost| cost.time),
-            lasting: summed(&self.range.layers, costs, |cost| self.lasts(cost)),
-            passing: self.place.levels.passing(&self.range, level),
-            ..self.chunk.clone()
-        }
+        let Chunk { from, to, .. } = *self.chunk;
+        self.place.levels.at((from, to), &self.range, (level, kind), self.place.flight)
     }
 }
 

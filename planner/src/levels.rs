@@ -48,6 +48,11 @@ impl LayerCost {
         flight.bytes(self.saved, self.carried)
     }
 
+    /// Bytes held all the time, with all micro-batches in flight.
+    pub(crate) fn lasts(&self, flight: Flight) -> f64 {
+        self.state + self.kept(flight)
+    }
+
     /// Bytes that a chunk may need more while it runs if some of its layers cost as the other.
     pub(crate) fn working_more(&self, other: &Self) -> f64 {
         let more = |of: fn(&Self) -> f64| (of(other) - of(self)).max(0.0);
@@ -75,13 +80,13 @@ pub struct Levels {
 /// What consecutive layers consist of.
 pub(crate) struct Range {
     /// Kinds that are among them, and how many of each.
-    pub(crate) layers: Vec<(usize, f64)>,
+    layers: Vec<(usize, f64)>,
     /// Per such kind, the same of those behind its last.
     behind: Vec<Vec<(usize, f64)>>,
 }
 
 /// What layers have of something together.
-pub(crate) fn summed(layers: &[(usize, f64)], costs: &[LayerCost], of: impl Fn(&LayerCost) -> f64) -> f64 {
+fn summed(layers: &[(usize, f64)], costs: &[LayerCost], of: impl Fn(&LayerCost) -> f64) -> f64 {
     layers.iter().map(|&(kind, count)| count * of(&costs[kind])).sum()
 }
 
@@ -167,7 +172,7 @@ impl Levels {
     }
 
     /// Bytes that it needs beside what it holds all the time while one of its layers runs.
-    pub(crate) fn passing(&self, Range { layers, behind }: &Range, level: usize) -> f64 {
+    fn passing(&self, Range { layers, behind }: &Range, level: usize) -> f64 {
         let costs = &self.costs[level];
         // When backward reaches a layer, what those behind it kept is free again.
         let beside = |(&(kind, _), behind): (&(usize, f64), &Vec<(usize, f64)>)| {
@@ -192,6 +197,27 @@ impl Levels {
         (0..self.counts[0].len()).rev().max_by_key(|&kind| count(kind)).unwrap_or(0)
     }
 
+    /// All of a range of layers at a level.
+    pub(crate) fn at(
+        &self,
+        (from, to): (usize, usize),
+        range: &Range,
+        (level, kind): (usize, usize),
+        flight: Flight,
+    ) -> Chunk {
+        let costs = &self.costs[level];
+        Chunk {
+            from,
+            to,
+            level,
+            smaller: 0,
+            kind,
+            time: summed(&range.layers, costs, |cost| cost.time),
+            lasting: summed(&range.layers, costs, |cost| cost.lasts(flight)),
+            passing: self.passing(range, level),
+        }
+    }
+
     /// The fastest way to run a range of layers within a memory; `None` where nothing fits.
     pub fn chunk(&self, from: usize, to: usize, flight: Flight, capacity: f64) -> Option<Chunk> {
         self.chunk_beside(from, to, (flight, capacity), (Used::default(), 0.0))
@@ -208,7 +234,7 @@ impl Levels {
     ) -> Option<Chunk> {
         let kind = self.main_kind(from, to);
         let range = self.range(from, to);
-        let lasts = |cost: &LayerCost| cost.state + cost.kept(flight);
+        let lasts = |cost: &LayerCost| cost.lasts(flight);
         let each = |level: usize| lasts(&self.costs[level][kind]);
         let own = |level: usize| summed(&range.layers, &self.costs[level], lasts);
         let time = |level: usize| summed(&range.layers, &self.costs[level], |cost| cost.time);
@@ -218,16 +244,7 @@ impl Levels {
         // What it holds all the time rules most out, and takes less to say.
         let fits = |&level: &usize| lasting(level) <= capacity && needs(level) <= capacity;
         let level = (0..self.costs.len()).find(fits)?;
-        let plain = |level: usize| Chunk {
-            from,
-            to,
-            level,
-            smaller: 0,
-            kind,
-            time: time(level),
-            lasting: own(level),
-            passing: self.passing(&range, level),
-        };
+        let plain = |level: usize| self.at((from, to), &range, (level, kind), flight);
         let Some(faster) = level.checked_sub(1) else { return Some(plain(level)) };
         // Between two levels: only as many layers of the main kind go to the smaller one as must.
         let gain = each(faster) - each(level);
