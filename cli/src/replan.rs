@@ -12,6 +12,7 @@ use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::units::{Bytes, Seconds};
 use planner::moving::moving;
+use planner::near::{Near, Outcome, optimize_near};
 use planner::request::{NoPlan, Request};
 use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes, is_numbered, larger};
 use serde::Serialize;
@@ -30,8 +31,12 @@ use crate::search::pool;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
 
-/// Sizes of the cluster for which a plan is looked for, from the largest: one that uses all devices may divide badly.
-const SIZES: usize = 3;
+/// Sizes of the cluster for which a plan is looked for near the one that ran, from the largest: one that uses all devices may
+/// divide badly.
+const SIZES: usize = 8;
+
+/// The same where every plan is looked at.
+const SIZES_ANEW: usize = 3;
 
 /// The command's answer.
 #[derive(Serialize)]
@@ -68,6 +73,17 @@ struct Tried {
     step_time_s: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     no_plan: Option<String>,
+}
+
+impl Tried {
+    fn of(n_devices: u64, outcome: Outcome) -> Self {
+        let (step_time_s, no_plan) = match outcome {
+            Outcome::Found(time) => (Some(time.0), None),
+            Outcome::NoFaster => (None, Some("none is faster".into())),
+            Outcome::NoPlan(why) => (None, Some(why)),
+        };
+        Self { n_devices, step_time_s, no_plan }
+    }
 }
 
 /// What there is now.
@@ -176,7 +192,7 @@ fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
 
 /// The largest clusters that the devices make. Where nodes are told apart, fewer devices are the first nodes, and more have
 /// new nodes behind those of their group.
-fn sizes(now: &Now) -> Vec<Cluster> {
+fn sizes(now: &Now, most: usize) -> Vec<Cluster> {
     let cluster = &now.cluster;
     let told_apart = cluster.groups.len() > 1 || is_numbered(cluster);
     let of = |n: u64| match n.cmp(&cluster.n_devices()) {
@@ -187,7 +203,7 @@ fn sizes(now: &Now) -> Vec<Cluster> {
         }
         Ordering::Less | Ordering::Greater => rescale(cluster, Size::Devices(n)).ok(),
     };
-    (1..=now.n_devices).rev().filter_map(of).take(SIZES).collect()
+    (1..=now.n_devices).rev().filter_map(of).take(most).collect()
 }
 
 /// The first nodes of a cluster with so many devices, if whole nodes have.
@@ -225,10 +241,22 @@ fn next(
 ) -> Result<(Vec<Tried>, Plan), Failure> {
     let pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&pins, "take back one of --pin and --forbid")?;
+    let asked = priced::request(plan, opened);
+    let request = |cluster| Request { cluster, pins: pins.clone(), ..asked.clone() };
+    if !args.anew {
+        let requests: Vec<Request> = sizes(now, SIZES).into_iter().map(request).collect();
+        let near = || optimize_near(&requests, plan);
+        let near = pool(&args.threads)?.install(near)?;
+        if let Some(Near { plan, outcomes }) = near {
+            let tried = requests.iter().zip(outcomes);
+            let tried = tried.map(|(request, outcome)| Tried::of(request.cluster.n_devices(), outcome));
+            return Ok((tried.collect(), plan));
+        }
+    }
     let (mut tried, mut best, mut trouble) = (Vec::new(), None::<(f64, Plan)>, None);
-    for cluster in sizes(now) {
+    for cluster in sizes(now, SIZES_ANEW) {
         let n_devices = cluster.n_devices();
-        let request = Request { cluster, pins: pins.clone(), ..priced::request(plan, opened) };
+        let request = request(cluster);
         let constants = Constants::load();
         // Ranks are devices that hold states: groups of a mixed cluster stay where they are.
         let found =

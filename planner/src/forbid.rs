@@ -293,7 +293,7 @@ pub(crate) fn context_kinds(context: Option<Context>) -> &'static [ContextKind] 
 }
 
 /// What a schedule is called; a table of the user's own has no name.
-fn kind_of(schedule: Schedule) -> Option<ScheduleKind> {
+pub(crate) fn kind_of(schedule: Schedule) -> Option<ScheduleKind> {
     Some(match schedule {
         Schedule::GPipe => ScheduleKind::GPipe,
         Schedule::OneFOneB => ScheduleKind::OneFOneB,

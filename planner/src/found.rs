@@ -36,11 +36,24 @@ pub(crate) struct Start {
     pub(crate) reach: f64,
     /// Bounds that a search of the same question under other schedules left.
     pub(crate) bounds: Option<Arc<KnownBounds>>,
+    /// How what was found is looked at again.
+    pub(crate) again: Again,
+}
+
+/// How what was found is looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Again {
+    /// Not at all.
+    Never,
+    /// In fused forms of layers.
+    InForms,
+    /// And in more ways, with tensor degrees by name, where that may say more.
+    InMoreWays,
 }
 
 impl Default for Start {
     fn default() -> Self {
-        Self { work: 0, limit: None, reach: WORTH_SHOWING, bounds: None }
+        Self { work: 0, limit: None, reach: WORTH_SHOWING, bounds: None, again: Again::InMoreWays }
     }
 }
 
@@ -143,6 +156,8 @@ pub enum Further {
     SplitUnasked,
     /// The memory of hosts was asked.
     HostsInVain,
+    /// Nothing was but what is near a plan that ran.
+    NearAlone,
 }
 
 impl Further {
@@ -156,6 +171,10 @@ impl Further {
             Self::NoSplitFaster => "; of schedules that split backward no plan was found that is faster",
             Self::SplitUnasked => "; schedules that split backward were not all asked",
             Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
+            Self::NearAlone => {
+                "; the space is that of these degrees and this number of stages: others near a plan that ran were \
+                 searched too, and none further away"
+            }
         }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn split<'a>(
     let mut is_faster = false;
     for Question { layouts, reach, .. } in questions {
         let bounds = Some(Arc::clone(&found.scope.bounds));
-        let start = Start { work: found.tally.work, limit, reach: *reach, bounds };
+        let start = Start { work: found.tally.work, limit, reach: *reach, bounds, ..Start::default() };
         let (other, own) = search_all(layouts, constants, start, watch);
         match other {
             Ok(other) => {

@@ -64,6 +64,7 @@ pub mod chosen;
 pub mod document;
 mod share_plans;
 mod tensor_shares;
+pub mod near;
 pub mod pareto;
 pub mod target;
 

@@ -24,7 +24,7 @@ use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
 use crate::enumerate::{candidates, named_candidates};
 use crate::evaluate::Asking;
 use crate::forms::Forms;
-use crate::found::{Found, Start, Tally, WORTH_SHOWING, lesser};
+use crate::found::{Again, Found, Start, Tally, WORTH_SHOWING, lesser};
 use crate::frontier::{Frontier, Refined, Task, dividing};
 use crate::inside::inside;
 use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
@@ -132,10 +132,12 @@ fn searched<'a>(
         let what = "nothing is within reach of what is known".into();
         return Err(NoPlan::Impossible { what });
     }
-    polish(&scope, &mut worked, tally, stop);
+    if start.again >= Again::InForms {
+        polish(&scope, &mut worked, tally, stop);
+    }
     let n_candidates = candidates.iter().filter(|one| scope.has_schedule(one)).count();
     let misses = worked.first().is_some_and(|best| misses(n_candidates, tally.inside_bound, best));
-    if misses && !tally.stopped {
+    if misses && start.again == Again::InMoreWays && !tally.stopped {
         let named = if few_fit { Vec::new() } else { named_candidates(&scope, least_degree) };
         let watch = (stop, on_progress);
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);

@@ -36,7 +36,7 @@ const FEW_CANDIDATES: u64 = 400;
 const FEW_ACTIONS: u64 = 128;
 
 /// A plan of such a schedule takes no more than this part of the fastest of others: fewer engines run it.
-const WORTH: f64 = 39.0 / 40.0;
+pub(crate) const WORTH: f64 = 39.0 / 40.0;
 
 /// What is slower than so many times what must be undercut does not come to that by other choices: of 40 questions none did.
 const REACH: f64 = 1.03;

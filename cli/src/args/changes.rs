@@ -58,6 +58,9 @@ pub(crate) struct ReplanArgs {
     /// Give the other cluster so many nodes
     #[arg(long, value_name = "N", requires = "cluster", conflicts_with_all = ["lost", "lost_nodes", "gained"], value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub(crate) nodes: Option<u64>,
+    /// Look at every plan, as `planner optimize` does, and not only near the one that ran
+    #[arg(long)]
+    pub(crate) anew: bool,
     /// Choices to keep, as for `planner optimize`
     #[arg(long, value_name = "NAME=VALUE,...", help_heading = "Choices")]
     pub(crate) pin: Vec<String>,

@@ -1,0 +1,414 @@
+//! Plans near one that ran, on other numbers of devices: its degrees, or one of them twice or half as large.
+//!
+//! Training that lost devices waits for the answer. What was fastest mostly is so still, with other numbers of replicas and of
+//! stages. So here the degrees inside a replica, the number of stages and the micro-batch are named, which leaves one candidate; the
+//! most promising come first, and what was found by one is the limit of the next, so that bounds end most questions at once:
+//!
+//! ```text
+//! devices x stages, with the degrees as they were          -> places(), by promise()
+//! devices x stages, with one degree of the best changed    -> neighbours(), again until none is faster
+//! all of it by schedules that split backward               where `optimize` asks for them
+//! all of it with the memory of hosts                       where nothing fits without
+//! ```
+//! What is found is a plan like any other, with its own price and proof. That it was looked for here alone, its proof says.
+
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+
+use cost_model::Constants;
+use ir::names::{Offload, OnHost, Roles};
+use ir::plan::Plan;
+use ir::units::Seconds;
+use rayon::prelude::*;
+
+use crate::forbid::kind_of;
+use crate::found::{Again, Found, Further, Start};
+use crate::optimize::search_from;
+use crate::request::{NoPlan, OnProgress, Pins, Request, ScheduleKind, SharesKind, Stop};
+use crate::shapes::divisors;
+use crate::{offload, on_cluster, split_schedules, written};
+
+/// Questions of a round at most.
+const MOST_ASKED: usize = 16;
+
+/// Questions that are asked at a time: a fixed number, so that threads do not change the answer.
+const TOGETHER: usize = 4;
+
+/// Rounds over neighbours at most.
+const ROUNDS: usize = 3;
+
+/// What promises to take more than so many times as long as the most promising is not asked.
+const PROMISING: f64 = 1.2;
+
+/// Twice or half as many stages as before promise to take so much longer.
+const FURTHER: f64 = 0.05;
+
+/// Why some number of devices has no plan.
+const UNDIVIDED: &str = "no numbers of replicas and stages divide the devices and the batch";
+
+/// All of it takes about as long as others take between two reports.
+const UNWATCHED: (Stop<'_>, OnProgress<'_>) = (Stop { work: None, asked: &|| false }, &|_| ());
+
+/// What came of one number of devices.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// A plan that takes so long: the fastest of them.
+    Found(Seconds),
+    /// None that is faster than what was found before, or that promises to be.
+    NoFaster,
+    /// None at all, and why.
+    NoPlan(String),
+}
+
+/// The fastest plan near one that ran.
+pub struct Near {
+    /// The plan.
+    pub plan: Plan,
+    /// What came of every number of devices that was asked about, in the order of the questions.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// Degrees inside a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Degrees {
+    tp: u64,
+    cp: u64,
+    ep: u64,
+    /// Whether experts are cut as products are.
+    cuts_experts: bool,
+    /// Sequences of a replica's micro-batch, or fewer where these do not divide its part of the batch.
+    micro_batch: u64,
+}
+
+impl Degrees {
+    /// Those of a plan, but for what the user pinned.
+    fn of(roles: &Roles, pins: &Pins) -> Self {
+        Self {
+            tp: pins.tp.unwrap_or(roles.tp),
+            cp: pins.cp.unwrap_or(roles.cp),
+            ep: pins.ep.unwrap_or(roles.ep),
+            cuts_experts: pins.etp.unwrap_or(roles.etp) > 1,
+            micro_batch: pins.micro_batch.unwrap_or(roles.micro_batch),
+        }
+    }
+
+    /// One of them twice or half as large, as far as the user leaves it open.
+    fn neighbours(self, pins: &Pins) -> Vec<Self> {
+        let other = |degree: u64, is_open: bool| {
+            let both = [degree.is_multiple_of(2).then_some(degree / 2), degree.checked_mul(2)];
+            both.into_iter().flatten().filter(move |_| is_open)
+        };
+        let tp = other(self.tp, pins.tp.is_none()).map(|tp| Self { tp, ..self });
+        let cp = other(self.cp, pins.cp.is_none()).map(|cp| Self { cp, ..self });
+        let ep = other(self.ep, pins.ep.is_none() && self.ep > 1).map(|ep| Self { ep, ..self });
+        let micro_batch = other(self.micro_batch, pins.micro_batch.is_none());
+        let micro_batch = micro_batch.map(|micro_batch| Self { micro_batch, ..self });
+        tp.chain(cp).chain(ep).chain(micro_batch).collect()
+    }
+}
+
+/// Where a plan is looked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Place {
+    /// Which of the questions.
+    at: usize,
+    /// With the micro-batch that divides the batch.
+    degrees: Degrees,
+    n_stages: u64,
+    /// Its least time by the shape of its pipeline alone, in that of one device.
+    promise: f64,
+}
+
+/// The numbers of stages and replicas that divide the devices of a question and its batch.
+fn places(at: usize, request: &Request, degrees: Degrees, before: &Roles) -> Vec<Place> {
+    let pins = &request.pins;
+    let n_devices = request.cluster.n_devices();
+    let Some(inside) = degrees.tp.checked_mul(degrees.cp).filter(|inside| *inside > 0) else {
+        return Vec::new();
+    };
+    let numbers = match pins.pp {
+        Some(pp) => pp..=pp,
+        None => 1..=request.model.n_layers(),
+    };
+    let place = |n_stages: u64| {
+        let stage = n_devices.checked_div(n_stages).filter(|stage| stage * n_stages == n_devices)?;
+        let dp = (stage / inside).max(1);
+        let divides = dp * inside == stage
+            && request.job.global_batch.is_multiple_of(dp)
+            && stage.checked_rem(degrees.ep) == Some(0)
+            && pins.dp.is_none_or(|wanted| wanted == dp);
+        let sequences = request.job.global_batch / dp;
+        let micro_batch = divisors(sequences).into_iter().rev().find(|b| *b <= degrees.micro_batch)?;
+        let divides = divides && pins.micro_batch.is_none_or(|wanted| wanted == micro_batch);
+        let pipeline = (n_stages, sequences / micro_batch, n_devices);
+        let promise = promise(request.model.n_layers(), pipeline, (before.pp, before.vpp));
+        divides.then_some(Place { at, degrees: Degrees { micro_batch, ..degrees }, n_stages, promise })
+    };
+    numbers.filter_map(place).collect()
+}
+
+/// How long a step takes at best for its bubble and its longest stage, in the time of one device, and more the further the number
+/// of stages is from what it was:
+///
+/// ```text
+/// (1 + (p - 1) / (m v)) (ceil(L / p) p / L) / n        m micro-batches, v virtual stages
+/// ```
+/// where a rank has no more virtual stages than before, nor than layers (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+fn promise(n_layers: u64, (p, m, n_devices): (u64, u64, u64), (pp, vpp): (u64, u64)) -> f64 {
+    // Embedding and head stand beside layers, or are stages of their own.
+    let n_layers = n_layers.saturating_sub(2).max(1) as f64;
+    let (m, p) = (m.max(1) as f64, p as f64);
+    let v = (n_layers / p).floor().clamp(1.0, vpp.max(1) as f64);
+    let further = 1.0 + FURTHER * (p / pp.max(1) as f64).log2().abs();
+    let longest = ((n_layers / p).ceil() * p / n_layers).max(1.0);
+    further * (1.0 + (p - 1.0) / (m * v)) * longest / n_devices as f64
+}
+
+/// The question at a place; with what is pinned, which is what the place has.
+fn question(request: &Request, place: &Place, schedule: Option<ScheduleKind>) -> Request {
+    let (pins, Degrees { tp, cp, ep, cuts_experts, micro_batch }) = (&request.pins, place.degrees);
+    let is_mixture = ep > 1 || cuts_experts;
+    let etp = if cuts_experts { tp } else { 1 };
+    let pins = Pins {
+        tp: Some(tp),
+        cp: Some(cp),
+        pp: Some(place.n_stages),
+        micro_batch: Some(micro_batch),
+        ep: pins.ep.or(is_mixture.then_some(ep)),
+        etp: pins.etp.or((is_mixture && tp > 1).then_some(etp)),
+        shares: Some(SharesKind::Equal),
+        schedule: schedule.or(pins.schedule),
+        split_backward: pins.split_backward.filter(|_| schedule.is_none()),
+        ..pins.clone()
+    };
+    Request { pins, ..request.clone() }
+}
+
+/// The most promising of some places, as far as they could be the fastest.
+fn most_promising(mut places: Vec<Place>) -> Vec<Place> {
+    places.sort_by(|a, b| a.promise.total_cmp(&b.promise));
+    let least = places.first().map_or(0.0, |place| place.promise);
+    places.retain(|place| place.promise <= least * PROMISING);
+    places.truncate(MOST_ASKED);
+    places
+}
+
+/// The fastest plan near one that ran over several questions, which differ in their devices alone. `None` where nothing near it
+/// fits on any, or where devices are not all alike.
+///
+/// # Errors
+/// Where a plan that was found contradicts itself.
+pub fn optimize_near(requests: &[Request], before: &Plan) -> Result<Option<Near>, NoPlan> {
+    let Some(first) = requests.first() else { return Ok(None) };
+    if requests.iter().any(|request| request.cluster.is_mixed()) {
+        return Ok(None);
+    }
+    let roles = &before.roles;
+    let had_hosts = roles.offload != Offload::None
+        || roles.kept_on_host != OnHost::None
+        || roles.parameters_on_host != OnHost::None;
+    if !offload::is_open(&first.pins) {
+        return near(requests, before);
+    }
+    let with_hosts: Vec<Request> = requests.iter().map(offload::allowed).collect();
+    if had_hosts {
+        return near(&with_hosts, before);
+    }
+    let without = |near: Near| Near { plan: offload::without(near.plan, first), ..near };
+    match near(requests, before)? {
+        Some(found) => Ok(Some(without(found))),
+        None => Ok(near(&with_hosts, before)?.map(|near| Near { plan: offload::with(near.plan), ..near })),
+    }
+}
+
+fn near(requests: &[Request], before: &Plan) -> Result<Option<Near>, NoPlan> {
+    let world = |request: &Request| on_cluster(request, Constants::load());
+    let worlds: Vec<Constants> = requests.iter().map(world).collect::<Result<_, _>>()?;
+    let most = MOST_ASKED * (ROUNDS + 1) * (1 + split_schedules::KINDS.len());
+    let questions: Vec<OnceCell<Request>> = vec![OnceCell::new(); most];
+    let mut climb = Climb {
+        requests,
+        worlds: &worlds,
+        questions: questions.iter(),
+        before: &before.roles,
+        outcomes: vec![Outcome::NoPlan(UNDIVIDED.into()); requests.len()],
+        best: None,
+    };
+    let degrees = Degrees::of(&before.roles, &requests[0].pins);
+    climb.from(&[degrees], (None, 1.0));
+    let Some((_, found)) = &climb.best else { return Ok(None) };
+    let whole = found.ranking.first().map(|best| (best.step_time(), best.schedule));
+    // Schedules that split backward: the one that is a rule, as `optimize` asks for it, and that of the plan.
+    let asked = split_schedules::questions(found, std::slice::from_ref(found.scope.request));
+    let is_wanted =
+        |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV || kind_of(before.schedule) == Some(*kind);
+    for kind in asked.into_iter().map(|question| question.kind).filter(is_wanted) {
+        let Some((place, _)) = &climb.best else { break };
+        climb.from(&[place.degrees, degrees], (Some(kind), split_schedules::WORTH));
+    }
+    let Climb { best, mut outcomes, .. } = climb;
+    let Some((place, found)) = best else { return Ok(None) };
+    // Of all that are compared as they are, the fastest is looked at once more.
+    let again = Start { again: Again::InForms, ..Start::default() };
+    let (looked_at, _) = search_from(found.scope.request, &worlds[place.at], again, UNWATCHED);
+    let mut found = looked_at.unwrap_or(found);
+    found.tally.further.insert(Further::NearAlone);
+    let plan = split_schedules::instead(written(&found, &worlds[place.at])?, whole);
+    if let Some(predicted) = &plan.predicted {
+        outcomes[place.at] = Outcome::Found(predicted.step_time_s);
+    }
+    Ok(Some(Near { plan, outcomes }))
+}
+
+/// A search that goes from one degree to its neighbours.
+struct Climb<'s> {
+    requests: &'s [Request],
+    worlds: &'s [Constants],
+    /// Room for questions, on which what is found stands.
+    questions: std::slice::Iter<'s, OnceCell<Request>>,
+    before: &'s Roles,
+    outcomes: Vec<Outcome>,
+    best: Option<(Place, Found<'s>)>,
+}
+
+impl<'s> Climb<'s> {
+    /// Looks for what is faster than the best so far from some degrees on, until no neighbour is, by one schedule, or by all that do not
+    /// split backward; the first that is found takes no more than a part of the best.
+    fn from(&mut self, starts: &[Degrees], (schedule, mut worth): (Option<ScheduleKind>, f64)) {
+        let pins = &self.requests[0].pins;
+        let mut known: BTreeSet<(usize, Degrees, u64)> = BTreeSet::new();
+        let mut next: Vec<Place> = starts.iter().flat_map(|&degrees| self.places(degrees)).collect();
+        for _ in 0..=ROUNDS {
+            next.retain(|place| known.insert((place.at, place.degrees, place.n_stages)));
+            let (places, mut last) = (most_promising(next), None);
+            let mut left = places.as_slice();
+            while !left.is_empty() {
+                // Without a limit a question takes long.
+                let n = if self.best.is_some() { TOGETHER.min(left.len()) } else { 1 };
+                let some;
+                (some, left) = left.split_at(n);
+                if let Some(place) = self.faster(some, (schedule, worth)) {
+                    (last, worth) = (Some(place), 1.0);
+                }
+            }
+            // Where nothing fits, it may with other degrees.
+            let around = match (last, &self.best) {
+                (Some(place), _) => place.degrees,
+                (None, None) => starts[0],
+                (None, Some(_)) => break,
+            };
+            next = around.neighbours(pins).into_iter().flat_map(|degrees| self.places(degrees)).collect();
+        }
+    }
+
+    fn places(&self, degrees: Degrees) -> Vec<Place> {
+        let of = |(at, request)| places(at, request, degrees, self.before);
+        self.requests.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// The fastest of some places if it takes less than a part of the best; then it is the best. All have one limit, so that threads do
+    /// not change what is found.
+    fn faster(&mut self, some: &[Place], (schedule, worth): (Option<ScheduleKind>, f64)) -> Option<Place> {
+        let best = self.best.as_ref().and_then(|(_, found)| found.ranking.first());
+        let limit = best.map(|best| best.step_time() * worth);
+        let asked: Vec<(Place, &'s Request)> = some
+            .iter()
+            .zip(&mut self.questions)
+            .map(|(place, slot)| {
+                (*place, slot.get_or_init(|| question(&self.requests[place.at], place, schedule)))
+            })
+            .collect();
+        let worlds = self.worlds;
+        let ask = |&(place, request): &(Place, &'s Request)| {
+            let start = Start { limit, reach: 1.0, again: Again::Never, ..Start::default() };
+            search_from(request, &worlds[place.at], start, UNWATCHED)
+        };
+        let all: Vec<_> = asked.par_iter().with_max_len(1).map(ask).collect();
+        let mut least = limit;
+        let mut faster = None;
+        for ((place, _), (found, tally)) in asked.into_iter().zip(all) {
+            let time = found.as_ref().ok().and_then(|found| Some(found.ranking.first()?.step_time()));
+            let outcome = match (found, time) {
+                (Ok(found), Some(time)) if least.is_none_or(|least| time < least) => {
+                    (least, faster) = (Some(time), Some(place));
+                    self.best = Some((place, found));
+                    Outcome::Found(time)
+                }
+                (Err(why), _) if limit.is_none() || tally.n_bounded + tally.n_simulated == 0 => {
+                    Outcome::NoPlan(why.to_string())
+                }
+                (Ok(_) | Err(_), _) => Outcome::NoFaster,
+            };
+            self.outcomes[place.at].learn(outcome);
+        }
+        faster
+    }
+}
+
+impl Outcome {
+    /// Takes in what came of another question about as many devices.
+    fn learn(&mut self, next: Self) {
+        match (&self, &next) {
+            (_, Self::Found(_)) | (Self::NoPlan(_), _) => *self = next,
+            (Self::Found(_) | Self::NoFaster, Self::NoFaster | Self::NoPlan(_)) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEGREES: Degrees = Degrees { tp: 4, cp: 1, ep: 1, cuts_experts: false, micro_batch: 2 };
+
+    #[test]
+    fn neighbours_differ_in_one_degree_that_is_open() {
+        let of = |pins: &Pins| -> Vec<[u64; 4]> {
+            let all = DEGREES.neighbours(pins).into_iter();
+            all.map(|Degrees { tp, cp, ep, micro_batch, .. }| [tp, cp, ep, micro_batch]).collect()
+        };
+        assert_eq!(
+            of(&Pins::default()),
+            [[2, 1, 1, 2], [8, 1, 1, 2], [4, 2, 1, 2], [4, 1, 1, 1], [4, 1, 1, 4]]
+        );
+        let pins = Pins { tp: Some(4), micro_batch: Some(2), ..Pins::default() };
+        assert_eq!(of(&pins), [[4, 2, 1, 2]]);
+    }
+
+    /// 96 layers, an embedding and a head.
+    fn time(pipeline: (u64, u64, u64)) -> f64 {
+        promise(98, pipeline, (8, 4))
+    }
+
+    #[test]
+    fn a_promise_counts_devices_bubble_and_the_longest_stage() {
+        // Twelve layers of a stage in four virtual stages: a quarter of seven in 28.
+        assert!((time((8, 28, 1024)) * 1024.0 - 1.0625).abs() < 1e-12);
+        // As many stages, fewer devices or micro-batches.
+        assert!(time((8, 28, 1016)) > time((8, 28, 1024)) && time((8, 7, 1024)) > time((8, 28, 1024)));
+        // On 21 stages one has five of 96 layers, which is 105 for all, and no more than four virtual stages.
+        let of_21 = (1.0 + FURTHER * (21.0_f64 / 8.0).log2()) * (1.0 + 20.0 / (128.0 * 4.0)) * (105.0 / 96.0);
+        assert!((time((21, 128, 1008)) * 1008.0 - of_21).abs() < 1e-12);
+        // The head may be a stage of its own.
+        assert!(
+            (time((98, 1 << 40, 98)) * 98.0 / (1.0 + FURTHER * (98.0_f64 / 8.0).log2()) - 98.0 / 96.0).abs()
+                < 1e-6
+        );
+    }
+
+    #[test]
+    fn what_was_found_is_not_forgotten() {
+        let mut outcome = Outcome::NoPlan("too large".into());
+        for (next, then) in [
+            (Outcome::NoPlan("larger".into()), Outcome::NoPlan("larger".into())),
+            (Outcome::NoFaster, Outcome::NoFaster),
+            (Outcome::NoPlan("too large".into()), Outcome::NoFaster),
+            (Outcome::Found(Seconds(2.0)), Outcome::Found(Seconds(2.0))),
+            (Outcome::NoFaster, Outcome::Found(Seconds(2.0))),
+            (Outcome::Found(Seconds(1.0)), Outcome::Found(Seconds(1.0))),
+        ] {
+            outcome.learn(next);
+            assert_eq!(outcome, then);
+        }
+    }
+}
