@@ -31,11 +31,10 @@ use crate::search::pool;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
 
-/// Sizes of the cluster for which a plan is looked for near the one that ran, from the largest: one that uses all devices may
-/// divide badly.
-const SIZES: usize = 8;
+/// Sizes of the cluster that are thought of, from the largest: one that uses all devices may divide badly.
+const MOST_SIZES: usize = 4096;
 
-/// The same where every plan is looked at.
+/// Of these, the largest for which everything is looked at, where it is.
 const SIZES_ANEW: usize = 3;
 
 /// The command's answer.
@@ -128,7 +127,8 @@ pub(crate) fn replanned(
 ) -> Result<(Answer, Plan), Failure> {
     let (tried, next) = next(args, (plan, opened), now)?;
     let next = proven(Plan { tool_version: plan.tool_version.clone(), inputs: plan.inputs.clone(), ..next })?;
-    Ok((answer((plan, opened), &next, now, tried)?, next))
+    let answer = || answer((plan, opened), &next, now, tried);
+    Ok((pool(&args.threads)?.install(answer)?, next))
 }
 
 /// Why a plan whose devices run several ranks is not planned anew here.
@@ -192,7 +192,7 @@ fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
 
 /// The largest clusters that the devices make. Where nodes are told apart, fewer devices are the first nodes, and more have
 /// new nodes behind those of their group.
-fn sizes(now: &Now, most: usize) -> Vec<Cluster> {
+fn sizes(now: &Now) -> Vec<Cluster> {
     let cluster = &now.cluster;
     let told_apart = cluster.groups.len() > 1 || is_numbered(cluster);
     let of = |n: u64| match n.cmp(&cluster.n_devices()) {
@@ -203,7 +203,7 @@ fn sizes(now: &Now, most: usize) -> Vec<Cluster> {
         }
         Ordering::Less | Ordering::Greater => rescale(cluster, Size::Devices(n)).ok(),
     };
-    (1..=now.n_devices).rev().filter_map(of).take(most).collect()
+    (1..=now.n_devices).rev().filter_map(of).take(MOST_SIZES).collect()
 }
 
 /// The first nodes of a cluster with so many devices, if whole nodes have.
@@ -241,22 +241,30 @@ fn next(
 ) -> Result<(Vec<Tried>, Plan), Failure> {
     let pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&pins, "take back one of --pin and --forbid")?;
-    let asked = priced::request(plan, opened);
-    let request = |cluster| Request { cluster, pins: pins.clone(), ..asked.clone() };
-    if !args.anew {
-        let requests: Vec<Request> = sizes(now, SIZES).into_iter().map(request).collect();
-        let near = || optimize_near(&requests, plan);
-        let near = pool(&args.threads)?.install(near)?;
-        if let Some(Near { plan, outcomes }) = near {
-            let tried = requests.iter().zip(outcomes);
-            let tried = tried.map(|(request, outcome)| Tried::of(request.cluster.n_devices(), outcome));
+    let asked = Request { pins, ..priced::request(plan, opened) };
+    let mut clusters = sizes(now);
+    // With less than half of them nothing is as fast, but where little more fits into a node.
+    clusters.retain(|cluster| 2 * cluster.n_devices() >= now.n_devices);
+    let near = pool(&args.threads)?.install(|| optimize_near(&asked, &clusters, plan))?;
+    let n_near = match near {
+        Some(Near { plan, outcomes }) if !args.anew => {
+            let tried = outcomes.into_iter();
+            let tried = tried.map(|(at, outcome)| Tried::of(clusters[at].n_devices(), outcome));
             return Ok((tried.collect(), plan));
         }
-    }
+        // Where everything is looked at, that number of devices is, too.
+        Some(Near { plan, .. }) => Some(plan.n_devices()),
+        None => None,
+    };
+    let mut at = 0;
+    clusters.retain(|cluster| {
+        at += 1;
+        at <= SIZES_ANEW || Some(cluster.n_devices()) == n_near
+    });
     let (mut tried, mut best, mut trouble) = (Vec::new(), None::<(f64, Plan)>, None);
-    for cluster in sizes(now, SIZES_ANEW) {
+    for cluster in clusters {
         let n_devices = cluster.n_devices();
-        let request = request(cluster);
+        let request = Request { cluster, ..asked.clone() };
         let constants = Constants::load();
         // Ranks are devices that hold states: groups of a mixed cluster stay where they are.
         let found =

@@ -13,9 +13,10 @@
 //! What is found is a plan like any other, with its own price and proof. That it was looked for here alone, its proof says.
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::Constants;
+use ir::cluster::Cluster;
 use ir::names::{Offload, OnHost, Roles};
 use ir::plan::Plan;
 use ir::units::Seconds;
@@ -64,8 +65,8 @@ pub enum Outcome {
 pub struct Near {
     /// The plan.
     pub plan: Plan,
-    /// What came of every number of devices that was asked about, in the order of the questions.
-    pub outcomes: Vec<Outcome>,
+    /// What came of the first of the clusters, and of those that were asked about, by their places among them.
+    pub outcomes: BTreeMap<usize, Outcome>,
 }
 
 /// Degrees inside a replica.
@@ -110,7 +111,7 @@ impl Degrees {
 /// Where a plan is looked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Place {
-    /// Which of the questions.
+    /// Which of the clusters.
     at: usize,
     /// With the micro-batch that divides the batch.
     degrees: Degrees,
@@ -119,10 +120,13 @@ struct Place {
     promise: f64,
 }
 
-/// The numbers of stages and replicas that divide the devices of a question and its batch.
-fn places(at: usize, request: &Request, degrees: Degrees, before: &Roles) -> Vec<Place> {
+/// The numbers of stages and replicas that divide the devices of a cluster and the batch of a question.
+fn places(
+    request: &Request,
+    (at, n_devices): (usize, u64),
+    (degrees, before): (Degrees, &Roles),
+) -> Vec<Place> {
     let pins = &request.pins;
-    let n_devices = request.cluster.n_devices();
     let Some(inside) = degrees.tp.checked_mul(degrees.cp).filter(|inside| *inside > 0) else {
         return Vec::new();
     };
@@ -165,7 +169,7 @@ fn promise(n_layers: u64, (p, m, n_devices): (u64, u64, u64), (pp, vpp): (u64, u
 }
 
 /// The question at a place; with what is pinned, which is what the place has.
-fn question(request: &Request, place: &Place, schedule: Option<ScheduleKind>) -> Request {
+fn question(request: &Request, cluster: &Cluster, place: &Place, schedule: Option<ScheduleKind>) -> Request {
     let (pins, Degrees { tp, cp, ep, cuts_experts, micro_batch }) = (&request.pins, place.degrees);
     let is_mixture = ep > 1 || cuts_experts;
     let etp = if cuts_experts { tp } else { 1 };
@@ -181,7 +185,7 @@ fn question(request: &Request, place: &Place, schedule: Option<ScheduleKind>) ->
         split_backward: pins.split_backward.filter(|_| schedule.is_none()),
         ..pins.clone()
     };
-    Request { pins, ..request.clone() }
+    Request { pins, cluster: cluster.clone(), ..request.clone() }
 }
 
 /// The most promising of some places, as far as they could be the fastest.
@@ -193,48 +197,51 @@ fn most_promising(mut places: Vec<Place>) -> Vec<Place> {
     places
 }
 
-/// The fastest plan near one that ran over several questions, which differ in their devices alone. `None` where nothing near it
+/// The fastest plan near one that ran for a question on any of several clusters in place of its own. `None` where nothing near it
 /// fits on any, or where devices are not all alike.
 ///
 /// # Errors
 /// Where a plan that was found contradicts itself.
-pub fn optimize_near(requests: &[Request], before: &Plan) -> Result<Option<Near>, NoPlan> {
-    let Some(first) = requests.first() else { return Ok(None) };
-    if requests.iter().any(|request| request.cluster.is_mixed()) {
+pub fn optimize_near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option<Near>, NoPlan> {
+    if clusters.is_empty() || clusters.iter().any(Cluster::is_mixed) {
         return Ok(None);
     }
     let roles = &before.roles;
     let had_hosts = roles.offload != Offload::None
         || roles.kept_on_host != OnHost::None
         || roles.parameters_on_host != OnHost::None;
-    if !offload::is_open(&first.pins) {
-        return near(requests, before);
+    if !offload::is_open(&request.pins) {
+        return near(request, clusters, before);
     }
-    let with_hosts: Vec<Request> = requests.iter().map(offload::allowed).collect();
+    let with_hosts = offload::allowed(request);
     if had_hosts {
-        return near(&with_hosts, before);
+        return near(&with_hosts, clusters, before);
     }
-    let without = |near: Near| Near { plan: offload::without(near.plan, first), ..near };
-    match near(requests, before)? {
-        Some(found) => Ok(Some(without(found))),
-        None => Ok(near(&with_hosts, before)?.map(|near| Near { plan: offload::with(near.plan), ..near })),
+    if let Some(Near { plan, outcomes }) = near(request, clusters, before)? {
+        let crowded = Request { cluster: plan.cluster.clone(), ..request.clone() };
+        return Ok(Some(Near { plan: offload::without(plan, &crowded), outcomes }));
     }
+    let found = near(&with_hosts, clusters, before)?;
+    Ok(found.map(|Near { plan, outcomes }| Near { plan: offload::with(plan), outcomes }))
 }
 
-fn near(requests: &[Request], before: &Plan) -> Result<Option<Near>, NoPlan> {
-    let world = |request: &Request| on_cluster(request, Constants::load());
-    let worlds: Vec<Constants> = requests.iter().map(world).collect::<Result<_, _>>()?;
+fn near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option<Near>, NoPlan> {
     let most = MOST_ASKED * (ROUNDS + 1) * (1 + split_schedules::KINDS.len());
+    let world = on_cluster(request, Constants::load())?;
     let questions: Vec<OnceCell<Request>> = vec![OnceCell::new(); most];
+    let degrees = Degrees::of(&before.roles, &request.pins);
     let mut climb = Climb {
-        requests,
-        worlds: &worlds,
+        request,
+        clusters,
+        world: &world,
         questions: questions.iter(),
         before: &before.roles,
-        outcomes: vec![Outcome::NoPlan(UNDIVIDED.into()); requests.len()],
+        outcomes: BTreeMap::from([(0, Outcome::NoPlan(UNDIVIDED.into()))]),
         best: None,
     };
-    let degrees = Degrees::of(&before.roles, &requests[0].pins);
+    if !places(request, (0, clusters[0].n_devices()), (degrees, &before.roles)).is_empty() {
+        climb.outcomes.insert(0, Outcome::NoFaster);
+    }
     climb.from(&[degrees], (None, 1.0));
     let Some((_, found)) = &climb.best else { return Ok(None) };
     let whole = found.ranking.first().map(|best| (best.step_time(), best.schedule));
@@ -250,24 +257,26 @@ fn near(requests: &[Request], before: &Plan) -> Result<Option<Near>, NoPlan> {
     let Some((place, found)) = best else { return Ok(None) };
     // Of all that are compared as they are, the fastest is looked at once more.
     let again = Start { again: Again::InForms, ..Start::default() };
-    let (looked_at, _) = search_from(found.scope.request, &worlds[place.at], again, UNWATCHED);
+    let (looked_at, _) = search_from(found.scope.request, &world, again, UNWATCHED);
     let mut found = looked_at.unwrap_or(found);
     found.tally.further.insert(Further::NearAlone);
-    let plan = split_schedules::instead(written(&found, &worlds[place.at])?, whole);
+    let plan = split_schedules::instead(written(&found, &world)?, whole);
     if let Some(predicted) = &plan.predicted {
-        outcomes[place.at] = Outcome::Found(predicted.step_time_s);
+        outcomes.insert(place.at, Outcome::Found(predicted.step_time_s));
     }
     Ok(Some(Near { plan, outcomes }))
 }
 
 /// A search that goes from one degree to its neighbours.
 struct Climb<'s> {
-    requests: &'s [Request],
-    worlds: &'s [Constants],
+    request: &'s Request,
+    clusters: &'s [Cluster],
+    /// The same on all clusters.
+    world: &'s Constants,
     /// Room for questions, on which what is found stands.
     questions: std::slice::Iter<'s, OnceCell<Request>>,
     before: &'s Roles,
-    outcomes: Vec<Outcome>,
+    outcomes: BTreeMap<usize, Outcome>,
     best: Option<(Place, Found<'s>)>,
 }
 
@@ -275,7 +284,7 @@ impl<'s> Climb<'s> {
     /// Looks for what is faster than the best so far from some degrees on, until no neighbour is, by one schedule, or by all that do not
     /// split backward; the first that is found takes no more than a part of the best.
     fn from(&mut self, starts: &[Degrees], (schedule, mut worth): (Option<ScheduleKind>, f64)) {
-        let pins = &self.requests[0].pins;
+        let pins = &self.request.pins;
         let mut known: BTreeSet<(usize, Degrees, u64)> = BTreeSet::new();
         let mut next: Vec<Place> = starts.iter().flat_map(|&degrees| self.places(degrees)).collect();
         for _ in 0..=ROUNDS {
@@ -302,8 +311,10 @@ impl<'s> Climb<'s> {
     }
 
     fn places(&self, degrees: Degrees) -> Vec<Place> {
-        let of = |(at, request)| places(at, request, degrees, self.before);
-        self.requests.iter().enumerate().flat_map(of).collect()
+        let of = |(at, cluster): (usize, &Cluster)| {
+            places(self.request, (at, cluster.n_devices()), (degrees, self.before))
+        };
+        self.clusters.iter().enumerate().flat_map(of).collect()
     }
 
     /// The fastest of some places if it takes less than a part of the best; then it is the best. All have one limit, so that threads do
@@ -311,17 +322,15 @@ impl<'s> Climb<'s> {
     fn faster(&mut self, some: &[Place], (schedule, worth): (Option<ScheduleKind>, f64)) -> Option<Place> {
         let best = self.best.as_ref().and_then(|(_, found)| found.ranking.first());
         let limit = best.map(|best| best.step_time() * worth);
-        let asked: Vec<(Place, &'s Request)> = some
-            .iter()
-            .zip(&mut self.questions)
-            .map(|(place, slot)| {
-                (*place, slot.get_or_init(|| question(&self.requests[place.at], place, schedule)))
-            })
-            .collect();
-        let worlds = self.worlds;
-        let ask = |&(place, request): &(Place, &'s Request)| {
+        let asked = some.iter().zip(&mut self.questions).map(|(place, slot)| {
+            let asked = || question(self.request, &self.clusters[place.at], place, schedule);
+            (*place, slot.get_or_init(asked))
+        });
+        let asked: Vec<(Place, &'s Request)> = asked.collect();
+        let world = self.world;
+        let ask = |&(_, request): &(Place, &'s Request)| {
             let start = Start { limit, reach: 1.0, again: Again::Never, ..Start::default() };
-            search_from(request, &worlds[place.at], start, UNWATCHED)
+            search_from(request, world, start, UNWATCHED)
         };
         let all: Vec<_> = asked.par_iter().with_max_len(1).map(ask).collect();
         let mut least = limit;
@@ -339,7 +348,7 @@ impl<'s> Climb<'s> {
                 }
                 (Ok(_) | Err(_), _) => Outcome::NoFaster,
             };
-            self.outcomes[place.at].learn(outcome);
+            self.outcomes.entry(place.at).or_insert_with(|| outcome.clone()).learn(outcome);
         }
         faster
     }

@@ -24,6 +24,7 @@ use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
 use ir::program::HeldParameter;
 use ir::region::{Part, Region, cut_run};
+use rayon::prelude::*;
 
 use crate::rewrite::parts::{Stands, parts};
 
@@ -345,9 +346,20 @@ impl<'a> Reshard<'a> {
         if holders.contains(&to) {
             return to;
         }
-        let nearest = holders.iter().filter_map(|&holder| self.tier(holder, to)).min();
-        let near: Vec<u64> =
-            holders.iter().copied().filter(|&holder| self.tier(holder, to) == nearest).collect();
+        let mut nearest: Option<usize> = None;
+        let mut near: Vec<u64> = Vec::new();
+        for &holder in holders {
+            let tier = self.tier(holder, to);
+            // Where links say nothing, all are as near.
+            let is_nearer = tier.is_some_and(|tier| nearest.is_none_or(|nearest| tier < nearest));
+            if is_nearer {
+                nearest = tier;
+                near.clear();
+            }
+            if tier == nearest {
+                near.push(holder);
+            }
+        }
         near.get(to as usize % near.len().max(1)).copied().unwrap_or(to)
     }
 
@@ -402,9 +414,12 @@ impl<'a> Reshard<'a> {
         };
         for (wanted, takers) in self.to.ranks(layer, name, state) {
             for (given, holders) in &sources {
+                let mut givers: Option<Vec<u64>> = None;
                 for want in wanted {
                     for give in given.iter().filter(|give| give.common(want) > 0) {
-                        takers.iter().for_each(|&to| tell(self.giver(to, holders), to, give, want));
+                        let of_all = || takers.iter().map(|&to| self.giver(to, holders)).collect();
+                        let givers = givers.get_or_insert_with(of_all);
+                        takers.iter().zip(givers).for_each(|(&to, &mut from)| tell(from, to, give, want));
                     }
                 }
             }
@@ -422,13 +437,20 @@ impl<'a> Reshard<'a> {
 
     /// The whole map. Layers whose stages and entries are alike are worked out once.
     pub fn map(&self, sizes: StateSizes) -> ReshardMap {
-        let mut known: BTreeMap<Alike, Vec<OfState>> = BTreeMap::new();
+        let alike = |layer: usize| -> Alike {
+            let ((from, chunk), (to, other)) = (self.from.layers[layer], self.to.layers[layer]);
+            (from, to, self.from.plan.stages_of_chunk(chunk), self.to.plan.stages_of_chunk(other))
+        };
+        let layers = 0..self.from.layers.len();
+        let mut firsts: BTreeMap<Alike, usize> = BTreeMap::new();
+        layers.clone().for_each(|layer| {
+            firsts.entry(alike(layer)).or_insert(layer);
+        });
+        let known: BTreeMap<Alike, Vec<OfState>> =
+            firsts.into_par_iter().map(|(key, layer)| (key, self.of_layer(layer, sizes))).collect();
         let mut map = ReshardMap { pairs: BTreeMap::new(), tensors: BTreeMap::new(), missing: 0 };
-        for (layer, &(from, chunk)) in self.from.layers.iter().enumerate() {
-            let (to, other) = self.to.layers[layer];
-            let stages = (self.from.plan.stages_of_chunk(chunk), self.to.plan.stages_of_chunk(other));
-            let key = (from, to, stages.0, stages.1);
-            let list = known.entry(key).or_insert_with(|| self.of_layer(layer, sizes));
+        for layer in layers {
+            let list = &known[&alike(layer)];
             for one in list.iter() {
                 map.missing += one.missing;
                 let amount = map.tensors.entry(((layer as u64, one.name.clone()), one.state)).or_default();
