@@ -5,6 +5,7 @@
 #![warn(missing_docs)]
 
 mod failure;
+mod fewer;
 mod figures;
 mod table;
 mod interrupt;

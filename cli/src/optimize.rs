@@ -9,13 +9,14 @@ use planner::target::Target;
 use crate::args::{ObjectiveArg, OptimizeArgs, SolverArg, TargetArg};
 use crate::constraints;
 use crate::failure::Failure;
+use crate::fewer;
 use crate::forbid;
 use crate::objective;
 use crate::output::{check_writable, json, write_and_say};
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
-use crate::search::{search_for, search_within};
+use crate::search::{pool, search_for, search_within};
 use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
@@ -30,7 +31,12 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         ObjectiveArg::Time => {
             let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
             question.request.pins = pins;
-            let found = found(args, &mut question, terminal)?;
+            let mut found = found(args, &mut question, terminal)?;
+            if args.target.is_none() && matches!(args.solver, SolverArg::Structured) {
+                let request = &question.request;
+                let warning = pool(&args.threads)?.install(|| fewer::warning(request, &found))?;
+                found.warnings.extend(warning);
+            }
             (question, found, Vec::new())
         }
         other @ (ObjectiveArg::Cost | ObjectiveArg::Energy) => {

@@ -192,7 +192,7 @@ fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
 
 /// The largest clusters that the devices make. Where nodes are told apart, fewer devices are the first nodes, and more have
 /// new nodes behind those of their group.
-fn sizes(now: &Now) -> Vec<Cluster> {
+pub(crate) fn sizes(now: &Now) -> Vec<Cluster> {
     let cluster = &now.cluster;
     let told_apart = cluster.groups.len() > 1 || is_numbered(cluster);
     let of = |n: u64| match n.cmp(&cluster.n_devices()) {
@@ -204,6 +204,12 @@ fn sizes(now: &Now) -> Vec<Cluster> {
         Ordering::Less | Ordering::Greater => rescale(cluster, Size::Devices(n)).ok(),
     };
     (1..=now.n_devices).rev().filter_map(of).take(MOST_SIZES).collect()
+}
+
+/// Of some clusters those that have at least half of so many devices: with fewer hardly anything is as fast.
+pub(crate) fn at_least_half(mut clusters: Vec<Cluster>, n_devices: u64) -> Vec<Cluster> {
+    clusters.retain(|cluster| 2 * cluster.n_devices() >= n_devices);
+    clusters
 }
 
 /// The first nodes of a cluster with so many devices, if whole nodes have.
@@ -242,9 +248,7 @@ fn next(
     let pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&pins, "take back one of --pin and --forbid")?;
     let asked = Request { pins, ..priced::request(plan, opened) };
-    let mut clusters = sizes(now);
-    // With less than half of them nothing is as fast, but where little more fits into a node.
-    clusters.retain(|cluster| 2 * cluster.n_devices() >= now.n_devices);
+    let mut clusters = at_least_half(sizes(now), now.n_devices);
     let near = pool(&args.threads)?.install(|| optimize_near(&asked, &clusters, plan))?;
     let n_near = match near {
         Some(Near { plan, outcomes }) if !args.anew => {

@@ -41,6 +41,9 @@ const ROUNDS: usize = 3;
 /// What promises to take more than so many times as long as the most promising is not asked.
 const PROMISING: f64 = 1.2;
 
+/// Fewer devices are worth telling of where they take no more than this part of the time of all.
+const WORTH_TELLING: f64 = 0.95;
+
 /// Twice or half as many stages as before promise to take so much longer.
 const FURTHER: f64 = 0.05;
 
@@ -225,6 +228,49 @@ pub fn optimize_near(request: &Request, clusters: &[Cluster], before: &Plan) -> 
     Ok(found.map(|Near { plan, outcomes }| Near { plan: offload::with(plan), outcomes }))
 }
 
+/// On which of some smaller clusters a plan near one takes so much less than it that it is worth telling, and how long: where its devices
+/// divide badly, some do the same, or stages are of unequal length. `None` where nothing promises that, or nothing was found.
+///
+/// # Errors
+/// What is wrong with the cluster's calibration.
+pub fn faster_on_fewer(
+    request: &Request,
+    clusters: &[Cluster],
+    plan: &Plan,
+) -> Result<Option<(u64, Seconds)>, NoPlan> {
+    let (roles, n_devices) = (&plan.roles, plan.n_devices());
+    let Some(time) = plan.predicted.as_ref().map(|predicted| predicted.step_time_s) else { return Ok(None) };
+    if request.cluster.is_mixed() {
+        return Ok(None);
+    }
+    let at_work = roles.dp * roles.tp * roles.cp * roles.pp;
+    let pipeline = (roles.pp, roles.accumulation, at_work);
+    let own = promise(request.model.n_layers(), pipeline, (roles.pp, roles.vpp));
+    let degrees = Degrees::of(roles, &request.pins);
+    let is_promising = |cluster: &Cluster| {
+        let n = cluster.n_devices();
+        let places = places(request, (0, n), (degrees, roles));
+        n < n_devices && places.iter().any(|place| place.promise < own * WORTH_TELLING)
+    };
+    let clusters: Vec<Cluster> = clusters.iter().filter(|cluster| is_promising(cluster)).cloned().collect();
+    let world = on_cluster(request, Constants::load())?;
+    let questions: Vec<OnceCell<Request>> = vec![OnceCell::new(); MOST_ASKED * (ROUNDS + 1)];
+    let mut climb = Climb {
+        request,
+        clusters: &clusters,
+        world: &world,
+        questions: questions.iter(),
+        before: roles,
+        limit: Some(time * WORTH_TELLING),
+        outcomes: BTreeMap::new(),
+        best: None,
+    };
+    climb.from(&[degrees], (None, 1.0));
+    let Some((place, found)) = climb.best else { return Ok(None) };
+    let fastest = found.ranking.first().map(|best| best.step_time());
+    Ok(fastest.map(|time| (clusters[place.at].n_devices(), time)))
+}
+
 fn near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option<Near>, NoPlan> {
     let most = MOST_ASKED * (ROUNDS + 1) * (1 + split_schedules::KINDS.len());
     let world = on_cluster(request, Constants::load())?;
@@ -236,6 +282,7 @@ fn near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option
         world: &world,
         questions: questions.iter(),
         before: &before.roles,
+        limit: None,
         outcomes: BTreeMap::from([(0, Outcome::NoPlan(UNDIVIDED.into()))]),
         best: None,
     };
@@ -276,6 +323,8 @@ struct Climb<'s> {
     /// Room for questions, on which what is found stands.
     questions: std::slice::Iter<'s, OnceCell<Request>>,
     before: &'s Roles,
+    /// What is slower is of no interest, whatever is found.
+    limit: Option<Seconds>,
     outcomes: BTreeMap<usize, Outcome>,
     best: Option<(Place, Found<'s>)>,
 }
@@ -293,7 +342,8 @@ impl<'s> Climb<'s> {
             let mut left = places.as_slice();
             while !left.is_empty() {
                 // Without a limit a question takes long.
-                let n = if self.best.is_some() { TOGETHER.min(left.len()) } else { 1 };
+                let n =
+                    if self.best.is_some() || self.limit.is_some() { TOGETHER.min(left.len()) } else { 1 };
                 let some;
                 (some, left) = left.split_at(n);
                 if let Some(place) = self.faster(some, (schedule, worth)) {
@@ -303,8 +353,8 @@ impl<'s> Climb<'s> {
             // Where nothing fits, it may with other degrees.
             let around = match (last, &self.best) {
                 (Some(place), _) => place.degrees,
-                (None, None) => starts[0],
-                (None, Some(_)) => break,
+                (None, None) if self.limit.is_none() => starts[0],
+                (None, _) => break,
             };
             next = around.neighbours(pins).into_iter().flat_map(|degrees| self.places(degrees)).collect();
         }
@@ -321,7 +371,7 @@ impl<'s> Climb<'s> {
     /// not change what is found.
     fn faster(&mut self, some: &[Place], (schedule, worth): (Option<ScheduleKind>, f64)) -> Option<Place> {
         let best = self.best.as_ref().and_then(|(_, found)| found.ranking.first());
-        let limit = best.map(|best| best.step_time() * worth);
+        let limit = best.map_or(self.limit, |best| Some(best.step_time() * worth));
         let asked = some.iter().zip(&mut self.questions).map(|(place, slot)| {
             let asked = || question(self.request, &self.clusters[place.at], place, schedule);
             (*place, slot.get_or_init(asked))

@@ -131,3 +131,19 @@ fn what_is_near_is_about_as_fast_as_what_is_found_anew() {
     }
     assert_eq!(done(&["verify", &next]).code, 0);
 }
+
+/// 136 devices and 128 sequences share no more than eight; on 128 of the devices every one has its own.
+#[test]
+fn where_devices_divide_badly_fewer_are_said_to_be_faster() {
+    let question = ["optimize", "gpt2-xl", "dgx-a100-80", "--global-batch", "128", "--nodes"];
+    let all = json(&[&question[..], &["17"]].concat());
+    let warnings: Vec<&str> =
+        all["warnings"].as_array().unwrap().iter().filter_map(serde_json::Value::as_str).collect();
+    let said = warnings.iter().find(|said| said.starts_with("fewer devices are faster")).unwrap();
+    assert!(said.contains("128 of the 136") && said.contains("--devices 128"), "{said}");
+    let fewer = json(&[&question[..], &["16"]].concat());
+    let [all_s, fewer_s] = [&all, &fewer].map(|plan| number(&plan["predicted"]["step_time_s"]));
+    assert!(fewer_s < 0.95 * all_s, "{fewer_s} {all_s}");
+    let words = fewer["warnings"].to_string();
+    assert!(!words.contains("fewer devices are faster"), "{words}");
+}
