@@ -30,7 +30,7 @@ use crate::shapes::divisors;
 use crate::{offload, on_cluster, split_schedules, written};
 
 /// Questions of a round at most.
-const MOST_ASKED: usize = 16;
+const MOST_ASKED: usize = 10;
 
 /// Questions that are asked at a time: a fixed number, so that threads do not change the answer.
 const TOGETHER: usize = 4;
