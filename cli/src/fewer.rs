@@ -6,7 +6,7 @@ use planner::request::Request;
 
 use crate::failure::Failure;
 use crate::figures;
-use crate::replan::{Now, at_least_half, sizes};
+use crate::replan::{Now, sizes};
 
 /// What to say of a plan that uses all devices, where one on fewer of them takes less time.
 pub(crate) fn warning(request: &Request, plan: &Plan) -> Result<Option<String>, Failure> {
@@ -15,8 +15,7 @@ pub(crate) fn warning(request: &Request, plan: &Plan) -> Result<Option<String>, 
     if is_stopped || cluster.is_mixed() || cluster.shares_devices() {
         return Ok(None);
     }
-    let now = Now::first(cluster, cluster.n_devices());
-    let clusters = at_least_half(sizes(&now), cluster.n_devices());
+    let clusters = sizes(&Now::first(cluster, cluster.n_devices()));
     let found = faster_on_fewer(request, &clusters, plan)?;
     Ok(found.map(|(n_devices, time)| {
         format!(

@@ -125,10 +125,12 @@ pub(crate) fn replanned(
     (plan, opened): (&Plan, &OpenPlan),
     now: &Now,
 ) -> Result<(Answer, Plan), Failure> {
-    let (tried, next) = next(args, (plan, opened), now)?;
-    let next = proven(Plan { tool_version: plan.tool_version.clone(), inputs: plan.inputs.clone(), ..next })?;
-    let answer = || answer((plan, opened), &next, now, tried);
-    Ok((pool(&args.threads)?.install(answer)?, next))
+    pool(&args.threads)?.install(|| {
+        let (tried, next) = next(args, (plan, opened), now)?;
+        let (tool_version, inputs) = (plan.tool_version.clone(), plan.inputs.clone());
+        let next = proven(Plan { tool_version, inputs, ..next })?;
+        Ok((answer((plan, opened), &next, now, tried)?, next))
+    })
 }
 
 /// Why a plan whose devices run several ranks is not planned anew here.
@@ -190,7 +192,7 @@ fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
     Ok(Now { n_devices: left.n_devices(), cluster: left, survivors })
 }
 
-/// The largest clusters that the devices make. Where nodes are told apart, fewer devices are the first nodes, and more have
+/// The largest clusters that the devices make, of at least half of them. Where nodes are told apart, fewer devices are the first nodes, and more have
 /// new nodes behind those of their group.
 pub(crate) fn sizes(now: &Now) -> Vec<Cluster> {
     let cluster = &now.cluster;
@@ -203,13 +205,8 @@ pub(crate) fn sizes(now: &Now) -> Vec<Cluster> {
         }
         Ordering::Less | Ordering::Greater => rescale(cluster, Size::Devices(n)).ok(),
     };
-    (1..=now.n_devices).rev().filter_map(of).take(MOST_SIZES).collect()
-}
-
-/// Of some clusters those that have at least half of so many devices: with fewer hardly anything is as fast.
-pub(crate) fn at_least_half(mut clusters: Vec<Cluster>, n_devices: u64) -> Vec<Cluster> {
-    clusters.retain(|cluster| 2 * cluster.n_devices() >= n_devices);
-    clusters
+    // With fewer than half of the devices hardly anything is as fast.
+    (now.n_devices.div_ceil(2)..=now.n_devices).rev().filter_map(of).take(MOST_SIZES).collect()
 }
 
 /// The first nodes of a cluster with so many devices, if whole nodes have.
@@ -248,9 +245,8 @@ fn next(
     let pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&pins, "take back one of --pin and --forbid")?;
     let asked = Request { pins, ..priced::request(plan, opened) };
-    let mut clusters = at_least_half(sizes(now), now.n_devices);
-    let near = pool(&args.threads)?.install(|| optimize_near(&asked, &clusters, plan))?;
-    let n_near = match near {
+    let clusters = sizes(now);
+    let n_near = match optimize_near(&asked, &clusters, plan)? {
         Some(Near { plan, outcomes }) if !args.anew => {
             let tried = outcomes.into_iter();
             let tried = tried.map(|(at, outcome)| Tried::of(clusters[at].n_devices(), outcome));
@@ -260,19 +256,14 @@ fn next(
         Some(Near { plan, .. }) => Some(plan.n_devices()),
         None => None,
     };
-    let mut at = 0;
-    clusters.retain(|cluster| {
-        at += 1;
-        at <= SIZES_ANEW || Some(cluster.n_devices()) == n_near
-    });
+    let is_asked = |(at, cluster): &(usize, Cluster)| *at < SIZES_ANEW || Some(cluster.n_devices()) == n_near;
     let (mut tried, mut best, mut trouble) = (Vec::new(), None::<(f64, Plan)>, None);
-    for cluster in clusters {
+    for (_, cluster) in clusters.into_iter().enumerate().filter(is_asked) {
         let n_devices = cluster.n_devices();
         let request = Request { cluster, ..asked.clone() };
         let constants = Constants::load();
         // Ranks are devices that hold states: groups of a mixed cluster stay where they are.
-        let found =
-            pool(&args.threads)?.install(|| planner::optimize_in_order(&request, &constants, &|_| ()));
+        let found = planner::optimize_in_order(&request, &constants, &|_| ());
         let (step_time_s, no_plan) = match found {
             Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
             Err(other) => {

@@ -51,6 +51,13 @@ pub(crate) enum Again {
     InMoreWays,
 }
 
+impl Found<'_> {
+    /// Time of the fastest, if there is any.
+    pub(crate) fn step_time(&self) -> Option<Seconds> {
+        self.ranking.first().map(Arranged::step_time)
+    }
+}
+
 impl Default for Start {
     fn default() -> Self {
         Self { work: 0, limit: None, reach: WORTH_SHOWING, bounds: None, again: Again::InMoreWays }

@@ -6,7 +6,6 @@ use cost_model::Constants;
 use ir::schedule::Schedule;
 use ir::units::Seconds;
 
-use crate::arrange::Arranged;
 use crate::found::{Found, Further, Start};
 use crate::layouts::search_all;
 use crate::offload;
@@ -34,7 +33,7 @@ pub(crate) fn split<'a>(
         match other {
             Ok(other) => {
                 // From now on it is the fastest that counts.
-                limit = other.ranking.first().map(Arranged::step_time);
+                limit = other.step_time();
                 found = Found { tally: found.tally.with(own), ..other };
                 is_faster = true;
             }

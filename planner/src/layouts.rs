@@ -55,7 +55,7 @@ pub(crate) fn search_all<'a>(
     let mut best: Option<Found<'a>> = None;
     let mut refused = None;
     for layout in layouts {
-        let limit = best.as_ref().and_then(|found| Some(found.ranking.first()?.step_time())).or(start.limit);
+        let limit = best.as_ref().and_then(Found::step_time).or(start.limit);
         if limit.is_some_and(|limit| least_time(layout, constants) >= limit) {
             tally.n_layouts += 1;
             continue;
@@ -101,8 +101,7 @@ pub(crate) fn least_time(request: &Request, constants: &Constants) -> Seconds {
 }
 
 fn is_faster(found: &Found<'_>, limit: Option<Seconds>) -> bool {
-    let time = found.ranking.first().map(|one| one.step_time());
-    time.is_some_and(|time| limit.is_none_or(|limit| time < limit))
+    found.step_time().is_some_and(|time| limit.is_none_or(|limit| time < limit))
 }
 
 /// Selections of groups in an order, all groups before parts of them.

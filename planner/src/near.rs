@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::Constants;
 use ir::cluster::Cluster;
-use ir::names::{Offload, OnHost, Roles};
+use ir::names::Roles;
 use ir::plan::Plan;
 use ir::units::Seconds;
 use rayon::prelude::*;
@@ -209,15 +209,11 @@ pub fn optimize_near(request: &Request, clusters: &[Cluster], before: &Plan) -> 
     if clusters.is_empty() || clusters.iter().any(Cluster::is_mixed) {
         return Ok(None);
     }
-    let roles = &before.roles;
-    let had_hosts = roles.offload != Offload::None
-        || roles.kept_on_host != OnHost::None
-        || roles.parameters_on_host != OnHost::None;
     if !offload::is_open(&request.pins) {
         return near(request, clusters, before);
     }
     let with_hosts = offload::allowed(request);
-    if had_hosts {
+    if offload::is_used(before) {
         return near(&with_hosts, clusters, before);
     }
     if let Some(Near { plan, outcomes }) = near(request, clusters, before)? {
@@ -240,35 +236,23 @@ pub fn faster_on_fewer(
 ) -> Result<Option<(u64, Seconds)>, NoPlan> {
     let (roles, n_devices) = (&plan.roles, plan.n_devices());
     let Some(time) = plan.predicted.as_ref().map(|predicted| predicted.step_time_s) else { return Ok(None) };
-    if request.cluster.is_mixed() {
-        return Ok(None);
-    }
     let at_work = roles.dp * roles.tp * roles.cp * roles.pp;
     let pipeline = (roles.pp, roles.accumulation, at_work);
     let own = promise(request.model.n_layers(), pipeline, (roles.pp, roles.vpp));
     let degrees = Degrees::of(roles, &request.pins);
     let is_promising = |cluster: &Cluster| {
         let n = cluster.n_devices();
-        let places = places(request, (0, n), (degrees, roles));
-        n < n_devices && places.iter().any(|place| place.promise < own * WORTH_TELLING)
+        let places = || places(request, (0, n), (degrees, roles));
+        n < n_devices && places().iter().any(|place| place.promise < own * WORTH_TELLING)
     };
     let clusters: Vec<Cluster> = clusters.iter().filter(|cluster| is_promising(cluster)).cloned().collect();
     let world = on_cluster(request, Constants::load())?;
     let questions: Vec<OnceCell<Request>> = vec![OnceCell::new(); MOST_ASKED * (ROUNDS + 1)];
-    let mut climb = Climb {
-        request,
-        clusters: &clusters,
-        world: &world,
-        questions: questions.iter(),
-        before: roles,
-        limit: Some(time * WORTH_TELLING),
-        outcomes: BTreeMap::new(),
-        best: None,
-    };
+    let climb = Climb::new((request, &clusters), (&world, &questions), roles);
+    let mut climb = Climb { limit: Some(time * WORTH_TELLING), ..climb };
     climb.from(&[degrees], (None, 1.0));
     let Some((place, found)) = climb.best else { return Ok(None) };
-    let fastest = found.ranking.first().map(|best| best.step_time());
-    Ok(fastest.map(|time| (clusters[place.at].n_devices(), time)))
+    Ok(found.step_time().map(|time| (clusters[place.at].n_devices(), time)))
 }
 
 fn near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option<Near>, NoPlan> {
@@ -276,27 +260,18 @@ fn near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option
     let world = on_cluster(request, Constants::load())?;
     let questions: Vec<OnceCell<Request>> = vec![OnceCell::new(); most];
     let degrees = Degrees::of(&before.roles, &request.pins);
-    let mut climb = Climb {
-        request,
-        clusters,
-        world: &world,
-        questions: questions.iter(),
-        before: &before.roles,
-        limit: None,
-        outcomes: BTreeMap::from([(0, Outcome::NoPlan(UNDIVIDED.into()))]),
-        best: None,
-    };
-    if !places(request, (0, clusters[0].n_devices()), (degrees, &before.roles)).is_empty() {
-        climb.outcomes.insert(0, Outcome::NoFaster);
-    }
+    let mut climb = Climb::new((request, clusters), (&world, &questions), &before.roles);
+    let of_first = places(request, (0, clusters[0].n_devices()), (degrees, &before.roles));
+    let first = if of_first.is_empty() { Outcome::NoPlan(UNDIVIDED.into()) } else { Outcome::NoFaster };
+    climb.outcomes.insert(0, first);
     climb.from(&[degrees], (None, 1.0));
     let Some((_, found)) = &climb.best else { return Ok(None) };
     let whole = found.ranking.first().map(|best| (best.step_time(), best.schedule));
     // Schedules that split backward: the one that is a rule, as `optimize` asks for it, and that of the plan.
-    let asked = split_schedules::questions(found, std::slice::from_ref(found.scope.request));
+    let (asked, _) = split_schedules::kinds(found, found.scope.request);
     let is_wanted =
         |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV || kind_of(before.schedule) == Some(*kind);
-    for kind in asked.into_iter().map(|question| question.kind).filter(is_wanted) {
+    for kind in asked.into_iter().filter(is_wanted) {
         let Some((place, _)) = &climb.best else { break };
         climb.from(&[place.degrees, degrees], (Some(kind), split_schedules::WORTH));
     }
@@ -330,6 +305,16 @@ struct Climb<'s> {
 }
 
 impl<'s> Climb<'s> {
+    /// Before anything was asked.
+    fn new(
+        (request, clusters): (&'s Request, &'s [Cluster]),
+        (world, questions): (&'s Constants, &'s [OnceCell<Request>]),
+        before: &'s Roles,
+    ) -> Self {
+        let (questions, outcomes) = (questions.iter(), BTreeMap::new());
+        Self { request, clusters, world, questions, before, limit: None, outcomes, best: None }
+    }
+
     /// Looks for what is faster than the best so far from some degrees on, until no neighbour is, by one schedule, or by all that do not
     /// split backward; the first that is found takes no more than a part of the best.
     fn from(&mut self, starts: &[Degrees], (schedule, mut worth): (Option<ScheduleKind>, f64)) {
@@ -370,8 +355,8 @@ impl<'s> Climb<'s> {
     /// The fastest of some places if it takes less than a part of the best; then it is the best. All have one limit, so that threads do
     /// not change what is found.
     fn faster(&mut self, some: &[Place], (schedule, worth): (Option<ScheduleKind>, f64)) -> Option<Place> {
-        let best = self.best.as_ref().and_then(|(_, found)| found.ranking.first());
-        let limit = best.map_or(self.limit, |best| Some(best.step_time() * worth));
+        let best = self.best.as_ref().and_then(|(_, found)| found.step_time());
+        let limit = best.map_or(self.limit, |best| Some(best * worth));
         let asked = some.iter().zip(&mut self.questions).map(|(place, slot)| {
             let asked = || question(self.request, &self.clusters[place.at], place, schedule);
             (*place, slot.get_or_init(asked))
@@ -386,7 +371,7 @@ impl<'s> Climb<'s> {
         let mut least = limit;
         let mut faster = None;
         for ((place, _), (found, tally)) in asked.into_iter().zip(all) {
-            let time = found.as_ref().ok().and_then(|found| Some(found.ranking.first()?.step_time()));
+            let time = found.as_ref().ok().and_then(Found::step_time);
             let outcome = match (found, time) {
                 (Ok(found), Some(time)) if least.is_none_or(|least| time < least) => {
                     (least, faster) = (Some(time), Some(place));
@@ -398,7 +383,7 @@ impl<'s> Climb<'s> {
                 }
                 (Ok(_) | Err(_), _) => Outcome::NoFaster,
             };
-            self.outcomes.entry(place.at).or_insert_with(|| outcome.clone()).learn(outcome);
+            self.outcomes.entry(place.at).or_insert(Outcome::NoPlan(String::new())).learn(outcome);
         }
         faster
     }

@@ -45,7 +45,7 @@ const PROMISING_CROWDED: f64 = 0.87;
 
 /// The time below which a plan with hosts would be worth it, where it is open and could be.
 pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Seconds> {
-    let best = found.ranking.first()?.step_time();
+    let best = found.step_time()?;
     let is_plain = !layouts[0].cluster.is_mixed() && !found.tally.stopped;
     let bounds = [found.tally.open_bound, found.tally.inside_bound].into_iter().flatten();
     let in_memory = bounds.fold(best, Seconds::min);
@@ -92,7 +92,7 @@ pub(crate) fn without(mut plan: Plan, request: &Request) -> Plan {
     let crowding = crowding(request);
     let was_asked =
         plan.search.as_ref().is_some_and(|report| report.proof.contains(Further::HostsInVain.words()));
-    if crowding > CROWDED && !was_asked && held(&plan).is_empty() {
+    if crowding > CROWDED && !was_asked && !is_used(&plan) {
         plan.warnings.push(format!(
             "optimizer states take {:.0} % of the devices' memory: in the hosts' (--pin offload=allowed) they may leave room for \
              a faster plan",
@@ -106,6 +106,11 @@ pub(crate) fn without(mut plan: Plan, request: &Request) -> Plan {
 pub(crate) fn with(mut plan: Plan) -> Plan {
     plan.warnings.push(format!("no plan fits in the devices' memory alone: hosts hold {}", held(&plan)));
     plan
+}
+
+/// Whether hosts hold anything in a plan.
+pub(crate) fn is_used(plan: &Plan) -> bool {
+    !held(plan).is_empty()
 }
 
 /// What hosts hold in a plan.

@@ -135,9 +135,9 @@ fn searched<'a>(
     if start.again >= Again::InForms {
         polish(&scope, &mut worked, tally, stop);
     }
-    let n_candidates = candidates.iter().filter(|one| scope.has_schedule(one)).count();
-    let misses = worked.first().is_some_and(|best| misses(n_candidates, tally.inside_bound, best));
-    if misses && start.again == Again::InMoreWays && !tally.stopped {
+    let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
+    let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.inside_bound, best));
+    if start.again == Again::InMoreWays && !tally.stopped && misses() {
         let named = if few_fit { Vec::new() } else { named_candidates(&scope, least_degree) };
         let watch = (stop, on_progress);
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);

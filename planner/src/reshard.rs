@@ -442,10 +442,8 @@ impl<'a> Reshard<'a> {
             (from, to, self.from.plan.stages_of_chunk(chunk), self.to.plan.stages_of_chunk(other))
         };
         let layers = 0..self.from.layers.len();
-        let mut firsts: BTreeMap<Alike, usize> = BTreeMap::new();
-        layers.clone().for_each(|layer| {
-            firsts.entry(alike(layer)).or_insert(layer);
-        });
+        let firsts: BTreeMap<Alike, usize> =
+            layers.clone().rev().map(|layer| (alike(layer), layer)).collect();
         let known: BTreeMap<Alike, Vec<OfState>> =
             firsts.into_par_iter().map(|(key, layer)| (key, self.of_layer(layer, sizes))).collect();
         let mut map = ReshardMap { pairs: BTreeMap::new(), tensors: BTreeMap::new(), missing: 0 };

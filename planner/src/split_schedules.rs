@@ -54,14 +54,25 @@ pub(crate) struct Question {
 
 /// The question with each of these schedules, where it is open and could be worth it.
 pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question> {
-    let request = &layouts[0];
+    let (kinds, reach) = kinds(found, &layouts[0]);
+    let question = |kind| {
+        let layouts = layouts.iter().map(|layout| of_kind(layout, kind)).collect();
+        Question { kind, layouts, reach }
+    };
+    kinds.into_iter().map(question).collect()
+}
+
+/// The schedules that are open for what was found and could be worth it; what is slower than so many times what they must undercut is not
+/// looked at in more ways.
+pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> (Vec<ScheduleKind>, f64) {
+    let none = (Vec::new(), REACH);
     if !is_open(&request.pins) || request.cluster.is_mixed() || !found.scope.bends.is_empty() {
-        return Vec::new();
+        return none;
     }
     let n_candidates = found.tally.n_candidates;
-    let Some(best) = found.ranking.first() else { return Vec::new() };
+    let Some(best) = found.ranking.first() else { return none };
     if found.tally.stopped {
-        return Vec::new();
+        return none;
     }
     let idles = best.step.parts.bubble > best.step_time() * BUBBLE;
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES;
@@ -71,13 +82,8 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
     let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && is_long;
     let is_asked =
         |kind: &ScheduleKind| (all || by_rule(kind)) && !request.pins.forbid.schedule.contains(kind);
-    let asked = KINDS.into_iter().filter(is_asked);
     let reach = if all { REACH_OF_SHORT } else { REACH };
-    let question = |kind| {
-        let layouts = layouts.iter().map(|layout| of_kind(layout, kind)).collect();
-        Question { kind, layouts, reach }
-    };
-    asked.map(question).collect()
+    (KINDS.into_iter().filter(is_asked).collect(), reach)
 }
 
 /// Why all of them cannot be asked, where somebody wants that.
@@ -113,7 +119,7 @@ pub(crate) fn instead(mut plan: Plan, other: Option<(Seconds, Schedule)>) -> Pla
 /// The time below which a plan of such a schedule is worth it.
 pub(crate) fn limit(found: &Found<'_>) -> Option<Seconds> {
     let worth = if found.scope.request.pins.splits_any() { 1.0 } else { WORTH };
-    found.ranking.first().map(|best| best.step_time() * worth)
+    found.step_time().map(|time| time * worth)
 }
 
 /// Whether the user leaves the order of micro-batches open.

@@ -1,16 +1,14 @@
 //! Time to a plan and time to verify it, for the jobs that the README names: `cargo bench -p tests --bench jobs`.
 
 #![expect(
-    clippy::disallowed_methods,
     clippy::print_stdout,
     clippy::unwrap_used,
-    reason = "a benchmark reads the clock, prints, and fails where what it measures fails"
+    reason = "a benchmark prints, and fails where what it measures fails"
 )]
 
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tests::{Transcript, planner};
+use tests::{scratch, timed};
 
 /// A model, a cluster, and the words that size them.
 const JOBS: [&[&str]; 7] = [
@@ -23,18 +21,9 @@ const JOBS: [&[&str]; 7] = [
     &["llama-3.1-405b", "dgx-h100", "--nodes", "2048", "--seq-len", "131072"],
 ];
 
-/// What a command said, and how long it took.
-fn timed(words: &[&str]) -> (Transcript, Duration) {
-    let start = Instant::now();
-    let said = planner(words);
-    let passed = start.elapsed();
-    assert_eq!(said.code, 0, "{said}");
-    (said, passed)
-}
-
 fn main() {
-    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("bench-plan.json");
-    let file = file.to_str().unwrap();
+    let file = scratch!("bench-plan.json");
+    let file = file.as_str();
     println!("{:<44} {:>10} {:>8} {:>8} {:>8}", "job", "step", "gap", "plan", "verify");
     let mut total = Duration::ZERO;
     for job in JOBS {

@@ -11,6 +11,7 @@ pub mod layers;
 
 use std::fmt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -72,6 +73,18 @@ pub fn done(words: &[&str]) -> Transcript {
     let said = planner(words);
     assert_eq!(said.code, 0, "{said}");
     said
+}
+
+/// The same of a command that is to succeed, and how long it took.
+///
+/// # Panics
+/// Where it does not.
+#[expect(clippy::disallowed_methods, reason = "benchmarks read the clock")]
+#[track_caller]
+pub fn timed(words: &[&str]) -> (Transcript, Duration) {
+    let start = Instant::now();
+    let said = done(words);
+    (said, start.elapsed())
 }
 
 /// What a command answers with `--json`.
