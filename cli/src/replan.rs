@@ -15,6 +15,7 @@ use planner::moving::moving;
 use planner::near::{Near, Outcome, optimize_near};
 use planner::request::{NoPlan, Request};
 use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes, is_numbered, larger};
+use planner::rewrite::parts::{Stands, parts};
 use serde::Serialize;
 
 use crate::args::{ReplanArgs, SizeArgs};
@@ -107,6 +108,7 @@ impl Now {
 pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     args.output.as_deref().map_or(Ok(()), check_writable)?;
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
+    check_forms(&args.plan, &plan, &opened)?;
     if let Some(failures) = args.failures {
         return replan_failures::run(args, (&plan, &opened), failures, terminal);
     }
@@ -117,6 +119,20 @@ pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     }
     let text = if args.json.json { json(&answer)? } else { answer.text() };
     Ok(write!(terminal.out, "{text}")?)
+}
+
+/// Refuses a layer from which the parameters of the one that it stands for cannot be told: what must move is said in them.
+fn check_forms(file: &str, plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
+    for (&kind, original) in &opened.originals {
+        let form = &opened.model.layers[kind];
+        if parts(form, Some(Stands { form, original })).is_none() {
+            let place = plan.forms.iter().position(|entry| entry.layer == form.name);
+            let place = place.map_or_else(|| "forms".into(), |at| format!("forms[{at}].original"));
+            let what = format!("layer `{}` is no form of this layer", form.name);
+            return Err(input::fault_of_plan(file, place, what));
+        }
+    }
+    Ok(())
 }
 
 /// The answer for what there is now, and the proven plan.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
 use ir::plan::Plan;
-use planner::request::{NoPlan, OnProgress, Progress, Request, Stop};
+use planner::request::{NoPlan, OnProgress, Progress, Request, Stop, Untried};
 use planner::target::{Target, optimize_for};
 use serde::Serialize;
 
@@ -143,6 +143,9 @@ struct Overflow<'a> {
     needed_bytes: f64,
     capacity_bytes: f64,
     relaxations: Vec<RelaxationDocument<'a>>,
+    /// What was not tried when time was over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untried: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -153,7 +156,7 @@ struct RelaxationDocument<'a> {
 
 /// JSON of an answer that is no plan, if it is one of memory.
 pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
-    let (NoPlan::NothingFits { stage, term, needed, capacity, relaxations }
+    let (NoPlan::NothingFits { stage, term, needed, capacity, relaxations, .. }
     | NoPlan::Overflows { stage, term, needed, capacity, relaxations }) = no_plan
     else {
         return None;
@@ -168,6 +171,7 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
             needed_bytes: needed.0,
             capacity_bytes: capacity.0,
             relaxations: relaxations.collect(),
+            untried: untried(no_plan),
         },
     };
     serde_json::to_string_pretty(&document).ok()
@@ -178,6 +182,11 @@ pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
     let (NoPlan::NothingFits { relaxations, .. } | NoPlan::Overflows { relaxations, .. }) = no_plan else {
         return String::new();
     };
+    let more = untried(no_plan)
+        .map_or(String::new(), |what| format!("hint: time was over before all {what} were tried\n"));
+    if relaxations.is_empty() && !more.is_empty() {
+        return more;
+    }
     if relaxations.is_empty() {
         return "hint: no small change makes it fit: take more or larger devices, or a smaller model\n"
             .into();
@@ -187,5 +196,14 @@ pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
         .map(|relaxation| vec![relaxation.change.clone(), figures::seconds(relaxation.step_time)])
         .collect();
     let columns = [("a plan fits with", Side::Left), ("step time", Side::Right)];
-    format!("hint: each of these changes makes a plan fit\n{}", table(&columns, &rows))
+    format!("hint: each of these changes makes a plan fit\n{}{more}", table(&columns, &rows))
+}
+
+/// What was not tried when time was over, if it was.
+fn untried(no_plan: &NoPlan) -> Option<&'static str> {
+    match no_plan {
+        NoPlan::NothingFits { untried: Some(Untried::Plans), .. } => Some("plans"),
+        NoPlan::NothingFits { untried: Some(Untried::Changes), .. } => Some("changes"),
+        _ => None,
+    }
 }

@@ -185,7 +185,7 @@ impl NodeStore {
     }
 
     /// Bytes of a node that a run may take.
-    fn capacity(self, group: &DeviceGroup, constants: &Constants) -> Bytes {
+    pub fn capacity(self, group: &DeviceGroup, constants: &Constants) -> Bytes {
         match self {
             Self::Host => group.host_memory_bytes * constants.host_memory_usable_fraction,
             Self::Nvme => group.nvme.map_or(Bytes::ZERO, |nvme| nvme.capacity_bytes),

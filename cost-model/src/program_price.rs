@@ -31,7 +31,7 @@ use crate::collective::CollectiveKind;
 use crate::dispatch::{Routing, cover, shown};
 use crate::expert_launches::{behind_counts, kernels, n_casts, waits};
 use crate::exposure::{Beside, Neighbours, OpSeconds, exposed};
-use crate::memory::{StateBytes, update_traffic};
+use crate::memory::StateBytes;
 use crate::offload::{HostShare, HostUpdate};
 use crate::overlap::gathered_layer;
 use crate::program_bytes::CommunicationClass;
@@ -45,7 +45,7 @@ use crate::section_price::{
 use crate::step_price::{
     PriceContext, StepPrice, collective_kind, group_of, price_broadcasts, price_full, price_step,
 };
-use crate::stream::stream_time;
+use crate::stream::update_time;
 use crate::tensor_bytes::{filled_fraction, tensor_element_bytes};
 use crate::traffic::bytes_sent_per_tier;
 use crate::work_time::work_time;
@@ -516,13 +516,13 @@ impl Pricing<'_> {
         }
     }
 
-    /// One fused pass over all states of the layer.
+    /// One pass over all states of the layer.
     fn optimizer(&self, n_parameters: f64, states: StateBytes) -> Seconds {
         if n_parameters <= 0.0 {
             return Seconds::ZERO;
         }
         let rates = Rates::new(self.context.device, self.context.precision, self.context.constants);
-        stream_time(update_traffic(n_parameters, states), 1, &rates, self.context.constants)
+        update_time(n_parameters, states, &rates, self.context.constants)
     }
 
     /// New parameters on their way to the host that holds them between uses.

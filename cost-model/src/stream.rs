@@ -3,6 +3,7 @@
 use ir::units::{Bytes, Seconds};
 
 use crate::constants::Constants;
+use crate::memory::{StateBytes, update_traffic};
 use crate::rates::Rates;
 
 /// Time to move `bytes` through device memory in `kernels` launches: `bytes / memory + kernels * gap`.
@@ -10,6 +11,11 @@ use crate::rates::Rates;
 /// 1.325 GB in one kernel on an A100 (65 % of 2039 GB/s): 1 ms + 4 us.
 pub fn stream_time(bytes: Bytes, kernels: u32, rates: &Rates, constants: &Constants) -> Seconds {
     bytes / rates.memory + constants.kernel_gap_s * f64::from(kernels)
+}
+
+/// Seconds of AdamW's update of so many local parameters: one fused pass over all their states.
+pub fn update_time(n_parameters: f64, states: StateBytes, rates: &Rates, constants: &Constants) -> Seconds {
+    stream_time(update_traffic(n_parameters, states), 1, rates, constants)
 }
 
 #[cfg(test)]

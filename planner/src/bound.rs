@@ -334,6 +334,10 @@ impl Scope<'_> {
             None | Some(ScheduleKind::OneFOneB | ScheduleKind::Interleaved) => true,
             Some(_) => false,
         };
+        if candidate.n_stages == 1 && !self.request.cluster.is_mixed() {
+            // All layers are on one stage.
+            return 1.0;
+        }
         if is_filled && is_plain && !self.request.cluster.is_mixed() { FILLED } else { HARDLY_FILLED }
     }
 

@@ -38,6 +38,8 @@ pub(crate) struct Start {
     pub(crate) bounds: Option<Arc<KnownBounds>>,
     /// How what was found is looked at again.
     pub(crate) again: Again,
+    /// Whether it ends when somebody says so, though there is no plan yet.
+    pub(crate) gives_up: bool,
 }
 
 /// How what was found is looked at again.
@@ -60,7 +62,8 @@ impl Found<'_> {
 
 impl Default for Start {
     fn default() -> Self {
-        Self { work: 0, limit: None, reach: WORTH_SHOWING, bounds: None, again: Again::InMoreWays }
+        let (reach, again) = (WORTH_SHOWING, Again::InMoreWays);
+        Self { work: 0, limit: None, reach, bounds: None, again, gives_up: false }
     }
 }
 

@@ -114,6 +114,8 @@ struct Builder<'a, 'p> {
     signatures: Vec<Signature>,
     /// Per operator, which of its operands get gradients.
     gets: Vec<Vec<bool>>,
+    /// Per operator, operands that its backward reads.
+    reads: Vec<Vec<usize>>,
     ops: Vec<Choices>,
     streams: Vec<Sharding>,
     gradients: BTreeSet<TensorId>,
@@ -261,8 +263,11 @@ impl LayerProblem<'_> {
     }
 }
 
+/// Which products of a pace are looked for beyond operators that only pass on, and in which pass they do.
+type Beyond = (fn(&Pace) -> OpSeconds, Pass);
+
 /// All of a strategy that the storages of its parameters depend on.
-type Uses = (Pass, Vec<[Sharding; 2]>);
+type Uses = Vec<[Sharding; 2]>;
 
 impl<'a, 'p> Builder<'a, 'p> {
     fn new(layer: &'a Layer, (sizes, prices): (&'p Sizes, &'p Prices<'p>), clock: Clock) -> Self {
@@ -274,6 +279,7 @@ impl<'a, 'p> Builder<'a, 'p> {
             clock,
             signatures: layer.ops.iter().map(|op| signature(layer, op)).collect(),
             gets: layer.ops.iter().map(|op| gets(op, &gradients)).collect(),
+            reads: layer.ops.iter().map(|op| backward_reads(op, &gradients)).collect(),
             ops: Vec::new(),
             streams: Vec::new(),
             n_parameters: layer.parameters().map(|t| layer.shape(t, sizes).iter().product::<u64>()).sum(),
@@ -321,6 +327,8 @@ impl<'a, 'p> Builder<'a, 'p> {
         let one = &self.layer.ops[op.0];
         let sig = &self.signatures[op.0];
         let strategies = self.strategies(op, space);
+        let options = self.recompute_options(one, given);
+        let runs_always = options == [Recompute::Again] && self.needed.contains(&op);
         let mut choices = Vec::new();
         let mut own = Choices::default();
         // What was stored already, of strategies that use the parameters alike.
@@ -331,18 +339,22 @@ impl<'a, 'p> Builder<'a, 'p> {
                 continue;
             }
             let timed @ (forward, backward, _) = self.timed(op, strategy);
-            let pace = place(&mut own.paces, Pace { forward: forward.products, backward: backward.products });
-            let until = if backward.total > 0.0 { Pass::Backward } else { Pass::Forward };
-            let uses = (until, self.uses(one, &places));
+            let again = match runs_always {
+                true => backward.products.plus(forward.products),
+                false => backward.products,
+            };
+            let (forward, backward) = (forward.products, backward.products);
+            let pace = place(&mut own.paces, Pace { forward, backward, again });
+            let uses = self.uses(one, &places);
             let known = stored.iter().find(|(before, _)| *before == uses).map(|(_, range)| range.clone());
             let range = known.unwrap_or_else(|| {
                 let first = own.stored.len();
-                own.stored.append(&mut self.storages(op, &places, until, given));
+                own.stored.append(&mut self.storages(op, &places, given));
                 stored.push((uses, first..own.stored.len()));
                 first..own.stored.len()
             });
             let places = Arc::new(places);
-            for recompute in self.recompute_options(one, given) {
+            for &recompute in &options {
                 let passes = self.passes(op, recompute, timed);
                 let beside = if given.cuts { 0.0 } else { self.logits(op, (recompute, &places)) };
                 let of_form = Cost { time: self.clock.seconds(passes), memory: beside };
@@ -399,12 +411,13 @@ impl<'a, 'p> Builder<'a, 'p> {
     }
 
     /// Storages of all parameters of an operator, combined.
-    fn storages(&self, op: OpId, places: &Placements, until: Pass, given: &Given) -> Vec<Stored> {
+    fn storages(&self, op: OpId, places: &Placements, given: &Given) -> Vec<Stored> {
         let mut list = vec![Stored::default()];
         for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
             if !self.layer.is_parameter(tensor) {
                 continue;
             }
+            let until = if self.reads[op.0].contains(&i) { Pass::Backward } else { Pass::Forward };
             let used = places.operands[i];
             let elements = local_parameter(self.layer, tensor, self.prices.mesh(), self.sizes, used);
             // Programs send the parameters of a layer in as few pieces as they can; a bound must not count one each.
@@ -412,12 +425,12 @@ impl<'a, 'p> Builder<'a, 'p> {
                 [self.n_parameters.max(elements), elements].map(|sent| Parcel { elements, sent });
             let mut storages = if self.layer.is_trained(tensor) {
                 let gradient = places.operand_gradients[i];
-                let priced = |parcel, home| self.prices.storages((parcel, home), used, gradient);
+                let priced = |parcel, home| self.prices.storages((parcel, home), (used, until), gradient);
                 let in_one = |&home| with_alone(priced(together, home), &priced(alone, home));
                 let tied = given.tied.get(&tensor).map(|(_, wanted)| std::slice::from_ref(&wanted.home));
                 tied.unwrap_or(given.homes.homes()).iter().flat_map(in_one).collect()
             } else {
-                let priced = |parcel| self.prices.frozen_storages(parcel, used, until);
+                let priced = |parcel| self.prices.frozen_storages(parcel, (used, until));
                 with_alone(priced(together), &priced(alone))
             };
             let whole = self.prices.shardable(ir::lower::whole_axes(self.prices.mesh(), used));
@@ -516,48 +529,48 @@ impl<'a, 'p> Builder<'a, 'p> {
     }
 
     /// One end of an edge; an operator without products has those beyond it, as long as they can be.
-    fn end(&self, op: OpId, mut ports: Vec<Port>, beyond: fn(&Self, OpId, Pass) -> OpSeconds) -> End {
+    fn end(&self, op: OpId, mut ports: Vec<Port>, beyond: fn(&Self, OpId, Beyond) -> OpSeconds) -> End {
         let has_products = |pace: &Pace| (pace.forward.both() + pace.backward.both()).0 > 0.0;
         if self.ops[op.0].paces.iter().any(has_products) {
             return End { ports, paces: self.ops[op.0].paces.clone() };
         }
         ports.iter_mut().for_each(|port| port.pace = 0);
-        let all = |pass| beyond(self, op, pass);
-        End { ports, paces: vec![Pace { forward: all(Pass::Forward), backward: all(Pass::Backward) }] }
+        let all = |of| beyond(self, op, of);
+        let (forward, backward) =
+            (all((|pace| pace.forward, Pass::Forward)), all((|pace| pace.backward, Pass::Backward)));
+        // In backward, what only passes a value on does so as in forward.
+        let again = all((|pace| pace.again, Pass::Forward));
+        End { ports, paces: vec![Pace { forward, backward, again }] }
     }
 
     /// Products of an operator or, through views, of those that yield what it reads: the longest of their forms.
-    fn before(&self, op: OpId, pass: Pass) -> OpSeconds {
+    fn before(&self, op: OpId, of: Beyond) -> OpSeconds {
         let producers = self.layer.ops[op.0].operands.iter().filter_map(|&t| self.layer.producer(t));
-        self.through(op, pass, producers.collect(), Self::before)
+        self.through(op, of, producers.collect(), Self::before)
     }
 
     /// The same of those that read what it yields.
-    fn after(&self, op: OpId, pass: Pass) -> OpSeconds {
+    fn after(&self, op: OpId, of: Beyond) -> OpSeconds {
         let readers = self.layer.ops[op.0].results.iter().filter_map(|&t| self.layer.reader(t));
-        self.through(op, pass, readers.collect(), Self::after)
+        self.through(op, of, readers.collect(), Self::after)
     }
 
     fn through(
         &self,
         op: OpId,
-        pass: Pass,
+        (of, pass): Beyond,
         beyond: Vec<OpId>,
-        go_on: fn(&Self, OpId, Pass) -> OpSeconds,
+        go_on: fn(&Self, OpId, Beyond) -> OpSeconds,
     ) -> OpSeconds {
-        let own = |pace: &Pace| match pass {
-            Pass::Forward => pace.forward,
-            Pass::Backward => pace.backward,
-        };
         let longer = |a: OpSeconds, b: OpSeconds| OpSeconds {
             products: a.products.max(b.products),
             weight_products: a.weight_products.max(b.weight_products),
         };
-        let own = self.ops[op.0].paces.iter().map(own).fold(OpSeconds::default(), longer);
+        let own = self.ops[op.0].paces.iter().map(of).fold(OpSeconds::default(), longer);
         if own.both().0 > 0.0 || !is_view(&self.layer.ops[op.0].kind, pass) {
             return own;
         }
-        beyond.into_iter().fold(own, |sum, op| sum.plus(go_on(self, op, pass)))
+        beyond.into_iter().fold(own, |sum, op| sum.plus(go_on(self, op, (of, pass))))
     }
 
     /// Placement of a gradient, or whole where there is none.

@@ -72,7 +72,8 @@ use arrange::Arranged;
 use cost_model::{CalibrationError, Constants};
 use found::{Found, Start};
 use ir::plan::{Plan, PlanError};
-use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop};
+use relax::Hosts;
+use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
@@ -94,9 +95,12 @@ pub fn optimize_until(
 ) -> Result<Plan, NoPlan> {
     let constants = Constants::load();
     match found(request, &constants, (stop, on_progress)) {
-        Err(NoPlan::NothingFits { stage, term, needed, capacity, .. }) => {
-            let relaxations = relax::relaxations(request, &on_cluster(request, constants)?);
-            Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations })
+        Err(NoPlan::NothingFits { stage, term, needed, capacity, untried, .. }) => {
+            let constants = on_cluster(request, constants)?;
+            let tried = relax::relaxations((request, Hosts::Asked), &constants, stop.asked);
+            let untried = untried.or(tried.ended_early.then_some(Untried::Changes));
+            let relaxations = tried.relaxations;
+            Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried })
         }
         answer => answer,
     }
@@ -136,21 +140,34 @@ fn found(
     found_or_offloaded(&layouts::layouts(request, &constants), &constants, watch)
 }
 
-/// The same in the devices' memory; where nothing fits there, in the hosts' too, unless somebody has said which.
+/// The same in the devices' memory; where nothing fits there, in the hosts' too, unless somebody has said which, for as long as nobody
+/// wants an answer.
 fn found_or_offloaded(
     layouts: &[Request],
     constants: &Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let found = found_on(layouts, constants, watch);
+    let found = found_on(layouts, constants, Start::default(), watch);
     if !offload::is_open(&layouts[0].pins) {
         return found;
     }
     match found {
         Ok(plan) => Ok(offload::without(plan, &layouts[0])),
-        Err(NoPlan::NothingFits { .. }) => {
+        Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations, .. }) => {
             let layouts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
-            found_on(&layouts, constants, watch).map(offload::with)
+            let start = Start { gives_up: true, ..Start::default() };
+            let on_hosts = found_on(&layouts, constants, start, watch);
+            let is_over = match &on_hosts {
+                Err(NoPlan::NothingFits { untried, .. }) => untried.is_some(),
+                // It came to none of its candidates.
+                Err(NoPlan::Impossible { .. }) => (watch.0.asked)(),
+                Ok(_) | Err(NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => false,
+            };
+            if is_over {
+                let untried = Some(Untried::Plans);
+                return Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried });
+            }
+            on_hosts.map(offload::with)
         }
         Err(other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. })) => {
             Err(other)
@@ -162,6 +179,7 @@ fn found_or_offloaded(
 fn found_on(
     layouts: &[Request],
     constants: &Constants,
+    start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let request = &layouts[0];
@@ -178,7 +196,7 @@ fn found_on(
         let none = || NoPlan::Impossible { what: NO_TENSOR_SHARES.into() };
         return parted(None).ok_or_else(none).and_then(|plan| as_pinned(request, plan));
     }
-    let equal = found_equal(layouts, constants, watch);
+    let equal = found_equal(layouts, constants, start, watch);
     let is_stopped = |plan: &Plan| plan.search.as_ref().is_some_and(|report| report.stopped_after.is_some());
     if matches!(equal, Err(NoPlan::Broken { .. })) || equal.as_ref().is_ok_and(is_stopped) {
         return equal;
@@ -199,6 +217,7 @@ const NO_SHARES: &str = "shares=unequal: no mesh has an outermost axis of replic
 fn found_equal(
     layouts: &[Request],
     constants: &Constants,
+    start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let layouts: Vec<Request> = layouts
@@ -208,7 +227,7 @@ fn found_equal(
             ..layout.clone()
         })
         .collect();
-    let (found, _) = layouts::search_all(&layouts, constants, Start::default(), watch);
+    let (found, _) = layouts::search_all(&layouts, constants, start, watch);
     let found = found?;
     let questions = split_schedules::questions(&found, &layouts);
     let (mut found, whole) = further::split(found, &questions, constants, watch);
@@ -270,7 +289,7 @@ fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
 /// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.
 pub fn relaxations(request: &Request) -> Vec<Relaxation> {
     let Ok(constants) = on_cluster(request, Constants::load()) else { return Vec::new() };
-    let mut list = relax::relaxations(request, &constants);
+    let mut list = relax::relaxations((request, Hosts::NotAsked), &constants, &|| false).relaxations;
     if let Ok(found) = optimize::search(request, &constants, (Stop::never(), &|_| ())) {
         let fastest = found.ranking.first();
         let another = |one: &Arranged| Relaxation {

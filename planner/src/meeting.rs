@@ -42,6 +42,8 @@ impl Port {
 pub(crate) struct Pace {
     pub(crate) forward: OpSeconds,
     pub(crate) backward: OpSeconds,
+    /// What reads in backward a value that forward read: its backward, and its forward where that always runs again.
+    pub(crate) again: OpSeconds,
 }
 
 /// What a pair of ports costs: seconds of a micro-batch's passes, bytes that it keeps.
@@ -179,21 +181,19 @@ impl Moved {
                 }),
                 saved: 0.0,
             };
-            // In backward, a value is read by its reader's backward, whatever yields it.
             let [yielded, kept] = &mut agains;
             if right[j].flag {
                 match (*is_fork, left[i].flag) {
                     // A fork's results are its operand; it must have been marked as needed.
                     (true, false) => return None,
                     (_, true) => {
-                        pair.backward +=
-                            yielded.of(sent, paces, shows(Side::Primal, from.forward, to.backward));
+                        pair.backward += yielded.of(sent, paces, shows(Side::Primal, from.forward, to.again));
                     }
                     (false, false) => {
                         pair.saved = before[i].min(after[j]);
                         if before[i] < after[j] {
                             let nothing = OpSeconds::default();
-                            pair.backward += kept.of(sent, paces, shows(Side::Primal, nothing, to.backward));
+                            pair.backward += kept.of(sent, paces, shows(Side::Primal, nothing, to.again));
                         }
                     }
                 }

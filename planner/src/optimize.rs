@@ -28,8 +28,8 @@ use crate::found::{Again, Found, Start, Tally, WORTH_SHOWING, lesser};
 use crate::frontier::{Frontier, Refined, Task, dividing};
 use crate::inside::inside;
 use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
-use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits};
-use crate::request::{NoPlan, OnProgress, Progress, Request, Solver, Stop};
+use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
+use crate::request::{NoPlan, OnProgress, Progress, Request, Solver, Stop, Untried};
 use crate::room::Room;
 
 /// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
@@ -110,6 +110,9 @@ fn searched<'a>(
     if let Some(what) = too_large(&scope, &candidates) {
         return Err(NoPlan::Impossible { what });
     }
+    if let Some(overflow) = states_overflow(&scope, request) {
+        return Err(overflow);
+    }
     scope.bounds = start.bounds.clone().unwrap_or_default();
     let forms = || match forms_of_bounds(&scope, &candidates) {
         Forms::Leading => (true, leading(&scope, &candidates)),
@@ -146,7 +149,8 @@ fn searched<'a>(
         return Err(NoPlan::Impossible { what });
     }
     if worked.is_empty() {
-        return Err(nothing_fits(&scope, request, closest));
+        let untried = tally.stopped.then_some(Untried::Plans);
+        return Err(nothing_fits(&scope, request, closest, untried));
     }
     let ranking = worked.into_iter().map(|one| one.arranged).collect();
     Ok(Found { asked: &request.cluster, scope, ranking, tally: tally.clone() })
@@ -274,7 +278,8 @@ fn work_out(
     let has_plan = |ranking: &[Worked]| !ranking.is_empty() || start.limit.is_some();
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
     while goes_on(tally.work, &frontier) || !has_plan(&ranking) {
-        if has_plan(&ranking) && stop.now(tally.work) {
+        let ends = if has_plan(&ranking) { stop.now(tally.work) } else { start.gives_up && (stop.asked)() };
+        if ends {
             tally.stopped = true;
             break;
         }

@@ -9,11 +9,12 @@ use cost_model::collective::broadcasts;
 use cost_model::dispatch::{Routing, cover, exchange, shown};
 use cost_model::expert_launches;
 use cost_model::exposure::{Beside, OpSeconds, exposed};
-use cost_model::memory::{GatheredUnit, StateBytes, gathered_units, update_traffic};
+use cost_model::memory::{GatheredUnit, StateBytes, gathered_units};
 use cost_model::offload::{HostShare, HostUpdate};
 use cost_model::program_memory::doubles_as_master;
 use cost_model::ring::{RingSizes, ring_time};
-use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
+use cost_model::stream::update_time;
+use cost_model::{CollectiveKind, Constants, Group, GroupAxis, Rates, price, work_time};
 use ir::cluster::{Cluster, Device, Precision};
 use ir::conversion::{Change, Step};
 use ir::engine::{GradientFormat, ParameterSpread, TensorOverlap};
@@ -94,10 +95,10 @@ struct StorageTimes {
 }
 
 impl StorageTimes {
-    fn price(&self) -> StoragePrice {
+    fn price(&self, until: Pass) -> StoragePrice {
         let Self { gather, every, reduce, spread, update, state, gathered, .. } = *self;
-        // Backward gathers again what forward did.
-        let spans = Spans { gather, every: gather + every, reduce, spread, update, ..Spans::default() };
+        let every = every + again(gather, until);
+        let spans = Spans { gather, every, reduce, spread, update, ..Spans::default() };
         StoragePrice { spans, state, gathered }
     }
 }
@@ -365,12 +366,12 @@ impl<'a> Prices<'a> {
         Group::from_axes(&axes, self.machine.cluster).at(self.machine.home)
     }
 
-    /// Storages of a parameter that an operator uses in a sharding, with the optimizer state in one of the memories, each
-    /// with its price; the plain one first.
+    /// Storages of a parameter that an operator uses in a sharding until one of the passes, with the optimizer state in one of
+    /// the memories, each with its price; the plain one first.
     pub fn storages(
         &self,
         (parcel, home): (Parcel, StateHome),
-        used: Sharding,
+        (used, until): (Sharding, Pass),
         gradient: Sharding,
     ) -> Vec<(Storage, StoragePrice)> {
         let whole = whole_axes(self.mesh, used);
@@ -379,7 +380,7 @@ impl<'a> Prices<'a> {
         let times = known
             .entry((parcel, home, [whole, unfinished]))
             .or_insert_with(|| self.all_storage_times((parcel, home), whole, unfinished));
-        times.iter().map(|one| (one.storage, one.price())).collect()
+        times.iter().map(|one| (one.storage, one.price(until))).collect()
     }
 
     /// Storages of a frozen parameter that is read until one of the passes, each with its price; the plain one first. It is
@@ -387,15 +388,13 @@ impl<'a> Prices<'a> {
     pub fn frozen_storages(
         &self,
         parcel: Parcel,
-        used: Sharding,
-        until: Pass,
+        (used, until): (Sharding, Pass),
     ) -> Vec<(Storage, StoragePrice)> {
         let element = StateBytes::adamw(self.machine.precision, GradientFormat::Full).parameter;
         let elements = parcel.elements;
         let price = |cut: AxisSet| {
             let gather = self.sent(parcel, &flat_steps(AxisSet::EMPTY, cut, AxisSet::EMPTY)?, element);
-            let again = if until == Pass::Backward { gather } else { 0.0 };
-            let spans = Spans { gather, every: again, ..Spans::default() };
+            let spans = Spans { gather, every: again(gather, until), ..Spans::default() };
             let whole = elements as f64 * element.0;
             let state = whole / self.parts(cut);
             let gathered = gathered(cut, (Bytes(whole), Bytes::ZERO));
@@ -485,9 +484,10 @@ impl<'a> Prices<'a> {
         let (optimizer, update) = match storage.home {
             StateHome::Device => {
                 // One pass over all that a layer has in one piece, of which this is a share.
-                let together = update_traffic(parcel.sent as f64 / self.parts(storage.optimizer), bytes);
-                let work = Work::Stream { bytes: together, kernels: 1 };
-                (bytes.optimizer().0 / self.parts(storage.optimizer), self.work(&work) * parcel.share())
+                let together = parcel.sent as f64 / self.parts(storage.optimizer);
+                let Machine { device, precision, constants, .. } = self.machine;
+                let pass = update_time(together, bytes, &Rates::new(device, precision, constants), constants);
+                (bytes.optimizer().0 / self.parts(storage.optimizer), pass.0 * parcel.share())
             }
             home @ (StateHome::Host | StateHome::Nvme) => {
                 (0.0, HostUpdate::at(home, updated, bytes, self.host_share()).total().0)
@@ -530,6 +530,14 @@ impl Sends for Prices<'_> {
         let group = || self.group(&axes.axes());
         let choice = exchange(routing, (kind, before, after), (Bytes(bytes), self.mesh), group, worlds)?;
         Some(choice.time.0)
+    }
+}
+
+/// Seconds in which backward gathers again what forward did, if it reads it: it does not read the table of an embedding.
+fn again(gather: f64, until: Pass) -> f64 {
+    match until {
+        Pass::Forward => 0.0,
+        Pass::Backward => gather,
     }
 }
 

@@ -1,12 +1,15 @@
 //! What to say of a request that contradicts itself, or of which nothing fits.
 
+use cost_model::memory::StateBytes;
+use cost_model::offload::NodeStore;
+use ir::cluster::DeviceGroup;
 use ir::positions::too_short;
 use ir::slices::sliced_model;
 use ir::units::Bytes;
 
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
-use crate::request::{GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind};
+use crate::request::{GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind, Untried};
 use crate::schedules::contradiction;
 use crate::shapes::Facts;
 
@@ -118,8 +121,45 @@ pub(crate) fn no_candidate(request: &Request) -> String {
     )
 }
 
-/// What the closest of the candidates would need that do not fit.
-pub(crate) fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option<Dropped>) -> NoPlan {
+/// What to say where the states of the model, however they are cut, are more than all devices hold; where hosts may hold some, than
+/// these have room for as well. The gradients stay on devices.
+pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<NoPlan> {
+    let (cluster, model) = (&request.cluster, &request.model);
+    let states = StateBytes::adamw(request.job.precision, request.job.engine.gradients);
+    let n_trained = model.n_trained() as f64;
+    let gradients = states.gradient * n_trained;
+    let others = states.parameter * model.n_parameters() as f64 + states.optimizer() * n_trained;
+    let groups = || cluster.groups.iter();
+    let devices: Bytes = groups().map(|group| group.device.memory_bytes * group.count as f64).sum();
+    let n_devices = cluster.n_devices() as f64;
+    let room = devices - Bytes(scope.reserve() * n_devices);
+    let on_node = |group: &DeviceGroup| {
+        let stores = [NodeStore::Host, NodeStore::Nvme].map(|store| store.capacity(group, scope.constants));
+        stores.into_iter().sum::<Bytes>() * group.n_nodes() as f64
+    };
+    let elsewhere = match request.pins.offload {
+        None | Some(OffloadKind::None) => Bytes::ZERO,
+        Some(_) => groups().map(on_node).sum(),
+    };
+    let needed = gradients + (others - elsewhere).max(Bytes::ZERO);
+    let rest = if elsewhere > Bytes::ZERO { " for which hosts have no room" } else { "" };
+    (needed > room).then(|| NoPlan::NothingFits {
+        stage: 0,
+        term: format!("parameters, gradients and optimizer state{rest}"),
+        needed: needed * (1.0 / n_devices) + Bytes(scope.reserve()),
+        capacity: devices * (1.0 / n_devices),
+        relaxations: Vec::new(),
+        untried: None,
+    })
+}
+
+/// What the closest of the candidates would need that do not fit, all of them or those that there was time for.
+pub(crate) fn nothing_fits(
+    scope: &Scope<'_>,
+    request: &Request,
+    closest: Option<Dropped>,
+    untried: Option<Untried>,
+) -> NoPlan {
     match closest {
         Some(Dropped::Memory { stage, term, needed, capacity }) if needed > capacity => NoPlan::NothingFits {
             stage,
@@ -127,6 +167,7 @@ pub(crate) fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option
             needed: Bytes(needed + scope.reserve()),
             capacity: Bytes(capacity + scope.reserve()),
             relaxations: Vec::new(),
+            untried,
         },
         Some(Dropped::Host { store, stage, needed, capacity }) => NoPlan::NothingFits {
             stage,
@@ -134,6 +175,7 @@ pub(crate) fn nothing_fits(scope: &Scope<'_>, request: &Request, closest: Option
             needed: Bytes(needed),
             capacity: Bytes(capacity),
             relaxations: Vec::new(),
+            untried,
         },
         Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {
             what: format!(

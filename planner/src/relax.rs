@@ -7,7 +7,9 @@ use cost_model::Constants;
 use ir::cluster::Precision;
 use ir::units::GIB;
 
-use crate::optimize::search;
+use crate::found::Start;
+use crate::offload;
+use crate::optimize::search_from;
 use crate::request::{Forbid, OffloadKind, Pins, Progress, Relaxation, Request, Stop};
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
@@ -20,29 +22,59 @@ const MEMORY: [f64; 8] = [1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
 /// A change in words, and the request after it.
 type Change = (String, Request);
 
-/// Changes that would make a plan fit; the fastest first.
-pub fn relaxations(request: &Request, constants: &Constants) -> Vec<Relaxation> {
+/// What was tried to make a plan fit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tried {
+    /// Changes that do; the fastest first.
+    pub relaxations: Vec<Relaxation>,
+    /// Somebody wanted an answer before all of them were tried.
+    pub ended_early: bool,
+}
+
+/// Whether plans with states on hosts were looked for where it is open what hosts hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// They were, and none fits.
+    Asked,
+    /// They were not.
+    NotAsked,
+}
+
+/// Tries changes that would make a plan fit, until somebody says that it is enough.
+pub fn relaxations(
+    (request, hosts): (&Request, Hosts),
+    constants: &Constants,
+    asked: &dyn Fn() -> bool,
+) -> Tried {
     let families = [
         more_devices(request),
         more_memory(request),
         shorter_sequences(request),
         smaller_batches(request),
         lower_precision(request),
-        on_hosts(request),
+        on_hosts(request, hosts),
         no_pins(request),
         nothing_forbidden(request),
     ];
     let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
-    let first_that_fits = |family: Vec<Change>| {
+    let mut tried = Tried::default();
+    let stop = Stop { work: None, asked };
+    let mut first_that_fits = |family: Vec<Change>| {
         family.into_iter().find_map(|(change, relaxed)| {
-            let found = search(&relaxed, constants, (Stop::never(), &|_: Progress| ())).ok()?;
-            Some(Relaxation { change, step_time: found.ranking.first()?.step_time() })
+            tried.ended_early |= asked();
+            if tried.ended_early {
+                return None;
+            }
+            let start = Start { gives_up: true, ..Start::default() };
+            let (found, tally) = search_from(&relaxed, constants, start, (stop, &|_: Progress| ()));
+            tried.ended_early |= tally.stopped;
+            Some(Relaxation { change, step_time: found.ok()?.step_time()? })
         })
     };
     let mut list: Vec<Relaxation> =
-        families.into_iter().chain(single_pins).filter_map(first_that_fits).collect();
+        families.into_iter().chain(single_pins).filter_map(&mut first_that_fits).collect();
     list.sort_by(|a, b| a.step_time.0.total_cmp(&b.step_time.0));
-    list
+    Tried { relaxations: list, ..tried }
 }
 
 fn more_devices(request: &Request) -> Vec<Change> {
@@ -101,23 +133,14 @@ fn lower_precision(request: &Request) -> Vec<Change> {
 }
 
 /// The request with whatever pays in the memory of hosts, where it was not searched so.
-fn on_hosts(request: &Request) -> Vec<Change> {
+fn on_hosts(request: &Request, hosts: Hosts) -> Vec<Change> {
     let mut relaxed = request.clone();
     relaxed.pins.offload = Some(OffloadKind::Allowed);
     relaxed.pins.forbid.offload.clear();
-    match request.pins.offload {
-        Some(OffloadKind::Allowed) => Vec::new(),
-        Some(
-            OffloadKind::None
-            | OffloadKind::Optimizer
-            | OffloadKind::Activations
-            | OffloadKind::Both
-            | OffloadKind::States
-            | OffloadKind::All
-            | OffloadKind::Nvme,
-        )
-        | None => vec![("what pays on the hosts (offload=allowed)".into(), relaxed)],
+    if (hosts == Hosts::Asked && offload::is_open(&request.pins)) || relaxed == *request {
+        return Vec::new();
     }
+    vec![("what pays on the hosts (offload=allowed)".into(), relaxed)]
 }
 
 /// A pin by its name, and how it is taken back.

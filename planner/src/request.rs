@@ -447,6 +447,15 @@ pub struct Relaxation {
     pub step_time: Seconds,
 }
 
+/// What a search without a plan has left out when somebody ended it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untried {
+    /// Candidates: a plan that fits may be there.
+    Plans,
+    /// Changes that may make one fit.
+    Changes,
+}
+
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NoPlan {
@@ -466,8 +475,8 @@ pub enum NoPlan {
     },
     /// Everything that was tried needs more memory than there is.
     #[error(
-        "no plan fits: the closest needs {:.1} GiB of {:.1} GiB on stage {stage}, most of it {term}",
-        needed.0 / GIB, capacity.0 / GIB
+        "{}: the closest needs {:.1} GiB of {:.1} GiB on stage {stage}, most of it {term}",
+        if *untried == Some(Untried::Plans) { "no plan was found in time" } else { "no plan fits" }, needed.0 / GIB, capacity.0 / GIB
     )]
     NothingFits {
         /// The stage that overflows in the closest candidate.
@@ -480,6 +489,8 @@ pub enum NoPlan {
         capacity: Bytes,
         /// Changes that would help, each with the time of the plan it allows; best first.
         relaxations: Vec<Relaxation>,
+        /// What was not tried, for somebody wanted an answer.
+        untried: Option<Untried>,
     },
     /// The plan that was given needs more memory than there is.
     #[error(

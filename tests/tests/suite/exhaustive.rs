@@ -118,7 +118,8 @@ fn brute(request: &Request) -> Brute {
         all.bound = all.bound.min(in_room.0);
         all.best = all.best.min(time);
         all.n_worked_out += 1;
-        for storage in [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter] {
+        let all_storages = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
+        for storage in all_storages.into_iter().filter(|_| request.pins.zero.is_none()) {
             let stored = scope.evaluate_stored(&candidate, &of, (Forms::All, storage));
             let Ok(time) = stored.map(|arranged| arranged.step_time().0) else { continue };
             assert!(bound <= time, "bound {bound} above {time} of {candidate:?}, {storage:?}");
@@ -205,7 +206,9 @@ fn a_model_whose_hosts_have_drives() {
         let request = Request { pins, ..asked.clone() };
         let plan = planner::optimize(&request, &|_: Progress| ()).unwrap();
         assert!(!plan.roles.optimizer_on_nvme.is_none(), "{}", plan.roles);
-        assert_search_is_exhaustive(&request);
+        let (part, _) = assert_search_is_exhaustive_over(std::slice::from_ref(&request));
+        // The search looks at the best in more ways.
+        assert!((0.99..=1.0).contains(&part), "{part} of the fastest that is worked out");
     }
 }
 
@@ -252,6 +255,17 @@ fn gradients_that_hide_behind_other_layers() {
     // One micro-batch on slow links: what a step reduces once is as long as its backward, but not of every layer.
     let asked = question("llama-2-7b", "dgx1-v100", 16, 16);
     assert_search_is_exhaustive(&Request { job: Job { sequence: 1024, ..asked.job }, ..asked });
+}
+
+/// Few tokens, so that a step takes what sending parameters and gradients takes, and in an engine that puts norms together from kernels.
+#[test]
+fn parameters_that_take_longer_to_gather_than_to_use() {
+    let asked = question("llama-3-8b", "dgx-h100", 8, 64);
+    let pins = Pins { zero: Some(3), ..Pins::default() };
+    for engine in [asked.job.engine, Engine::FSDP] {
+        let job = Job { sequence: 256, engine, ..asked.job };
+        assert_search_is_exhaustive(&Request { job, pins: pins.clone(), ..asked.clone() });
+    }
 }
 
 #[test]

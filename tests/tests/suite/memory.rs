@@ -236,3 +236,36 @@ fn a_table_alone_is_not_judged() {
     let said: Value = serde_json::from_str(&done(&["check", "--table", &file, "--json"]).out).unwrap();
     assert_eq!(said.get("memory"), None);
 }
+
+/// Where the states of a model alone are more than all devices hold, that is said of what they take, cut over all: what a plan holds that cuts
+/// them so. Where there is room for them, of the candidate that comes closest, which holds more.
+#[test]
+fn what_states_alone_take_is_what_a_plan_holds_that_cuts_them_over_all_devices() {
+    let (file, cluster) = (scratch!("memory-cut.json"), scratch!("memory-cut-cluster.json"));
+    let job = "--global-batch 64 --pin offload=none,zero=3,pp=1,tp=1,cp=1";
+    let plan = found(&file, &format!("llama-3-8b dgx-h100 {job}"));
+    let memory = &plan["predicted"]["stages"][0]["memory"];
+    let states: f64 = ["parameters", "gradients", "optimizer"].iter().map(|name| number(&memory[name])).sum();
+    let shipped = |name: &str| -> Value {
+        let path = format!("{}/../fixtures/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    };
+    let (mut node, devices) = (shipped("clusters/dgx-h100"), shipped("devices"));
+    let is_ours = |device: &&Value| device["name"] == node["groups"][0]["device"];
+    let mut device = devices["devices"].as_array().unwrap().iter().find(is_ours).unwrap().clone();
+    let mut needed = |memory_bytes: f64| {
+        device["memory_gib"] = (memory_bytes / f64::from(1 << 30)).into();
+        node["groups"][0]["device"] = device.clone();
+        std::fs::write(&cluster, node.to_string()).unwrap();
+        let words = format!("optimize llama-3-8b {cluster} {job} --json");
+        let said = planner(&words.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(said.code, 3, "{said}");
+        let answer: Value = serde_json::from_str(&said.out).unwrap();
+        number(&answer["no_plan"]["needed_bytes"])
+    };
+    // Reserved is what contexts and buffers of communicators take; in a plan, what its peak breaks into pieces too.
+    let least = needed(states);
+    assert!((states..states + number(&memory["reserve"])).contains(&least), "{least} {states}");
+    assert_eq!(needed(0.99 * least), least);
+    assert!(needed(1.01 * least) > 1.01 * least);
+}

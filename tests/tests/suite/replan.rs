@@ -147,3 +147,19 @@ fn where_devices_divide_badly_fewer_are_said_to_be_faster() {
     let words = fewer["warnings"].to_string();
     assert!(!words.contains("fewer devices are faster"), "{words}");
 }
+
+/// What must move is said in the parameters of the layer that a fused one stands for: a plan whose own does not is bad input.
+#[test]
+fn a_form_that_is_none_of_its_layers_is_refused_with_its_place() {
+    let file = scratch!("replan-form.json");
+    done(&["optimize", "llama-3-8b", "dgx-h100", "--devices", "32", "--global-batch", "64", "-o", &file]);
+    let mut plan: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let dims = plan["forms"][0]["original"]["dims"].as_array_mut().unwrap();
+    let inner = dims.iter_mut().find(|dim| dim["name"] == "f").unwrap();
+    inner["length"] = serde_json::json!({ "fixed": 28_672 });
+    std::fs::write(&file, plan.to_string()).unwrap();
+    let said = planner(&["replan", &file, "--lost", "8"]);
+    assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+    let expected = "forms[0].original: layer `decoder` is no form of this layer";
+    assert!(said.err.contains(expected), "{said}");
+}
