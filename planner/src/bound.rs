@@ -12,7 +12,6 @@ use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
 use crate::packing::Pieces;
 use crate::price::step::stragglers;
-use crate::request::ScheduleKind;
 use crate::schedules::{Family, FamilyKind};
 use crate::shelf::{Asked, Bench};
 
@@ -117,8 +116,8 @@ const SHOWS: f64 = 0.02;
 /// once per step.
 const FILLED: f64 = 0.999;
 
-/// The same where stages wait for each other as long as they compute, or are of different devices, or run by another schedule than 1F1B:
-/// there, a stage may be shorter than the others to more effect than `Work::filled` says.
+/// The same where stages wait for each other as long as they compute, or are of different devices: there, a stage may be shorter than the
+/// others to more effect than `Work::filled` says.
 const HARDLY_FILLED: f64 = 0.99;
 
 /// Micro-batches from which on what a step has once is little of it.
@@ -329,16 +328,16 @@ impl Scope<'_> {
 
     /// The fraction of itself at which a bound is taken.
     fn taken(&self, candidate: &Candidate) -> f64 {
-        let is_filled = candidate.n_micro_batches >= (candidate.n_stages + 2).max(MANY);
-        let is_plain = match self.pins().schedule {
-            None | Some(ScheduleKind::OneFOneB | ScheduleKind::Interleaved) => true,
-            Some(_) => false,
-        };
-        if candidate.n_stages == 1 && !self.request.cluster.is_mixed() {
-            // All layers are on one stage.
-            return 1.0;
+        if self.request.cluster.is_mixed() {
+            return HARDLY_FILLED;
         }
-        if is_filled && is_plain && !self.request.cluster.is_mixed() { FILLED } else { HARDLY_FILLED }
+        let is_filled = candidate.n_micro_batches >= (candidate.n_stages + 2).max(MANY);
+        match candidate.n_stages {
+            // All layers are on one stage.
+            1 => 1.0,
+            _ if is_filled => FILLED,
+            _ => HARDLY_FILLED,
+        }
     }
 
     /// The same in schedules that add such a share of the work as bubble at least.
