@@ -232,9 +232,11 @@ pub fn owed_bytes(
 }
 
 /// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered
-/// (FSDP: Zhao et al. 2023, arXiv 2304.11277, section 4.4). A copy on the host is none that the device could gather.
-pub fn doubles_as_master(storage: Storage) -> bool {
-    storage.home.is_device() && !storage.parameter.is_empty() && storage.parameter == storage.optimizer
+/// (FSDP: Zhao et al. 2023, arXiv 2304.11277, section 4.4). A copy on the host is none that the device could gather, and
+/// of an fp32 parameter there is none.
+pub fn doubles_as_master(storage: Storage, states: StateBytes) -> bool {
+    let is_cut_like_it = !storage.parameter.is_empty() && storage.parameter == storage.optimizer;
+    states.master > Bytes::ZERO && storage.home.is_device() && is_cut_like_it
 }
 
 struct Account<'a> {
@@ -470,7 +472,7 @@ impl Account<'_> {
             let stored = one.parameter * cut(held.storage.parameter);
             match self.program.parameters {
                 Home::Host => memory.parameters_on_host += stored,
-                Home::Device if doubles_as_master(held.storage) => {}
+                Home::Device if doubles_as_master(held.storage, one) => {}
                 Home::Device => memory.parameters += stored,
             }
             if is_cut || self.program.parameters == Home::Host {

@@ -479,8 +479,11 @@ impl<'a> Prices<'a> {
         let local = parcel.elements as f64;
         let updated = local / self.parts(storage.optimizer);
         // A parameter that is cut like its optimizer state is that state's own fp32 copy.
-        let copy =
-            if doubles_as_master(storage) { 0.0 } else { bytes.parameter.0 / self.parts(storage.parameter) };
+        let copy = if doubles_as_master(storage, bytes) {
+            0.0
+        } else {
+            bytes.parameter.0 / self.parts(storage.parameter)
+        };
         let (optimizer, update) = match storage.home {
             StateHome::Device => {
                 // One pass over all that a layer has in one piece, of which this is a share.

@@ -122,13 +122,14 @@ pub(crate) fn no_candidate(request: &Request) -> String {
 }
 
 /// What to say where the states of the model, however they are cut, are more than all devices hold; where hosts may hold some, than
-/// these have room for as well. The gradients stay on devices.
+/// these have room for as well. The gradients stay on devices, and parameters cut like the optimizer's fp32 copy are that copy.
 pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<NoPlan> {
     let (cluster, model) = (&request.cluster, &request.model);
     let states = StateBytes::adamw(request.job.precision, request.job.engine.gradients);
-    let n_trained = model.n_trained() as f64;
+    let (n_trained, n_parameters) = (model.n_trained() as f64, model.n_parameters() as f64);
+    let value = if states.master > Bytes::ZERO { Bytes::ZERO } else { states.parameter };
     let gradients = states.gradient * n_trained;
-    let others = states.parameter * model.n_parameters() as f64 + states.optimizer() * n_trained;
+    let others = (value + states.optimizer()) * n_trained + states.parameter * (n_parameters - n_trained);
     let groups = || cluster.groups.iter();
     let devices: Bytes = groups().map(|group| group.device.memory_bytes * group.count as f64).sum();
     let n_devices = cluster.n_devices() as f64;

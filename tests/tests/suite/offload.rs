@@ -205,7 +205,7 @@ fn a_host_that_is_forbidden_or_too_small_is_said_to_be_what_lacks() {
     let said = refused(&format!("optimize llama-3-8b {} --devices 1", cluster.display()));
     assert!(
         said.contains(
-            "83.8 GiB of 80.0 GiB on stage 0, most of it parameters, gradients and optimizer state for which hosts have no room"
+            "119.7 GiB of 57.6 GiB on stage 0, most of it states and activations in the memory of its node's host"
         ),
         "{said}"
     );
