@@ -201,9 +201,9 @@ pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
 
 /// What was not tried when time was over, if it was.
 fn untried(no_plan: &NoPlan) -> Option<&'static str> {
-    match no_plan {
-        NoPlan::NothingFits { untried: Some(Untried::Plans), .. } => Some("plans"),
-        NoPlan::NothingFits { untried: Some(Untried::Changes), .. } => Some("changes"),
-        _ => None,
-    }
+    let NoPlan::NothingFits { untried, .. } = no_plan else { return None };
+    untried.map(|untried| match untried {
+        Untried::Plans => "plans",
+        Untried::Changes => "changes",
+    })
 }
