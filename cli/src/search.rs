@@ -182,21 +182,18 @@ pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
     let (NoPlan::NothingFits { relaxations, .. } | NoPlan::Overflows { relaxations, .. }) = no_plan else {
         return String::new();
     };
-    let more = untried(no_plan)
-        .map_or(String::new(), |what| format!("hint: time was over before all {what} were tried\n"));
-    if relaxations.is_empty() && !more.is_empty() {
-        return more;
-    }
+    let more = untried(no_plan).map(|what| format!("hint: time was over before all {what} were tried\n"));
     if relaxations.is_empty() {
-        return "hint: no small change makes it fit: take more or larger devices, or a smaller model\n"
-            .into();
+        let none = "hint: no small change makes it fit: take more or larger devices, or a smaller model\n";
+        return more.unwrap_or_else(|| none.into());
     }
     let rows: Vec<Vec<String>> = relaxations
         .iter()
         .map(|relaxation| vec![relaxation.change.clone(), figures::seconds(relaxation.step_time)])
         .collect();
     let columns = [("a plan fits with", Side::Left), ("step time", Side::Right)];
-    format!("hint: each of these changes makes a plan fit\n{}{more}", table(&columns, &rows))
+    let rows = table(&columns, &rows);
+    format!("hint: each of these changes makes a plan fit\n{rows}{}", more.unwrap_or_default())
 }
 
 /// What was not tried when time was over, if it was.

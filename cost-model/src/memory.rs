@@ -48,6 +48,16 @@ impl StateBytes {
         self.master + self.moments
     }
 
+    /// Whether the optimizer's copy of a parameter can stand for it: an fp32 one has none.
+    pub(crate) fn has_master(self) -> bool {
+        self.master > Bytes::ZERO
+    }
+
+    /// A parameter with what the optimizer owns, cut alike: its fp32 copy is then the only one.
+    pub fn cut_alike(self) -> Bytes {
+        if self.has_master() { self.optimizer() } else { self.parameter + self.optimizer() }
+    }
+
     /// All states of one parameter that no axis shards.
     pub fn total(self) -> Bytes {
         self.parameter + self.gradient + self.optimizer()
@@ -60,10 +70,9 @@ impl StateBytes {
 /// and passes twice more over the gradient, to take its norm and to clear it.
 /// bf16 with fp32 gradients: 4 + 2 x 12 + 2 + 2 x 4 = 38 bytes.
 pub fn update_traffic(n_parameters: f64, states: StateBytes) -> Bytes {
-    let (value, cast) = if states.master == Bytes::ZERO {
-        (states.parameter, Bytes::ZERO)
-    } else {
-        (states.master, states.parameter)
+    let (value, cast) = match states.has_master() {
+        true => (states.master, states.parameter),
+        false => (states.parameter, Bytes::ZERO),
     };
     (states.gradient * 3.0 + (value + states.moments) * 2.0 + cast) * n_parameters
 }

@@ -236,7 +236,7 @@ pub fn owed_bytes(
 /// of an fp32 parameter there is none.
 pub fn doubles_as_master(storage: Storage, states: StateBytes) -> bool {
     let is_cut_like_it = !storage.parameter.is_empty() && storage.parameter == storage.optimizer;
-    states.master > Bytes::ZERO && storage.home.is_device() && is_cut_like_it
+    states.has_master() && storage.home.is_device() && is_cut_like_it
 }
 
 struct Account<'a> {

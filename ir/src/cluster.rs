@@ -284,6 +284,11 @@ impl Cluster {
         self.groups.iter().map(|group| group.count).sum()
     }
 
+    /// Memory of all devices.
+    pub fn device_memory(&self) -> Bytes {
+        self.groups.iter().map(|group| group.device.memory_bytes * group.count as f64).sum()
+    }
+
     /// Devices that are close: those of a node, or of the first tier where it is larger. Products are split among them.
     pub fn n_close(&self) -> u64 {
         let in_node = self.groups.iter().map(|group| group.devices_per_node).min().unwrap_or(1);

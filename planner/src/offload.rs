@@ -76,9 +76,7 @@ pub(crate) fn is_open(pins: &Pins) -> bool {
 /// Part of the devices' memory that optimizer states take, cut over all of them.
 fn crowding(request: &Request) -> f64 {
     let states = StateBytes::adamw(request.job.precision, request.job.engine.gradients);
-    let groups = request.cluster.groups.iter();
-    let memory: Bytes = groups.map(|group| group.device.memory_bytes * group.count as f64).sum();
-    states.optimizer() * request.model.n_trained() as f64 / memory
+    states.optimizer() * request.model.n_trained() as f64 / request.cluster.device_memory()
 }
 
 /// The question with the hosts' memory in it.

@@ -122,16 +122,14 @@ pub(crate) fn no_candidate(request: &Request) -> String {
 }
 
 /// What to say where the states of the model, however they are cut, are more than all devices hold; where hosts may hold some, than
-/// these have room for as well. The gradients stay on devices, and parameters cut like the optimizer's fp32 copy are that copy.
+/// these have room for as well. The gradients stay on devices.
 pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<NoPlan> {
     let (cluster, model) = (&request.cluster, &request.model);
     let states = StateBytes::adamw(request.job.precision, request.job.engine.gradients);
     let (n_trained, n_parameters) = (model.n_trained() as f64, model.n_parameters() as f64);
-    let value = if states.master > Bytes::ZERO { Bytes::ZERO } else { states.parameter };
     let gradients = states.gradient * n_trained;
-    let others = (value + states.optimizer()) * n_trained + states.parameter * (n_parameters - n_trained);
-    let groups = || cluster.groups.iter();
-    let devices: Bytes = groups().map(|group| group.device.memory_bytes * group.count as f64).sum();
+    let others = states.cut_alike() * n_trained + states.parameter * (n_parameters - n_trained);
+    let devices = cluster.device_memory();
     let n_devices = cluster.n_devices() as f64;
     let room = devices - Bytes(scope.reserve() * n_devices);
     let on_node = |group: &DeviceGroup| {
@@ -140,7 +138,7 @@ pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<No
     };
     let elsewhere = match request.pins.offload {
         None | Some(OffloadKind::None) => Bytes::ZERO,
-        Some(_) => groups().map(on_node).sum(),
+        Some(_) => cluster.groups.iter().map(on_node).sum(),
     };
     let needed = gradients + (others - elsewhere).max(Bytes::ZERO);
     let rest = if elsewhere > Bytes::ZERO { " for which hosts have no room" } else { "" };

@@ -59,7 +59,7 @@ pub fn relaxations(
     let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
     let mut tried = Tried::default();
     let stop = Stop { work: None, asked };
-    let mut first_that_fits = |family: Vec<Change>| {
+    let first_that_fits = |family: Vec<Change>| {
         family.into_iter().find_map(|(change, relaxed)| {
             tried.ended_early |= asked();
             if tried.ended_early {
@@ -72,7 +72,7 @@ pub fn relaxations(
         })
     };
     let mut list: Vec<Relaxation> =
-        families.into_iter().chain(single_pins).filter_map(&mut first_that_fits).collect();
+        families.into_iter().chain(single_pins).filter_map(first_that_fits).collect();
     list.sort_by(|a, b| a.step_time.0.total_cmp(&b.step_time.0));
     Tried { relaxations: list, ..tried }
 }

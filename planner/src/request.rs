@@ -417,7 +417,7 @@ pub struct Progress {
 /// Where progress goes. Called from one thread.
 pub type OnProgress<'a> = &'a dyn Fn(Progress);
 
-/// When a search ends before it is done: looked at between batches of work, once there is a plan.
+/// When a search ends before it is done: looked at between batches of work, once there is a plan, or once nothing fits on devices.
 #[derive(Clone, Copy)]
 pub struct Stop<'a> {
     /// After so many batches, which may be more than a search does of itself.
