@@ -84,7 +84,7 @@ pub fn program_bytes(
     ProgramBytes {
         forward: count.section(&program.forward, Pass::Forward),
         backward: count.section(&program.backward, Pass::Backward),
-        update: count.updates(&program.updates),
+        update: count.updates(program.own_updates()),
     }
 }
 
@@ -202,7 +202,7 @@ pub fn stored_bytes(
     element_bytes: u64,
 ) -> Vec<u64> {
     let of = |at: &[u64], tensor: &TensorId| -> u64 {
-        let Some(held) = program.held().find(|held| held.tensor == *tensor) else { return 0 };
+        let Some(held) = program.used().find(|used| used.tensor == *tensor) else { return 0 };
         let flat = block(held.used, mesh, at, &layer.shape(*tensor, sizes)).iter().product();
         let cut = held.storage.parameter.axes().into_iter();
         let cut = cut.fold(Sharding::REPLICATED, |cut, axis| cut.with(axis, Placement::Shard(0)));
@@ -333,7 +333,7 @@ impl Count<'_> {
         block(value.sharding, self.mesh, &self.mesh.coordinates(rank), &shape).iter().product()
     }
 
-    fn updates(&self, updates: &[Update]) -> BytesByCollective {
+    fn updates<'u>(&self, updates: impl Iterator<Item = &'u Update>) -> BytesByCollective {
         let mut bytes = BytesByCollective::new();
         for update in updates {
             let shape = self.layer.shape(update.tensor, self.sizes);

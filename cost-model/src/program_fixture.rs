@@ -1,6 +1,6 @@
 //! Layers small enough to price by hand, and choices for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::graph::{Data, Dim, DimId, Extent, Init, Layer, Op, Role, Sizes, Tensor, TensorId};
 use ir::lower::{LayerChoice, Recompute, lower};
@@ -316,6 +316,7 @@ pub(crate) fn lowered(
         kept: Home::Device,
         parameters: Home::Device,
         storage: layer.parameters().map(|tensor| (tensor, extra.storage)).collect::<BTreeMap<_, _>>(),
+        shared: BTreeSet::new(),
     };
     let program = lower(&layer, &mesh, &sizes, &choice).unwrap();
     Lowered { layer, mesh, sizes, program }

@@ -149,7 +149,7 @@ pub fn program_memory(
     sizes: &Sizes,
     program: &Program,
 ) -> ProgramMemory {
-    let storages = program.held().map(|held| (held.tensor, held.storage)).collect();
+    let storages = program.used().map(|used| (used.tensor, used.storage)).collect();
     let account = Account { context, layer, mesh, sizes, program, storages };
     let saved = account.saved();
     let mut memory = ProgramMemory {
@@ -189,7 +189,7 @@ pub fn carried_bytes(
     program: &Program,
     split: &SplitBackward,
 ) -> Bytes {
-    let storages = program.held().map(|held| (held.tensor, held.storage)).collect();
+    let storages = program.used().map(|used| (used.tensor, used.storage)).collect();
     let account = Account { context, layer, mesh, sizes, program, storages };
     let bytes = |id: &ValueId| {
         let value = program.value(*id);

@@ -173,7 +173,7 @@ impl Pricing<'_> {
 
     /// Bytes of a parameter, as it is stored, if the host holds it.
     fn stored(&self, tensor: TensorId) -> Bytes {
-        let held = self.program.held().find(|held| held.tensor == tensor);
+        let held = self.program.used().find(|used| used.tensor == tensor);
         match (self.program.parameters, held) {
             (Home::Host, Some(held)) => {
                 let axes = held.storage.parameter.axes().into_iter();
@@ -259,7 +259,7 @@ impl Pricing<'_> {
     /// Gradients and parameters that the update moves.
     pub(crate) fn update_buckets(&self) -> Buckets {
         let (states, mut buckets) = (self.states(), Buckets::new());
-        for update in &self.program.updates {
+        for update in self.program.own_updates() {
             let elements = self.local_elements(update.tensor, update.used);
             let classes = (CommunicationClass::GradientReduce, CommunicationClass::Update);
             self.fill_flat(&mut buckets, classes.0, &update.reduce, states.gradient * elements);
@@ -471,7 +471,7 @@ impl Pricing<'_> {
     fn broadcasts(&self, axes: &[AxisId], full: Bytes) -> (StepPrice, u32) {
         let is_matrix = |update: &&Update| self.layer.shape(update.tensor, self.sizes).len() > 1;
         let is_spread = |update: &&Update| update.gather.iter().any(|step| step.axes == axes);
-        let count = self.program.updates.iter().filter(is_spread).filter(is_matrix).count().max(1) as u32;
+        let count = self.program.own_updates().filter(is_spread).filter(is_matrix).count().max(1) as u32;
         (price_broadcasts(self.context, self.mesh, axes, (count, full)), count)
     }
 
@@ -496,7 +496,7 @@ impl Pricing<'_> {
     fn update(&self) -> UpdatePrice {
         let states = self.states();
         let owned = |home: StateHome| -> f64 {
-            let there = self.program.updates.iter().filter(|update| update.storage.home == home);
+            let there = self.program.own_updates().filter(|update| update.storage.home == home);
             there.map(|one| self.local_elements(one.tensor, one.used) / self.parts(one.storage)).sum()
         };
         let on_host = |home: StateHome| HostUpdate::at(home, owned(home), states, self.host_share()).total();
@@ -527,7 +527,7 @@ impl Pricing<'_> {
 
     /// New parameters on their way to the host that holds them between uses.
     fn stored_again(&self) -> Seconds {
-        let updates = self.program.updates.iter();
+        let updates = self.program.own_updates();
         self.host_share().moves(updates.map(|update| self.stored(update.tensor)).sum())
     }
 

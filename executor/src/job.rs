@@ -2,7 +2,7 @@
 //!
 //! Plain data, all of `ir`: who made the choices and how they were shrunk is of no concern here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::graph::{Layer, Model, TensorId};
 use ir::lower::{LayerChoice, Recompute};
@@ -277,5 +277,6 @@ fn whole_choice(layer: &Layer) -> LayerChoice {
         kept: Home::Device,
         parameters: Home::Device,
         storage: layer.parameters().map(storage).collect(),
+        shared: BTreeSet::new(),
     }
 }

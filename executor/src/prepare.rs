@@ -1,8 +1,9 @@
 //! What all ranks of a run share: programs, parameters, tokens, and where chunks and ties meet. Checked once, here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use ir::conversion::Step;
 use ir::graph::{Data, Layer, OpId, Role, Sizes, TensorId};
 use ir::lower::LayerChoice;
 use ir::mesh::AxisId;
@@ -69,6 +70,8 @@ pub(crate) struct Prepared<'a> {
 pub(crate) struct TiedPair {
     pub(crate) owner: ParameterKey,
     pub(crate) copy: ParameterKey,
+    /// The copy is nothing but the owner's tensor.
+    pub(crate) is_shared: bool,
 }
 
 impl<'a> Prepared<'a> {
@@ -225,13 +228,19 @@ impl<'a> Prepared<'a> {
         })
     }
 
-    /// How a parameter is held.
+    /// How a parameter is held, here or by its owner.
     pub(crate) fn held(&self, (layer_idx, tensor): ParameterKey) -> Result<HeldParameter, ExecutorError> {
-        let find = self.program(layer_idx).held().find(|held| held.tensor == tensor);
+        let find = self.program(layer_idx).used().find(|used| used.tensor == tensor);
         find.ok_or_else(|| {
             let name = self.tensor_name(layer_idx, tensor);
             unfit(format!("layer {layer_idx}: its program does not hold parameter `{name}`"))
         })
+    }
+
+    /// The parameter whose tensors are a parameter's: its own, or those of the owner that holds it too.
+    pub(crate) fn holder(&self, key: ParameterKey) -> ParameterKey {
+        let tie = self.ties.iter().find(|tie| tie.is_shared && tie.copy == key);
+        tie.map_or(key, |tie| tie.owner)
     }
 
     /// How numbers that leave an operator or a rank lie in memory.
@@ -319,7 +328,9 @@ impl<'a> Prepared<'a> {
             let (Some(owner), Some(copy)) = (find(tie.owner.layer), find(tie.copy.layer)) else {
                 return Err(unfit("a tie names a layer that does not occur".into()));
             };
-            let pair = TiedPair { owner: (owner, tie.owner.tensor), copy: (copy, tie.copy.tensor) };
+            let is_shared = self.program(copy).shared.contains(&tie.copy.tensor);
+            let pair =
+                TiedPair { owner: (owner, tie.owner.tensor), copy: (copy, tie.copy.tensor), is_shared };
             let (a, b) = (self.held(pair.owner)?, self.held(pair.copy)?);
             let shape = |(layer_idx, tensor)| self.shape(layer_idx, tensor);
             if shape(pair.owner) != shape(pair.copy) || a.used != b.used || a.storage != b.storage {
@@ -331,9 +342,40 @@ impl<'a> Prepared<'a> {
                     "{copy} is tied to {owner} but differs in shape, sharding or storage"
                 )));
             }
+            if is_shared {
+                self.check_shared(&pair)?;
+            }
             ties.push(pair);
         }
+        let is_copy = |key: ParameterKey| ties.iter().any(|tie: &TiedPair| tie.copy == key);
+        for layer_idx in 0..self.instances.len() {
+            if let Some(&tensor) = self.program(layer_idx).shared.iter().find(|&&t| !is_copy((layer_idx, t)))
+            {
+                let name = self.tensor_name(layer_idx, tensor);
+                return Err(unfit(format!("`{name}` of layer {layer_idx} is shared, but it is no copy")));
+            }
+        }
         Ok(ties)
+    }
+
+    /// Owner and copy are on the same ranks, the owner holds its tensors, and their gradients can be added as they are.
+    fn check_shared(&self, pair: &TiedPair) -> Result<(), ExecutorError> {
+        let ranks = |key: ParameterKey| self.stages_of(key.0).into_iter().collect::<BTreeSet<u32>>();
+        // By which algorithms, only the owner's says.
+        let reduce = |(layer_idx, tensor): ParameterKey| {
+            let updates = &self.program(layer_idx).updates;
+            let update = updates.iter().find(|update| update.tensor == tensor)?;
+            let change = |step: &Step| (step.kind, step.axes.clone(), [step.before, step.after]);
+            Some(update.reduce.iter().map(change).collect::<Vec<_>>())
+        };
+        let is_held = !self.program(pair.owner.0).shared.contains(&pair.owner.1);
+        let home = |key: ParameterKey| self.program(key.0).parameters;
+        let is_held = is_held && home(pair.owner) == home(pair.copy);
+        if is_held && ranks(pair.owner) == ranks(pair.copy) && reduce(pair.owner) == reduce(pair.copy) {
+            return Ok(());
+        }
+        let (layer_idx, name) = (pair.copy.0, self.tensor_name(pair.copy.0, pair.copy.1));
+        Err(unfit(format!("`{name}` of layer {layer_idx} cannot be its owner's tensor")))
     }
 
     fn draw_parameters(&self) -> Result<BTreeMap<ParameterKey, ArrayD<f64>>, ExecutorError> {

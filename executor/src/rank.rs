@@ -117,11 +117,12 @@ impl<'a, E: Real> Rank<'a, E> {
             witnesses: None,
         };
         for layer_idx in run.layers_on(own.seat.stage) {
-            for update in &run.program(layer_idx).updates {
+            let program = run.program(layer_idx);
+            for update in program.own_updates() {
                 let key = (layer_idx, update.tensor);
                 own.begin_learned(key, update, initial(key)?)?;
             }
-            for frozen in &run.program(layer_idx).frozen {
+            for frozen in program.frozen.iter().filter(|frozen| !program.shared.contains(&frozen.tensor)) {
                 let key = (layer_idx, frozen.tensor);
                 own.begin_frozen(key, frozen, initial(key)?)?;
             }

@@ -290,12 +290,13 @@ impl Joined<'_> {
             let parts: Vec<_> = self.records.iter().map(|record| &parts(record)[step]).collect();
             let mut tensors = Tensors::new();
             for layer_idx in 0..run.instances.len() {
-                for held in run.program(layer_idx).held() {
+                for held in run.program(layer_idx).used() {
                     let key = (layer_idx, held.tensor);
                     if of == Of::Gradients && (!held.trained || run.is_copy(key)) {
                         continue;
                     }
-                    let whole = assemble(&self.seats, &parts, key, &self.layout(key, &held, (of, step)))?;
+                    let layout = self.layout(key, &held, (of, step));
+                    let whole = assemble(&self.seats, &parts, run.holder(key), &layout)?;
                     tensors.insert((layer_idx, name(run, key)), whole);
                 }
             }

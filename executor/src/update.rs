@@ -3,7 +3,7 @@
 //!
 //! All of it works on the flattened local block, cut by the storage's axes. A tied copy sends its gradient to the
 //! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state. So does
-//! the second of two pipeline ranks that have a copy of the same layer.
+//! the second of two pipeline ranks that have a copy of the same layer. A copy that its owner holds is the owner's tensor.
 //!
 //! Where the host updates a parameter, the states of the update are in the rank's second arena: the finished gradient goes
 //! down to them, and the new value comes up, rounded as operators take it, before anybody else gets it. States on the host's
@@ -155,6 +155,7 @@ impl<E: Real> Rank<'_, E> {
 
     /// Adds a micro-batch's gradient.
     pub(crate) fn accumulate(&mut self, key: ParameterKey, term: &[E]) -> Result<(), ExecutorError> {
+        let key = self.run.holder(key);
         let mut sum = self.read(key, State::Accumulator)?;
         add(&mut sum, term, key)?;
         self.write(key, State::Accumulator, &sum)
@@ -181,6 +182,7 @@ impl<E: Real> Rank<'_, E> {
         gather: &[Step],
         tag: Tag,
     ) -> Result<Tensor<E>, ExecutorError> {
+        let key = self.run.holder(key);
         let (n_flat, stored) = (self.n_flat(key)?, self.read(key, State::Stored)?);
         self.count_fetched(key, stored.len());
         convert(comm, &self.seat, gather, &Subject { tag, shape: &[n_flat] }, one_dim(stored))
@@ -342,7 +344,7 @@ impl<E: Real> Rank<'_, E> {
                 None => arrived.push((tie.owner, gradient)),
             }
         }
-        for tie in run.ties.iter().filter(|tie| own.contains(&tie.owner)) {
+        for tie in run.ties.iter().filter(|tie| !tie.is_shared && own.contains(&tie.owner)) {
             let Some(copy) = self.elsewhere(tie.copy) else { continue };
             let n = self.n_elements(Held::Gradient(tie.owner))?;
             arrived.push((tie.owner, comm.recv(copy, self.tie_tag(tie, "gradient", step), n)?));
@@ -375,7 +377,8 @@ impl<E: Real> Rank<'_, E> {
     fn return_ties(&mut self, comm: &mut RankComm<'_, E>, step: u64) -> Result<(), ExecutorError> {
         let run = self.run;
         let stage = self.seat.stage;
-        for tie in run.ties.iter().filter(|tie| run.stage_of(tie.owner.0) == stage) {
+        let ties = || run.ties.iter().filter(|tie| !tie.is_shared);
+        for tie in ties().filter(|tie| run.stage_of(tie.owner.0) == stage) {
             if !self.is_learned(tie.owner) {
                 continue;
             }
@@ -385,7 +388,7 @@ impl<E: Real> Rank<'_, E> {
                 None => self.write_updated(tie.copy, new)?,
             }
         }
-        for tie in run.ties.iter().filter(|tie| run.stage_of(tie.copy.0) == stage) {
+        for tie in ties().filter(|tie| run.stage_of(tie.copy.0) == stage) {
             let Some(owner) = self.elsewhere(tie.owner) else { continue };
             let tag = self.tie_tag(tie, "value", step);
             if self.is_learned(tie.copy) {

@@ -33,6 +33,8 @@ pub struct LayerChoice {
     pub parameters: Home,
     /// Storage of every parameter.
     pub storage: BTreeMap<TensorId, Storage>,
+    /// Parameters that the owners of their ties hold, on the same rank and in the same storage.
+    pub shared: BTreeSet<TensorId>,
 }
 
 /// Whether an operator's results are kept for backward or computed again.
@@ -204,7 +206,8 @@ fn check_choice(layer: &Layer, mesh: &Mesh, sizes: &Sizes, choice: &LayerChoice)
     let parameters: Vec<TensorId> = layer.parameters().collect();
     let fits = choice.strategies.len() == layer.ops.len()
         && choice.recompute.len() == layer.ops.len()
-        && choice.storage.keys().copied().eq(parameters.iter().copied());
+        && choice.storage.keys().copied().eq(parameters.iter().copied())
+        && choice.shared.iter().all(|tensor| parameters.contains(tensor));
     if !fits {
         let (ops, parameters) = (layer.ops.len(), parameters.len());
         return Err(LowerError::Shape { layer: layer.name.clone(), ops, parameters });
@@ -263,6 +266,7 @@ impl Lowering<'_> {
             backward: backward.code,
             updates,
             frozen,
+            shared: self.choice.shared.clone(),
             saved: saved.into_iter().collect(),
             kept: self.choice.kept,
             parameters: self.choice.parameters,

@@ -4,6 +4,8 @@
 //! called once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is part of
 //! backward: the same instructions as in forward, emitted where a value is first needed.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -301,6 +303,9 @@ pub struct Program {
     pub updates: Vec<Update>,
     /// Parameters that are only used.
     pub frozen: Vec<Frozen>,
+    /// Those of both that another layer of the same rank holds, the owner of a tie: here they are read, and their
+    /// gradients are added to the owner's, whose update is theirs.
+    pub shared: BTreeSet<TensorId>,
     /// Values kept from forward to backward.
     pub saved: Vec<ValueId>,
     /// Which memory holds them between the two, and what kernels keep besides.
@@ -369,8 +374,18 @@ impl Instruction {
 }
 
 impl Program {
-    /// How every parameter is held: the learned ones, then the frozen.
+    /// Every parameter that the layer holds: the learned ones, then the frozen.
     pub fn held(&self) -> impl Iterator<Item = HeldParameter> + '_ {
+        self.used().filter(|one| !self.shared.contains(&one.tensor))
+    }
+
+    /// The updates of those.
+    pub fn own_updates(&self) -> impl Iterator<Item = &Update> {
+        self.updates.iter().filter(|update| !self.shared.contains(&update.tensor))
+    }
+
+    /// Every parameter that the layer uses, whoever holds it, in the same order.
+    pub fn used(&self) -> impl Iterator<Item = HeldParameter> + '_ {
         let learned = self.updates.iter().map(|update| {
             let Update { tensor, used, storage, .. } = *update;
             HeldParameter { tensor, used, storage, trained: true }
@@ -455,7 +470,7 @@ impl Program {
                 put(class, values[value.0].tensor, steps);
             }
         }
-        for update in &mut self.updates {
+        for update in self.updates.iter_mut().filter(|update| !self.shared.contains(&update.tensor)) {
             put(CommunicationClass::GradientReduce, update.tensor, &mut update.reduce);
             put(CommunicationClass::Update, update.tensor, &mut update.gather);
         }

@@ -2,7 +2,7 @@
 //!
 //! What is done with one stands in the files that follow: `bound`, `shelf`, `arrange`, `overflow`, `evaluate`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cost_model::Constants;
@@ -81,6 +81,11 @@ impl Candidate {
     /// Meshes of its stages.
     pub fn meshes(&self) -> Meshes<'_> {
         Meshes { alike: &self.shape.mesh, each: &self.meshes }
+    }
+
+    /// Whether parameters that are one are held once, by the owner: all layers are on one stage.
+    pub(crate) fn holds_ties_once(&self) -> bool {
+        self.n_stages == 1
     }
 }
 
@@ -211,10 +216,11 @@ impl<'a> Scope<'a> {
         let context = self.pins().cp_kind.or(cuts.then_some(ContextKind::Gather));
         let constraints = self.pins().constraints.clone();
         let forbid = forbid.clone();
-        let (tied, covers) = (BTreeMap::new(), Covers::default());
+        let (tied, shared, covers) = (BTreeMap::new(), BTreeSet::new(), Covers::default());
         Given {
             stream: None,
             tied,
+            shared,
             recompute,
             storage,
             homes,

@@ -135,6 +135,11 @@ impl Spans {
         }
     }
 
+    /// Without what a step has once.
+    pub fn of_micro_batches(self) -> Self {
+        Self { reduce: 0.0, spread: 0.0, update: 0.0, ..self }
+    }
+
     /// Seconds that it adds to a step, of which so much shows; the compute apart.
     pub fn shown(self, shown: Shown) -> f64 {
         self.reduce * shown.reduce + self.spread * shown.spread + self.update

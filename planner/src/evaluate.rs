@@ -362,9 +362,15 @@ impl Scope<'_> {
         let first = on_ground(0, (bound, streams), asked.way, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
         let (mut best, mut dropped): (Option<Arranged>, _) = (None, Dropped::NoStrategy);
-        for tied in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
+        let uses = self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)?;
+        for (at, tied) in uses.iter().enumerate() {
+            // What fits where copies are held too fits better where they are not.
+            let held_too = at > 0 && is_held_once(&uses[at - 1]) && !is_held_once(tied);
+            if held_too && (best.is_some() || !matches!(dropped, Dropped::NoStrategy)) {
+                break;
+            }
             let limit = best.as_ref().map_or(asked.limit, |best| best.step_time().0);
-            match self.evaluate_tied((benches, streams), (bound, &tied), Asking { limit, ..asked }) {
+            match self.evaluate_tied((benches, streams), (bound, tied), Asking { limit, ..asked }) {
                 Ok((found, n_levels)) => {
                     best = fastest(best.into_iter().chain([found]));
                     // Cut gradients save memory and nothing else.
@@ -688,6 +694,11 @@ fn on_ground(ground: usize, (bound, streams): (&Bound, &[Sharding]), way: Way, g
         covers: way.covers.unwrap_or(bound.on(ground).covers),
         ..given
     }
+}
+
+/// Whether the owners of ties hold the copies.
+fn is_held_once(tied: &BTreeMap<usize, TiedUses>) -> bool {
+    tied.values().flat_map(BTreeMap::values).any(|one| one.summed.is_some())
 }
 
 fn with_tied(base: &Given, tied: &BTreeMap<usize, TiedUses>, kind: usize) -> Given {

@@ -1,6 +1,6 @@
 //! What is settled before the choices inside a layer are made: the stream, ties, and rules on storage and recomputation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::graph::{Layer, TensorId};
 use ir::lower::Recompute;
@@ -18,7 +18,10 @@ pub struct Given {
     /// Sharding of the stream, where it is decided.
     pub stream: Option<Sharding>,
     /// Use and storage of parameters that are tied to others.
-    pub tied: BTreeMap<TensorId, (Sharding, Storage)>,
+    pub tied: BTreeMap<TensorId, TiedUse>,
+    /// Parameters that the owners of their ties hold, on the same stage: nothing of them is stored, updated or sent once per step
+    /// for this layer.
+    pub shared: BTreeSet<TensorId>,
     /// Whether results may be computed again, must be, or may not.
     pub recompute: RecomputeRule,
     /// Where states may be cut.
@@ -39,6 +42,23 @@ pub struct Given {
     pub covers: Covers,
     /// Whether sequences are cut into slices.
     pub cuts: bool,
+}
+
+/// How both sides of a tie must use and store a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TiedUse {
+    /// Sharding of the use.
+    pub used: Sharding,
+    /// How backward leaves the gradient, where both sides add to one.
+    pub summed: Option<Sharding>,
+    /// Where the states live.
+    pub storage: Storage,
+}
+
+impl TiedUse {
+    pub(crate) fn admits(self, [used, gradient]: [Sharding; 2], storage: Storage) -> bool {
+        used == self.used && storage == self.storage && self.summed.is_none_or(|summed| summed == gradient)
+    }
 }
 
 /// Which memory may hold the optimizer state of a parameter.

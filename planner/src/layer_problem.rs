@@ -104,6 +104,8 @@ pub struct LayerProblem<'a> {
     /// What the tables of the edges are made from.
     passages: Vec<Passages>,
     streams: Vec<Sharding>,
+    /// Parameters that other layers hold.
+    shared: BTreeSet<TensorId>,
 }
 
 struct Builder<'a, 'p> {
@@ -149,7 +151,8 @@ impl<'a> LayerProblem<'a> {
         nodes.push(Node { choices: vec![Cost::default(); builder.streams.len()] });
         let (edges, passages) = builder.edges().into_iter().unzip();
         let Builder { ops, streams, .. } = builder;
-        Some(Self { problem: Problem { nodes, edges }, layer, clock, ops, passages, streams })
+        let shared = given.shared.clone();
+        Some(Self { problem: Problem { nodes, edges }, layer, clock, ops, passages, streams, shared })
     }
 
     /// Prices it as another clock counts that differs in what compute covers.
@@ -198,6 +201,7 @@ impl<'a> LayerProblem<'a> {
                 .picked(choices)
                 .flat_map(|(op, pick)| op.stored(pick).storage.iter().copied())
                 .collect(),
+            shared: self.shared.clone(),
         }
     }
 }
@@ -254,12 +258,13 @@ impl LayerProblem<'_> {
         self.ops.iter().map(of_op).chain([streams]).collect()
     }
 
-    /// Sharding in which a choice uses a parameter; `None` for a tensor that no operator reads.
-    pub fn used(&self, choice: &LayerChoice, tensor: TensorId) -> Option<Sharding> {
+    /// Shardings in which a choice uses a parameter and leaves its gradient; `None` for a tensor that no operator reads.
+    pub fn used(&self, choice: &LayerChoice, tensor: TensorId) -> Option<[Sharding; 2]> {
         let op = self.layer.reader(tensor)?;
         let one = &self.layer.ops[op.0];
         let at = one.operands.iter().position(|&t| t == tensor)?;
-        Some(placements(&signature(self.layer, one), choice.strategies[op.0]).operands[at])
+        let placed = placements(&signature(self.layer, one), choice.strategies[op.0]);
+        Some([placed.operands[at], placed.operand_gradients[at]])
     }
 }
 
@@ -427,7 +432,7 @@ impl<'a, 'p> Builder<'a, 'p> {
                 let gradient = places.operand_gradients[i];
                 let priced = |parcel, home| self.prices.storages((parcel, home), (used, until), gradient);
                 let in_one = |&home| with_alone(priced(together, home), &priced(alone, home));
-                let tied = given.tied.get(&tensor).map(|(_, wanted)| std::slice::from_ref(&wanted.home));
+                let tied = given.tied.get(&tensor).map(|tied| std::slice::from_ref(&tied.storage.home));
                 tied.unwrap_or(given.homes.homes()).iter().flat_map(in_one).collect()
             } else {
                 let priced = |parcel| self.prices.frozen_storages(parcel, (used, until));
@@ -443,8 +448,16 @@ impl<'a, 'p> Builder<'a, 'p> {
                 }) && given.forbid.admits(storage, whole)
             };
             storages.retain(|(storage, ..)| admits(*storage));
-            if let Some((wanted_use, wanted)) = given.tied.get(&tensor) {
-                storages.retain(|(storage, ..)| used == *wanted_use && storage == wanted);
+            if let Some(tied) = given.tied.get(&tensor) {
+                let uses = [used, places.operand_gradients[i]];
+                storages.retain(|(storage, ..)| tied.admits(uses, *storage));
+            }
+            if given.shared.contains(&tensor) {
+                for (_, price, alone) in &mut storages {
+                    *price =
+                        StoragePrice { spans: price.spans.of_micro_batches(), ..StoragePrice::default() };
+                    *alone = alone.of_micro_batches();
+                }
             }
             list = list
                 .iter()

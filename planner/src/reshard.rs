@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cost_model::memory::StateBytes;
 use ir::cluster::{Cluster, Tier};
 use ir::engine::GradientFormat;
+use ir::graph::{ParameterRef, Tie};
 use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
@@ -180,9 +181,13 @@ impl<'a> Side<'a> {
             let parts = parts(layer, stands).ok_or_else(|| ReshardError::Form(layer.name.clone()))?;
             let mut held = BTreeMap::new();
             let mut shapes = BTreeMap::new();
-            for one in open.entries[entry].program.held() {
+            let program = &open.entries[entry].program;
+            for one in program.used() {
                 for part in parts.get(&one.tensor).into_iter().flatten() {
                     shapes.insert(part.name.clone(), part.shape.clone());
+                    if program.shared.contains(&one.tensor) {
+                        continue;
+                    }
                     let states: &[State] = match one.trained {
                         true => &[State::Parameter, State::Optimizer],
                         false => &[State::Parameter],
@@ -234,6 +239,28 @@ impl<'a> Side<'a> {
             State::Parameter => stages,
             State::Optimizer if is_copy => Vec::new(),
             State::Optimizer => stages.into_iter().take(1).collect(),
+        }
+    }
+
+    /// The layer whose states a layer's parameter has: its owner's, where it is the copy of a tie.
+    fn owner(&self, layer: usize, name: &str) -> (usize, String) {
+        let kind_of = |layer: usize| self.open.entries[self.layers[layer].0].layer;
+        let tensor =
+            |side: ParameterRef| self.open.model.layers[side.layer].tensors[side.tensor.0].name.clone();
+        let is_copy = |tie: &&Tie| tie.copy.layer == kind_of(layer) && tensor(tie.copy) == name;
+        let tie = self.open.model.ties.iter().find(is_copy);
+        let owner = tie.and_then(|tie| {
+            let at = (0..self.layers.len()).find(|&layer| kind_of(layer) == tie.owner.layer)?;
+            Some((at, tensor(tie.owner)))
+        });
+        owner.unwrap_or_else(|| (layer, name.to_owned()))
+    }
+
+    /// The layer whose tensors a layer's parameter has: its owner's, where it is a copy that the owner holds.
+    fn holder(&self, layer: usize, name: &str) -> (usize, String) {
+        match self.held[self.layers[layer].0].contains_key(&(name.to_owned(), State::Parameter)) {
+            true => (layer, name.to_owned()),
+            false => self.owner(layer, name),
         }
     }
 
@@ -386,32 +413,14 @@ impl<'a> Reshard<'a> {
         }
     }
 
-    /// The layer whose states a layer's parameter has: its owner's, where it is the copy of a tie.
-    fn owner(&self, layer: usize, name: &str) -> (usize, String) {
-        let side = &self.from;
-        let kind_of = |layer: usize| side.open.entries[side.layers[layer].0].layer;
-        let tensor = |kind: usize, tensor: ir::graph::TensorId| {
-            side.open.model.layers[kind].tensors[tensor.0].name.clone()
-        };
-        for tie in &side.open.model.ties {
-            if tie.copy.layer == kind_of(layer) && tensor(tie.copy.layer, tie.copy.tensor) == name {
-                let owner = (0..side.layers.len()).find(|&layer| kind_of(layer) == tie.owner.layer);
-                return (owner.unwrap_or(layer), tensor(tie.owner.layer, tie.owner.tensor));
-            }
-        }
-        (layer, name.to_owned())
-    }
-
     /// What every rank takes of a state of a parameter, told as it is found.
     fn each(&self, layer: usize, name: &str, state: State, mut tell: impl FnMut(u64, u64, &Region, &Region)) {
-        let sources = match &self.givers {
-            Givers::Ranks | Givers::Survivors(_) => self.sources(layer, name, state),
+        let (source, held) = match &self.givers {
+            Givers::Ranks | Givers::Survivors(_) => self.from.holder(layer, name),
             // A copy is not written: who reads one takes its owner's.
-            Givers::Writers => {
-                let (layer, name) = self.owner(layer, name);
-                self.sources(layer, &name, state)
-            }
+            Givers::Writers => self.from.owner(layer, name),
         };
+        let sources = self.sources(source, &held, state);
         for (wanted, takers) in self.to.ranks(layer, name, state) {
             for (given, holders) in &sources {
                 let mut givers: Option<Vec<u64>> = None;

@@ -9,11 +9,10 @@ use ir::graph::{Sizes, TensorId};
 use ir::lower::{LayerChoice, lower, whole_axes};
 use ir::mesh::Mesh;
 use ir::program::{AxisSet, StateHome, Storage};
-use ir::sharding::Sharding;
 
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
-use crate::given::{Given, StorageRule};
+use crate::given::{Given, StorageRule, TiedUse};
 use crate::layer_problem::LayerProblem;
 use crate::levels::{LayerCost, Levels};
 use crate::memos::Memos;
@@ -23,7 +22,7 @@ use crate::prices::Prices;
 use crate::rewrite::Variant;
 
 /// Use and storage that tied parameters of a layer kind must have.
-pub(crate) type TiedUses = BTreeMap<TensorId, (Sharding, Storage)>;
+pub(crate) type TiedUses = BTreeMap<TensorId, TiedUse>;
 
 /// The choices tried so far for every layer kind, with their figures.
 #[derive(Clone)]
@@ -103,6 +102,9 @@ impl<'a> Scope<'a> {
         forms: Forms<'_>,
     ) -> Asked<'s> {
         let clock = self.clock(bench.candidate, given.covers);
+        let shared = self.shared(bench.candidate, kind, given);
+        let with_shared = (!shared.is_empty()).then(|| Given { shared, ..given.clone() });
+        let given = with_shared.as_ref().unwrap_or(given);
         let of = |form: usize| {
             let layer = &self.forms[kind][form].layer;
             let sizes = &bench.sizes[kind][form];
@@ -114,6 +116,16 @@ impl<'a> Scope<'a> {
             Forms::Chosen(chosen) => of(chosen[kind]).or_else(|| of(0)).into_iter().collect(),
             Forms::All => (0..self.forms[kind].len()).filter_map(of).collect(),
         }
+    }
+
+    /// Parameters of a layer kind that other layers of its stage hold, unless what is given says that they do not.
+    fn shared(&self, candidate: &Candidate, kind: usize, given: &Given) -> BTreeSet<TensorId> {
+        if !candidate.holds_ties_once() {
+            return BTreeSet::new();
+        }
+        let copies = self.model().ties.iter().map(|tie| tie.copy).filter(|copy| copy.layer == kind);
+        let is_shared = |tensor: &TensorId| given.tied.get(tensor).is_none_or(|tied| tied.summed.is_some());
+        copies.map(|copy| copy.tensor).filter(is_shared).collect()
     }
 
     /// Puts a choice on the shelf as a level of its kind, before those that are there at it and behind.
@@ -180,7 +192,9 @@ impl<'a> Scope<'a> {
     /// the smaller behind the faster.
     ///
     /// The use is that of the copy's fastest choice; optimizer states are cut as far as they can be and are on the host
-    /// or its drives where they may be, and gradients are whole or cut, unless the user says otherwise.
+    /// or its drives where they may be, and gradients are whole or cut, unless the user says otherwise. On one stage the
+    /// owner holds the copy; behind those with which it does are the same in which it does not, for where no choice of the
+    /// owner's leaves its gradient as the copy's does.
     pub(crate) fn tied_uses(
         &self,
         bench: &Bench<'_>,
@@ -192,7 +206,8 @@ impl<'a> Scope<'a> {
         for tie in &self.model().ties {
             let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Leading).into_iter().next()?;
             let choice = built.choice(&self.chooser(&built).cheapest(0.0)?.choices);
-            let used = built.used(&choice, tie.copy.tensor)?;
+            let [used, gradient] = built.used(&choice, tie.copy.tensor)?;
+            let summed = bench.candidate.holds_ties_once().then_some(gradient);
             let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);
             let storages: Vec<Storage> = match base.storage {
                 StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => {
@@ -219,10 +234,19 @@ impl<'a> Scope<'a> {
                 | StorageRule::ButGradient => vec![choice.storage.get(&tie.copy.tensor).copied()?; all.len()],
             };
             for (uses, storage) in all.iter_mut().zip(storages) {
+                // One for all copies of an owner.
+                let known = uses.get(&tie.owner.layer).and_then(|uses| uses.get(&tie.owner.tensor));
+                let one = known.copied().unwrap_or(TiedUse { used, summed, storage });
                 for side in [tie.owner, tie.copy] {
-                    uses.entry(side.layer).or_default().insert(side.tensor, (used, storage));
+                    uses.entry(side.layer).or_default().insert(side.tensor, one);
                 }
             }
+        }
+        if bench.candidate.holds_ties_once() {
+            let mut apart = all.clone();
+            let uses = apart.iter_mut().flat_map(BTreeMap::values_mut).flat_map(BTreeMap::values_mut);
+            uses.for_each(|one| one.summed = None);
+            all.append(&mut apart);
         }
         all.dedup();
         Some(all)

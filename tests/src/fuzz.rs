@@ -158,7 +158,7 @@ impl Case {
             Devices::Alone => cluster(n_nodes)?,
             Devices::Shared => sharing()?,
         };
-        with_algorithms(with_token_order(plan, chooser), chooser)
+        with_algorithms(with_token_order(with_shared(plan, chooser), chooser), chooser)
     }
 
     /// Slices of one or two times the drawn sequence each, so that what is cut divides; empty where none are asked for.
@@ -268,6 +268,23 @@ fn with_token_order(mut plan: Plan, chooser: &mut dyn Chooser) -> Plan {
     let orders: Vec<TokenOrder> = orders.into_iter().filter(fits).collect();
     if cp > 1 && orders.len() > 1 && plan.slices.is_empty() {
         plan.job.token_order = orders[chooser.token_order(&orders) % orders.len()];
+    }
+    plan
+}
+
+/// The plan with copies of ties that are their owners' tensors, where they can be and so it was decided.
+fn with_shared(mut plan: Plan, chooser: &mut dyn Chooser) -> Plan {
+    let copies: Vec<String> = plan.model.ties.iter().map(|tie| tie.copy.clone()).collect();
+    for copy in copies {
+        let mut shared = plan.clone();
+        let is_it = |layer: &str, tensor: &str| copy == format!("{layer}.{tensor}");
+        for entry in &mut shared.entries {
+            let own = entry.parameters.iter_mut().filter(|one| is_it(&entry.layer, &one.tensor));
+            own.for_each(|one| one.shared = true);
+        }
+        if open(&shared).is_ok() && chooser.shared() {
+            plan = shared;
+        }
     }
     plan
 }
@@ -408,6 +425,7 @@ mod tests {
             ("striped", plan.job.token_order == TokenOrder::Striped),
             ("zig-zag", plan.job.token_order == TokenOrder::ZigZag),
             ("tie", !plan.model.ties.is_empty()),
+            ("tied parameters held once", cut(|parameter| parameter.shared)),
             ("uneven vocabulary", plan.roles.vocabulary_parallel > 1),
             ("adapters", case.sizes.lora > 0),
             ("predictions further ahead", case.sizes.mtp > 0),

@@ -286,7 +286,7 @@ impl Prediction<'_> {
                         add(sent, STORED_UP.into(), bytes * runs(section)(self.share_of(device)));
                     }
                 }
-                let learned: Vec<TensorId> = program.updates.iter().map(|update| update.tensor).collect();
+                let learned: Vec<TensorId> = program.own_updates().map(|update| update.tensor).collect();
                 let stored = stored_bytes(layer, program, &learned, self.element_bytes);
                 let steps = if slice == 0 { u64::from(STEPS) } else { 0 };
                 add(sent, STORED_DOWN.into(), stored.iter().sum::<u64>() * steps);
@@ -420,7 +420,7 @@ impl Prediction<'_> {
             let mesh = self.small.plan.mesh_of_chunk(chunk);
             for (layer, program, entry) in self.small.chunk(chunk) {
                 let sizes = self.small.opened.sizes(self.small.plan, entry);
-                for update in &program.updates {
+                for update in program.own_updates() {
                     let bytes = self.cut_bytes(mesh, update, &layer.shape(update.tensor, &sizes));
                     for &twin in &stages[1..] {
                         self.send(sent, Class::Tie, (twin, stages[0]), (&bytes, &every_step));

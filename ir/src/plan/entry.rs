@@ -90,6 +90,9 @@ pub struct ParameterEntry {
     /// Which memory holds the optimizer state; the device's own where it is not said.
     #[serde(default, skip_serializing_if = "StateHome::is_device")]
     pub optimizer_home: StateHome,
+    /// The owner of its tie, on the same stage, holds it: one tensor, to which the gradients of both are added.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 /// How collectives of one purpose run.
@@ -143,7 +146,10 @@ impl Entry {
             parameters: choice
                 .storage
                 .iter()
-                .map(|(tensor, &storage)| write_storage(&layer.tensors[tensor.0].name, storage, mesh))
+                .map(|(tensor, &storage)| ParameterEntry {
+                    shared: choice.shared.contains(tensor),
+                    ..write_storage(&layer.tensors[tensor.0].name, storage, mesh)
+                })
                 .collect(),
             collectives: Vec::new(),
             proof: None,
@@ -172,6 +178,7 @@ impl Entry {
             }
             strategies.push(read_strategy((layer, op), &entry.axes, mesh, &format!("ops[{i}].axes"))?);
         }
+        let shared = self.parameters.iter().zip(layer.parameters()).filter(|(entry, _)| entry.shared);
         let again = |op: &OpEntry| if op.recompute { Recompute::Again } else { Recompute::Keep };
         Ok(LayerChoice {
             stream: read(&self.stream, &stream, "stream")?,
@@ -181,6 +188,7 @@ impl Entry {
             kept: self.kept_home,
             parameters: self.parameters_home,
             storage: self.storage(layer, mesh)?,
+            shared: shared.map(|(_, tensor)| tensor).collect(),
         })
     }
 
@@ -316,6 +324,7 @@ fn write_storage(tensor: &str, storage: Storage, mesh: &Mesh) -> ParameterEntry 
         gradient: write_axes(storage.gradient, mesh),
         optimizer: write_axes(storage.optimizer, mesh),
         optimizer_home: storage.home,
+        shared: false,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Small models and plans made by hand, for tests of what reads plans.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::builder::LayerBuilder;
 use crate::cluster::{
@@ -219,7 +219,16 @@ impl Sample {
             kept: Home::Device,
             parameters: Home::Device,
             storage,
+            shared: self.shared(layer),
         }
+    }
+
+    /// On one stage the tied embedding is held once.
+    fn shared(&self, layer: &Layer) -> BTreeSet<TensorId> {
+        let is_copy = |tensor: &TensorId| {
+            self.family == Family::Dense && self.n_stages == 1 && layer.tensors[tensor.0].name == "w_logits"
+        };
+        layer.parameters().filter(is_copy).collect()
     }
 
     fn stream(&self) -> Sharding {

@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::plan::check::{check_plan, open};
 use crate::plan::entry::{Entry, read_sharding, write_sharding};
 use crate::plan::samples::{Family, Policy, Sample};
-use crate::program::StateHome;
+use crate::program::{Home, StateHome};
 use crate::schedule::Schedule;
 use crate::sharding::{Placement, Sharding};
 use crate::signature::signature;
@@ -123,6 +123,34 @@ fn a_broken_invariant_is_named_with_its_place() {
         broken(|p| p.cluster.groups.clear()),
     ];
     insta::assert_snapshot!(cases.join("\n"));
+}
+
+#[test]
+fn a_copy_is_its_owners_tensor_only_where_it_can_be() {
+    let one_stage = || Sample::new(Family::Dense, &[(2, Policy::Data)]).plan();
+    assert!(one_stage().entries[2].parameters.iter().any(|one| one.shared));
+    check_plan(&one_stage()).unwrap();
+    let broken = |mut plan: Plan, edit: fn(&mut Plan)| {
+        edit(&mut plan);
+        let error = check_plan(&plan).unwrap_err();
+        format!("{}: {error}", error.place)
+    };
+    let share = |plan: &mut Plan| {
+        let copy = plan.entries[2].parameters.iter_mut().find(|one| one.tensor == "w_logits");
+        copy.unwrap().shared = true;
+    };
+    let cases = [
+        broken(sample().plan(), share),
+        broken(one_stage(), |p| p.entries[0].parameters[0].shared = true),
+        broken(one_stage(), |p| p.entries[2].parameters_home = Home::Host),
+        broken(one_stage(), |p| p.entries[2].ops.iter_mut().for_each(|op| op.axes[0] = "-".into())),
+    ];
+    insta::assert_snapshot!(cases.join("\n"), @r"
+    model.ties[0]: the copy is `shared`, but its owner is on another stage
+    entries[0].parameters: `table` is `shared`, but it is not the copy of a tie
+    model.ties[0]: the copy is `shared`, but its layer and its owner's hold parameters in different memories
+    model.ties[0]: the copy is `shared`, but its gradient is summed along other axes than its owner's
+    ");
 }
 
 #[test]

@@ -77,12 +77,13 @@ fn write_entry(text: &mut String, entry: &Entry) {
     let cut = |axes: &[String]| if axes.is_empty() { "-".into() } else { axes.join(",") };
     for parameter in &entry.parameters {
         text.push_str(&format!(
-            "  store {} {} {} {}{}\n",
+            "  store {} {} {} {}{}{}\n",
             write_name(&parameter.tensor),
             cut(&parameter.parameter),
             cut(&parameter.gradient),
             cut(&parameter.optimizer),
             home_text(parameter.optimizer_home),
+            if parameter.shared { " shared" } else { "" },
         ));
     }
     for row in &entry.collectives {
@@ -259,10 +260,16 @@ fn parameter_entry(line: &Line<'_>) -> Result<ParameterEntry, TextError> {
         let word = line.words.get(at).ok_or_else(|| line.error(format!("expected the cut of {what}")))?;
         Ok(if *word == "-" { Vec::new() } else { word.split(',').map(str::to_owned).collect() })
     };
-    let optimizer_home = match line.words.get(5) {
-        None => StateHome::Device,
-        Some(word) => StateHome::of_word(word)
-            .ok_or_else(|| line.error(format!("expected `host`, `nvme` or the end, found `{word}`")))?,
+    let mut ends: Vec<&str> = line.words.iter().skip(5).copied().collect();
+    let shared = ends.last() == Some(&"shared");
+    if shared {
+        ends.pop();
+    }
+    let optimizer_home = match ends[..] {
+        [] => StateHome::Device,
+        [word, ..] => StateHome::of_word(word).ok_or_else(|| {
+            line.error(format!("expected `host`, `nvme`, `shared` or the end, found `{word}`"))
+        })?,
     };
     Ok(ParameterEntry {
         tensor: line.name(1, "the parameter's name")?,
@@ -270,6 +277,7 @@ fn parameter_entry(line: &Line<'_>) -> Result<ParameterEntry, TextError> {
         gradient: cut(3, "the gradient")?,
         optimizer: cut(4, "the optimizer state")?,
         optimizer_home,
+        shared,
     })
 }
 

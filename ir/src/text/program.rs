@@ -11,6 +11,8 @@
 //! Values stand by number, tensors, operators and axes by name. The dims of a sharding stand by name where they belong
 //! to a value, by number inside a step, which may work on a flattened block.
 
+use std::collections::BTreeSet;
+
 use super::TextError;
 use super::words::{Line, home_text, lines, write_name};
 use crate::collective::Algorithm;
@@ -67,6 +69,9 @@ pub fn write_program(layer: &Layer, mesh: &Mesh, program: &Program) -> String {
     text.push_str("updates\n");
     program.updates.iter().for_each(|one| text.push_str(&format!("  {}\n", writer.update(one))));
     program.frozen.iter().for_each(|one| text.push_str(&format!("  {}\n", writer.frozen(one))));
+    for tensor in &program.shared {
+        text.push_str(&format!("  shared {}\n", write_name(&layer.tensors[tensor.0].name)));
+    }
     text
 }
 
@@ -211,6 +216,7 @@ impl<'a> Reader<'a> {
             backward: Vec::new(),
             updates: Vec::new(),
             frozen: Vec::new(),
+            shared: BTreeSet::new(),
             saved: Vec::new(),
             kept: Home::Device,
             parameters: Home::Device,
@@ -263,6 +269,10 @@ impl<'a> Reader<'a> {
                 let cut = self.cut(line, 2)?;
                 let used = self.sharding(line, 3..line.words.len(), tensor)?;
                 self.program.frozen.push(Frozen { tensor, used, cut });
+            }
+            "shared" => {
+                let tensor = self.tensor(line, 1)?;
+                self.program.shared.insert(tensor);
             }
             _ => {
                 let instruction = self.instruction(line)?;

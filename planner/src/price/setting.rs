@@ -299,7 +299,7 @@ impl<'a> Setting<'a> {
         Entry {
             split,
             events,
-            updated: program.updates.iter().map(updated).sum(),
+            updated: program.own_updates().map(updated).sum(),
             kind,
             ground: self.ground,
             choice,
@@ -432,7 +432,7 @@ fn shared(
     let sides = || model.ties.iter().flat_map(|tie| [tie.owner, tie.copy]);
     let is_shared = |update: &&Update| sides().any(|side| side.layer == kind && side.tensor == update.tensor);
     let layer = &model.layers[kind];
-    let updates = program.updates.iter().filter(is_shared);
+    let updates = program.own_updates().filter(is_shared);
     updates.map(|update| (update.tensor, updated_elements(layer, (mesh, sizes), update))).collect()
 }
 

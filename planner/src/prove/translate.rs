@@ -276,10 +276,10 @@ impl Run<'_> {
         }
     }
 
-    /// How a parameter is held: once, and learned if the layer says so.
+    /// How a parameter is held, here or by the owner of its tie: once, and learned if the layer says so.
     fn held(&self, tensor: TensorId) -> Result<HeldParameter, String> {
         let name = &self.layer.tensors[tensor.0].name;
-        let mut all = self.program.held().filter(|held| held.tensor == tensor);
+        let mut all = self.program.used().filter(|used| used.tensor == tensor);
         match (all.next(), all.next()) {
             (Some(held), None) if held.trained == self.layer.is_trained(tensor) => Ok(held),
             (Some(_), None) => {

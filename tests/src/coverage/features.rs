@@ -233,6 +233,7 @@ fn models() -> Vec<Feature> {
     vec![
         both("vocabulary parallel, odd rows", plain(&[TENSOR_SEQUENCE]).sizes(|sizes| sizes.vocabulary = 17)),
         both("tied embedding across stages", tied),
+        both("tied embedding held once", tp().sizes(|sizes| sizes.tied = true)),
         Feature {
             name: "latent attention (MLA)".into(),
             dense: Err("the families with latent attention have experts; their first layers are dense"),

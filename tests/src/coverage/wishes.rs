@@ -154,6 +154,10 @@ impl Chooser for Wishes {
         options.iter().position(|order| *order == self.order).unwrap_or(0)
     }
 
+    fn shared(&mut self) -> bool {
+        true
+    }
+
     fn algorithm(&mut self, options: &[Algorithm]) -> usize {
         options.iter().position(|option| Some(*option) == self.algorithm).unwrap_or(0)
     }

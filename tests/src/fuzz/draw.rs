@@ -1,6 +1,6 @@
 //! Legal choices for every layer kind, drawn one decision at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::collective::Algorithm;
 use ir::conversion::steps;
@@ -37,6 +37,8 @@ pub(crate) trait Chooser {
     fn given_away(&mut self, most: usize) -> usize;
     /// The order of the tokens of a cut sequence.
     fn token_order(&mut self, options: &[TokenOrder]) -> usize;
+    /// Whether the owner of a tie holds the copy, where it can.
+    fn shared(&mut self) -> bool;
     /// The algorithm of a collective.
     fn algorithm(&mut self, options: &[Algorithm]) -> usize;
 }
@@ -104,6 +106,10 @@ impl Chooser for Decisions<'_> {
 
     fn token_order(&mut self, options: &[TokenOrder]) -> usize {
         self.pick(options.len())
+    }
+
+    fn shared(&mut self) -> bool {
+        self.pick(2) == 1
     }
 
     fn algorithm(&mut self, options: &[Algorithm]) -> usize {
@@ -211,6 +217,7 @@ impl Draw<'_> {
             kept,
             parameters,
             storage,
+            shared: BTreeSet::new(),
         };
         if lower(self.layer, self.mesh, self.sizes, &choice).is_err() {
             // Not every cut of the three states goes together; whole storage always does.

@@ -99,6 +99,7 @@ fn separate(plan: &Plan, opened: &OpenPlan) -> Plan {
             kept: Home::Device,
             parameters: Home::Device,
             storage: layer.parameters().map(|tensor| (tensor, storage(tensor))).collect(),
+            shared: BTreeSet::new(),
         };
         model.layers[known.layer] = layer.clone();
         *entry = Entry::of(layer, &plan.mesh, &choice);
@@ -179,7 +180,7 @@ fn read(files: &[(String, Vec<u8>)]) -> executor::checkpoint::Checkpoint {
 }
 
 /// From each layout to each other: what arrives is what left, to the bit, and who gives how much is as the map says.
-fn check_every_pair(model: &str, layouts: &[&str]) {
+fn check_every_pair(model: &str, layouts: &[&str]) -> Vec<Plan> {
     let mut plans: Vec<(Plan, OpenPlan)> =
         layouts.iter().map(|pins| plan(&plan_file("pairs", model, pins))).collect();
     let apart = separate(&plans[0].0, &plans[0].1);
@@ -231,6 +232,7 @@ fn check_every_pair(model: &str, layouts: &[&str]) {
             assert!(direct.total().moves <= map(Givers::Writers).total().moves);
         }
     }
+    plans.into_iter().map(|(plan, _)| plan).collect()
 }
 
 #[test]
@@ -242,6 +244,15 @@ fn every_layout_of_a_dense_model_loads_what_any_other_saved() {
 #[test]
 fn every_layout_of_adapters_loads_what_any_other_saved() {
     check_every_pair("llama-lora", &["dp=8,zero=1", "dp=8,zero=3", "tp=2,pp=2,dp=2,zero=3"]);
+}
+
+/// On one stage a tied head is the embedding's table; on several it is another tensor.
+#[test]
+fn every_layout_of_a_tied_model_loads_what_any_other_saved() {
+    let plans =
+        check_every_pair("gpt", &["dp=8,pp=1,zero=1", "tp=2,dp=4,pp=1,zero=3", "tp=2,pp=2,dp=2,zero=1"]);
+    let shared = |plan: &Plan| plan.entries.iter().flat_map(|entry| &entry.parameters).any(|one| one.shared);
+    assert_eq!(plans.iter().map(shared).collect::<Vec<bool>>(), [true, true, false, true]);
 }
 
 #[test]

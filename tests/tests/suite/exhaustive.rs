@@ -221,8 +221,8 @@ fn a_model_on_two_nodes() {
 #[test]
 fn stages_that_wait_for_what_they_send() {
     let (part, _) = assert_search_is_exhaustive_over(&[question("gpt2", "rtx4090-x8", 16, 16)]);
-    // Layers of the best move between its stages, which nobody tries above.
-    assert!((0.95..=1.0).contains(&part), "{part} of the fastest that is worked out");
+    // The best chooses as if all that a step sends once showed, which nobody tries above.
+    assert!((0.93..=1.0).contains(&part), "{part} of the fastest that is worked out");
 }
 
 /// Every schedule that splits backward, where memory is free and where it is crowded.

@@ -237,6 +237,25 @@ fn a_table_alone_is_not_judged() {
     assert_eq!(said.get("memory"), None);
 }
 
+/// A tied head is the embedding's table where both are on one stage: 18 bytes for each parameter of the model, none twice.
+#[test]
+fn tied_parameters_are_held_once() {
+    let held = |pins: &str| -> Vec<f64> {
+        let words = format!("gpt2 dgx-h100 --devices 2 --global-batch 64 --pin tp=1,cp=1,zero=0,{pins}");
+        let plan = found(&scratch!("memory-tied.json"), &words);
+        let stages = plan["predicted"]["stages"].as_array().unwrap().clone();
+        let of = |stage: &Value| -> f64 {
+            ["parameters", "gradients", "optimizer"].iter().map(|name| number(&stage["memory"][name])).sum()
+        };
+        stages.iter().map(of).collect()
+    };
+    // The table has rows for 50,257 tokens and 47 more, so that it divides.
+    let (table, all) = (18.0 * 50_304.0 * 768.0, 18.0 * (124_439_808.0 + 47.0 * 768.0));
+    assert_eq!(held("pp=1"), [all]);
+    let apart: f64 = held("pp=2,schedule=1f1b").iter().sum();
+    assert_eq!(apart, all + table);
+}
+
 /// Where the states of a model alone are more than all devices hold, that is said of what they take, cut over all: what a plan holds that cuts
 /// them so. Where there is room for them, of the candidate that comes closest, which holds more.
 #[test]

@@ -3,6 +3,8 @@
 //! An operator is a line of tensors: `x[b s h] *w[h f] -> y[b s f]`. A mark before a tensor's first mention says what it is:
 //! `*` a parameter (normal), `+` one around one, `~` one around zero, `@` data by its name.
 
+use std::collections::BTreeSet;
+
 use ir::graph::{
     Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie,
 };
@@ -484,6 +486,7 @@ pub(super) fn plain(layer: &Layer) -> LayerChoice {
         kept: Home::Device,
         parameters: Home::Device,
         storage: layer.parameters().map(|tensor| (tensor, Storage::default())).collect(),
+        shared: BTreeSet::new(),
     }
 }
 

@@ -4,7 +4,7 @@ pub(crate) mod layers;
 mod mutants;
 mod numbers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use egg::{Id, Language};
 use ir::graph::{Layer, Role, Sizes, TensorId};
@@ -93,6 +93,7 @@ fn choose(layer: &Layer, mesh: &Mesh, sizes: &Sizes, pick: &mut Picker) -> Layer
         kept: Home::Device,
         parameters: Home::Device,
         storage,
+        shared: BTreeSet::new(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! False programs: every way to spoil one instruction of a true program, and none is proven.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::conversion::{Step, StepKind};
 use ir::graph::{Layer, Sizes, TensorId};
@@ -76,6 +76,7 @@ fn case(layer: Layer, sizes: &[u64]) -> Case {
         kept: Home::Device,
         parameters: Home::Device,
         storage,
+        shared: BTreeSet::new(),
     };
     let program = lower(&layer, &mesh, &lengths, &choice).unwrap();
     Case { layer, mesh, sizes: lengths, program }
