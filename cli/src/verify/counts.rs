@@ -463,7 +463,9 @@ impl Prediction<'_> {
             let (Some(owner), Some(copy)) = (self.stage_of(tie.owner), self.stage_of(tie.copy)) else {
                 continue;
             };
-            if owner != copy {
+            let mut entries = self.small.opened.entries.iter().filter(|entry| entry.layer == tie.copy.layer);
+            let is_shared = entries.any(|entry| entry.program.shared.contains(&tie.copy.tensor));
+            if owner != copy && !is_shared {
                 let bytes = self.update_cut(tie.owner);
                 self.send(sent, Class::Tie, (copy, owner), (&bytes, &every_step));
                 self.send(sent, Class::Tie, (owner, copy), (&bytes, &every_step));
