@@ -29,6 +29,7 @@ use crate::request::{
 };
 use crate::rewrite::Variant;
 use crate::shapes::{Shape, divisors};
+use crate::space::AxisRule;
 
 /// Everything that all candidates share.
 pub struct Scope<'a> {
@@ -81,6 +82,28 @@ impl Candidate {
     /// Meshes of its stages.
     pub fn meshes(&self) -> Meshes<'_> {
         Meshes { alike: &self.shape.mesh, each: &self.meshes }
+    }
+
+    /// Whether bounds of it, and its tables, hold for another on its mesh: of a micro-batch that divides its own, and for which no
+    /// axis may do what it may not here. An axis that is to split sequences computes the same everywhere where they do not divide.
+    pub fn stands_for(&self, other: &Self, sequence: u64) -> bool {
+        let offers_more = |size: u64, rule: AxisRule| {
+            let splits = |one: &Self| one.micro_batch.is_multiple_of(size);
+            let is_left_without = match rule {
+                AxisRule::Sequences | AxisRule::Replicas | AxisRule::Shares | AxisRule::Experts => true,
+                AxisRule::Free | AxisRule::Around => !sequence.is_multiple_of(size),
+                AxisRule::Tokens
+                | AxisRule::TokensAndExperts
+                | AxisRule::Inside(_)
+                | AxisRule::InsideAndExperts(_) => false,
+            };
+            is_left_without && splits(self) && !splits(other)
+        };
+        let axes = std::iter::once(&self.shape.mesh).chain(&self.meshes).flat_map(|mesh| {
+            mesh.axis_ids().zip(&self.shape.rules).map(|(axis, &rule)| (mesh.size(axis), rule))
+        });
+        self.micro_batch.is_multiple_of(other.micro_batch)
+            && !axes.into_iter().any(|(size, rule)| offers_more(size, rule))
     }
 
     /// Whether parameters that are one are held once, by the owner: all layers are on one stage.

@@ -88,6 +88,10 @@ impl<'a> Frontier<'a> {
         asked.map(|bound| bound.time).reduce(Seconds::min)
     }
 
+    fn sequence(&self) -> u64 {
+        self.scope.request.job.sequence
+    }
+
     /// What all candidates share.
     pub(crate) fn scope(&self) -> &'a Scope<'a> {
         self.scope
@@ -115,7 +119,7 @@ impl<'a> Frontier<'a> {
         let of = &self.candidates[candidate];
         let before = self.candidates[..=candidate].iter().rev().take_while(|one| same_mesh(one, of));
         let all = (candidate + 1 - before.count()..=candidate).collect();
-        dividing(self.candidates, candidate, all).0
+        dividing((self.candidates, self.sequence()), candidate, all).0
     }
 
     /// A candidate that takes no less than some time.
@@ -176,10 +180,12 @@ impl<'a> Frontier<'a> {
         match task {
             Task::WorkOut(candidate) => Some(candidate),
             Task::Refine(group) => {
+                let sequence = self.sequence();
                 let next = self.next(group)?;
                 let known = &mut self.groups[group];
                 let candidate = known.left.remove(next);
-                let (left, passed) = dividing(self.candidates, candidate, std::mem::take(&mut known.left));
+                let left = std::mem::take(&mut known.left);
+                let (left, passed) = dividing((self.candidates, sequence), candidate, left);
                 known.left = left;
                 if !passed.is_empty() {
                     let passed = Group { left: passed, last: known.last.clone(), ..*known };
@@ -399,10 +405,13 @@ impl<'a> Frontier<'a> {
     }
 }
 
-/// Of candidates on one mesh, those whose micro-batches divide that of one of them, and the others.
-pub(crate) fn dividing(candidates: &[Candidate], of: usize, some: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
-    let micro_batch = |at: usize| candidates[at].micro_batch;
-    some.into_iter().partition(|&at| micro_batch(of).is_multiple_of(micro_batch(at)))
+/// Of candidates on one mesh, those that one of them stands for, and the others.
+pub(crate) fn dividing(
+    (candidates, sequence): (&[Candidate], u64),
+    of: usize,
+    some: Vec<usize>,
+) -> (Vec<usize>, Vec<usize>) {
+    some.into_iter().partition(|&at| candidates[of].stands_for(&candidates[at], sequence))
 }
 
 /// How promising a candidate is: its bound, and more where its fastest choices overflow the memory.

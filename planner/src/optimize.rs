@@ -225,7 +225,7 @@ fn chains(scope: &Scope<'_>, (candidates, of): (&[Candidate], Forms<'_>), group:
     let (mut rest, mut chains) = (group.to_vec(), Vec::new());
     while let Some(largest) = rest.pop() {
         let Some(bound) = scope.bound_by_known(&candidates[largest], of) else { continue };
-        let (left, others) = dividing(candidates, largest, rest);
+        let (left, others) = dividing((candidates, scope.request.job.sequence), largest, rest);
         chains.push(((largest, bound), left));
         rest = others;
     }

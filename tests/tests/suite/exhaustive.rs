@@ -12,7 +12,7 @@ use planner::candidate::{Candidate, Scope, micro_batches};
 use planner::forms::Forms;
 use planner::given::StorageRule;
 use planner::request::{
-    Job, OffloadKind, Pins, Progress, Request, ScheduleKind, SharesKind, Solver, SplitKind,
+    Job, OffloadKind, Pins, Progress, RecomputeKind, Request, ScheduleKind, SharesKind, Solver, SplitKind,
 };
 use planner::room::Together;
 use planner::shapes::{Facts, divisors, shapes};
@@ -45,7 +45,7 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     let n_devices = request.cluster.n_devices();
     let facts = Facts::new(&request.model, request.job.sequence, request.cluster.tiers[0].devices);
     let mut list = Vec::new();
-    for n_stages in divisors(n_devices) {
+    for n_stages in divisors(n_devices).into_iter().filter(|p| request.pins.pp.is_none_or(|pin| pin == *p)) {
         for shape in shapes(n_devices / n_stages, facts, &request.pins) {
             for micro_batch in micro_batches(request, &shape, n_stages) {
                 let n_micro_batches = request.job.global_batch / micro_batch;
@@ -105,8 +105,8 @@ fn brute(request: &Request) -> Brute {
         assert!(in_room.0 <= time, "{in_room:?} in room above {time} of {candidate:?}");
         all.n_crowded += usize::from(in_room > of.time);
         let larger = bounded.iter().filter(|(other, _): &&(Candidate, Bound)| {
-            let divides = other.micro_batch.is_multiple_of(candidate.micro_batch);
-            divides && other.shape == candidate.shape && other.n_stages == candidate.n_stages
+            let on_one = other.shape == candidate.shape && other.n_stages == candidate.n_stages;
+            on_one && other.stands_for(&candidate, request.job.sequence)
         });
         for (other, of) in larger {
             let Some(in_room) = scope.bound_in_room((other, of), &candidate, limit(Together::Family)) else {
@@ -215,6 +215,24 @@ fn a_model_whose_hosts_have_drives() {
 #[test]
 fn a_model_on_two_nodes() {
     assert_search_is_exhaustive(&question("gemma-2-9b", "dgx-h100", 16, 32));
+}
+
+/// Micro-batches of fewer sequences than devices that are to split them: all compute the same, which is faster than slow links, and
+/// larger ones say nothing of it.
+#[test]
+fn micro_batches_that_devices_cannot_split() {
+    let mut asked = question("megatron-3.6b", "tpu-v4", 1, 16);
+    asked.cluster.groups[0].count *= 4;
+    asked.cluster.tiers.last_mut().unwrap().devices *= 4;
+    let pins = Pins {
+        tp: Some(1),
+        pp: Some(1),
+        zero: Some(2),
+        recompute: Some(RecomputeKind::None),
+        offload: Some(OffloadKind::None),
+        ..Pins::default()
+    };
+    assert_search_is_exhaustive(&Request { pins, ..asked });
 }
 
 /// Stages go on when they have sent, over a link on which that takes long.
