@@ -368,10 +368,9 @@ impl<'a> Prepared<'a> {
             let change = |step: &Step| (step.kind, step.axes.clone(), [step.before, step.after]);
             Some(update.reduce.iter().map(change).collect::<Vec<_>>())
         };
+        let facts = |key: ParameterKey| (ranks(key), self.program(key.0).parameters, reduce(key));
         let is_held = !self.program(pair.owner.0).shared.contains(&pair.owner.1);
-        let home = |key: ParameterKey| self.program(key.0).parameters;
-        let is_held = is_held && home(pair.owner) == home(pair.copy);
-        if is_held && ranks(pair.owner) == ranks(pair.copy) && reduce(pair.owner) == reduce(pair.copy) {
+        if is_held && facts(pair.owner) == facts(pair.copy) {
             return Ok(());
         }
         let (layer_idx, name) = (pair.copy.0, self.tensor_name(pair.copy.0, pair.copy.1));

@@ -99,11 +99,11 @@ impl Candidate {
             };
             is_left_without && splits(self) && !splits(other)
         };
-        let axes = std::iter::once(&self.shape.mesh).chain(&self.meshes).flat_map(|mesh| {
+        let mut axes = std::iter::once(&self.shape.mesh).chain(&self.meshes).flat_map(|mesh| {
             mesh.axis_ids().zip(&self.shape.rules).map(|(axis, &rule)| (mesh.size(axis), rule))
         });
         self.micro_batch.is_multiple_of(other.micro_batch)
-            && !axes.into_iter().any(|(size, rule)| offers_more(size, rule))
+            && !axes.any(|(size, rule)| offers_more(size, rule))
     }
 
     /// Whether parameters that are one are held once, by the owner: all layers are on one stage.

@@ -361,16 +361,27 @@ impl Scope<'_> {
     ) -> Result<Arranged, Dropped> {
         let first = on_ground(0, (bound, streams), asked.way, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
-        let (mut best, mut dropped): (Option<Arranged>, _) = (None, Dropped::NoStrategy);
-        let uses = self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)?;
-        for (at, tied) in uses.iter().enumerate() {
-            // What fits where copies are held too fits better where they are not.
-            let held_too = at > 0 && is_held_once(&uses[at - 1]) && !is_held_once(tied);
-            if held_too && (best.is_some() || !matches!(dropped, Dropped::NoStrategy)) {
+        let mut found = Err(Dropped::NoStrategy);
+        for uses in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
+            found = self.evaluate_uses((benches, streams), (bound, &uses), asked);
+            if !matches!(found, Err(Dropped::NoStrategy)) {
                 break;
             }
+        }
+        found
+    }
+
+    /// The fastest with uses and storages for what is tied.
+    fn evaluate_uses(
+        &self,
+        on: (&[Bench<'_>], &[Sharding]),
+        (bound, uses): (&Bound, &[BTreeMap<usize, TiedUses>]),
+        asked: Asking<'_>,
+    ) -> Result<Arranged, Dropped> {
+        let (mut best, mut dropped): (Option<Arranged>, _) = (None, Dropped::NoStrategy);
+        for tied in uses {
             let limit = best.as_ref().map_or(asked.limit, |best| best.step_time().0);
-            match self.evaluate_tied((benches, streams), (bound, tied), Asking { limit, ..asked }) {
+            match self.evaluate_tied(on, (bound, tied), Asking { limit, ..asked }) {
                 Ok((found, n_levels)) => {
                     best = fastest(best.into_iter().chain([found]));
                     // Cut gradients save memory and nothing else.
@@ -385,7 +396,7 @@ impl Scope<'_> {
         best.ok_or(dropped)
     }
 
-    /// The same with a use and a storage for what is tied; and at how many prices of memory.
+    /// The same with one use and storage of each; and at how many prices of memory.
     fn evaluate_tied(
         &self,
         (benches, streams): (&[Bench<'_>], &[Sharding]),
@@ -694,11 +705,6 @@ fn on_ground(ground: usize, (bound, streams): (&Bound, &[Sharding]), way: Way, g
         covers: way.covers.unwrap_or(bound.on(ground).covers),
         ..given
     }
-}
-
-/// Whether the owners of ties hold the copies.
-fn is_held_once(tied: &BTreeMap<usize, TiedUses>) -> bool {
-    tied.values().flat_map(BTreeMap::values).any(|one| one.summed.is_some())
 }
 
 fn with_tied(base: &Given, tied: &BTreeMap<usize, TiedUses>, kind: usize) -> Given {

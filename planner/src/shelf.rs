@@ -188,18 +188,18 @@ impl<'a> Scope<'a> {
         Levels::new((0..depth).map(at).collect(), self.model().kinds_in_order())
     }
 
-    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree. Those to try,
-    /// the smaller behind the faster.
+    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree. Lists of those to
+    /// try, each where those before have no strategy; in each the smaller behind the faster.
     ///
     /// The use is that of the copy's fastest choice; optimizer states are cut as far as they can be and are on the host
     /// or its drives where they may be, and gradients are whole or cut, unless the user says otherwise. On one stage the
-    /// owner holds the copy; behind those with which it does are the same in which it does not, for where no choice of the
-    /// owner's leaves its gradient as the copy's does.
+    /// owner holds the copy, in the first list; in the second it does not, for where no choice of the owner's leaves its
+    /// gradient as the copy's does.
     pub(crate) fn tied_uses(
         &self,
         bench: &Bench<'_>,
         base: &Given,
-    ) -> Option<Vec<BTreeMap<usize, TiedUses>>> {
+    ) -> Option<Vec<Vec<BTreeMap<usize, TiedUses>>>> {
         // With gradients whole, and cut, in each of the memories.
         let homes = base.homes.tied_homes();
         let mut all = vec![BTreeMap::<usize, TiedUses>::new(); 2 * homes.len()];
@@ -242,13 +242,13 @@ impl<'a> Scope<'a> {
                 }
             }
         }
-        if bench.candidate.holds_ties_once() {
-            let mut apart = all.clone();
-            let uses = apart.iter_mut().flat_map(BTreeMap::values_mut).flat_map(BTreeMap::values_mut);
-            uses.for_each(|one| one.summed = None);
-            all.append(&mut apart);
-        }
         all.dedup();
-        Some(all)
+        if !bench.candidate.holds_ties_once() || self.model().ties.is_empty() {
+            return Some(vec![all]);
+        }
+        let mut apart = all.clone();
+        let uses = apart.iter_mut().flat_map(BTreeMap::values_mut).flat_map(BTreeMap::values_mut);
+        uses.for_each(|one| one.summed = None);
+        Some(vec![all, apart])
     }
 }

@@ -463,10 +463,8 @@ impl Prediction<'_> {
             let (Some(owner), Some(copy)) = (self.stage_of(tie.owner), self.stage_of(tie.copy)) else {
                 continue;
             };
-            let mut entries = self.small.opened.entries.iter().filter(|entry| entry.layer == tie.copy.layer);
-            let is_shared = entries.any(|entry| entry.program.shared.contains(&tie.copy.tensor));
-            if owner != copy && !is_shared {
-                let bytes = self.update_cut(tie.owner);
+            if owner != copy {
+                let bytes = self.update_cut(tie.copy);
                 self.send(sent, Class::Tie, (copy, owner), (&bytes, &every_step));
                 self.send(sent, Class::Tie, (owner, copy), (&bytes, &every_step));
             }
@@ -481,15 +479,15 @@ impl Prediction<'_> {
         (0..self.n_chunks()).find(has).map(|chunk| self.small.plan.stages_of_chunk(chunk)[0])
     }
 
-    /// Bytes of a parameter in the cut of its update, by device of a stage.
+    /// Bytes of a parameter in the cut of its update, by device of a stage; nothing of one that the owner of its tie holds.
     fn update_cut(&self, side: ParameterRef) -> Vec<u64> {
         let opened = self.small.opened;
         let Some(entry) = opened.entries.iter().position(|entry| entry.layer == side.layer) else {
             return Vec::new();
         };
         let shape = opened.layer(entry).shape(side.tensor, &opened.sizes(self.small.plan, entry));
-        let updates = &opened.entries[entry].program.updates;
-        let update = updates.iter().find(|update| update.tensor == side.tensor);
+        let mut updates = opened.entries[entry].program.own_updates();
+        let update = updates.find(|update| update.tensor == side.tensor);
         let mesh = self.small.plan.mesh_of_entry(entry);
         update.map_or(Vec::new(), |update| self.cut_bytes(mesh, update, &shape))
     }
