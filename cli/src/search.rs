@@ -23,6 +23,12 @@ pub(crate) fn search(
     search_within(request, &EffortArgs::default(), threads, terminal)
 }
 
+/// A first plan is worth waiting for beyond the budget: for so many times as long,
+const PATIENCE: f64 = 2.0;
+
+/// and so many seconds.
+const PATIENCE_S: f64 = 20.0;
+
 /// The same within a budget. Ctrl-C ends the search with the best plan so far.
 pub(crate) fn search_within(
     request: &Request,
@@ -62,13 +68,14 @@ fn watched(
     let start = Instant::now();
     let bar = bar(terminal.progress, "candidates");
     let interrupt = terminal.interrupt;
-    let is_over =
-        || interrupt.is_raised() || effort.budget.is_some_and(|most| start.elapsed().as_secs_f64() >= most);
+    let spent = |most: f64| start.elapsed().as_secs_f64() >= most;
+    let is_over = || interrupt.is_raised() || effort.budget.is_some_and(spent);
+    let is_overdue = || effort.budget.is_some_and(|most| spent(most * PATIENCE + PATIENCE_S));
     let answer = interrupt.heard_by(|| {
         pool.install(|| {
             // Who gives it time wants it used.
             let work = effort.work.or(effort.budget.map(|_| u64::MAX));
-            let stop = Stop { work, asked: &is_over };
+            let stop = Stop { work, asked: &is_over, overdue: &is_overdue };
             search(stop, &|progress| show(&bar, progress))
         })
     });

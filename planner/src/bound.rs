@@ -46,13 +46,29 @@ pub struct Bound {
     pub computes_again: bool,
 }
 
-/// Least seconds that one layer keeps its stage busy in a step.
+/// Least seconds that one layer keeps its stage busy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerTimes {
     /// In any of the forms that were asked.
-    pub least: f64,
+    pub least: Busy,
     /// In the first of them.
-    pub plain: f64,
+    pub plain: Busy,
+}
+
+/// Least seconds that something keeps a stage busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Busy {
+    /// In a step.
+    pub step: f64,
+    /// In its micro-batches, without what a step has once: choices that have least of it may be others.
+    pub repeated: f64,
+}
+
+impl Busy {
+    /// The less of each.
+    fn min(self, other: Self) -> Self {
+        Self { step: self.step.min(other.step), repeated: self.repeated.min(other.repeated) }
+    }
 }
 
 /// Least seconds that the layers of a stage keep it busy in a step.
@@ -62,7 +78,7 @@ pub struct Work {
     pub average: f64,
     /// Of the slowest: layers are not cut (`packing.rs`).
     pub slowest: f64,
-    /// What of the average stage's a step has once: no part of a bubble.
+    /// At most so much of the average stage's a step has once: no part of a bubble.
     pub once: f64,
 }
 
@@ -155,7 +171,9 @@ impl Scope<'_> {
     ) -> Option<Bound> {
         let clock = |covers| self.clock(bench.candidate, covers);
         let (whole, all) = (Covers::default(), clock(Covers::default()));
-        let (covered, once) = self.bound_of(bench, asked, (of, whole, all))?;
+        let repeated = self.repeated(bench, asked, all.of_micro_batches());
+        asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(all));
+        let (covered, once) = self.bound_of(bench, asked, (of, whole), &repeated)?;
         let shows = once.uncovered() / bench.candidate.n_stages as f64;
         let covers = once.covers();
         let clock = clock(covers);
@@ -163,7 +181,7 @@ impl Scope<'_> {
             return Some(covered);
         }
         asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
-        let (shown, _) = self.bound_of(bench, asked, (of, covers, clock))?;
+        let (shown, _) = self.bound_of(bench, asked, (of, covers), &repeated)?;
         let (larger, other) = if shown.time > covered.time { (shown, whole) } else { (covered, covers) };
         Some(Bound { other_covers: Some(other), ..larger })
     }
@@ -173,7 +191,8 @@ impl Scope<'_> {
         &self,
         bench: &Bench<'_>,
         asked: &[Asked<'_>],
-        (of, covers, clock): (Forms<'_>, Covers, Clock),
+        (of, covers): (Forms<'_>, Covers),
+        repeated: &[Vec<f64>],
     ) -> Option<(Bound, Spans)> {
         let candidate = bench.candidate;
         let mut once = Spans::default();
@@ -197,13 +216,15 @@ impl Scope<'_> {
                 main = Some((time * count, choice.stream, unit));
             }
             choices_made.push((*form, choice));
-            let of_form =
-                |(_, form): &(usize, LayerProblem<'_>)| Some(self.chooser(form).cheapest(0.0)?.bound);
-            let least = asked[1..].iter().filter_map(of_form).fold(time, f64::min);
-            layers.push(LayerTimes { least, plain: time });
+            let busy = |(at, (_, form)): (usize, &(usize, LayerProblem<'_>))| {
+                Some(Busy { step: self.chooser(form).cheapest(0.0)?.bound, repeated: repeated[kind][at] })
+            };
+            let plain = Busy { step: time, repeated: repeated[kind][0] };
+            let least = asked.iter().enumerate().skip(1).filter_map(busy).fold(plain, Busy::min);
+            layers.push(LayerTimes { least, plain });
         }
         let (_, stream, seconds_per_byte) = main?;
-        let (work, time, saving) = self.of_layers(candidate, &layers, once.shown(clock.shown) / p);
+        let (work, time, saving) = self.of_layers(candidate, &layers);
         let crowding = bytes / p / bench.setting.capacity;
         let (fastest, grounds) = (choices_made, Vec::new());
         let edges = asked.iter().flatten().flat_map(|(_, form)| &form.problem.edges);
@@ -226,37 +247,59 @@ impl Scope<'_> {
         Some((found, once))
     }
 
-    /// The work of layers of which each takes so long, the least time of a step, and how much of it forms save; `once` is what the
-    /// average stage has once per step.
-    fn of_layers(&self, candidate: &Candidate, layers: &[LayerTimes], once: f64) -> (Work, Seconds, Seconds) {
+    /// Least seconds that each form of each kind takes in the micro-batches of a step, where it is asked.
+    ///
+    /// Where there are far fewer of them than stages, the bubble is longer than the work: choices that send less in every
+    /// micro-batch and more once per step are then faster than those that are where there is none. No choices take less than the least
+    /// of a step, and as long a bubble as the least of micro-batches makes.
+    fn repeated(&self, bench: &Bench<'_>, asked: &mut [Asked<'_>], clock: Clock) -> Vec<Vec<f64>> {
+        let has_bubble = bench.candidate.n_stages > 1;
+        let of_form = |(_, problem): &mut (usize, LayerProblem<'_>)| {
+            if !has_bubble {
+                return 0.0;
+            }
+            problem.set_clock(clock);
+            self.chooser(problem).cheapest(0.0).map_or(0.0, |found| found.bound)
+        };
+        asked.iter_mut().map(|forms| forms.iter_mut().map(of_form).collect()).collect()
+    }
+
+    /// The work of layers of which each takes so long, the least time of a step, and how much of it forms save.
+    fn of_layers(&self, candidate: &Candidate, layers: &[LayerTimes]) -> (Work, Seconds, Seconds) {
         let p = candidate.n_stages as f64;
         let ends = self.ends_in_place(candidate);
-        let times = |of: fn(&LayerTimes) -> f64| -> (f64, f64) {
-            let times: Vec<f64> = layers.iter().map(of).collect();
-            let total: f64 = times.iter().zip(&self.counts).map(|(time, &count)| time * count as f64).sum();
-            (total, self.pieces(ends, &times).least_slowest(candidate.n_stages))
+        let work = |of: fn(&LayerTimes) -> Busy| -> Work {
+            let steps: Vec<f64> = layers.iter().map(|layer| of(layer).step).collect();
+            let all = |of_layer: &dyn Fn(Busy) -> f64| -> f64 {
+                layers
+                    .iter()
+                    .zip(&self.counts)
+                    .map(|(layer, &count)| of_layer(of(layer)) * count as f64)
+                    .sum()
+            };
+            let average = all(&|busy| busy.step) / p;
+            let slowest = self.pieces(ends, &steps).least_slowest(candidate.n_stages).max(average);
+            Work { average, slowest, once: average - all(&|busy| busy.repeated) / p }
         };
-        let work =
-            |(total, rounded): (f64, f64)| Work { average: total / p, slowest: rounded.max(total / p), once };
-        let time_of = |times| self.time_free(candidate, work(times));
-        let (least, plain) = (times(|layer| layer.least), times(|layer| layer.plain));
-        let time = time_of(least);
+        let (least, plain) = (work(|layer| layer.least), work(|layer| layer.plain));
+        let time = self.time_free(candidate, least);
         if !time.0.is_finite() {
-            return (work(least), time, Seconds::ZERO);
+            return (least, time, Seconds::ZERO);
         }
-        let mut saving = time_of(plain) - time;
+        let mut saving = self.time_free(candidate, plain) - time;
         if !self.bends.is_empty() {
             // No bubble is promised there: a long layer that has no other form would hide what forms of the others save.
-            saving = saving.max(time_of((plain.0, 0.0)) - time_of((least.0, 0.0)));
+            let even = |work: Work| self.time_free(candidate, Work { slowest: work.average, ..work });
+            saving = saving.max(even(plain) - even(least));
         }
-        (work(least), time, saving)
+        (least, time, saving)
     }
 
     /// The same as [`Self::bound`], by what layers take in the bound that another search of the question found, if one did: it allowed
     /// other schedules.
     pub(crate) fn bound_by_known(&self, candidate: &Candidate, of: Forms<'_>) -> Option<Bound> {
         let Some(known) = self.bounds.of(candidate) else { return self.bound(candidate, of) };
-        let (work, time, saving) = self.of_layers(candidate, &known.layers, known.work.once);
+        let (work, time, saving) = self.of_layers(candidate, &known.layers);
         Some(Bound { work, time, saving, ..known })
     }
 
@@ -354,5 +397,21 @@ impl Scope<'_> {
         let pipeline = Seconds(pipeline);
         let stragglers = stragglers(&self.setting, candidate.meshes());
         (pipeline * stragglers + self.constants.host_per_iteration_s) * self.taken(candidate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bubble_is_as_long_as_the_least_of_its_micro_batches() {
+        // In a step and in its micro-batches: where the bubble is four times as long, the second is the faster.
+        let choices = [(11.0, 10.0), (12.0, 9.0)].map(|(step, repeated)| Busy { step, repeated });
+        let times = choices.map(|busy| busy.step + 4.0 * busy.repeated);
+        assert_eq!(times, [51.0, 48.0]);
+        let Busy { step, repeated } = choices[0].min(choices[1]);
+        let work = Work { average: step, slowest: step, once: step - repeated };
+        assert_eq!(work.filled(5, 4.0), 47.0);
     }
 }

@@ -32,6 +32,8 @@ pub struct Shown {
     pub reduce: f64,
     /// Fraction of the parameters spread once per step.
     pub spread: f64,
+    /// Fraction of the optimizer's step.
+    pub update: f64,
 }
 
 /// Whether the compute of a stage covers what it sends beside it once per step.
@@ -74,15 +76,23 @@ impl Clock {
             Cover::Part => (1.0, micro_batches - hidden),
         };
         let ((reduce, backward), (spread, forward)) = (of(covers.reduce), of(covers.spread));
-        let (shown, slow) = (Shown { reduce, spread }, constants.gathered_overlap_slowdown_fraction);
+        let (shown, slow) =
+            (Shown { reduce, spread, update: 1.0 }, constants.gathered_overlap_slowdown_fraction);
         Self { micro_batches, forward, backward, shown, slow, in_flight, layers }
     }
 
     /// The same in an engine that sends when it has computed.
     pub fn after((micro_batches, in_flight): (f64, f64), layers: f64) -> Self {
         let (forward, backward) = (micro_batches, micro_batches);
-        let (shown, slow) = (Shown { reduce: 1.0, spread: 1.0 }, 1.0);
+        let (shown, slow) = (Shown { reduce: 1.0, spread: 1.0, update: 1.0 }, 1.0);
         Self { micro_batches, forward, backward, shown, slow, in_flight, layers }
+    }
+
+    /// The same without what a step has once.
+    #[must_use]
+    pub fn of_micro_batches(self) -> Self {
+        let (forward, backward) = (self.micro_batches, self.micro_batches);
+        Self { forward, backward, shown: Shown { reduce: 0.0, spread: 0.0, update: 0.0 }, ..self }
     }
 
     /// Seconds of a step that an operator's choice adds, if passes compute for longer than they send.
@@ -142,7 +152,7 @@ impl Spans {
 
     /// Seconds that it adds to a step, of which so much shows; the compute apart.
     pub fn shown(self, shown: Shown) -> f64 {
-        self.reduce * shown.reduce + self.spread * shown.spread + self.update
+        self.reduce * shown.reduce + self.spread * shown.spread + self.update * shown.update
     }
 
     /// What shows at least beside the compute.

@@ -18,6 +18,7 @@ use crate::forms::Forms;
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::levels::{Chunk, Levels};
 use crate::request::Pins;
+use crate::schedules::FamilyKind;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
@@ -43,7 +44,10 @@ const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
 
 /// Prices of memory tried, as multiples of (time of the fastest plan) / (memory of the fastest plan): from free to a
 /// price at which memory is all that counts. Between two of them a stage mixes layers of both.
-const MEMORY_PRICES: [f64; 6] = [0.0, 0.03, 0.15, 0.6, 3.0, 1000.0];
+const MEMORY_PRICES: [f64; 6] = [0.0, 0.03, 0.15, 0.6, 3.0, DEAREST];
+
+/// The last of them.
+const DEAREST: f64 = 1000.0;
 
 /// Times that prices of memory between those in use are tried: after three, neighbours are a fifth apart.
 pub(crate) const ROUNDS: usize = 3;
@@ -427,6 +431,9 @@ impl Scope<'_> {
             .collect();
         let ready: Vec<Vec<Choosers<'_>>> =
             asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
+        if let Some(dropped) = self.least_overflow((benches, &mut shelves), bound, &ready)? {
+            return Err(dropped);
+        }
         let mut best: Result<(Arranged, usize), Dropped> = Err(Dropped::NoStrategy);
         for hides in [Hides::BehindOperator, Hides::BehindLayer] {
             let is_far = match &best {
@@ -448,6 +455,39 @@ impl Scope<'_> {
             };
         }
         best
+    }
+
+    /// What overflows where memory is all that counts, if that is known: then so it does at lower prices, which need not be asked.
+    /// The choices stay on the shelves, at no level.
+    ///
+    /// 1F1B keeps least of the schedules in which every micro-batch passes the ranks in turn, and shares no device among chunks, so that
+    /// a cut is found where there is one.
+    fn least_overflow<'s>(
+        &'s self,
+        (benches, shelves): (&[Bench<'s>], &mut [Shelf]),
+        bound: &Bound,
+        ready: &[Vec<Choosers<'_>>],
+    ) -> Result<Option<Dropped>, Dropped> {
+        let candidate = benches[0].candidate;
+        let is_alike = |schedule: Schedule| FamilyKind::of(schedule).runs_forward_to_last();
+        let is_given = self.pins().layers_per_stage.is_some();
+        if is_given || !self.schedules(candidate).into_iter().all(is_alike) {
+            return Ok(None);
+        }
+        let mut smallest = Vec::with_capacity(benches.len());
+        for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
+            let price = DEAREST * bound.on(ground).seconds_per_byte;
+            let levels = std::mem::replace(&mut shelf.levels, vec![Vec::new(); self.forms.len()]);
+            for (kind, ready) in ready[ground].iter().enumerate() {
+                let on = (&mut *shelf, 0);
+                self.add(on, bench, (kind, ready), (price, Hides::BehindOperator))
+                    .ok_or(Dropped::NoStrategy)?;
+            }
+            smallest.push(self.levels(shelf));
+            shelf.levels = levels;
+        }
+        let has_cut = !self.cuts(candidate, (Schedule::OneFOneB, Ends::Anywhere), &smallest).is_empty();
+        Ok((!has_cut).then(|| self.overflow(candidate, &smallest)))
     }
 
     /// The fastest by choices at rising prices of memory, behind the first that is on the shelves; and at how many prices.

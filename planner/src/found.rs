@@ -7,8 +7,9 @@ use ir::cluster::Cluster;
 use ir::units::Seconds;
 
 use crate::arrange::Arranged;
-use crate::candidate::Scope;
+use crate::candidate::{Dropped, Scope};
 use crate::known_bounds::KnownBounds;
+use crate::request::Stop;
 
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
 pub(crate) const WORTH_SHOWING: f64 = 1.3;
@@ -68,6 +69,11 @@ impl Default for Start {
 }
 
 impl Start {
+    /// Whether it ends without a plan: somebody says so, who can be told what came closest.
+    pub(crate) fn ends(&self, stop: Stop<'_>, closest: Option<&Dropped>) -> bool {
+        self.gives_up && (stop.asked)() || closest.is_some() && (stop.overdue)()
+    }
+
     /// Whether a candidate could come to what must be undercut if it is looked at in more ways.
     pub(crate) fn is_within_reach(&self, one: &Arranged) -> bool {
         self.limit.is_none_or(|limit| one.step_time() <= limit * self.reach)

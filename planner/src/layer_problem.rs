@@ -162,8 +162,7 @@ impl<'a> LayerProblem<'a> {
         }
         for (node, op) in self.problem.nodes.iter_mut().zip(&self.ops) {
             for (cost, &pick) in node.choices.iter_mut().zip(&op.picks) {
-                let spans = op.spans(pick);
-                cost.time += clock.seconds(spans) - self.clock.seconds(spans);
+                cost.time = clock.seconds(op.spans(pick));
             }
         }
         for (edge, passages) in self.problem.edges.iter_mut().zip(&self.passages) {

@@ -13,7 +13,7 @@
 
 use ir::units::Seconds;
 
-use crate::bound::{Bound, LayerTimes, Work};
+use crate::bound::{Bound, Busy, LayerTimes, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::price::grounds::Grounds;
 
@@ -43,9 +43,11 @@ impl Scope<'_> {
             counts: &self.counts,
             of_stage: &grounds.of_stage,
         };
-        let once = of_ground.iter().map(|bound| bound.work.once).fold(0.0, f64::max);
-        let work = Work { once, ..pieces(&|layer| layer.least).work() };
-        let plain = Work { once, ..pieces(&|layer| layer.plain).work() };
+        let work = |of: fn(&LayerTimes) -> Busy| {
+            let work = pieces(&|layer| of(layer).step).work();
+            Work { once: work.average - pieces(&|layer| of(layer).repeated).average(), ..work }
+        };
+        let (work, plain) = (work(|layer| layer.least), work(|layer| layer.plain));
         let time = self.with_bubble(candidate, work)?;
         let saving = (self.with_bubble(candidate, plain)? - time).max(Seconds::ZERO);
         // The ground with most stages decides in which sharding the stream passes everywhere; ties to the first.
@@ -57,10 +59,15 @@ impl Scope<'_> {
 }
 
 impl Pieces<'_> {
-    fn work(&self) -> Work {
+    /// Seconds of the average stage, were every layer where it is the fastest.
+    fn average(&self) -> f64 {
         let least = |kind: usize| self.times.iter().map(|times| times[kind]).fold(f64::INFINITY, f64::min);
         let all: f64 = self.counts.iter().enumerate().map(|(kind, &n)| n as f64 * least(kind)).sum();
-        let average = all / self.of_stage.len() as f64;
+        all / self.of_stage.len() as f64
+    }
+
+    fn work(&self) -> Work {
+        let average = self.average();
         let by_speed = (0..self.times.len()).map(|ground| self.by_speed(ground));
         let by_count = (0..self.counts.len()).map(|kind| self.by_count(kind));
         Work { average, slowest: by_speed.chain(by_count).fold(average, f64::max), once: 0.0 }

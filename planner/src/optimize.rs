@@ -278,7 +278,7 @@ fn work_out(
     let has_plan = |ranking: &[Worked]| !ranking.is_empty() || start.limit.is_some();
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
     while goes_on(tally.work, &frontier) || !has_plan(&ranking) {
-        let ends = if has_plan(&ranking) { stop.now(tally.work) } else { start.gives_up && (stop.asked)() };
+        let ends = if has_plan(&ranking) { stop.now(tally.work) } else { start.ends(stop, closest.as_ref()) };
         if ends {
             tally.stopped = true;
             break;

@@ -58,7 +58,7 @@ pub fn relaxations(
     ];
     let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
     let mut tried = Tried::default();
-    let stop = Stop { work: None, asked };
+    let stop = Stop { work: None, asked, overdue: asked };
     let first_that_fits = |family: Vec<Change>| {
         family.into_iter().find_map(|(change, relaxed)| {
             tried.ended_early |= asked();

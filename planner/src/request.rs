@@ -424,12 +424,14 @@ pub struct Stop<'a> {
     pub work: Option<u64>,
     /// When somebody says so; who did must not take it back.
     pub asked: &'a dyn Fn() -> bool,
+    /// When a first plan is waited for no longer, should there be none by then.
+    pub overdue: &'a dyn Fn() -> bool,
 }
 
 impl Stop<'_> {
     /// Only when it is done.
     pub fn never() -> Self {
-        Self { work: None, asked: &|| false }
+        Self { work: None, asked: &|| false, overdue: &|| false }
     }
 
     /// Whether to end after so many batches.

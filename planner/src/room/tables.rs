@@ -155,8 +155,8 @@ impl Scope<'_> {
             false => self.in_hand(forms, of),
         };
         let free = bound.layers.iter().map(|layer| match of {
-            Forms::Leading | Forms::Chosen(_) => layer.plain,
-            Forms::All => layer.least,
+            Forms::Leading | Forms::Chosen(_) => layer.plain.step,
+            Forms::All => layer.least.step,
         });
         let first_price = FIRST_PRICE * bound.seconds_per_byte;
         Ready {
