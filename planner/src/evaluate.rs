@@ -2,9 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::graph::{ParameterRef, TensorId};
-use ir::lower::LayerChoice;
-use ir::program::{Home, StateHome};
 use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 use rayon::prelude::*;
@@ -15,10 +12,9 @@ use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser, Question};
 use crate::clock::Covers;
 use crate::forms::Forms;
-use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
+use crate::given::{Given, HomeRule, RecomputeRule, StorageRule};
 use crate::levels::{Chunk, Levels};
 use crate::request::Pins;
-use crate::schedules::FamilyKind;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
@@ -38,16 +34,12 @@ const TOO_FAR: f64 = 1.5;
 /// What another way leaves slower than the best by more than this is not polished (`polish::NEAR_BEST_CROWDED`).
 const WORTH_A_WAY: f64 = 1.1;
 
-/// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
-/// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
-const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
-
 /// Prices of memory tried, as multiples of (time of the fastest plan) / (memory of the fastest plan): from free to a
 /// price at which memory is all that counts. Between two of them a stage mixes layers of both.
 const MEMORY_PRICES: [f64; 6] = [0.0, 0.03, 0.15, 0.6, 3.0, DEAREST];
 
 /// The last of them.
-const DEAREST: f64 = 1000.0;
+pub(crate) const DEAREST: f64 = 1000.0;
 
 /// Times that prices of memory between those in use are tried: after three, neighbours are a fifth apart.
 pub(crate) const ROUNDS: usize = 3;
@@ -118,7 +110,7 @@ impl<'f> Asking<'f> {
 
 /// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hides {
+pub(crate) enum Hides {
     /// Behind their own operator.
     BehindOperator,
     /// Behind all that their layer computes, as in its program.
@@ -126,7 +118,7 @@ enum Hides {
 }
 
 /// The forms of a layer kind that are asked, in the hands of the solver.
-type Choosers<'s> = Vec<(usize, Chooser<'s>)>;
+pub(crate) type Choosers<'s> = Vec<(usize, Chooser<'s>)>;
 
 /// Chunks of a candidate for a schedule, in other ways to share devices.
 struct Cut {
@@ -457,39 +449,6 @@ impl Scope<'_> {
         best
     }
 
-    /// What overflows where memory is all that counts, if that is known: then so it does at lower prices, which need not be asked.
-    /// The choices stay on the shelves, at no level.
-    ///
-    /// 1F1B keeps least of the schedules in which every micro-batch passes the ranks in turn, and shares no device among chunks, so that
-    /// a cut is found where there is one.
-    fn least_overflow<'s>(
-        &'s self,
-        (benches, shelves): (&[Bench<'s>], &mut [Shelf]),
-        bound: &Bound,
-        ready: &[Vec<Choosers<'_>>],
-    ) -> Result<Option<Dropped>, Dropped> {
-        let candidate = benches[0].candidate;
-        let is_alike = |schedule: Schedule| FamilyKind::of(schedule).runs_forward_to_last();
-        let is_given = self.pins().layers_per_stage.is_some();
-        if is_given || !self.schedules(candidate).into_iter().all(is_alike) {
-            return Ok(None);
-        }
-        let mut smallest = Vec::with_capacity(benches.len());
-        for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
-            let price = DEAREST * bound.on(ground).seconds_per_byte;
-            let levels = std::mem::replace(&mut shelf.levels, vec![Vec::new(); self.forms.len()]);
-            for (kind, ready) in ready[ground].iter().enumerate() {
-                let on = (&mut *shelf, 0);
-                self.add(on, bench, (kind, ready), (price, Hides::BehindOperator))
-                    .ok_or(Dropped::NoStrategy)?;
-            }
-            smallest.push(self.levels(shelf));
-            shelf.levels = levels;
-        }
-        let has_cut = !self.cuts(candidate, (Schedule::OneFOneB, Ends::Anywhere), &smallest).is_empty();
-        Ok((!has_cut).then(|| self.overflow(candidate, &smallest)))
-    }
-
     /// The fastest by choices at rising prices of memory, behind the first that is on the shelves; and at how many prices.
     fn at_prices<'s>(
         &'s self,
@@ -588,10 +547,9 @@ impl Scope<'_> {
         Some(())
     }
 
-    /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where the host may hold
-    /// what is kept, that and the best choices there are weighed by the figures of their programs, and so are the same choices with
-    /// parameters on the host, and with optimizer states on its drives.
-    fn add(
+    /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where hosts may hold some of
+    /// it, what that makes of it is weighed too.
+    pub(crate) fn add(
         &self,
         on: (&mut Shelf, usize),
         bench: &Bench<'_>,
@@ -612,35 +570,11 @@ impl Scope<'_> {
             let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
             best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
         };
-        let (given, layer) = (self.given(), &self.forms[kind][0].layer);
-        let [kept, parameters] = [given.kept, given.parameters].map(|rule| rule.on(layer));
-        if [kept, parameters] == [HomeRule::Device; 2] && given.homes != StateRule::Anywhere {
+        if self.is_on_device(kind) {
             let (form, choice) = best(None)?;
             return self.put(on, bench, (kind, form), choice);
         }
-        let at = |part: f64| best(Some(part * self.moving_price(bench)));
-        let on_device = if kept == HomeRule::Host { None } else { best(None) };
-        let mut choices: Vec<(usize, LayerChoice)> = on_device.into_iter().collect();
-        if kept != HomeRule::Device {
-            let on_host = PARTS_SHOWN.into_iter().filter_map(at);
-            choices.extend(on_host.map(|(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice })));
-        }
-        let in_both = |(form, choice): (usize, LayerChoice)| {
-            let homes = parameters.homes().iter();
-            homes.map(move |&home| (form, LayerChoice { parameters: home, ..choice.clone() }))
-        };
-        let mut choices: Vec<(usize, LayerChoice)> = choices.into_iter().flat_map(in_both).collect();
-        if given.homes == StateRule::Anywhere {
-            let ties = &self.model().ties;
-            let is_tied = |tensor: TensorId| {
-                let own = ParameterRef { layer: kind, tensor };
-                ties.iter().any(|tie| tie.owner == own || tie.copy == own)
-            };
-            let on_nvme =
-                choices.iter().filter_map(|(form, choice)| Some((*form, on_nvme(choice, &is_tied)?)));
-            choices.extend(on_nvme.collect::<Vec<_>>());
-        }
-        self.put_lightest(on, bench, (kind, choices), price)
+        self.put_with_hosts(on, bench, (kind, &best), price)
     }
 
     /// Arranges what is on the shelves in every schedule; says whether all had an arrangement.
@@ -712,18 +646,6 @@ impl Scope<'_> {
     fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Choosers<'s> {
         asked.iter().map(|(form, problem)| (*form, self.chooser(problem))).collect()
     }
-}
-
-/// A choice with the optimizer states that the host's memory holds on its drives, but for those of tied parameters, which are
-/// decided for all their layers at once; nothing where it holds none.
-fn on_nvme(choice: &LayerChoice, is_tied: &dyn Fn(TensorId) -> bool) -> Option<LayerChoice> {
-    let mut there = choice.clone();
-    let on_host = there
-        .storage
-        .iter_mut()
-        .filter(|(tensor, storage)| storage.home == StateHome::Host && !is_tied(**tensor));
-    let moved = on_host.map(|(_, storage)| *storage = storage.on_nvme()).count();
-    (moved > 0).then_some(there)
 }
 
 /// One sharding of the stream on the meshes of all grounds: nothing is cut along an axis of one device.

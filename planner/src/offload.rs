@@ -13,14 +13,17 @@
 
 use cost_model::memory::StateBytes;
 use cost_model::offload::{HostShare, OnNode, fullest_node};
+use ir::graph::{ParameterRef, TensorId};
 use ir::lower::LayerChoice;
 use ir::names::{Offload, OnHost, OnNvme};
 use ir::plan::Plan;
+use ir::program::{Home, StateHome};
 use ir::units::{Bytes, Seconds};
 
 use crate::candidate::Scope;
 use crate::clock::Clock;
 use crate::found::{Found, Further};
+use crate::given::{HomeRule, StateRule};
 use crate::price::hosts::of_layers;
 use crate::price::setting::Entry;
 use crate::price::step::Held;
@@ -42,6 +45,13 @@ const PROMISING: f64 = 0.84;
 /// Where states crowd memory, they need only be below this part of the best: what they leave room for is much faster, though bounds in so
 /// little memory see it (llama-3-8b on two H100 0.83 and 0.84, qwen2.5-7b 0.85 and 0.87, llama-2-70b on 16 A100 0.84 and 0.83).
 const PROMISING_CROWDED: f64 = 0.87;
+
+/// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
+/// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
+const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
+
+/// A form of a layer kind with a choice for it.
+type OfForm = (usize, LayerChoice);
 
 /// The time below which a plan with hosts would be worth it, where it is open and could be.
 pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Seconds> {
@@ -128,7 +138,7 @@ fn held(plan: &Plan) -> String {
 impl Scope<'_> {
     /// Seconds of a step per byte that a choice problem counts as kept, where it goes to the host and back every
     /// micro-batch.
-    pub(crate) fn moving_price(&self, bench: &Bench<'_>) -> f64 {
+    fn moving_price(&self, bench: &Bench<'_>) -> f64 {
         let machine = &bench.setting.machine;
         let share = HostShare::of(machine.device, machine.cluster, machine.constants);
         let clock = self.plain_clock(bench);
@@ -137,11 +147,11 @@ impl Scope<'_> {
 
     /// Puts the choice of a kind on the shelf that weighs least at a price of memory, by the figures of its program; of those
     /// that hosts could not hold for a whole stage, the one of which they lack least.
-    pub(crate) fn put_lightest(
+    fn put_lightest(
         &self,
         (shelf, level): (&mut Shelf, usize),
         bench: &Bench<'_>,
-        (kind, choices): (usize, Vec<(usize, LayerChoice)>),
+        (kind, choices): (usize, Vec<OfForm>),
         price: f64,
     ) -> Option<()> {
         let clock = self.plain_clock(bench);
@@ -156,6 +166,49 @@ impl Scope<'_> {
         }
         shelf.levels[kind].insert(level, lightest?.2);
         Some(())
+    }
+
+    /// Whether no host may hold anything of a layer kind but optimizer states that its choice problem knows.
+    pub(crate) fn is_on_device(&self, kind: usize) -> bool {
+        let (given, layer) = (self.given(), &self.forms[kind][0].layer);
+        [given.kept, given.parameters].map(|rule| rule.on(layer)) == [HomeRule::Device; 2]
+            && given.homes != StateRule::Anywhere
+    }
+
+    /// Puts the lightest choice of a kind on the shelf: of the best at a price of memory, those for what is kept on the host at prices
+    /// of their own, the same with parameters there, and with optimizer states on its drives.
+    pub(crate) fn put_with_hosts(
+        &self,
+        on: (&mut Shelf, usize),
+        bench: &Bench<'_>,
+        (kind, best): (usize, &dyn Fn(Option<f64>) -> Option<OfForm>),
+        price: f64,
+    ) -> Option<()> {
+        let (given, layer) = (self.given(), &self.forms[kind][0].layer);
+        let [kept, parameters] = [given.kept, given.parameters].map(|rule| rule.on(layer));
+        let at = |part: f64| best(Some(part * self.moving_price(bench)));
+        let on_device = if kept == HomeRule::Host { None } else { best(None) };
+        let mut choices: Vec<OfForm> = on_device.into_iter().collect();
+        if kept != HomeRule::Device {
+            let on_host = PARTS_SHOWN.into_iter().filter_map(at);
+            choices.extend(on_host.map(|(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice })));
+        }
+        let in_both = |(form, choice): OfForm| {
+            let homes = parameters.homes().iter();
+            homes.map(move |&home| (form, LayerChoice { parameters: home, ..choice.clone() }))
+        };
+        let mut choices: Vec<OfForm> = choices.into_iter().flat_map(in_both).collect();
+        if given.homes == StateRule::Anywhere {
+            let ties = &self.model().ties;
+            let is_tied = |tensor: TensorId| {
+                let own = ParameterRef { layer: kind, tensor };
+                ties.iter().any(|tie| tie.owner == own || tie.copy == own)
+            };
+            let on_nvme =
+                choices.iter().filter_map(|(form, choice)| Some((*form, on_nvme(choice, &is_tied)?)));
+            choices.extend(on_nvme.collect::<Vec<_>>());
+        }
+        self.put_lightest(on, bench, (kind, choices), price)
     }
 
     fn plain_clock(&self, bench: &Bench<'_>) -> Clock {
@@ -183,4 +236,16 @@ fn weight(entry: &Entry, clock: &Clock, price: f64) -> f64 {
     let gathered = memory.gathered * (1.0 / clock.layers);
     let bytes = memory.states() + gathered + memory.saved_total() * clock.in_flight;
     (every + once).0 + price * bytes.0
+}
+
+/// A choice with the optimizer states that the host's memory holds on its drives, but for those of tied parameters, which are
+/// decided for all their layers at once; nothing where it holds none.
+fn on_nvme(choice: &LayerChoice, is_tied: &dyn Fn(TensorId) -> bool) -> Option<LayerChoice> {
+    let mut there = choice.clone();
+    let on_host = there
+        .storage
+        .iter_mut()
+        .filter(|(tensor, storage)| storage.home == StateHome::Host && !is_tied(**tensor));
+    let moved = on_host.map(|(_, storage)| *storage = storage.on_nvme()).count();
+    (moved > 0).then_some(there)
 }

@@ -4,16 +4,53 @@ use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::schedule::Schedule;
 use ir::units::Bytes;
 
-use crate::arrange::with_ends;
+use crate::arrange::{Ends, with_ends};
+use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
+use crate::evaluate::{Choosers, DEAREST, Hides};
 use crate::flights::Flight;
 use crate::levels::{Chunk, LayerCost, Levels};
 use crate::partition::{Place, as_given, partition};
+use crate::schedules::FamilyKind;
+use crate::shelf::{Bench, Shelf};
 
 impl Scope<'_> {
     /// Bytes of a device that no plan may use.
     pub fn reserve(&self) -> f64 {
         self.setting.reserve()
+    }
+
+    /// What overflows where memory is all that counts, if that is known: then so it does at lower prices, which need not be asked.
+    /// The choices stay on the shelves, at no level.
+    ///
+    /// 1F1B keeps least of the schedules in which every micro-batch passes the ranks in turn, and shares no device among chunks, so that
+    /// a cut is found where there is one.
+    pub(crate) fn least_overflow<'s>(
+        &'s self,
+        (benches, shelves): (&[Bench<'s>], &mut [Shelf]),
+        bound: &Bound,
+        ready: &[Vec<Choosers<'_>>],
+    ) -> Result<Option<Dropped>, Dropped> {
+        let candidate = benches[0].candidate;
+        let is_alike = |schedule: Schedule| FamilyKind::of(schedule).runs_forward_to_last();
+        let is_given = self.pins().layers_per_stage.is_some();
+        if is_given || !self.schedules(candidate).into_iter().all(is_alike) {
+            return Ok(None);
+        }
+        let mut smallest = Vec::with_capacity(benches.len());
+        for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
+            let price = DEAREST * bound.on(ground).seconds_per_byte;
+            let levels = std::mem::replace(&mut shelf.levels, vec![Vec::new(); self.forms.len()]);
+            for (kind, ready) in ready[ground].iter().enumerate() {
+                let on = (&mut *shelf, 0);
+                self.add(on, bench, (kind, ready), (price, Hides::BehindOperator))
+                    .ok_or(Dropped::NoStrategy)?;
+            }
+            smallest.push(self.levels(shelf));
+            shelf.levels = levels;
+        }
+        let has_cut = !self.cuts(candidate, (Schedule::OneFOneB, Ends::Anywhere), &smallest).is_empty();
+        Ok((!has_cut).then(|| self.overflow(candidate, &smallest)))
     }
 
     /// What the candidate would need at least, for the report; `levels` are those of its grounds.
