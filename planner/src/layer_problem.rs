@@ -165,9 +165,12 @@ impl<'a> LayerProblem<'a> {
                 cost.time = clock.seconds(op.spans(pick));
             }
         }
-        for (edge, passages) in self.problem.edges.iter_mut().zip(&self.passages) {
-            let costs = passages.iter().map(|passage| passage.map(|passage| passage.cost(&clock)));
-            edge.table = costs.collect();
+        let passes = |clock: Clock| (clock.forward, clock.backward, clock.in_flight);
+        if passes(clock) != passes(self.clock) {
+            for (edge, passages) in self.problem.edges.iter_mut().zip(&self.passages) {
+                let costs = passages.iter().map(|passage| passage.map(|passage| passage.cost(&clock)));
+                edge.table = costs.collect();
+            }
         }
         self.clock = clock;
     }

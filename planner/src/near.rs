@@ -51,8 +51,7 @@ const FURTHER: f64 = 0.05;
 const UNDIVIDED: &str = "no numbers of replicas and stages divide the devices and the batch";
 
 /// All of it takes about as long as others take between two reports.
-const UNWATCHED: (Stop<'_>, OnProgress<'_>) =
-    (Stop { work: None, asked: &|| false, overdue: &|| false }, &|_| ());
+const UNWATCHED: (Stop<'_>, OnProgress<'_>) = (Stop::never(), &|_| ());
 
 /// What came of one number of devices.
 #[derive(Clone, Debug, PartialEq)]

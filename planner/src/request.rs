@@ -430,7 +430,7 @@ pub struct Stop<'a> {
 
 impl Stop<'_> {
     /// Only when it is done.
-    pub fn never() -> Self {
+    pub const fn never() -> Self {
         Self { work: None, asked: &|| false, overdue: &|| false }
     }
 

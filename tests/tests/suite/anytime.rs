@@ -2,11 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
-use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use planner::optimize_until;
-use planner::request::{Job, NoPlan, OffloadKind, Pins, Request, Solver, Stop, Untried};
+use planner::request::{NoPlan, OffloadKind, Stop, Untried};
 use serde_json::Value;
 use tests::planner;
+
+use crate::exhaustive::question;
 
 const QUESTION: &[&str] =
     &["optimize", "llama-3-70b", "dgx-h100", "--nodes", "4", "--global-batch", "64", "--json"];
@@ -58,12 +59,8 @@ fn more_work_finds_no_worse_a_plan_and_bounds_hold() {
 /// A first plan is looked for beyond the time that was given; who then waits no longer is told that plans were left.
 #[test]
 fn a_first_plan_is_waited_for_until_it_is_overdue() {
-    let model = read_model("model", shipped_model("llama-3-8b").unwrap().text).unwrap();
-    let cluster = read_cluster("cluster", shipped_cluster("rtx4090-x8").unwrap().text).unwrap();
-    let cluster = rescale(&cluster, Size::Devices(6)).unwrap();
-    let job = Job::defaults(&model, &cluster);
-    let pins = Pins { offload: Some(OffloadKind::None), ..Pins::default() };
-    let request = Request { model, cluster, job, pins, solver: Solver::Structured };
+    let mut request = question("llama-3-8b", "rtx4090-x8", 6, 512);
+    request.pins.offload = Some(OffloadKind::None);
     let untried = |overdue: &dyn Fn() -> bool| {
         let stop = Stop { work: None, asked: &|| true, overdue };
         match optimize_until(&request, stop, &|_| ()) {

@@ -18,7 +18,7 @@ use planner::room::Together;
 use planner::shapes::{Facts, divisors, shapes};
 use planner::split_schedules::KINDS;
 
-fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Request {
+pub(crate) fn question(model: &str, cluster: &str, devices: u64, global_batch: u64) -> Request {
     let model = read_model(model, shipped_model(model).unwrap().text).unwrap();
     let cluster = read_cluster(cluster, shipped_cluster(cluster).unwrap().text).unwrap();
     let cluster = rescale(&cluster, Size::Devices(devices)).unwrap();
