@@ -25,7 +25,11 @@ pub(crate) struct Tried {
     plan: Result<(String, Prediction), String>,
 }
 
-/// The best plan by an objective, the question that it answers, and all that was tried.
+/// What a search says of a question; nothing where it was not asked.
+pub(crate) type Answer = Option<Result<Plan, Failure>>;
+
+/// The best plan by an objective, the question that it answers, and all that was tried. Every question is asked with how many are left,
+/// itself among them, and may be left without an answer.
 ///
 /// # Errors
 /// Why the whole cluster has no plan, where no part of it has one; or that nothing says what the objective is.
@@ -33,20 +37,25 @@ pub(crate) fn best(
     objective: ObjectiveArg,
     (model, cluster, job): (&str, &str, &JobArgs),
     pins: &Pins,
-    ask: &mut dyn FnMut(&Question) -> Result<Plan, Failure>,
+    ask: &mut dyn FnMut(&Question, usize) -> Answer,
 ) -> Result<(Question, Plan, Vec<Tried>), Failure> {
     let whole = Question::read(model, cluster, job)?.request.cluster;
     let mut best: Option<(f64, Question, Plan)> = None;
     let mut first: Option<Failure> = None;
     let mut tried: Vec<Tried> = Vec::new();
-    for n_devices in halves(&whole) {
+    let sizes = halves(&whole);
+    let mut n_left = sizes.len() * variants(objective, pins).len();
+    for n_devices in sizes {
         let size = SizeArgs { devices: Some(n_devices), nodes: None, ..job.size.clone() };
         let sized = Question::read(model, cluster, &JobArgs { size, ..job.clone() })?;
         for pins in variants(objective, pins) {
             let mut question = sized.clone();
             question.request.pins = pins;
-            match ask(&question) {
-                Ok(plan) => {
+            let answer = ask(&question, n_left);
+            n_left -= 1;
+            match answer {
+                None => tried.push(Tried { n_devices, plan: Err("not asked: the search was ended".into()) }),
+                Some(Ok(plan)) => {
                     let predicted = plan.predicted.clone();
                     let predicted = predicted.ok_or_else(|| Failure::bug("the plan has no prediction"))?;
                     let figure = figure(objective, &predicted)?;
@@ -62,11 +71,11 @@ pub(crate) fn best(
                         best = Some((figure, question, plan));
                     }
                 }
-                Err(failure @ Failure::NoPlan(_)) => {
+                Some(Err(failure @ Failure::NoPlan(_))) => {
                     tried.push(Tried { n_devices, plan: Err(failure.to_string()) });
                     first = first.or(Some(failure));
                 }
-                Err(other) => return Err(other),
+                Some(Err(other)) => return Err(other),
             }
         }
     }

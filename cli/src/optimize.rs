@@ -1,22 +1,24 @@
 //! `planner optimize`: the fastest plan for a model on a cluster.
 
+use std::time::Instant;
+
 use ir::plan::Plan;
 use planner::constraints::Constraints;
 use planner::request::{Pins, Request, Solver};
 use planner::single_layers::single_layers;
 use planner::target::Target;
 
-use crate::args::{ObjectiveArg, OptimizeArgs, SolverArg, TargetArg};
+use crate::args::{EffortArgs, ObjectiveArg, OptimizeArgs, SolverArg, TargetArg};
 use crate::constraints;
 use crate::failure::Failure;
 use crate::fewer;
 use crate::forbid;
-use crate::objective;
+use crate::objective::{self, Tried};
 use crate::output::{check_writable, json, write_and_say};
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
-use crate::search::{pool, search_for, search_within};
+use crate::search::{Changes, pool, search_for, search_within, with_changes};
 use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
@@ -31,7 +33,7 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         ObjectiveArg::Time => {
             let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
             question.request.pins = pins;
-            let mut found = found(args, &mut question, terminal)?;
+            let mut found = found((args, &args.effort, Changes::Tried), &mut question, terminal)?;
             if args.target.is_none() && matches!(args.solver, SolverArg::Structured) {
                 let request = &question.request;
                 let warning = pool(&args.threads)?.install(|| fewer::warning(request, &found))?;
@@ -39,12 +41,7 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
             }
             (question, found, Vec::new())
         }
-        other @ (ObjectiveArg::Cost | ObjectiveArg::Energy) => {
-            let asked = (args.model.as_str(), args.cluster.as_str(), &args.job);
-            objective::best(other, asked, &pins, &mut |question| {
-                found(args, &mut question.clone(), terminal)
-            })?
-        }
+        other @ (ObjectiveArg::Cost | ObjectiveArg::Energy) => best(other, args, pins, terminal)?,
     };
     let plan = proven(question.sign(found))?;
     let text = json(&plan)?;
@@ -62,21 +59,51 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
     Ok(())
 }
 
-/// The fastest plan for a question.
-fn found(args: &OptimizeArgs, question: &mut Question, terminal: &mut Terminal<'_>) -> Result<Plan, Failure> {
-    question.request.solver = match args.solver {
-        SolverArg::Structured => Solver::Structured,
-        SolverArg::Microlp => Solver::Microlp,
+/// The best plan by another objective than time, and all that was tried. All questions together have the budget, each an equal share of
+/// what is left; after Ctrl-C none is asked any more.
+fn best(
+    objective: ObjectiveArg,
+    args: &OptimizeArgs,
+    pins: Pins,
+    terminal: &mut Terminal<'_>,
+) -> Result<(Question, Plan, Vec<Tried>), Failure> {
+    #[expect(clippy::disallowed_methods, reason = "a budget is of the clock")]
+    let start = Instant::now();
+    let share = |n_left: usize| {
+        let left = |budget: f64| (budget - start.elapsed().as_secs_f64()).max(0.0);
+        EffortArgs { budget: args.effort.budget.map(|budget| left(budget) / n_left as f64), ..args.effort }
     };
-    if let Some(file) = &args.constraints {
-        let request = &mut question.request;
-        let model = single_layers(&request.model, &request.pins.constraints);
-        request.model = model.map_err(|what| Failure::argument(format!("{file}: {what}")))?;
+    let asked = (args.model.as_str(), args.cluster.as_str(), &args.job);
+    let mut is_first = true;
+    let answer = objective::best(objective, asked, &pins, &mut |question, n_left| {
+        if !std::mem::take(&mut is_first) && terminal.interrupt.is_raised() {
+            return None;
+        }
+        Some(found((args, &share(n_left), Changes::Untried), &mut question.clone(), terminal))
+    });
+    match answer {
+        Err(Failure::NoPlan(why)) if args.target.is_none() && !terminal.interrupt.is_raised() => {
+            let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
+            question.request.pins = pins;
+            prepare(args, &mut question)?;
+            let plan = with_changes(&question.request, why, &share(1), &args.threads, terminal)?;
+            Ok((question, plan, Vec::new()))
+        }
+        answer => answer,
     }
+}
+
+/// The fastest plan for a question.
+fn found(
+    (args, effort, changes): (&OptimizeArgs, &EffortArgs, Changes),
+    question: &mut Question,
+    terminal: &mut Terminal<'_>,
+) -> Result<Plan, Failure> {
+    prepare(args, question)?;
     let request = &question.request;
     let mut ask = |request: &Request| match args.target.map(target) {
-        Some(target) => search_for((request, target), &args.effort, &args.threads, terminal),
-        None => search_within(request, &args.effort, &args.threads, terminal),
+        Some(target) => search_for((request, target), effort, &args.threads, terminal),
+        None => search_within((request, changes), effort, &args.threads, terminal),
     };
     match (ask(request), &args.constraints) {
         (Err(Failure::NoPlan(no_plan)), Some(file)) if !request.pins.constraints.is_empty() => {
@@ -87,6 +114,20 @@ fn found(args: &OptimizeArgs, question: &mut Question, terminal: &mut Terminal<'
         }
         (answer, _) => answer,
     }
+}
+
+/// Gives a question the solver and the single layers that are asked for.
+fn prepare(args: &OptimizeArgs, question: &mut Question) -> Result<(), Failure> {
+    question.request.solver = match args.solver {
+        SolverArg::Structured => Solver::Structured,
+        SolverArg::Microlp => Solver::Microlp,
+    };
+    if let Some(file) = &args.constraints {
+        let request = &mut question.request;
+        let model = single_layers(&request.model, &request.pins.constraints);
+        request.model = model.map_err(|what| Failure::argument(format!("{file}: {what}")))?;
+    }
+    Ok(())
 }
 
 fn target(arg: TargetArg) -> Target {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
 use ir::plan::Plan;
-use planner::request::{NoPlan, OnProgress, Progress, Request, Stop, Untried};
+use planner::request::{NoPlan, OnProgress, Progress, Request, Stop, Untried, Wait};
 use planner::target::{Target, optimize_for};
 use serde::Serialize;
 
@@ -20,24 +20,34 @@ pub(crate) fn search(
     threads: &ThreadArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<Plan, Failure> {
-    search_within(request, &EffortArgs::default(), threads, terminal)
+    search_within((request, Changes::Tried), &EffortArgs::default(), threads, terminal)
+}
+
+/// Whether changes are tried that would make a plan fit where none does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changes {
+    /// They are.
+    Tried,
+    /// They are not: it is one of several questions.
+    Untried,
 }
 
 /// A first plan is worth waiting for beyond the budget: for so many times as long,
-const PATIENCE: f64 = 2.0;
+const PATIENCE: f64 = 1.0;
 
 /// and so many seconds.
 const PATIENCE_S: f64 = 20.0;
 
 /// The same within a budget. Ctrl-C ends the search with the best plan so far.
 pub(crate) fn search_within(
-    request: &Request,
+    (request, changes): (&Request, Changes),
     effort: &EffortArgs,
     threads: &ThreadArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<Plan, Failure> {
-    watched(effort, threads, terminal, &|stop, on_progress| {
-        planner::optimize_until(request, stop, on_progress)
+    watched(effort, threads, terminal, &|stop, on_progress| match changes {
+        Changes::Tried => planner::optimize_until(request, stop, on_progress),
+        Changes::Untried => planner::optimize_alone(request, stop, on_progress),
     })
 }
 
@@ -50,6 +60,19 @@ pub(crate) fn search_for(
 ) -> Result<Plan, Failure> {
     watched(effort, threads, terminal, &|stop, on_progress| {
         optimize_for(request, target, (stop, on_progress))
+    })
+}
+
+/// In place of why there is no plan for a request, the same with changes that would make one fit, those tried within a budget.
+pub(crate) fn with_changes(
+    request: &Request,
+    why: NoPlan,
+    effort: &EffortArgs,
+    threads: &ThreadArgs,
+    terminal: &mut Terminal<'_>,
+) -> Result<Plan, Failure> {
+    watched(effort, threads, terminal, &|stop, on_progress| {
+        Err(planner::with_changes(request, why.clone(), (stop, on_progress)))
     })
 }
 
@@ -70,7 +93,13 @@ fn watched(
     let interrupt = terminal.interrupt;
     let spent = |most: f64| start.elapsed().as_secs_f64() >= most;
     let is_over = || interrupt.is_raised() || effort.budget.is_some_and(spent);
-    let is_overdue = || effort.budget.is_some_and(|most| spent(most * PATIENCE + PATIENCE_S));
+    let is_overdue = |wait: Wait| {
+        let part = match wait {
+            Wait::Half => 0.5,
+            Wait::All => 1.0,
+        };
+        effort.budget.is_some_and(|most| spent(most + part * (most * PATIENCE + PATIENCE_S)))
+    };
     let answer = interrupt.heard_by(|| {
         pool.install(|| {
             // Who gives it time wants it used.
@@ -120,8 +149,11 @@ pub(crate) fn bar(progress: ProgressBar, unit: &str) -> Bar {
 fn show(bar: &Bar, progress: Progress) {
     bar.set_length(progress.total);
     bar.set_position(progress.done);
-    if let Some(best) = progress.best {
-        bar.set_message(format!("best {}", figures::seconds(best)));
+    let change = progress.change.map(|(at, of)| format!("no plan fits: change {at} of {of}"));
+    let best = progress.best.map(|best| format!("best {}", figures::seconds(best)));
+    let message: Vec<String> = change.into_iter().chain(best).collect();
+    if !message.is_empty() {
+        bar.set_message(message.join(", "));
     }
 }
 

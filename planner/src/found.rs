@@ -9,7 +9,7 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::{Dropped, Scope};
 use crate::known_bounds::KnownBounds;
-use crate::request::Stop;
+use crate::request::{Stop, Wait};
 
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
 pub(crate) const WORTH_SHOWING: f64 = 1.3;
@@ -39,8 +39,8 @@ pub(crate) struct Start {
     pub(crate) bounds: Option<Arc<KnownBounds>>,
     /// How what was found is looked at again.
     pub(crate) again: Again,
-    /// Whether it ends when somebody says so, though there is no plan yet.
-    pub(crate) gives_up: bool,
+    /// For how long a first plan is waited for; where it is not, the search ends when somebody says so, though there is none yet.
+    pub(crate) waits: Option<Wait>,
 }
 
 /// How what was found is looked at again.
@@ -64,14 +64,17 @@ impl Found<'_> {
 impl Default for Start {
     fn default() -> Self {
         let (reach, again) = (WORTH_SHOWING, Again::InMoreWays);
-        Self { work: 0, limit: None, reach, bounds: None, again, gives_up: false }
+        Self { work: 0, limit: None, reach, bounds: None, again, waits: Some(Wait::All) }
     }
 }
 
 impl Start {
     /// Whether it ends without a plan: somebody says so, who can be told what came closest.
     pub(crate) fn ends(&self, stop: Stop<'_>, closest: Option<&Dropped>) -> bool {
-        self.gives_up && (stop.asked)() || closest.is_some() && (stop.overdue)()
+        match self.waits {
+            None => (stop.asked)(),
+            Some(wait) => closest.is_some() && (stop.overdue)(wait),
+        }
     }
 
     /// Whether a candidate could come to what must be undercut if it is looked at in more ways.

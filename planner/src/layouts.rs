@@ -19,6 +19,7 @@ use ir::units::Seconds;
 
 use crate::found::{Found, Start, Tally};
 use crate::optimize::search_from;
+use crate::refusals::{closer, stopped};
 use crate::request::{Job, NoPlan, OnProgress, Request, Stop};
 
 /// Groups up to which all selections in all orders are tried: of three there are fifteen.
@@ -44,7 +45,7 @@ pub(crate) fn layouts(request: &Request, constants: &Constants) -> Vec<Request> 
 /// The fastest plan on any of several machines for one job, after other searches; and how it went, whatever came of it.
 ///
 /// # Errors
-/// Where none has a plan: why the first has none.
+/// Where none has a plan: why the one has none that comes closest.
 pub(crate) fn search_all<'a>(
     layouts: &'a [Request],
     constants: &'a Constants,
@@ -53,7 +54,7 @@ pub(crate) fn search_all<'a>(
 ) -> (Result<Found<'a>, NoPlan>, Tally) {
     let mut tally = Tally { work: start.work, ..Tally::default() };
     let mut best: Option<Found<'a>> = None;
-    let mut refused = None;
+    let mut refused: Option<NoPlan> = None;
     for layout in layouts {
         let limit = best.as_ref().and_then(Found::step_time).or(start.limit);
         if limit.is_some_and(|limit| least_time(layout, constants) >= limit) {
@@ -66,14 +67,17 @@ pub(crate) fn search_all<'a>(
         match found {
             Ok(found) if is_faster(&found, limit) => best = Some(found),
             Ok(_) => {}
-            Err(why) => refused = refused.or(Some(why)),
+            Err(why) => refused = Some(closer(refused, why)),
         }
         if tally.stopped {
             break;
         }
     }
     let none = || NoPlan::Impossible { what: "the cluster has no devices".into() };
-    let found = best.ok_or_else(|| refused.unwrap_or_else(none));
+    let found = best.ok_or_else(|| {
+        let why = refused.unwrap_or_else(none);
+        if tally.stopped { stopped(why) } else { why }
+    });
     let asked = &layouts[0].cluster;
     (found.map(|found| Found { tally: tally.clone(), asked, ..found }), tally)
 }

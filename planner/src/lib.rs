@@ -73,7 +73,7 @@ use cost_model::{CalibrationError, Constants};
 use found::{Found, Start};
 use ir::plan::{Plan, PlanError};
 use relax::Hosts;
-use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried};
+use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried, Wait};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
@@ -93,17 +93,32 @@ pub fn optimize_until(
     stop: Stop<'_>,
     on_progress: OnProgress<'_>,
 ) -> Result<Plan, NoPlan> {
-    let constants = Constants::load();
-    match found(request, &constants, (stop, on_progress)) {
-        Err(NoPlan::NothingFits { stage, term, needed, capacity, untried, .. }) => {
-            let constants = on_cluster(request, constants)?;
-            let tried = relax::relaxations((request, Hosts::Asked), &constants, stop.asked);
-            let untried = untried.or(tried.ended_early.then_some(Untried::Changes));
-            let relaxations = tried.relaxations;
-            Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried })
-        }
-        answer => answer,
-    }
+    optimize_alone(request, stop, on_progress).map_err(|why| with_changes(request, why, (stop, on_progress)))
+}
+
+/// The same without changes that would make a plan fit: for one of several questions.
+///
+/// # Errors
+/// As those of [`optimize()`].
+pub fn optimize_alone(
+    request: &Request,
+    stop: Stop<'_>,
+    on_progress: OnProgress<'_>,
+) -> Result<Plan, NoPlan> {
+    found(request, &Constants::load(), (stop, on_progress))
+}
+
+/// Why there is no plan for a request, where nothing fits with changes that would make one fit: those that are tried until somebody
+/// wants an answer.
+pub fn with_changes(request: &Request, why: NoPlan, watch: (Stop<'_>, OnProgress<'_>)) -> NoPlan {
+    let NoPlan::NothingFits { stage, term, needed, capacity, untried, .. } = why else { return why };
+    let constants = match on_cluster(request, Constants::load()) {
+        Ok(constants) => constants,
+        Err(wrong) => return wrong,
+    };
+    let tried = relax::relaxations((request, Hosts::Asked), &constants, watch);
+    let untried = untried.or(tried.ended_early.then_some(Untried::Changes));
+    NoPlan::NothingFits { stage, term, needed, capacity, relaxations: tried.relaxations, untried }
 }
 
 /// The same in a world with given constants, without changes that would make a plan fit.
@@ -140,23 +155,22 @@ fn found(
     found_or_offloaded(&layouts::layouts(request, &constants), &constants, watch)
 }
 
-/// The same in the devices' memory; where nothing fits there, in the hosts' too, unless somebody has said which, for as long as nobody
-/// wants an answer.
+/// The same in the devices' memory; where nothing fits there, in the hosts' too, unless somebody has said which: for a first plan of
+/// the devices half of the time is waited, so that there is as much left for one with hosts.
 fn found_or_offloaded(
     layouts: &[Request],
     constants: &Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let found = found_on(layouts, constants, Start::default(), watch);
     if !offload::is_open(&layouts[0].pins) {
-        return found;
+        return found_on(layouts, constants, Start::default(), watch);
     }
-    match found {
+    let start = Start { waits: Some(Wait::Half), ..Start::default() };
+    match found_on(layouts, constants, start, watch) {
         Ok(plan) => Ok(offload::without(plan, &layouts[0])),
-        Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations, .. }) => {
+        Err(without @ NoPlan::NothingFits { untried, .. }) => {
             let layouts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
-            let start = Start { gives_up: true, ..Start::default() };
-            let on_hosts = found_on(&layouts, constants, start, watch);
+            let on_hosts = found_on(&layouts, constants, Start::default(), watch);
             let is_over = match &on_hosts {
                 Err(NoPlan::NothingFits { untried, .. }) => untried.is_some(),
                 // It came to none of its candidates.
@@ -164,10 +178,9 @@ fn found_or_offloaded(
                 Ok(_) | Err(NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => false,
             };
             if is_over {
-                let untried = Some(Untried::Plans);
-                return Err(NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried });
+                return Err(refusals::stopped(without));
             }
-            on_hosts.map(offload::with)
+            on_hosts.map(|plan| offload::with(plan, untried))
         }
         Err(other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. })) => {
             Err(other)
@@ -289,7 +302,8 @@ fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
 /// Changes that would make a job fit whose plan does not: first another plan for it, then other machines or sequences.
 pub fn relaxations(request: &Request) -> Vec<Relaxation> {
     let Ok(constants) = on_cluster(request, Constants::load()) else { return Vec::new() };
-    let mut list = relax::relaxations((request, Hosts::NotAsked), &constants, &|| false).relaxations;
+    let mut list =
+        relax::relaxations((request, Hosts::NotAsked), &constants, (Stop::never(), &|_| ())).relaxations;
     if let Ok(found) = optimize::search(request, &constants, (Stop::never(), &|_| ())) {
         let fastest = found.ranking.first();
         let another = |one: &Arranged| Relaxation {

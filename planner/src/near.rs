@@ -221,7 +221,7 @@ pub fn optimize_near(request: &Request, clusters: &[Cluster], before: &Plan) -> 
         return Ok(Some(Near { plan: offload::without(plan, &crowded), outcomes }));
     }
     let found = near(&with_hosts, clusters, before)?;
-    Ok(found.map(|Near { plan, outcomes }| Near { plan: offload::with(plan), outcomes }))
+    Ok(found.map(|Near { plan, outcomes }| Near { plan: offload::with(plan, None), outcomes }))
 }
 
 /// On which of some smaller clusters a plan near one takes so much less than it that it is worth telling, and how long: where its devices

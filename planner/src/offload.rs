@@ -27,7 +27,7 @@ use crate::given::{HomeRule, StateRule};
 use crate::price::hosts::of_layers;
 use crate::price::setting::Entry;
 use crate::price::step::Held;
-use crate::request::{OffloadKind, Pins, Request};
+use crate::request::{OffloadKind, Pins, Request, Untried};
 use crate::shelf::{Bench, Shelf};
 
 /// Part of the devices' memory from which optimizer states crowd it: 8 billion parameters on two devices of 80 GB take 0.6
@@ -110,9 +110,16 @@ pub(crate) fn without(mut plan: Plan, request: &Request) -> Plan {
     plan
 }
 
-/// A plan for which no other was left than one with hosts.
-pub(crate) fn with(mut plan: Plan) -> Plan {
-    plan.warnings.push(format!("no plan fits in the devices' memory alone: hosts hold {}", held(&plan)));
+/// A plan for which no other was left than one with hosts, or no time to find one.
+pub(crate) fn with(mut plan: Plan, untried: Option<Untried>) -> Plan {
+    let held = held(&plan);
+    plan.warnings.push(match untried {
+        None => format!("no plan fits in the devices' memory alone: hosts hold {held}"),
+        Some(_) => format!(
+            "no plan in the devices' memory alone was found in time: hosts hold {held} (--pin offload=none looks there on, \
+             --pin offload=allowed finds this plan again)"
+        ),
+    });
     plan
 }
 

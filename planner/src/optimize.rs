@@ -251,7 +251,7 @@ fn frontier<'a>(
             chains.into_iter().for_each(|(largest, left)| frontier.add(largest, left));
             done += group.len() as u64;
         }
-        on_progress(Progress { done, total: candidates.len() as u64, best: None });
+        on_progress(Progress { done, total: candidates.len() as u64, best: None, change: None });
     }
     frontier
 }
@@ -328,7 +328,7 @@ fn work_out(
         }
         let total = candidates.len() as u64;
         let best = ranking.first().map(|found| found.arranged.step_time());
-        on_progress(Progress { done: total - frontier.n_left(), total, best });
+        on_progress(Progress { done: total - frontier.n_left(), total, best, change: None });
     }
     // Of a search that found nothing nobody asks what it could have been.
     if !ranking.first().is_some_and(|best| start.is_within_reach(&best.arranged)) {

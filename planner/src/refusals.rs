@@ -13,6 +13,29 @@ use crate::request::{GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind, 
 use crate::schedules::contradiction;
 use crate::shapes::Facts;
 
+/// Of two refusals the one that says more: what needs less memory, then what is only impossible.
+pub(crate) fn closer(known: Option<NoPlan>, next: NoPlan) -> NoPlan {
+    let need = |one: &NoPlan| match one {
+        NoPlan::NothingFits { needed, .. } | NoPlan::Overflows { needed, .. } => needed.0,
+        NoPlan::Impossible { .. } | NoPlan::Broken { .. } => f64::INFINITY,
+    };
+    match known {
+        Some(known) if need(&known) <= need(&next) => known,
+        _ => next,
+    }
+}
+
+/// A refusal after a search that was stopped before all of its plans were tried.
+pub(crate) fn stopped(why: NoPlan) -> NoPlan {
+    match why {
+        NoPlan::NothingFits { stage, term, needed, capacity, relaxations, .. } => {
+            let untried = Some(Untried::Plans);
+            NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried }
+        }
+        other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => other,
+    }
+}
+
 /// What a request contradicts itself in, if it does.
 pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
     let fail = |what: String| Err(NoPlan::Impossible { what });

@@ -10,7 +10,7 @@ use ir::units::GIB;
 use crate::found::Start;
 use crate::offload;
 use crate::optimize::search_from;
-use crate::request::{Forbid, OffloadKind, Pins, Progress, Relaxation, Request, Stop};
+use crate::request::{Forbid, OffloadKind, OnProgress, Pins, Progress, Relaxation, Request, Stop};
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
 /// thousand.
@@ -44,7 +44,7 @@ pub enum Hosts {
 pub fn relaxations(
     (request, hosts): (&Request, Hosts),
     constants: &Constants,
-    asked: &dyn Fn() -> bool,
+    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> Tried {
     let families = [
         more_devices(request),
@@ -57,22 +57,26 @@ pub fn relaxations(
         nothing_forbidden(request),
     ];
     let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
+    let families: Vec<Vec<Change>> =
+        families.into_iter().chain(single_pins).filter(|family| !family.is_empty()).collect();
+    let (n_families, asked) = (families.len(), stop.asked);
     let mut tried = Tried::default();
-    let stop = Stop { work: None, asked, overdue: asked };
-    let first_that_fits = |family: Vec<Change>| {
+    let stop = Stop { work: None, asked, overdue: &|_| asked() };
+    let first_that_fits = |(at, family): (usize, Vec<Change>)| {
+        let on_progress =
+            |progress: Progress| on_progress(Progress { change: Some((at + 1, n_families)), ..progress });
         family.into_iter().find_map(|(change, relaxed)| {
             tried.ended_early |= asked();
             if tried.ended_early {
                 return None;
             }
-            let start = Start { gives_up: true, ..Start::default() };
-            let (found, tally) = search_from(&relaxed, constants, start, (stop, &|_: Progress| ()));
+            let start = Start { waits: None, ..Start::default() };
+            let (found, tally) = search_from(&relaxed, constants, start, (stop, &on_progress));
             tried.ended_early |= tally.stopped;
             Some(Relaxation { change, step_time: found.ok()?.step_time()? })
         })
     };
-    let mut list: Vec<Relaxation> =
-        families.into_iter().chain(single_pins).filter_map(first_that_fits).collect();
+    let mut list: Vec<Relaxation> = families.into_iter().enumerate().filter_map(first_that_fits).collect();
     list.sort_by(|a, b| a.step_time.0.total_cmp(&b.step_time.0));
     Tried { relaxations: list, ..tried }
 }

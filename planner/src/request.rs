@@ -412,6 +412,8 @@ pub struct Progress {
     pub total: u64,
     /// Best step time so far.
     pub best: Option<Seconds>,
+    /// Where nothing fits and changes of the question are tried: which kind of change it is that is searched, and of how many.
+    pub change: Option<(usize, usize)>,
 }
 
 /// Where progress goes. Called from one thread.
@@ -425,13 +427,22 @@ pub struct Stop<'a> {
     /// When somebody says so; who did must not take it back.
     pub asked: &'a dyn Fn() -> bool,
     /// When a first plan is waited for no longer, should there be none by then.
-    pub overdue: &'a dyn Fn() -> bool,
+    pub overdue: &'a dyn Fn(Wait) -> bool,
+}
+
+/// For how long a first plan is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Half of the time, where another search can have the other half.
+    Half,
+    /// All of it.
+    All,
 }
 
 impl Stop<'_> {
     /// Only when it is done.
     pub const fn never() -> Self {
-        Self { work: None, asked: &|| false, overdue: &|| false }
+        Self { work: None, asked: &|| false, overdue: &|_| false }
     }
 
     /// Whether to end after so many batches.

@@ -24,6 +24,7 @@ use ir::units::Seconds;
 use crate::forbid::contradiction;
 use crate::found;
 use crate::given::HomeRule;
+use crate::refusals::closer;
 use crate::request::{
     ContextKind, GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
     SequenceParallel, SharesKind, Stop,
@@ -313,18 +314,6 @@ pub fn optimize_for(
         (Some(plan), _) => Ok(plan),
         (None, Some(refused)) => Err(refused),
         (None, None) => Err(NoPlan::Impossible { what: format!("{} has no space", target.name()) }),
-    }
-}
-
-/// Of two refusals the one that says more: what needs less memory, then what is only impossible.
-fn closer(known: Option<NoPlan>, next: NoPlan) -> NoPlan {
-    let need = |one: &NoPlan| match one {
-        NoPlan::NothingFits { needed, .. } | NoPlan::Overflows { needed, .. } => needed.0,
-        NoPlan::Impossible { .. } | NoPlan::Broken { .. } => f64::INFINITY,
-    };
-    match known {
-        Some(known) if need(&known) <= need(&next) => known,
-        _ => next,
     }
 }
 

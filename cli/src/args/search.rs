@@ -82,7 +82,7 @@ pub(crate) struct EstimateArgs {
 }
 
 /// How much is searched.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Effort")]
 pub(crate) struct EffortArgs {
     /// Take the best plan that is found in so many seconds; the plan says how much work that was and what is left to gain

@@ -2,8 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
+use ir::plan::Plan;
 use planner::optimize_until;
-use planner::request::{NoPlan, OffloadKind, Stop, Untried};
+use planner::request::{NoPlan, OffloadKind, Stop, Untried, Wait};
 use serde_json::Value;
 use tests::planner;
 
@@ -61,15 +62,29 @@ fn more_work_finds_no_worse_a_plan_and_bounds_hold() {
 fn a_first_plan_is_waited_for_until_it_is_overdue() {
     let mut request = question("llama-3-8b", "rtx4090-x8", 6, 512);
     request.pins.offload = Some(OffloadKind::None);
-    let untried = |overdue: &dyn Fn() -> bool| {
+    let untried = |overdue: &dyn Fn(Wait) -> bool| {
         let stop = Stop { work: None, asked: &|| true, overdue };
         match optimize_until(&request, stop, &|_| ()) {
             Err(NoPlan::NothingFits { untried, .. }) => untried,
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(untried(&|| true), Some(Untried::Plans));
-    assert_eq!(untried(&|| false), Some(Untried::Changes));
+    assert_eq!(untried(&|_| true), Some(Untried::Plans));
+    assert_eq!(untried(&|_| false), Some(Untried::Changes));
+}
+
+/// Hosts are asked while half of the time is left in which a first plan is waited for, and the plan says how it is found again.
+#[test]
+fn hosts_have_a_share_of_the_time_for_a_first_plan() {
+    let mut request = question("llama-3-8b", "rtx4090-x8", 6, 512);
+    let stop = Stop { work: None, asked: &|| true, overdue: &|wait| wait == Wait::Half };
+    let plan = optimize_until(&request, stop, &|_| ()).unwrap();
+    assert!(plan.warnings.iter().any(|what| what.contains("--pin offload=allowed")), "{:?}", plan.warnings);
+    request.pins.offload = Some(OffloadKind::Allowed);
+    let search = plan.search.as_ref().unwrap();
+    let again =
+        optimize_until(&request, Stop { work: search.stopped_after, ..Stop::never() }, &|_| ()).unwrap();
+    assert_eq!(Plan { warnings: Vec::new(), ..again }, Plan { warnings: Vec::new(), ..plan.clone() });
 }
 
 #[test]
