@@ -80,6 +80,32 @@ pub struct Work {
     pub slowest: f64,
     /// At most so much of the average stage's a step has once: no part of a bubble.
     pub once: f64,
+    /// What all stages take together, where some are faster than others.
+    pub together: Option<Together>,
+}
+
+/// Least seconds that stages of unequal speed take together in the micro-batches of a step: the less, the longer the slowest may take,
+/// for then the faster ones can take over more layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Together {
+    /// Were none given any time.
+    pub all: f64,
+    /// So much less for every second that the slowest takes.
+    pub falls: f64,
+}
+
+impl Together {
+    /// Least seconds of a slowest stage that takes no less than is given, and of the bubble beside the others, as in
+    /// [`Work::filled`]: that stage may take longer where the bubble becomes shorter by more.
+    fn filled(self, n_stages: u64, bubble: f64, slowest: f64) -> f64 {
+        let others = (n_stages as f64 - 1.0).max(1.0);
+        let beside = 2.0 * (self.all - (self.falls + 1.0) * slowest) / others - slowest;
+        if beside <= 0.0 {
+            return slowest;
+        }
+        let falls = 2.0 * (self.falls + 1.0) / others + 1.0;
+        slowest + if bubble * falls <= 1.0 { bubble * beside } else { beside / falls }
+    }
 }
 
 impl Work {
@@ -100,6 +126,8 @@ impl Work {
         let others = (p * self.average - self.slowest) / (p - 1.0).max(1.0) - self.once;
         let even = self.average + bubble * (self.average - self.once).max(0.0);
         let slowest = self.slowest + bubble * (2.0 * others - self.slowest).max(0.0);
+        let together = self.together.map_or(0.0, |all| all.filled(n_stages, bubble, self.slowest));
+        let slowest = slowest.max(together);
         let rounds = (waits.rounds - waits.hides * (self.slowest - self.average)).max(0.0);
         (even + waits.average).max(slowest + waits.least + rounds)
     }
@@ -279,7 +307,7 @@ impl Scope<'_> {
             };
             let average = all(&|busy| busy.step) / p;
             let slowest = self.pieces(ends, &steps).least_slowest(candidate.n_stages).max(average);
-            Work { average, slowest, once: average - all(&|busy| busy.repeated) / p }
+            Work { average, slowest, once: average - all(&|busy| busy.repeated) / p, together: None }
         };
         let (least, plain) = (work(|layer| layer.least), work(|layer| layer.plain));
         let time = self.time_free(candidate, least);
@@ -411,7 +439,7 @@ mod tests {
         let times = choices.map(|busy| busy.step + 4.0 * busy.repeated);
         assert_eq!(times, [51.0, 48.0]);
         let Busy { step, repeated } = choices[0].min(choices[1]);
-        let work = Work { average: step, slowest: step, once: step - repeated };
+        let work = Work { average: step, slowest: step, once: step - repeated, together: None };
         assert_eq!(work.filled(5, 4.0), 47.0);
     }
 }

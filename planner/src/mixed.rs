@@ -7,13 +7,18 @@
 //! sum_k n[k] t[r][k]  <=  T sum_s 1 / x[c(s)],  x[c] = min_k t[c][k] / t[r][k]     for every ground r -> by_speed()
 //! n[k]  <=  sum_s floor(T / t[c(s)][k])                                            for every kind k   -> by_count()
 //! ```
+//! and all stages together take, for any `m[c] >= 0`, in the micro-batches of a step at least
+//!
+//! ```text
+//! sum_k n[k] min_c t[c][k] (1 + m[c])  -  T sum_s m[c(s)]                                                    -> together()
+//! ```
 //! The first says that devices together are no faster than the sum of their speeds: a stage with the share `w` of the work,
-//! counted in seconds of `r`, takes at least `x w`. The second, that layers are not cut. All stages together take at least
-//! what the layers take where each is the fastest.
+//! counted in seconds of `r`, takes at least `x w`. The second, that layers are not cut. The third, that layers are where each is the fastest only
+//! as far as stages there have time: what others take then makes a bubble longer.
 
 use ir::units::Seconds;
 
-use crate::bound::{Bound, Busy, LayerTimes, Work};
+use crate::bound::{Bound, Busy, LayerTimes, Together, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::price::grounds::Grounds;
 
@@ -45,7 +50,9 @@ impl Scope<'_> {
         };
         let work = |of: fn(&LayerTimes) -> Busy| {
             let work = pieces(&|layer| of(layer).step).work();
-            Work { once: work.average - pieces(&|layer| of(layer).repeated).average(), ..work }
+            let repeated = pieces(&|layer| of(layer).repeated);
+            let together = Some(repeated.together(work.slowest));
+            Work { once: work.average - repeated.average(), together, ..work }
         };
         let (work, plain) = (work(|layer| layer.least), work(|layer| layer.plain));
         let time = self.with_bubble(candidate, work)?;
@@ -70,7 +77,36 @@ impl Pieces<'_> {
         let average = self.average();
         let by_speed = (0..self.times.len()).map(|ground| self.by_speed(ground));
         let by_count = (0..self.counts.len()).map(|kind| self.by_count(kind));
-        Work { average, slowest: by_speed.chain(by_count).fold(average, f64::max), once: 0.0 }
+        Work { average, slowest: by_speed.chain(by_count).fold(average, f64::max), once: 0.0, together: None }
+    }
+
+    /// What stages take together, none of them longer than so many seconds.
+    ///
+    /// Were a second of a stage on ground `c` worth `1 + m[c]`, all layers would take at least `sum_k n[k] min_c t[c][k] (1 + m[c])`, of which
+    /// `T sum_s m[c(s)]` at most is of what seconds are worth more: for any `m` that is not below 0, so that the work is moved to where it
+    /// takes longest that is not full.
+    fn together(&self, slowest: f64) -> Together {
+        let main = (0..self.counts.len()).max_by_key(|&kind| self.counts[kind]).unwrap_or(0);
+        let as_long_as = |reference: usize| {
+            let worth: Vec<f64> = self
+                .times
+                .iter()
+                .map(|times| (self.times[reference][main] / times[main]).max(1.0))
+                .map(|worth| if worth.is_finite() { worth } else { 1.0 })
+                .collect();
+            let least = |kind: usize| {
+                self.times
+                    .iter()
+                    .zip(&worth)
+                    .map(|(times, worth)| times[kind] * worth)
+                    .fold(f64::INFINITY, f64::min)
+            };
+            let all = self.counts.iter().enumerate().map(|(kind, &n)| n as f64 * least(kind)).sum();
+            Together { all, falls: self.of_stage.iter().map(|&ground| worth[ground] - 1.0).sum() }
+        };
+        let at = |one: &Together| one.all - one.falls * slowest;
+        let all = (0..self.times.len()).map(as_long_as);
+        all.max_by(|a, b| at(a).total_cmp(&at(b))).unwrap_or(Together { all: 0.0, falls: 0.0 })
     }
 
     /// Seconds of the slowest stage were layers cut as the speeds are, in seconds of one ground.
@@ -120,6 +156,26 @@ mod tests {
         (0..=kinds.len()).map(|n| time(n).max(brute(times, &kinds[n..], rest))).fold(f64::INFINITY, f64::min)
     }
 
+    /// Least time of all stages together over all ways to cut a sequence of kinds into runs, none of which takes longer than a limit.
+    fn brute_total(times: &[Vec<f64>], kinds: &[usize], (of_stage, limit): (&[usize], f64)) -> Option<f64> {
+        let Some((&ground, rest)) = of_stage.split_first() else { return kinds.is_empty().then_some(0.0) };
+        let time = |n: usize| kinds[..n].iter().map(|&kind| times[ground][kind]).sum::<f64>();
+        let fits = (0..=kinds.len()).filter(|&n| time(n) <= limit);
+        let total = |n: usize| Some(time(n) + brute_total(times, &kinds[n..], (rest, limit))?);
+        fits.filter_map(total).min_by(f64::total_cmp)
+    }
+
+    #[test]
+    fn a_bubble_beside_full_stages_is_longer() {
+        let pieces = Pieces { times: vec![vec![1.0], vec![3.0]], counts: &[8], of_stage: &[0, 1] };
+        // Where neither takes more than 6 seconds both are full: 12 in all, and 2 less for every second more.
+        assert_eq!(pieces.together(6.0), Together { all: 24.0, falls: 2.0 });
+        let work = Work { together: Some(pieces.together(6.0)), ..pieces.work() };
+        assert!((work.filled(2, 0.1) - 6.6).abs() < 1e-6);
+        // A long bubble is worth a longer slowest stage: at 6.86 seconds the other has half of that, and there is none beside it.
+        assert!((work.filled(2, 0.5) - (6.0 + 6.0 / 7.0)).abs() < 1e-6);
+    }
+
     #[test]
     fn devices_of_unequal_speed_share_the_work_as_their_speeds_are() {
         let pieces = Pieces { times: vec![vec![1.0], vec![3.0]], counts: &[8], of_stage: &[0, 1] };
@@ -143,11 +199,21 @@ mod tests {
         ) {
             let mut counts = vec![0; 3];
             kinds.iter().for_each(|&kind| counts[kind] += 1);
-            let found = Pieces { times: times.clone(), counts: &counts, of_stage: &of_stage }.work();
+            let pieces = Pieces { times: times.clone(), counts: &counts, of_stage: &of_stage };
+            let found = pieces.work();
             let least = brute(&times, &kinds, &of_stage);
             prop_assert!(found.slowest <= least * (1.0 + ROUNDING), "{} of {least}", found.slowest);
             let total: f64 = kinds.iter().map(|&kind| times[0][kind].min(times[1][kind])).sum();
             prop_assert!(found.average * of_stage.len() as f64 <= total * (1.0 + ROUNDING));
+            for slowest in [found.slowest, found.slowest * 1.3, found.slowest * 2.0] {
+                let Together { all, falls } = pieces.together(slowest);
+                for more in [1.0, 1.1, 1.7] {
+                    let limit = slowest * more;
+                    if let Some(least) = brute_total(&times, &kinds, (&of_stage, limit)) {
+                        prop_assert!(all - falls * limit <= least * (1.0 + ROUNDING), "{limit}: {all} {falls} of {least}");
+                    }
+                }
+            }
         }
     }
 }

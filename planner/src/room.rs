@@ -18,6 +18,7 @@
 
 mod balance;
 mod dual;
+mod grounds;
 mod tables;
 
 use ir::schedule::Schedule;
@@ -112,7 +113,16 @@ impl Scope<'_> {
         (of, limit, worth): (Forms<'s>, f64, Option<Worth>),
     ) -> Option<Room> {
         if !self.knows_room(candidate) {
-            return None;
+            // On several grounds the tables of a candidate stand for no other.
+            let is_alone = candidates.len() == 1 && candidates[0] == candidate;
+            if !is_alone {
+                return None;
+            }
+            let by = |of: Forms<'s>, _| {
+                let time = self.bound_on_grounds((candidate, bound), (of, limit))?;
+                Some(Room { times: vec![time], likely: time, worth: None })
+            };
+            return self.by_forms(by, (bound, candidates), (of, limit, worth));
         }
         let by = |of: Forms<'s>, worth| {
             let tables = self.priced_tables(candidate, bound.covers, of);
@@ -230,7 +240,8 @@ impl Scope<'_> {
         ((of, together), limit): ((Forms<'s>, Together), Seconds),
     ) -> Option<Seconds> {
         if !self.knows_room(candidate) {
-            return None;
+            let is_alone = together == Together::Family && of_tables == candidate;
+            return is_alone.then(|| self.bound_on_grounds((candidate, bound), (of, limit.0))).flatten();
         }
         let goal = Goal { limit: limit.0, effort: Effort::Quick };
         let tables = self.priced_tables(of_tables, bound.covers, of);
@@ -274,12 +285,15 @@ impl Scope<'_> {
         Some(Seconds(least))
     }
 
-    /// Whether memory says anything of a candidate: not where stages stand on several grounds, nor where parameters may be
-    /// on hosts, for nobody knows how little devices then hold of states. The integer program would take hours for it.
+    /// Whether memory says anything of a candidate and of others by its tables: not where stages stand on several grounds.
     pub(crate) fn knows_room(&self, candidate: &Candidate) -> bool {
-        self.request.solver == Solver::Structured
-            && self.grounds(candidate).settings.len() == 1
-            && self.given().parameters == HomeRule::Device
+        self.counts_memory() && self.grounds(candidate).settings.len() == 1
+    }
+
+    /// Whether memory says anything of any: not where parameters may be on hosts, for nobody knows how little devices then hold of states.
+    /// The integer program would take hours for it.
+    fn counts_memory(&self) -> bool {
+        self.request.solver == Solver::Structured && self.given().parameters == HomeRule::Device
     }
 
     /// Least work of a candidate in its memory, schedule family by family.

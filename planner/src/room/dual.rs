@@ -381,7 +381,7 @@ pub(super) fn priced(
 }
 
 /// The least that is enough, above one that is not, where more never is less: nearly, and never below it.
-fn least_that(low: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
+pub(super) fn least_that(low: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
     /// Halvings of what is between.
     const HALVINGS: usize = 24;
     let (mut low, mut high) = (low, 2.0 * low);
@@ -396,5 +396,5 @@ fn least_that(low: f64, is_enough: impl Fn(f64) -> bool) -> f64 {
 /// not known: all of what is more.
 pub(super) fn in_memory(free: Work, average: f64) -> Work {
     let more = average - free.average;
-    Work { average, slowest: free.slowest.max(average), once: free.once + more }
+    Work { average, slowest: free.slowest.max(average), once: free.once + more, ..free }
 }

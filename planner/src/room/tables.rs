@@ -104,10 +104,14 @@ impl Scope<'_> {
         covers: Covers,
         of: Forms<'s>,
     ) -> Tables<'s> {
-        let bench = self.bench(candidate);
+        self.tables_on(self.bench(candidate), covers, of)
+    }
+
+    /// The same as it is priced on one ground.
+    pub(super) fn tables_on<'s>(&'s self, bench: Bench<'s>, covers: Covers, of: Forms<'s>) -> Tables<'s> {
         let given = Given { covers, ..self.given() };
         let kinds = self.asked_of((&bench, &given), of, |kind| !self.is_rare(kind));
-        let in_flight = self.clock(candidate, given.covers).in_flight;
+        let in_flight = self.clock(bench.candidate, given.covers).in_flight;
         let on_host = given.kept != HomeRule::Device;
         Tables { bench, given, of, kinds, rare: OnceCell::new(), in_flight, on_host }
     }

@@ -1,0 +1,234 @@
+//! How long the slowest stage takes at least where stages stand on different devices, each with the memory of its own.
+//!
+//! ```text
+//! c(g, k, r, f) = min over choices x of a layer of kind k on ground g of  t(x) + r (state(x) + f saved(x))
+//! no T for which  sum over s of floor(min over r of (T + r C(g(s))) / c(g(s), k, r, f(s)))  <  layers of kind k
+//! ```
+//! A stage whose layers take `T` and `C` at most has `n(k) c(g, k, r, f) <= T + r C` for every price `r`, as in `balance.rs`: at no price it
+//! says how fast its devices are, at the highest how much they hold. Between, a fast device of little memory holds as many layers as it has
+//! room for where it computes them again. What is no layer of the kind takes room and time besides, and is left out.
+
+use super::dual::{By, Stage, least_that, priced};
+use super::tables::{Ready, Tables};
+use ir::units::Seconds;
+
+use super::Works;
+use crate::bound::{Bound, Work};
+use crate::candidate::{Candidate, Scope};
+use crate::forms::Forms;
+use crate::price::grounds::Grounds;
+use crate::price::setting::Setting;
+use crate::schedules::Family;
+
+/// Prices of memory, in multiples of what a byte is worth by the fastest choices of a ground. The first says what a stage holds at most, whatever
+/// time that takes.
+const PRICES: [f64; 5] = [1000.0, 0.6, 0.15, 3.0, 0.05];
+
+/// Where nothing is known to be enough, it is looked for up to so many times what it is where memory is free.
+const FARTHEST: f64 = 16.0;
+
+/// Steps that halve where the time is looked for.
+const HALVINGS: usize = 24;
+
+/// Whole layers are not missed by rounding.
+const WHOLE: f64 = 1.0 + 1e-9;
+
+/// What a layer costs on a ground at a price, with the fewest and with the most micro-batches in flight of its stages.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    price: f64,
+    ends: [f64; 2],
+}
+
+/// The stages on a ground.
+#[derive(Clone, Debug)]
+struct Alike {
+    /// Micro-batches in flight on each, as bytes count them.
+    flights: Vec<f64>,
+    capacity: f64,
+    /// By the prices that were tried.
+    costs: Vec<Cost>,
+}
+
+impl Alike {
+    /// The fewest and the most in flight.
+    fn ends(&self) -> [f64; 2] {
+        let most = self.flights.iter().copied().fold(0.0, f64::max);
+        [self.flights.iter().copied().fold(most, f64::min), most]
+    }
+
+    /// Layers for which these stages have room and time, none of them cut.
+    fn held(&self, time: f64) -> f64 {
+        let [fewest, most] = self.ends();
+        let of_stage = |flight: &f64| {
+            // Least of something linear in the flight, a layer costs no less than the straight line between two flights.
+            let part = if most > fewest { (flight - fewest) / (most - fewest) } else { 0.0 };
+            let at_price = |one: &Cost| {
+                let [low, high] = one.ends;
+                (time + one.price * self.capacity) / (low + part * (high - low))
+            };
+            (self.costs.iter().map(at_price).fold(f64::INFINITY, f64::min) * WHOLE).floor()
+        };
+        self.flights.iter().map(of_stage).sum()
+    }
+}
+
+/// Whether stages cannot hold so many layers if all are to end in so much time.
+fn is_impossible(stages: &[Alike], n_layers: f64, time: f64) -> bool {
+    stages.iter().map(|alike| alike.held(time)).sum::<f64>() < n_layers
+}
+
+/// The longest time in which it is known that they do not end, between one that is known and one in which they may.
+fn longest(stages: &[Alike], n_layers: f64, (known, possible): (f64, f64)) -> f64 {
+    let (mut low, mut high) = (known, possible);
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(low, high);
+        if is_impossible(stages, n_layers, middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+impl Scope<'_> {
+    /// A time that a candidate cannot beat whose stages stand on several grounds, in the memory of each, looked for until it reaches a limit.
+    pub(super) fn bound_on_grounds<'s>(
+        &'s self,
+        (candidate, bound): (&'s Candidate, &Bound),
+        (of, limit): (Forms<'s>, f64),
+    ) -> Option<Seconds> {
+        let grounds = &self.grounds(candidate);
+        if !self.counts_memory() || grounds.settings.len() == 1 {
+            return None;
+        }
+        let tables: Vec<Tables<'_>> = self
+            .benches(candidate, grounds)
+            .into_iter()
+            .enumerate()
+            .map(|(ground, bench)| self.tables_on(bench, bound.on(ground).covers, of))
+            .collect();
+        let ready = tables.iter().enumerate();
+        let ready: Vec<Ready<'_>> =
+            ready.map(|(ground, tables)| self.ready((tables, bound.on(ground), of), None)).collect();
+        let mut works = Works { free: bound.work, known: Vec::new() };
+        for family in self.families(candidate) {
+            let mut stages = self.alike(grounds, &family);
+            let asked = (&mut stages[..], (&tables[..], &ready[..]));
+            let slowest = self.slowest_on_grounds(asked, (candidate, &family, bound), limit)?;
+            works.known.push((family.kind, Work { slowest, ..bound.work }));
+        }
+        Some(self.time_in(candidate, &works).max(bound.time))
+    }
+
+    /// The stages on every ground, in the schedules of a family.
+    fn alike(&self, grounds: &Grounds<'_>, family: &Family) -> Vec<Alike> {
+        let on = |(ground, setting): (usize, &Setting<'_>)| {
+            let own = grounds.of_stage.iter().zip(&family.in_flight).filter(|(of, _)| **of == ground);
+            let flights = own.map(|(_, flight)| flight * self.constants.fragmentation_factor).collect();
+            Alike { flights, capacity: setting.capacity, costs: Vec::new() }
+        };
+        grounds.settings.iter().enumerate().map(on).collect()
+    }
+
+    /// Least seconds of the slowest stage, which holds as many layers of the most frequent kind as it must, as far as prices were tried until
+    /// the candidate takes as long as a limit.
+    fn slowest_on_grounds(
+        &self,
+        (stages, (tables, ready)): (&mut [Alike], (&[Tables<'_>], &[Ready<'_>])),
+        (candidate, family, bound): (&Candidate, &Family, &Bound),
+        limit: f64,
+    ) -> Option<f64> {
+        let (main, free) = (self.most_frequent(), bound.work);
+        let n_layers = self.counts[main] as f64;
+        let time = |slowest: f64| self.in_family(candidate, Work { slowest, ..free }, family).0;
+        if self.is_rare(main) || time(free.slowest) >= limit {
+            return Some(free.slowest);
+        }
+        let enough = if limit.is_finite() {
+            least_that(free.slowest, |slowest| time(slowest) >= limit)
+        } else {
+            free.slowest * FARTHEST
+        };
+        let mut known = free.slowest;
+        for (alike, ready) in stages.iter_mut().zip(ready) {
+            alike.costs.push(Cost { price: 0.0, ends: [ready.free[main]; 2] });
+        }
+        for multiple in PRICES {
+            for (ground, alike) in stages.iter_mut().enumerate() {
+                let (tables, ready) = (&tables[ground], &ready[ground]);
+                let price = multiple * bound.on(ground).seconds_per_byte;
+                let cost = |flight: f64| {
+                    let stage = Stage { flight, weight: 1.0, part: 1.0, by: By::Most };
+                    Some(priced(&ready.kinds[main], tables, (&[stage], price))?.value)
+                };
+                let [fewest, most] = alike.ends();
+                let low = cost(fewest)?;
+                let high = if most > fewest { cost(most)? } else { low };
+                alike.costs.push(Cost { price, ends: [low, high] });
+            }
+            if is_impossible(stages, n_layers, enough) {
+                return Some(enough);
+            }
+            known = longest(stages, n_layers, (known, enough));
+        }
+        Some(known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Against all ways to give stages whole layers, each by one of several choices.
+        #[test]
+        fn no_way_to_hold_the_layers_is_faster(
+            grounds in proptest::collection::vec(
+                (
+                    proptest::collection::vec((0.1..4.0_f64, 0.1..2.0_f64, 0.0..1.0_f64), 1..4),
+                    2.0..9.0_f64,
+                    proptest::collection::vec(0.5..3.0_f64, 1..3),
+                ),
+                1..3,
+            ),
+            n_layers in 1..9_u32,
+        ) {
+            let mut alike: Vec<Alike> = Vec::new();
+            // Per stage, the fastest way to hold every number of layers, if there is one.
+            let mut fastest: Vec<Vec<f64>> = Vec::new();
+            for (choices, capacity, flights) in &grounds {
+                let cost = |price: f64, flight: f64| {
+                    let of = |(time, state, saved): &(f64, f64, f64)| time + price * (state + flight * saved);
+                    choices.iter().map(of).fold(f64::INFINITY, f64::min)
+                };
+                let mut own = Alike { flights: flights.clone(), capacity: *capacity, costs: Vec::new() };
+                let ends = own.ends();
+                own.costs = PRICES.into_iter().chain([0.0]).map(|price| Cost { price, ends: ends.map(|flight| cost(price, flight)) }).collect();
+                alike.push(own);
+                fastest.extend(flights.iter().map(|flight| least_times(choices, (*capacity, *flight), n_layers)));
+            }
+            let most = fastest.iter().flatten().filter(|time| time.is_finite()).copied().fold(0.0, f64::max);
+            let ends_in = |time: f64| -> u32 {
+                fastest.iter().map(|times| times.iter().rposition(|own| *own <= time).unwrap_or(0) as u32).sum()
+            };
+            let steps = (0..200).map(|step| most * f64::from(step) / 199.0);
+            for time in steps.filter(|&time| ends_in(time) >= n_layers) {
+                prop_assert!(!is_impossible(&alike, f64::from(n_layers), time * (1.0 + 1e-9)), "{time}");
+            }
+        }
+    }
+
+    /// Least time of so many layers of a stage, each by one of some choices, for 0 up to all; infinite where they do not fit.
+    fn least_times(choices: &[(f64, f64, f64)], (capacity, flight): (f64, f64), n_layers: u32) -> Vec<f64> {
+        let mut ways = vec![(0.0, 0.0)];
+        let mut least = vec![0.0];
+        for _ in 0..n_layers {
+            let more = |&(time, bytes): &(f64, f64)| {
+                choices.iter().map(move |(own, state, saved)| (time + own, bytes + state + flight * saved))
+            };
+            ways = ways.iter().flat_map(more).filter(|(_, bytes)| *bytes <= capacity).collect();
+            least.push(ways.iter().map(|way| way.0).fold(f64::INFINITY, f64::min));
+        }
+        least
+    }
+}
