@@ -74,15 +74,17 @@ fn best(
         EffortArgs { budget: args.effort.budget.map(|budget| left(budget) / n_left as f64), ..args.effort }
     };
     let asked = (args.model.as_str(), args.cluster.as_str(), &args.job);
-    let mut is_first = true;
+    let mut is_over = false;
     let answer = objective::best(objective, asked, &pins, &mut |question, n_left| {
-        if !std::mem::take(&mut is_first) && terminal.interrupt.is_raised() {
+        if is_over {
             return None;
         }
-        Some(found((args, &share(n_left), Changes::Untried), &mut question.clone(), terminal))
+        let answer = found((args, &share(n_left), Changes::Untried), &mut question.clone(), terminal);
+        is_over = terminal.interrupt.is_raised();
+        Some(answer)
     });
     match answer {
-        Err(Failure::NoPlan(why)) if args.target.is_none() && !terminal.interrupt.is_raised() => {
+        Err(Failure::NoPlan(why)) if args.target.is_none() && !is_over => {
             let mut question = Question::read(&args.model, &args.cluster, &args.job)?;
             question.request.pins = pins;
             prepare(args, &mut question)?;

@@ -243,3 +243,21 @@ fn untried(no_plan: &NoPlan) -> Option<&'static str> {
         Untried::Changes => "changes",
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use ir::units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn plans_that_were_not_tried_are_told_in_words_and_as_data() {
+        let (stage, term, relaxations) = (0, "parameters".into(), Vec::new());
+        let (needed, capacity, untried) = (Bytes(2e9), Bytes(1e9), Some(Untried::Plans));
+        let no_plan = NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried };
+        assert!(no_plan.to_string().starts_with("no plan was found in time"), "{no_plan}");
+        assert_eq!(super::relaxations(&no_plan), "hint: time was over before all plans were tried\n");
+        let document: serde_json::Value = serde_json::from_str(&no_plan_json(&no_plan).unwrap()).unwrap();
+        assert_eq!(document["no_plan"]["untried"], "plans");
+    }
+}

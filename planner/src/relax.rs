@@ -59,14 +59,14 @@ pub fn relaxations(
     let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
     let families: Vec<Vec<Change>> =
         families.into_iter().chain(single_pins).filter(|family| !family.is_empty()).collect();
-    let (n_families, asked) = (families.len(), stop.asked);
+    let n_families = families.len();
     let mut tried = Tried::default();
-    let stop = Stop { work: None, asked, overdue: &|_| asked() };
+    let stop = Stop { work: None, ..stop };
     let first_that_fits = |(at, family): (usize, Vec<Change>)| {
         let on_progress =
             |progress: Progress| on_progress(Progress { change: Some((at + 1, n_families)), ..progress });
         family.into_iter().find_map(|(change, relaxed)| {
-            tried.ended_early |= asked();
+            tried.ended_early |= (stop.asked)();
             if tried.ended_early {
                 return None;
             }

@@ -241,7 +241,7 @@ impl Scope<'_> {
     ) -> Option<Seconds> {
         if !self.knows_room(candidate) {
             let is_alone = together == Together::Family && of_tables == candidate;
-            return is_alone.then(|| self.bound_on_grounds((candidate, bound), (of, limit.0))).flatten();
+            return if is_alone { self.bound_on_grounds((candidate, bound), (of, limit.0)) } else { None };
         }
         let goal = Goal { limit: limit.0, effort: Effort::Quick };
         let tables = self.priced_tables(of_tables, bound.covers, of);

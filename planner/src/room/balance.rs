@@ -38,7 +38,7 @@ const STEP: f64 = 4.0;
 const HALVINGS: usize = 24;
 
 /// Whole layers are not missed by rounding.
-const WHOLE: f64 = 1.0 + 1e-9;
+pub(super) const WHOLE: f64 = 1.0 + 1e-9;
 
 /// What a stage runs out of first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,15 +164,19 @@ impl Balance<'_> {
         held < kinds.iter().map(|&kind| self.kinds[kind].1).sum::<f64>()
     }
 
-    /// The longest time in which it is known that they do not end, between one that is known and one in which they may.
     fn longest(&self, known: f64, possible: f64) -> f64 {
-        let (mut low, mut high) = (known, possible);
-        for _ in 0..HALVINGS {
-            let middle = f64::midpoint(low, high);
-            if self.is_impossible(middle) { low = middle } else { high = middle }
-        }
-        low
+        longest((known, possible), |time| self.is_impossible(time))
     }
+}
+
+/// The longest time in which it is known that stages do not end, between one that is known and one in which they may.
+pub(super) fn longest((known, possible): (f64, f64), is_impossible: impl Fn(f64) -> bool) -> f64 {
+    let (mut low, mut high) = (known, possible);
+    for _ in 0..HALVINGS {
+        let middle = f64::midpoint(low, high);
+        if is_impossible(middle) { low = middle } else { high = middle }
+    }
+    low
 }
 
 /// Where prices are looked for at one of the flights that are asked about, and where a time ends that is enough.

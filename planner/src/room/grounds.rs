@@ -8,11 +8,12 @@
 //! says how fast its devices are, at the highest how much they hold. Between, a fast device of little memory holds as many layers as it has
 //! room for where it computes them again. What is no layer of the kind takes room and time besides, and is left out.
 
-use super::dual::{By, Stage, least_that, priced};
-use super::tables::{Ready, Tables};
 use ir::units::Seconds;
 
 use super::Works;
+use super::balance::{WHOLE, longest};
+use super::dual::{By, Stage, least_that, priced};
+use super::tables::{Ready, Tables};
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
@@ -26,12 +27,6 @@ const PRICES: [f64; 5] = [1000.0, 0.6, 0.15, 3.0, 0.05];
 
 /// Where nothing is known to be enough, it is looked for up to so many times what it is where memory is free.
 const FARTHEST: f64 = 16.0;
-
-/// Steps that halve where the time is looked for.
-const HALVINGS: usize = 24;
-
-/// Whole layers are not missed by rounding.
-const WHOLE: f64 = 1.0 + 1e-9;
 
 /// What a layer costs on a ground at a price, with the fewest and with the most micro-batches in flight of its stages.
 #[derive(Clone, Copy, Debug)]
@@ -78,16 +73,6 @@ fn is_impossible(stages: &[Alike], n_layers: f64, time: f64) -> bool {
     stages.iter().map(|alike| alike.held(time)).sum::<f64>() < n_layers
 }
 
-/// The longest time in which it is known that they do not end, between one that is known and one in which they may.
-fn longest(stages: &[Alike], n_layers: f64, (known, possible): (f64, f64)) -> f64 {
-    let (mut low, mut high) = (known, possible);
-    for _ in 0..HALVINGS {
-        let middle = f64::midpoint(low, high);
-        if is_impossible(stages, n_layers, middle) { low = middle } else { high = middle }
-    }
-    low
-}
-
 impl Scope<'_> {
     /// A time that a candidate cannot beat whose stages stand on several grounds, in the memory of each, looked for until it reaches a limit.
     pub(super) fn bound_on_grounds<'s>(
@@ -95,10 +80,10 @@ impl Scope<'_> {
         (candidate, bound): (&'s Candidate, &Bound),
         (of, limit): (Forms<'s>, f64),
     ) -> Option<Seconds> {
-        let grounds = &self.grounds(candidate);
-        if !self.counts_memory() || grounds.settings.len() == 1 {
+        if !self.counts_memory() {
             return None;
         }
+        let grounds = &self.grounds(candidate);
         let tables: Vec<Tables<'_>> = self
             .benches(candidate, grounds)
             .into_iter()
@@ -167,7 +152,7 @@ impl Scope<'_> {
             if is_impossible(stages, n_layers, enough) {
                 return Some(enough);
             }
-            known = longest(stages, n_layers, (known, enough));
+            known = longest((known, enough), |time| is_impossible(stages, n_layers, time));
         }
         Some(known)
     }

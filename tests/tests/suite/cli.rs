@@ -337,6 +337,11 @@ fn no_plan_within_a_budget_says_what_was_not_tried() {
     assert!(said.err.contains("hint: time was over before all changes were tried"), "{said}");
     let said = planner(&[&question[..], &["--json"]].concat());
     assert_eq!(json(&said.out)["no_plan"]["untried"], "changes", "{said}");
+    // With what hosts hold looked at too there is none, whatever is changed.
+    let said = planner(&["optimize", "deepseek-v3", "rtx4090-x8", "--budget", "0.001"]);
+    assert_eq!(said.code, 3, "{said}");
+    assert!(said.err.contains("error: no plan fits"), "{said}");
+    assert!(said.err.contains("hint: time was over before all changes were tried"), "{said}");
 }
 
 /// Questions of an objective have one budget, and changes are tried for the whole cluster alone.
