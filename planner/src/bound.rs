@@ -95,16 +95,22 @@ pub struct Together {
 }
 
 impl Together {
-    /// Least seconds of a slowest stage that takes no less than is given, and of the bubble beside the others, as in
-    /// [`Work::filled`]: that stage may take longer where the bubble becomes shorter by more.
-    fn filled(self, n_stages: u64, bubble: f64, slowest: f64) -> f64 {
+    /// Least seconds of a slowest stage that takes no less than is given, of the bubble beside the others, as in [`Work::filled`], and of what it
+    /// waits for behind rounds: it may take longer where these become shorter by more. All of it is least where the stage takes no longer
+    /// than it must, or one of the two has come to nothing.
+    fn filled(
+        self,
+        (n_stages, bubble): (u64, f64),
+        slowest: f64,
+        (rounds, hidden): (impl Fn(f64) -> f64, f64),
+    ) -> f64 {
         let others = (n_stages as f64 - 1.0).max(1.0);
-        let beside = 2.0 * (self.all - (self.falls + 1.0) * slowest) / others - slowest;
-        if beside <= 0.0 {
-            return slowest;
-        }
-        let falls = 2.0 * (self.falls + 1.0) / others + 1.0;
-        slowest + if bubble * falls <= 1.0 { bubble * beside } else { beside / falls }
+        let (beside, falls) = (2.0 * self.all / others, 2.0 * (self.falls + 1.0) / others + 1.0);
+        let at = |longest: f64| longest + bubble * (beside - falls * longest).max(0.0) + rounds(longest);
+        [slowest, beside / falls, hidden]
+            .into_iter()
+            .map(|end| at(end.max(slowest)))
+            .fold(f64::INFINITY, f64::min)
     }
 }
 
@@ -126,10 +132,11 @@ impl Work {
         let others = (p * self.average - self.slowest) / (p - 1.0).max(1.0) - self.once;
         let even = self.average + bubble * (self.average - self.once).max(0.0);
         let slowest = self.slowest + bubble * (2.0 * others - self.slowest).max(0.0);
-        let together = self.together.map_or(0.0, |all| all.filled(n_stages, bubble, self.slowest));
-        let slowest = slowest.max(together);
-        let rounds = (waits.rounds - waits.hides * (self.slowest - self.average)).max(0.0);
-        (even + waits.average).max(slowest + waits.least + rounds)
+        let rounds = |longest: f64| (waits.rounds - waits.hides * (longest - self.average)).max(0.0);
+        let hidden = if waits.hides > 0.0 { self.average + waits.rounds / waits.hides } else { self.slowest };
+        let filled = |all: Together| all.filled((n_stages, bubble), self.slowest, (rounds, hidden));
+        let together = self.together.map_or(0.0, filled);
+        (even + waits.average).max((slowest + rounds(self.slowest)).max(together) + waits.least)
     }
 }
 
@@ -394,7 +401,23 @@ impl Scope<'_> {
     ///
     /// `None` where no schedule is allowed.
     pub fn with_bubble(&self, candidate: &Candidate, work: Work) -> Option<Seconds> {
+        if self.request.cluster.is_mixed() {
+            return self.with_sends(candidate, |_| work);
+        }
         Some(self.with_share(candidate, work, self.least_bubble(candidate)?))
+    }
+
+    /// The same where stages wait for their sends, of the work in each schedule: over slow links that is more than a bubble.
+    pub(crate) fn with_sends(
+        &self,
+        candidate: &Candidate,
+        work: impl Fn(FamilyKind) -> Work,
+    ) -> Option<Seconds> {
+        let time = |schedule: Schedule| {
+            let family = self.sending(candidate, schedule);
+            self.in_family(candidate, work(family.kind), &family)
+        };
+        self.schedules(candidate).into_iter().map(time).min_by(|a, b| a.0.total_cmp(&b.0))
     }
 
     /// The fraction of itself at which a bound is taken.
@@ -441,5 +464,22 @@ mod tests {
         let Busy { step, repeated } = choices[0].min(choices[1]);
         let work = Work { average: step, slowest: step, once: step - repeated, together: None };
         assert_eq!(work.filled(5, 4.0), 47.0);
+    }
+
+    #[test]
+    fn the_slowest_of_unequal_stages_takes_as_long_as_makes_the_step_shortest() {
+        let waits = Waits { average: 0.0, least: 0.5, rounds: 3.0, hides: 0.6 };
+        for (bubble, all) in [(0.1, 40.0), (0.3, 40.0), (0.5, 40.0), (0.3, 20.0), (0.9, 90.0)] {
+            let together = Some(Together { all, falls: 0.2 });
+            let work = Work { average: 8.0, slowest: 10.0, once: 8.0, together };
+            let at = |longest: f64| {
+                let beside = 2.0 * (all - 1.2 * longest) / 3.0 - longest;
+                let rounds = 3.0 - 0.6 * (longest - 8.0);
+                longest + bubble * beside.max(0.0) + rounds.max(0.0) + 0.5
+            };
+            let least = (0..4000).map(|step| at(10.0 + f64::from(step) * 0.01)).fold(f64::INFINITY, f64::min);
+            let found = work.filled_beside(4, bubble, waits);
+            assert!((found - least).abs() < 0.01, "{found} {least} {bubble} {all}");
+        }
     }
 }

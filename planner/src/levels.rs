@@ -75,6 +75,8 @@ pub struct Levels {
     counts: Vec<Vec<u64>>,
     /// `ends[i][kind]`: one past the last layer of a kind among the first `i`.
     ends: Vec<Vec<usize>>,
+    /// Per kind, the least seconds of a layer.
+    least: Vec<f64>,
 }
 
 /// What consecutive layers consist of.
@@ -131,7 +133,9 @@ impl Levels {
             next[kind] = i + 1;
             ends.push(next);
         }
-        Self { costs, kinds, counts, ends }
+        let time = |kind: usize| costs.iter().map(move |level| level[kind].time);
+        let least = (0..n_kinds).map(|kind| time(kind).fold(f64::INFINITY, f64::min)).collect();
+        Self { costs, kinds, counts, ends, least }
     }
 
     pub(crate) fn count(&self, from: usize, to: usize, kind: usize) -> f64 {
@@ -144,12 +148,7 @@ impl Levels {
 
     /// A time that no way to run some layers undercuts.
     pub(crate) fn least(&self, from: usize, to: usize) -> f64 {
-        let least = |kind: usize| {
-            let time = |costs: &Vec<LayerCost>| costs[kind].time;
-            self.costs.iter().map(time).fold(f64::INFINITY, f64::min)
-        };
-        let n_kinds = self.costs.first().map_or(0, Vec::len);
-        (0..n_kinds).map(|kind| self.count(from, to, kind) * least(kind)).sum()
+        self.least.iter().enumerate().map(|(kind, least)| self.count(from, to, kind) * least).sum()
     }
 
     /// A time that no way to run all layers undercuts.

@@ -56,14 +56,14 @@ type OfForm = (usize, LayerChoice);
 /// The time below which a plan with hosts would be worth it, where it is open and could be.
 pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Seconds> {
     let best = found.step_time()?;
-    let is_plain = !layouts[0].cluster.is_mixed() && !found.tally.stopped;
+    let is_done = !found.tally.stopped;
     let bounds = [found.tally.open_bound, found.tally.inside_bound].into_iter().flatten();
     let in_memory = bounds.fold(best, Seconds::min);
-    let is_crowded = crowding(&layouts[0]) > CROWDED;
+    let is_crowded = crowding(&layouts[0]) > CROWDED && !layouts[0].cluster.is_mixed();
     let promises =
         |least: Seconds| least < in_memory * PROMISING || (is_crowded && least < best * PROMISING_CROWDED);
     let promises = found.tally.roomy_bound.is_some_and(promises);
-    (is_open(&layouts[0].pins) && is_plain && promises).then(|| best * WORTH_HOSTS)
+    (is_open(&layouts[0].pins) && is_done && promises).then(|| best * WORTH_HOSTS)
 }
 
 /// A plan with hosts that is so much faster than what was found without.

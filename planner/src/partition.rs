@@ -50,10 +50,6 @@ impl Devices {
 }
 
 impl Place<'_> {
-    fn chunk(&self, from: usize, to: usize) -> Option<Chunk> {
-        self.chunk_beside(from, to, Used::default())
-    }
-
     fn chunk_beside(&self, from: usize, to: usize, used: Used) -> Option<Chunk> {
         let later = self.shared.map_or(0.0, |(_, later)| f64::from(later));
         self.levels.chunk_beside(from, to, (self.flight, self.capacity), (used, later))
@@ -214,13 +210,14 @@ fn exact((places, ends): (&[Place<'_>], &[usize]), limit: f64) -> Option<Vec<Chu
     reached[0] = Some(Reached { slowest: 0.0, total: 0.0 });
     let mut rows: Vec<Vec<Option<Chunk>>> = Vec::with_capacity(places.len());
     for (i, place) in places.iter().enumerate() {
+        let mut known = Known::new(place);
         let last = n_layers - (places.len() - 1 - i);
         let (mut row, mut next) = (vec![None; n_layers + 1], vec![None; n_layers + 1]);
         for (from, before) in reached.iter().enumerate().take(last) {
             let Some(before) = before else { continue };
             let near = |to: &usize| place.levels.least(from, *to) <= limit;
             for to in (from + 1..=last.min(end_after(ends, from))).take_while(near) {
-                let Some(chunk) = place.chunk(from, to) else { continue };
+                let Some(chunk) = known.chunk(from, to, Used::default()) else { continue };
                 let found = before.and(chunk.time);
                 if found.slowest <= limit && next[to].as_ref().is_none_or(|known| found.is_better(known)) {
                     (next[to], row[to]) = (Some(found), Some(chunk));
@@ -381,7 +378,7 @@ mod tests {
         let n = first.n_layers();
         let time = |to: usize| match ends.iter().any(|&end| from < end && end < to) {
             true => f64::INFINITY,
-            false => first.chunk(from, to).map_or(f64::INFINITY, |chunk| chunk.time),
+            false => first.chunk_beside(from, to, Used::default()).map_or(f64::INFINITY, |chunk| chunk.time),
         };
         if rest.is_empty() {
             return if from < n { time(n) } else { f64::INFINITY };

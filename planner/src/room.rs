@@ -187,6 +187,9 @@ impl Scope<'_> {
 
     /// The same where what layers take depends on what schedules keep.
     fn time_in(&self, candidate: &Candidate, works: &Works) -> Seconds {
+        if self.request.cluster.is_mixed() {
+            return self.with_sends(candidate, |kind| works.of(kind)).unwrap_or(Seconds(f64::INFINITY));
+        }
         let time = |schedule: Schedule| {
             let work = works.of(FamilyKind::of(schedule));
             self.with_share(candidate, work, self.bubble(candidate, schedule))
@@ -267,8 +270,7 @@ impl Scope<'_> {
         (works, goal): (&Works, Goal),
     ) -> Option<Seconds> {
         let known = |schedule| {
-            let sends = self.least_sends(candidate, schedule);
-            let one = Family { sends, ..self.family(candidate, schedule) };
+            let one = self.sending(candidate, schedule);
             (self.in_family(candidate, works.of(one.kind), &one).0, one)
         };
         let mut all: Vec<(f64, Family)> = self.schedules(candidate).into_iter().map(known).collect();

@@ -77,7 +77,13 @@ impl Family {
     /// Another of the family: the least of both.
     fn take(&mut self, other: &Self) {
         self.bubble = self.bubble.min(other.bubble);
-        self.in_flight.iter_mut().zip(&other.in_flight).for_each(|(least, one)| *least = least.min(*one));
+        let least = |all: &mut Vec<f64>, others: &[f64]| {
+            all.iter_mut().zip(others).for_each(|(least, one)| *least = least.min(*one));
+        };
+        least(&mut self.in_flight, &other.in_flight);
+        least(&mut self.sends.of_stages, &other.sends.of_stages);
+        self.sends.rounds = self.sends.rounds.min(other.sends.rounds);
+        self.sends.hides = self.sends.hides.max(other.sends.hides);
     }
 }
 
@@ -170,9 +176,17 @@ impl Scope<'_> {
     /// What bounds promise of the schedules that a candidate may run, family by family: 1F1B keeps least in flight, and
     /// virtual stages leave the least idle, but no schedule does both.
     pub(crate) fn families(&self, candidate: &Candidate) -> Vec<Family> {
+        self.families_of(candidate, |schedule| self.family(candidate, schedule))
+    }
+
+    /// The same, and what their stages wait for their sends.
+    pub(crate) fn families_sending(&self, candidate: &Candidate) -> Vec<Family> {
+        self.families_of(candidate, |schedule| self.sending(candidate, schedule))
+    }
+
+    fn families_of(&self, candidate: &Candidate, family: impl Fn(Schedule) -> Family) -> Vec<Family> {
         let mut families: Vec<Family> = Vec::new();
-        for schedule in self.schedules(candidate) {
-            let one = self.family(candidate, schedule);
+        for one in self.schedules(candidate).into_iter().map(family) {
             match families.iter_mut().find(|known| known.kind == one.kind) {
                 Some(known) => known.take(&one),
                 None => families.push(one),
@@ -194,6 +208,11 @@ impl Scope<'_> {
             FamilyKind::Others => vec![1.0; p],
         };
         Family { kind, bubble: self.bubble(candidate, schedule), in_flight, sends: Sends::default() }
+    }
+
+    /// The same, and what its stages wait for their sends.
+    pub(crate) fn sending(&self, candidate: &Candidate, schedule: Schedule) -> Family {
+        Family { sends: self.least_sends(candidate, schedule), ..self.family(candidate, schedule) }
     }
 
     /// What the chunks of a schedule hold at most; all micro-batches, where it has no table.

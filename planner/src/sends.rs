@@ -71,12 +71,12 @@ impl Scope<'_> {
         Some(self.passes(kind, &problem.choice(&choices))).filter(|stream| *stream != bound.stream)
     }
 
-    /// What the stages of a candidate on one ground wait at least for their sends in a schedule; nothing of models that branch, for
-    /// what then crosses depends on where they are cut, nor where stages differ in width.
+    /// What the stages of a candidate wait at least for their sends in a schedule; nothing of models that branch, for what then crosses
+    /// depends on where they are cut.
     pub(crate) fn least_sends(&self, candidate: &Candidate, schedule: Schedule) -> Sends {
         let p = candidate.n_stages;
         let kind = FamilyKind::of(schedule);
-        if p == 1 || !kind.runs_forward_to_last() || !self.bends.is_empty() || !candidate.meshes.is_empty() {
+        if p == 1 || !kind.runs_forward_to_last() || !self.bends.is_empty() {
             return Sends::default();
         }
         let sequence = self.request.job.sequence;
@@ -87,10 +87,9 @@ impl Scope<'_> {
         };
         let layers = self.model().layers.iter().filter(|layer| !layer.stream_in.is_empty());
         let least = layers.map(elements).min().unwrap_or(0) as f64;
-        let bytes = self.setting.activation(least / candidate.shape.mesh.n_devices() as f64);
         let slices = Slices::whole(sequence);
         let staged = staged(self.model(), candidate, schedule, (&[], &[]), &slices);
-        let border = |from: u64| staged.transfer(&self.setting, (from, (from + 1) % p), bytes).time.0;
+        let border = |from: u64| staged.least_transfer(&self.setting, (from, (from + 1) % p), least).0;
         let borders: Vec<f64> = (0..p).map(border).collect();
         Sends::new(&borders, schedule, candidate.n_micro_batches as f64)
     }

@@ -219,14 +219,26 @@ impl Staged<'_> {
     fn handover(
         &self,
         setting: &Setting<'_>,
-        (from, to): (u64, u64),
+        pair: (u64, u64),
         (crossing, shapes): (&Crossing, &[Vec<u64>]),
     ) -> Transfer {
+        let bytes = |stage: u64, sharding: Sharding| {
+            setting.activation(elements_of(sharding, self.meshes.of(stage), shapes))
+        };
+        let both_ways = (bytes(pair.1, crossing.read), bytes(pair.0, crossing.sent.dual()));
+        self.handed_over(setting, pair, both_ways)
+    }
+
+    /// The same of so many bytes for a device that takes over, and back for one that gives.
+    fn handed_over(
+        &self,
+        setting: &Setting<'_>,
+        (from, to): (u64, u64),
+        (wanted, back): (Bytes, Bytes),
+    ) -> Transfer {
         let cluster = setting.machine.cluster;
-        let (giving, taking) = (self.meshes.of(from), self.meshes.of(to));
-        let bytes = |mesh: &Mesh, sharding: Sharding| setting.activation(elements_of(sharding, mesh, shapes));
-        let (wanted, back) = (bytes(taking, crossing.read), bytes(giving, crossing.sent.dual()));
-        let (n, m) = (giving.n_devices() as f64, taking.n_devices() as f64);
+        let n_devices = |stage: u64| self.meshes.of(stage).n_devices() as f64;
+        let (n, m) = (n_devices(from), n_devices(to));
         let (given, returned) = (wanted * (m / n), back * (n / m));
         let (low, high) = (from.min(to), from.max(to));
         let ends = [self.meshes.first(low), self.meshes.first(high + 1) - 1];
@@ -238,6 +250,15 @@ impl Staged<'_> {
             bytes_per_tier: bytes_sent_per_tier(kind, given, &group, cluster),
             back_per_tier: bytes_sent_per_tier(kind, returned, &group, cluster),
             time: price(kind, most, &group, cluster, setting.machine.constants),
+        }
+    }
+
+    /// Least seconds in which so many elements of a stream go from one stage to another: every device has an equal part.
+    pub(crate) fn least_transfer(&self, setting: &Setting<'_>, pair: (u64, u64), elements: f64) -> Seconds {
+        let part = |stage: u64| setting.activation(elements / self.meshes.of(stage).n_devices() as f64);
+        match self.meshes.of(pair.0) == self.meshes.of(pair.1) {
+            true => self.transfer(setting, pair, part(pair.0)).time,
+            false => self.handed_over(setting, pair, (part(pair.1), part(pair.0))).time,
         }
     }
 

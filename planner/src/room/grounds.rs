@@ -14,7 +14,7 @@ use super::Works;
 use super::balance::{WHOLE, longest};
 use super::dual::{By, Stage, least_that, priced};
 use super::tables::{Ready, Tables};
-use crate::bound::{Bound, Work};
+use crate::bound::{Bound, Together, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::price::grounds::Grounds;
@@ -40,6 +40,8 @@ struct Cost {
 struct Alike {
     /// Micro-batches in flight on each, as bytes count them.
     flights: Vec<f64>,
+    /// Seconds that each waits for its sends longer than the stage of all that waits least.
+    waits: Vec<f64>,
     capacity: f64,
     /// By the prices that were tried.
     costs: Vec<Cost>,
@@ -55,16 +57,16 @@ impl Alike {
     /// Layers for which these stages have room and time, none of them cut.
     fn held(&self, time: f64) -> f64 {
         let [fewest, most] = self.ends();
-        let of_stage = |flight: &f64| {
+        let of_stage = |(flight, wait): (&f64, &f64)| {
             // Least of something linear in the flight, a layer costs no less than the straight line between two flights.
             let part = if most > fewest { (flight - fewest) / (most - fewest) } else { 0.0 };
             let at_price = |one: &Cost| {
                 let [low, high] = one.ends;
-                (time + one.price * self.capacity) / (low + part * (high - low))
+                (time - wait + one.price * self.capacity) / (low + part * (high - low))
             };
-            (self.costs.iter().map(at_price).fold(f64::INFINITY, f64::min) * WHOLE).floor()
+            (self.costs.iter().map(at_price).fold(f64::INFINITY, f64::min) * WHOLE).floor().max(0.0)
         };
-        self.flights.iter().map(of_stage).sum()
+        self.flights.iter().zip(&self.waits).map(of_stage).sum()
     }
 }
 
@@ -94,41 +96,46 @@ impl Scope<'_> {
         let ready: Vec<Ready<'_>> =
             ready.map(|(ground, tables)| self.ready((tables, bound.on(ground), of), None)).collect();
         let mut works = Works { free: bound.work, known: Vec::new() };
-        for family in self.families(candidate) {
+        for family in self.families_sending(candidate) {
             let mut stages = self.alike(grounds, &family);
             let asked = (&mut stages[..], (&tables[..], &ready[..]));
-            let slowest = self.slowest_on_grounds(asked, (candidate, &family, bound), limit)?;
-            works.known.push((family.kind, Work { slowest, ..bound.work }));
+            let work = self.work_on_grounds(asked, (candidate, &family, bound), limit)?;
+            works.known.push((family.kind, work));
         }
-        Some(self.time_in(candidate, &works).max(bound.time))
+        // What stages take together was asked as far as they take no longer than is enough.
+        Some(self.time_in(candidate, &works).min(Seconds(limit)).max(bound.time))
     }
 
     /// The stages on every ground, in the schedules of a family.
     fn alike(&self, grounds: &Grounds<'_>, family: &Family) -> Vec<Alike> {
+        let least = family.waits().least;
         let on = |(ground, setting): (usize, &Setting<'_>)| {
-            let own = grounds.of_stage.iter().zip(&family.in_flight).filter(|(of, _)| **of == ground);
-            let flights = own.map(|(_, flight)| flight * self.constants.fragmentation_factor).collect();
-            Alike { flights, capacity: setting.capacity, costs: Vec::new() }
+            let own = || (0..grounds.of_stage.len()).filter(|&stage| grounds.of_stage[stage] == ground);
+            let flight = |stage: usize| family.in_flight[stage] * self.constants.fragmentation_factor;
+            let wait = |stage: usize| family.sends.of_stages.get(stage).map_or(0.0, |own| own - least);
+            let (flights, waits) = (own().map(flight).collect(), own().map(wait).collect());
+            Alike { flights, waits, capacity: setting.capacity, costs: Vec::new() }
         };
         grounds.settings.iter().enumerate().map(on).collect()
     }
 
-    /// Least seconds of the slowest stage, which holds as many layers of the most frequent kind as it must, as far as prices were tried until
-    /// the candidate takes as long as a limit.
-    fn slowest_on_grounds(
+    /// Least work of a candidate whose stages hold as many layers of the most frequent kind as they must, in the schedules of a family, as far
+    /// as prices were tried until it takes as long as a limit.
+    fn work_on_grounds(
         &self,
         (stages, (tables, ready)): (&mut [Alike], (&[Tables<'_>], &[Ready<'_>])),
         (candidate, family, bound): (&Candidate, &Family, &Bound),
         limit: f64,
-    ) -> Option<f64> {
+    ) -> Option<Work> {
         let (main, free) = (self.most_frequent(), bound.work);
         let n_layers = self.counts[main] as f64;
-        let time = |slowest: f64| self.in_family(candidate, Work { slowest, ..free }, family).0;
-        if self.is_rare(main) || time(free.slowest) >= limit {
-            return Some(free.slowest);
+        let time = |work: Work| self.in_family(candidate, work, family).0;
+        let with = |slowest: f64| Work { slowest, ..free };
+        if self.is_rare(main) || time(free) >= limit {
+            return Some(free);
         }
         let enough = if limit.is_finite() {
-            least_that(free.slowest, |slowest| time(slowest) >= limit)
+            least_that(free.slowest, |slowest| time(with(slowest)) >= limit)
         } else {
             free.slowest * FARTHEST
         };
@@ -150,12 +157,38 @@ impl Scope<'_> {
                 alike.costs.push(Cost { price, ends: [low, high] });
             }
             if is_impossible(stages, n_layers, enough) {
-                return Some(enough);
+                return Some(with(enough));
             }
             known = longest((known, enough), |time| is_impossible(stages, n_layers, time));
         }
-        Some(known)
+        let held: Vec<f64> = stages.iter().map(|alike| alike.held(enough)).collect();
+        let together = Work { together: Some(self.together_in_room(bound, &held)), ..with(known) };
+        Some(if time(together) > time(with(known)) { together } else { with(known) })
     }
+
+    /// What stages take together in the micro-batches of a step, of which those on each ground hold so many layers of the most frequent kind at
+    /// most: layers are where they are the fastest as far as there is room.
+    fn together_in_room(&self, bound: &Bound, held: &[f64]) -> Together {
+        let seconds = |kind: usize| bound.grounds.iter().map(move |own| own.layers[kind].least.repeated);
+        let main = self.most_frequent();
+        let others = (0..self.counts.len()).filter(|&kind| kind != main);
+        let least = |kind: usize| self.counts[kind] as f64 * seconds(kind).fold(f64::INFINITY, f64::min);
+        let of_main = least_of_all(self.counts[main] as f64, seconds(main).zip(held.iter().copied()));
+        Together { all: others.map(least).sum::<f64>() + of_main, falls: 0.0 }
+    }
+}
+
+/// Least seconds of so many layers on grounds where each takes so long, and so many have room.
+fn least_of_all(n_layers: f64, grounds: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let mut fastest: Vec<(f64, f64)> = grounds.collect();
+    fastest.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (mut left, mut all) = (n_layers, 0.0);
+    for (seconds, room) in fastest {
+        let here = room.min(left);
+        all += here * seconds;
+        left -= here;
+    }
+    all
 }
 
 #[cfg(test)]
@@ -163,6 +196,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn layers_are_where_they_are_the_fastest_as_far_as_there_is_room() {
+        // Four of eight where each takes one second, the rest where each takes three.
+        assert_eq!(least_of_all(8.0, [(3.0, 100.0), (1.0, 4.0)].into_iter()), 4.0 + 12.0);
+        assert_eq!(least_of_all(3.0, [(3.0, 100.0), (1.0, 4.0)].into_iter()), 3.0);
+    }
 
     proptest! {
         /// Against all ways to give stages whole layers, each by one of several choices.
@@ -186,7 +226,8 @@ mod tests {
                     let of = |(time, state, saved): &(f64, f64, f64)| time + price * (state + flight * saved);
                     choices.iter().map(of).fold(f64::INFINITY, f64::min)
                 };
-                let mut own = Alike { flights: flights.clone(), capacity: *capacity, costs: Vec::new() };
+                let waits = vec![0.0; flights.len()];
+                let mut own = Alike { flights: flights.clone(), waits, capacity: *capacity, costs: Vec::new() };
                 let ends = own.ends();
                 own.costs = PRICES.into_iter().chain([0.0]).map(|price| Cost { price, ends: ends.map(|flight| cost(price, flight)) }).collect();
                 alike.push(own);

@@ -386,3 +386,18 @@ fn hosts_come_in_by_themselves_where_a_step_is_a_tenth_shorter() {
     let warning = free["warnings"].to_string();
     assert!(warning.contains("hosts hold ") && warning.contains("(--pin offload=none)"), "{warning}");
 }
+
+/// Where devices differ too: eight billion parameters crowd an H100 beside an A100, and hosts nearly halve the step.
+#[test]
+fn hosts_are_asked_on_devices_that_differ() {
+    let of = |words: &str| -> Value {
+        serde_json::from_str(&done(&format!(
+            "optimize llama-3-8b h100-a100-pcie --global-batch 64 --json {words}"
+        )))
+        .unwrap()
+    };
+    let time = |plan: &Value| plan["predicted"]["step_time_s"].as_f64().unwrap();
+    let (free, without) = (of(""), of("--pin offload=none"));
+    assert!(time(&free) < 0.6 * time(&without), "{} {}", time(&free), time(&without));
+    assert!(free["warnings"].to_string().contains("hosts hold"), "{}", free["warnings"]);
+}
