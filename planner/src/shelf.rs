@@ -214,7 +214,7 @@ impl<'a> Scope<'a> {
                     vec![Storage::default(); all.len()]
                 }
                 StorageRule::Free if base.forbid.zero.is_empty() => {
-                    let cut = whole_axes(bench.prices.mesh(), used);
+                    let cut = bench.prices.shardable(whole_axes(bench.prices.mesh(), used));
                     let may_cut = bench.prices.is_crossed_at_any_time(cut);
                     let gradients = [AxisSet::EMPTY, if may_cut { cut } else { AxisSet::EMPTY }];
                     let stored = |home: &StateHome| {

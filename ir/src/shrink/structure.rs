@@ -48,9 +48,12 @@ pub(super) fn reduce(
     devices: &dyn Fn(&Mesh) -> u64,
     limits: &ShrinkLimits,
 ) -> Result<Structure, ShrinkError> {
+    let small = |n_stages: u64| (n_stages, small_schedule(plan, n_stages));
+    // Not all stages and virtual stages can be put together: at worst all stay.
+    let whole = (plan.n_stages, (plan.schedule, small_schedule(plan, plan.n_stages).1));
     let candidates = match plan.schedule {
         // Its table is for so many stages and no other number.
-        Schedule::Custom(_) => [plan.n_stages; 2],
+        Schedule::Custom(_) => vec![whole],
         Schedule::GPipe
         | Schedule::OneFOneB
         | Schedule::Eager
@@ -66,15 +69,18 @@ pub(super) fn reduce(
         | Schedule::DualPipeV
         | Schedule::Chimera
         | Schedule::Seq1F1B { .. }
-        | Schedule::TeraPipe { .. } => [plan.n_stages.min(STAGES), plan.n_stages.min(FEWEST_STAGES)],
+        | Schedule::TeraPipe { .. } => {
+            let few = [STAGES, FEWEST_STAGES].map(|n| small(plan.n_stages.min(n)));
+            few.into_iter().chain([small(plan.n_stages), whole]).collect()
+        }
     };
-    // Stages of unequal meshes are not put together: at worst all stay.
-    let all = candidates.into_iter().chain((!plan.stage_meshes.is_empty()).then_some(plan.n_stages));
     let mut needed = u64::MAX;
-    for n_stages in all {
-        let (schedule, n_micro_batches) = small_schedule(plan, n_stages);
+    for (n_stages, (schedule, n_micro_batches)) in candidates {
         let n_chunks = schedule.placement().n_chunks(u32::try_from(n_stages).unwrap_or(u32::MAX)) as usize;
-        let Some(meshes) = meshes(plan, schedule, n_stages) else { continue };
+        let Some(meshes) = meshes(plan, schedule, n_stages).filter(|_| is_joined(plan, open, n_chunks))
+        else {
+            continue;
+        };
         let ranks = match meshes.as_slice() {
             [] => n_stages.saturating_mul(devices(&plan.mesh)),
             meshes => meshes.iter().map(devices).fold(0, u64::saturating_add),
@@ -114,6 +120,20 @@ fn meshes(plan: &Plan, schedule: Schedule, n_stages: u64) -> Option<Vec<Mesh>> {
 pub(super) fn group(plan: &Plan, chunk: usize, n_chunks: usize) -> Range<usize> {
     let n = plan.chunks.len();
     chunk * n / n_chunks..(chunk + 1) * n / n_chunks
+}
+
+/// Whether chunks that become one leave their streams as those behind them in it read them.
+fn is_joined(plan: &Plan, open: &OpenPlan, n_chunks: usize) -> bool {
+    let of_group = |at: usize| group(plan, at, n_chunks).map(move |chunk| (at, chunk));
+    let runs: Vec<(usize, usize, usize)> = (0..n_chunks)
+        .flat_map(of_group)
+        .flat_map(|(at, chunk)| plan.chunks[chunk].iter().map(move |run| (at, chunk, run.entry)))
+        .collect();
+    links(runs.iter().map(|(.., entry)| open.layer(*entry))).iter().all(|link| {
+        let ((at, from, left), (other, to, reads)) = (runs[link.from], runs[link.to]);
+        let is_inside = at == other && from != to;
+        !is_inside || open.entries[left].choice.out == open.entries[reads].choice.stream
+    })
 }
 
 /// The schedule over fewer stages, with as many micro-batches as it takes to see all of its phases.

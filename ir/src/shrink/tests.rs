@@ -6,7 +6,7 @@ use crate::graph::{Extent, Layer};
 use crate::op::OpKind;
 use crate::plan::check::{OpenPlan, open};
 use crate::plan::samples::{Family, Policy, Sample};
-use crate::plan::{Plan, check::check_plan};
+use crate::plan::{EntryRun, Plan, check::check_plan};
 use crate::program::{Instruction, Program};
 use crate::schedule::Schedule;
 use crate::shrink::{DEFAULT_MAX_RANKS, ShrinkError, ShrinkLimits, Shrunk, shrink};
@@ -120,12 +120,12 @@ fn uneven_stages_stay_uneven() {
     plan = Sample { n_layers: 8, ..sample }.plan();
     plan.chunks = (0..8_usize)
         .map(|c| {
-            let mut runs = vec![crate::plan::EntryRun { entry: 1, count: 1 }];
+            let mut runs = vec![EntryRun { entry: 1, count: 1 }];
             if c == 0 {
-                runs.insert(0, crate::plan::EntryRun { entry: 0, count: 1 });
+                runs.insert(0, EntryRun { entry: 0, count: 1 });
             }
             if c == 7 {
-                runs.push(crate::plan::EntryRun { entry: 2, count: 1 });
+                runs.push(EntryRun { entry: 2, count: 1 });
             }
             runs
         })
@@ -160,6 +160,20 @@ fn fewer_ranks_mean_two_stages_and_then_an_error() {
 }
 
 /// What a program does, without how much of it.
+/// In the second of its stages a layer reads its stream otherwise than the one before leaves it: these two do not become one.
+#[test]
+fn stages_that_convert_their_streams_stay_apart() {
+    let sample = |policy| Sample { n_stages: 6, n_layers: 12, ..Sample::new(Family::Dense, &[(2, policy)]) };
+    let (mut plan, mut other) = (sample(Policy::TensorSequence).plan(), sample(Policy::Tensor).plan());
+    // Of six stages the second and the third become one of four.
+    let [EntryRun { entry, .. }] = plan.chunks[1][..] else { panic!("{:?}", plan.chunks[1]) };
+    plan.chunks[1][0].entry = plan.entries.len();
+    plan.entries.push(other.entries.swap_remove(entry));
+    check_plan(&plan).unwrap();
+    let (small, _) = shrunk(&plan);
+    assert_eq!((small.plan.n_stages, small.plan.n_devices()), (6, 12));
+}
+
 fn outline(program: &Program) -> Vec<String> {
     let instructions = program.forward.iter().chain(&program.backward);
     let kinds = instructions.map(|instruction| match instruction {

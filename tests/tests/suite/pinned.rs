@@ -138,3 +138,13 @@ fn a_search_that_is_stopped_says_which_schedules_it_did_not_ask() {
     assert!(proof("1").contains(unasked), "{}", proof("1"));
     assert!(!proof("1000").contains(unasked), "{}", proof("1000"));
 }
+
+/// Tied tables are cut within the groups as well, whichever ZeRO stage is the fastest.
+#[test]
+fn groups_of_replicas_need_no_stage_by_name() {
+    let question = ["gpt2", "dgx-h100", "--nodes", "2"];
+    let found = time(&question, &["--pin", "zero-group=8"]);
+    let named =
+        ["0", "1", "3"].map(|stage| time(&question, &["--pin", &format!("zero-group=8,dp=16,zero={stage}")]));
+    assert!(named.iter().all(|named| found < 1.0005 * named), "{found} of {named:?}");
+}
