@@ -4,8 +4,6 @@
 //! A plan that is read has passed the same check of its table; here it is told. Bubbles are those of equal chunks, a forward, a
 //! backward to the input and one to the weights taking equal time; what the cost model expects of a plan stands beside them.
 
-use std::path::Path;
-
 use cost_model::program_memory::{MemoryContext, carried_bytes, program_memory};
 use cost_model::{BackwardParts, Constants, PipelineTimes, Transfers, simulate};
 use ir::op_work::KernelChoice;
@@ -111,7 +109,7 @@ fn of_plan(file: &str) -> Result<Checked, Failure> {
 
 /// A table from a file: a line for every stage.
 fn of_table(file: &str, placement: PlacementArg) -> Result<Checked, Failure> {
-    let text = input::read_file(Path::new(file), file, input::MAX_PLAN_BYTES)?;
+    let text = input::read_lines(file, input::MAX_PLAN_BYTES)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     let wrong = |what: String| Failure::argument(format!("{file}: {what}"));
     let mut rows: Vec<Vec<Action>> = Vec::new();

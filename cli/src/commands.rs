@@ -23,13 +23,13 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal
         },
         Err(error) => usage(&error, terminal),
     };
-    // A stream that is gone cannot be told so.
-    let flushed = terminal.out.flush().map_err(Failure::from);
-    let _ = terminal.err.flush();
-    match flushed {
-        Err(failure) if code == exit_code::DONE => failure.exit_code(),
+    let code = match terminal.out.flush().map_err(Failure::from) {
+        Err(failure) if code == exit_code::DONE => tell(&failure, Form::Text, terminal),
         Ok(()) | Err(_) => code,
-    }
+    };
+    // A stream that is gone cannot be told so.
+    let _ = terminal.err.flush();
+    code
 }
 
 fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
@@ -107,4 +107,44 @@ fn usage(error: &clap::Error, terminal: &mut Terminal<'_>) -> u8 {
     }
     let _ = write!(terminal.out, "{text}");
     exit_code::DONE
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind, Write};
+
+    use super::*;
+    use crate::interrupt::Interrupt;
+    use crate::terminal::ProgressBar;
+
+    /// A stream with no room.
+    struct Full(ErrorKind);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Err(Error::from(self.0))
+        }
+    }
+
+    /// The exit code and the talk of a command whose output cannot be written.
+    fn said(why: ErrorKind) -> (u8, String) {
+        let (mut out, mut err) = (Full(why), Vec::new());
+        let interrupt = Interrupt::new();
+        let mut terminal =
+            Terminal { out: &mut out, err: &mut err, progress: ProgressBar::Hidden, interrupt: &interrupt };
+        let code = run(["planner", "models"], &mut terminal);
+        (code, String::from_utf8_lossy(&err).into_owned())
+    }
+
+    #[test]
+    fn output_that_cannot_be_written_is_told_where_somebody_reads() {
+        let (code, err) = said(ErrorKind::StorageFull);
+        assert_eq!(code, exit_code::BAD_INPUT);
+        assert!(err.starts_with("error: standard output: "), "{err}");
+        assert_eq!(said(ErrorKind::BrokenPipe), (exit_code::DONE, String::new()));
+    }
 }

@@ -22,6 +22,7 @@ pub(crate) fn read(file: &str) -> Result<Constraints, Failure> {
         fault(format!("{path}: {}", error.inner()))
     })?;
     json.end().map_err(|error| fault(error.to_string()))?;
+    frontends::key_twice(file, &text)?;
     if read.is_empty() {
         return Err(fault("nothing is said of any layer".into()));
     }

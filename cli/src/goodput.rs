@@ -1,7 +1,5 @@
 //! `planner goodput`: what is left of a plan's speed when devices fail: by formula, and by walking through failures.
 
-use std::path::Path;
-
 use cost_model::Constants;
 use cost_model::memory::StateBytes;
 use cost_model::reliability::{
@@ -16,7 +14,7 @@ use serde::Serialize;
 use crate::args::GoodputArgs;
 use crate::failure::Failure;
 use crate::figures;
-use crate::input::read_file;
+use crate::input::read_lines;
 use crate::output::json;
 use crate::priced;
 use crate::table::{Side, table};
@@ -122,7 +120,7 @@ fn between_failures(
 }
 
 fn read_trace(file: &str) -> Result<Vec<Stop>, Failure> {
-    let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
+    let text = read_lines(file, frontends::MAX_FILE_BYTES)?;
     stops(&text).map_err(|what| {
         let hint = "a trace is a CSV file with the columns at_s and, if wanted, gone_s: seconds since training began, \
                     in order, and seconds for which devices are gone";

@@ -216,6 +216,12 @@ fn edits(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
+/// Reads a table of lines: spreadsheets put a byte order mark in front, which is no part of it.
+pub(crate) fn read_lines(file: &str, limit: usize) -> Result<String, Failure> {
+    let text = read_file(Path::new(file), file, limit)?;
+    Ok(text.strip_prefix('\u{feff}').map_or_else(|| text.clone(), str::to_owned))
+}
+
 /// Reads a text file up to a limit, whatever it says of its own length.
 pub(crate) fn read_file(path: &Path, shown: &str, limit: usize) -> Result<String, InputError> {
     #[expect(clippy::disallowed_methods, reason = "the command line is where files are read")]

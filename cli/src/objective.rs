@@ -40,6 +40,10 @@ pub(crate) fn best(
     ask: &mut dyn FnMut(&Question, usize) -> Answer,
 ) -> Result<(Question, Plan, Vec<Tried>), Failure> {
     let whole = Question::read(model, cluster, job)?.request.cluster;
+    let has_price = whole.groups.iter().all(|group| group.price_per_device_hour.is_some());
+    if objective == ObjectiveArg::Cost && !has_price {
+        return Err(unsaid(objective));
+    }
     let mut best: Option<(f64, Question, Plan)> = None;
     let mut first: Option<Failure> = None;
     let mut tried: Vec<Tried> = Vec::new();
@@ -109,15 +113,18 @@ pub(crate) fn variants(objective: ObjectiveArg, pins: &Pins) -> Vec<Pins> {
 pub(crate) fn figure(objective: ObjectiveArg, predicted: &Prediction) -> Result<f64, Failure> {
     let goodput = predicted.upkeep.map_or(1.0, |upkeep| upkeep.goodput);
     let price_and_energy = (predicted.cost_per_step, predicted.energy_per_step_joules);
-    let asked = of_step(objective, predicted.step_time_s.0, price_and_energy).ok_or_else(|| {
-        let (what, field) = match objective {
-            ObjectiveArg::Energy => ("draws", "watts"),
-            ObjectiveArg::Cost | ObjectiveArg::Time => ("costs", "price_per_device_hour"),
-        };
-        let hint = format!("give `{field}` in the cluster file");
-        Failure::argument_with_hint(format!("--objective: nothing says what a device {what}"), hint)
-    })?;
-    Ok(asked / goodput)
+    let asked = of_step(objective, predicted.step_time_s.0, price_and_energy);
+    Ok(asked.ok_or_else(|| unsaid(objective))? / goodput)
+}
+
+/// What to say where a cluster does not say what the objective is.
+fn unsaid(objective: ObjectiveArg) -> Failure {
+    let (what, field) = match objective {
+        ObjectiveArg::Energy => ("draws", "watts"),
+        ObjectiveArg::Cost | ObjectiveArg::Time => ("costs", "price_per_device_hour"),
+    };
+    let hint = format!("give `{field}` in the cluster file");
+    Failure::argument_with_hint(format!("--objective: nothing says what a device {what}"), hint)
 }
 
 /// Of the figures of a step, the one that is to be small; nothing where it is not known.

@@ -86,7 +86,19 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
         text(&found, &omitted, args)
     };
     write!(terminal.out, "{text}")?;
-    Ok(())
+    match &args.runs {
+        Some(file) if cases.is_empty() => Err(none_priced(file, &omitted)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// What to say where no run of a file could be priced.
+fn none_priced(file: &str, omitted: &[Omitted]) -> Failure {
+    let why = omitted.first().map_or(String::new(), |one| format!(": {}: {}", one.row.id, one.reason));
+    Failure::argument_with_hint(
+        format!("{file}: no run could be priced{why}"),
+        "--omitted lists the reason of every run; docs/validation.md names the columns",
+    )
 }
 
 fn of_components(

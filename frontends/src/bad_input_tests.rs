@@ -202,3 +202,40 @@ fn families_without_a_shipped_model_have_the_published_counts() {
     let model = read_model("deepseek-v2-lite", &lite.to_string()).unwrap();
     assert_eq!(model.n_parameters(), 15_706_484_224);
 }
+
+#[test]
+fn what_changes_the_model_and_is_not_read_is_refused() {
+    let all = [
+        ("llama-3-8b", "num_local_experts", json!(8), "8"),
+        ("llama-3-8b", "vision_config", json!({}), "an object"),
+        ("llama-3-8b", "is_encoder_decoder", json!(true), "true"),
+        ("llama-3-8b", "residual_multiplier", json!(0.22), "0.22"),
+        (
+            "llama-3-8b",
+            "architectures",
+            json!(["LlamaForSequenceClassification"]),
+            "\"LlamaForSequenceClassification\"",
+        ),
+        ("llama-3-8b", "layer_types", json!(["full_attention", "linear_attention"]), "\"linear_attention\""),
+        ("deepseek-v3", "index_topk", json!(2048), "2048"),
+    ];
+    for (model, field, value, said) in all {
+        let fault = model_fault(model, &format!("/{field}"), value);
+        assert!(fault.starts_with(&format!("{field}: {said} changes the model")), "{fault}");
+    }
+    let layers = json!(vec!["full_attention"; 10]);
+    assert_eq!(model_fault("qwen3-8b", "/layer_types", layers), "layer_types: 10 entries for 36 layers");
+}
+
+#[test]
+fn what_says_that_nothing_changes_is_read() {
+    for (field, value) in [
+        ("is_encoder_decoder", json!(false)),
+        ("num_local_experts", json!(1)),
+        ("layer_types", json!(vec!["full_attention"; 32])),
+        ("architectures", json!(["LlamaForCausalLM"])),
+    ] {
+        let text = changed(shipped_model("llama-3-8b").unwrap().text, &format!("/{field}"), value);
+        assert!(read_model("model.json", &text).is_ok(), "{field}");
+    }
+}

@@ -43,10 +43,7 @@ impl<'a> Document<'a> {
             let found = kind(&document.value);
             return Err(document.error(&[], format!("expected a JSON object, found {found}")));
         }
-        if let Some((path, position)) = first_double(text) {
-            let what = "this key is in its object twice".into();
-            return Err(InputError { position: Some(position), ..document.error(&path, what) });
-        }
+        key_twice(file, text)?;
         Ok(document)
     }
 
@@ -85,6 +82,16 @@ pub(crate) fn file_stem(file: &str) -> String {
 /// A step to the value of a key.
 pub(crate) fn key(name: &str) -> Step<'_> {
     Step::Key(Cow::Borrowed(name))
+}
+
+/// Refuses a JSON text of which some object has a key twice: readers take one of the two, and do not say which.
+///
+/// # Errors
+/// Where the second of them stands.
+pub fn key_twice(file: &str, text: &str) -> Result<(), InputError> {
+    let Some((path, position)) = first_double(text) else { return Ok(()) };
+    let what = "this key is in its object twice".into();
+    Err(InputError { file: file.into(), position: Some(position), place: render(&path), what, hint: None })
 }
 
 /// What a JSON value is, for errors.

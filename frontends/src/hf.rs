@@ -4,6 +4,7 @@
 //! (github.com/huggingface/transformers, `src/transformers/models/*/configuration_*.py`).
 
 mod fields;
+mod unread;
 mod heads;
 mod llama;
 mod gpt;
@@ -67,7 +68,9 @@ pub(crate) fn read_arch(document: &Document<'_>) -> Result<Arch, InputError> {
             .error_at("model_type", format!("family {found} is not supported"))
             .with_hint(format!("supported: {}; {NATIVE_HINT}", families().join(", "))));
     };
-    let arch = reader(&Fields { document, family })?;
+    let fields = Fields { document, family };
+    unread::refuse(&fields)?;
+    let arch = reader(&fields)?;
     let n = n_parameters(&arch);
     if n > MAX_PARAMETERS {
         return Err(document

@@ -32,7 +32,7 @@ mod mutation_tests;
 
 pub use cluster::{device_library, read_cluster};
 pub use cluster_file::{ClusterFile, DeviceFile, DeviceLibraryFile, GroupFile, TierFile};
-pub use document::MAX_FILE_BYTES;
+pub use document::{MAX_FILE_BYTES, key_twice};
 pub use hf::families;
 pub use input_error::{InputError, Position};
 pub use model::read_model;

@@ -73,7 +73,7 @@ use cost_model::{CalibrationError, Constants};
 use found::{Found, Start};
 use ir::plan::{Plan, PlanError};
 use relax::Hosts;
-use request::{ContextKind, NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried, Wait};
+use request::{NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried, Wait};
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
@@ -271,29 +271,8 @@ fn on_cluster(request: &Request, constants: Constants) -> Result<Constants, NoPl
 
 /// The plan, if it has the degrees that were pinned: an axis that nothing in the model can use is not what was asked for.
 fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
-    let (pins, roles) = (&request.pins, &plan.roles);
-    let degrees = [
-        ("tp", pins.tp, roles.tp),
-        ("pp", pins.pp, roles.pp),
-        ("dp", pins.dp, roles.dp),
-        ("cp", pins.cp, roles.cp),
-        ("ep", pins.ep, roles.ep),
-        ("etp", pins.etp, roles.etp),
-    ];
-    let missed = degrees.iter().find_map(|(name, pin, found)| {
-        let pin = pin.filter(|pin| pin != found)?;
-        let is_dense = shapes::Facts::of(request).experts == 1;
-        let why =
-            if name.starts_with('e') && is_dense { "has no experts" } else { "has no loops that divide so" };
-        Some(format!("{name}={pin}: `{}` {why}", request.model.name))
-    });
-    let others = |kind: &ContextKind| forbid::context_kinds(roles.context).iter().any(|one| one != kind);
-    let missed = missed.or_else(|| {
-        let kind = pins.cp_kind.filter(others)?;
-        let why = if kind == ContextKind::Ulysses { ": its heads do not divide so" } else { "" };
-        Some(format!("cp-kind: some axes see keys of `{}` in another way{why}", request.model.name))
-    });
-    match missed {
+    let roles = &plan.roles;
+    match refusals::not_as_pinned(request, roles) {
         Some(what) => Err(NoPlan::Impossible { what: format!("{what}; the nearest plan is {roles}") }),
         None => Ok(plan),
     }

@@ -162,13 +162,22 @@ fn places(
 /// ```
 /// where a rank has no more virtual stages than before, nor than layers (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
 fn promise(n_layers: u64, (p, m, n_devices): (u64, u64, u64), (pp, vpp): (u64, u64)) -> f64 {
-    // Embedding and head stand beside layers, or are stages of their own.
-    let n_layers = n_layers.saturating_sub(2).max(1) as f64;
+    let longest = longest_of(n_layers, p);
     let (m, p) = (m.max(1) as f64, p as f64);
-    let v = (n_layers / p).floor().clamp(1.0, vpp.max(1) as f64);
+    let v = (inner(n_layers) / p).floor().clamp(1.0, vpp.max(1) as f64);
     let further = 1.0 + FURTHER * (p / pp.max(1) as f64).log2().abs();
-    let longest = ((n_layers / p).ceil() * p / n_layers).max(1.0);
     further * (1.0 + (p - 1.0) / (m * v)) * longest / n_devices as f64
+}
+
+/// Layers but embedding and head, which stand beside others, or are stages of their own.
+fn inner(n_layers: u64) -> f64 {
+    n_layers.saturating_sub(2).max(1) as f64
+}
+
+/// How long the longest of so many stages is, in that of the average: layers are not cut.
+fn longest_of(n_layers: u64, p: u64) -> f64 {
+    let (n_layers, p) = (inner(n_layers), p as f64);
+    ((n_layers / p).ceil() * p / n_layers).max(1.0)
 }
 
 /// The question at a place; with what is pinned, which is what the place has.
@@ -238,7 +247,7 @@ pub fn faster_on_fewer(
     let Some(time) = plan.predicted.as_ref().map(|predicted| predicted.step_time_s) else { return Ok(None) };
     let at_work = roles.dp * roles.tp * roles.cp * roles.pp;
     let pipeline = (roles.pp, roles.accumulation, at_work);
-    let own = promise(request.model.n_layers(), pipeline, (roles.pp, roles.vpp));
+    let own = promise(request.model.n_layers(), pipeline, (roles.pp, roles.vpp)) * unevenness(request, plan);
     let degrees = Degrees::of(roles, &request.pins);
     let is_promising = |cluster: &Cluster| {
         let n = cluster.n_devices();
@@ -253,6 +262,15 @@ pub fn faster_on_fewer(
     climb.from(&[degrees], (None, 1.0));
     let Some((place, found)) = climb.best else { return Ok(None) };
     Ok(found.step_time().map(|time| (clusters[place.at].n_devices(), time)))
+}
+
+/// So many times as long as its number of layers says the longest stage of a plan is, beside the others: it may have a heavy head.
+fn unevenness(request: &Request, plan: &Plan) -> f64 {
+    let Some(predicted) = &plan.predicted else { return 1.0 };
+    let times = || predicted.stages.iter().map(|stage| (stage.forward_s + stage.backward_s).0);
+    let longest = times().fold(0.0, f64::max) * plan.n_stages as f64 / times().sum::<f64>();
+    let by_layers = longest_of(request.model.n_layers(), plan.n_stages);
+    if longest > by_layers { longest / by_layers } else { 1.0 }
 }
 
 fn near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option<Near>, NoPlan> {

@@ -3,13 +3,14 @@
 use cost_model::memory::StateBytes;
 use cost_model::offload::NodeStore;
 use ir::cluster::DeviceGroup;
+use ir::names::Roles;
 use ir::positions::too_short;
 use ir::slices::sliced_model;
 use ir::units::Bytes;
 
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
-use crate::request::{GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind, Untried};
+use crate::request::{ContextKind, GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind, Untried};
 use crate::schedules::contradiction;
 use crate::shapes::Facts;
 
@@ -34,6 +35,32 @@ pub(crate) fn stopped(why: NoPlan) -> NoPlan {
         }
         other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => other,
     }
+}
+
+/// What of the degrees that were pinned a plan with such roles has not.
+pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> {
+    let pins = &request.pins;
+    let degrees = [
+        ("tp", pins.tp, roles.tp),
+        ("pp", pins.pp, roles.pp),
+        ("dp", pins.dp, roles.dp),
+        ("cp", pins.cp, roles.cp),
+        ("ep", pins.ep, roles.ep),
+        ("etp", pins.etp, roles.etp),
+    ];
+    let missed = degrees.iter().find_map(|(name, pin, found)| {
+        let pin = pin.filter(|pin| pin != found)?;
+        let is_dense = Facts::of(request).experts == 1;
+        let why =
+            if name.starts_with('e') && is_dense { "has no experts" } else { "has no loops that divide so" };
+        Some(format!("{name}={pin}: `{}` {why}", request.model.name))
+    });
+    let others = |kind: &ContextKind| forbid::context_kinds(roles.context).iter().any(|one| one != kind);
+    missed.or_else(|| {
+        let kind = pins.cp_kind.filter(others)?;
+        let why = if kind == ContextKind::Ulysses { ": its heads do not divide so" } else { "" };
+        Some(format!("cp-kind: some axes see keys of `{}` in another way{why}", request.model.name))
+    })
 }
 
 /// What a request contradicts itself in, if it does.
@@ -68,6 +95,10 @@ pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
         return fail(
             "gradients=whole is a way of zero=3: with others they are whole (0, 1) or cut (2)".into(),
         );
+    }
+    let experts = Facts::of(request).experts;
+    if let Some(ep) = pins.ep.filter(|&ep| experts > 1 && ep > experts) {
+        return fail(format!("ep={ep}: expected no more than the {experts} experts of a layer"));
     }
     let replicas = pins.dp.unwrap_or(n);
     if let Some(group) = pins.zero_group.filter(|&group| group == 0 || !replicas.is_multiple_of(group)) {

@@ -10,6 +10,7 @@ use ir::units::GIB;
 use crate::found::Start;
 use crate::offload;
 use crate::optimize::search_from;
+use crate::refusals::not_as_pinned;
 use crate::request::{Forbid, OffloadKind, OnProgress, Pins, Progress, Relaxation, Request, Stop};
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
@@ -73,7 +74,10 @@ pub fn relaxations(
             let start = Start { waits: None, ..Start::default() };
             let (found, tally) = search_from(&relaxed, constants, start, (stop, &on_progress));
             tried.ended_early |= tally.stopped;
-            Some(Relaxation { change, step_time: found.ok()?.step_time()? })
+            let found = found.ok()?;
+            let fastest = found.ranking.first()?;
+            let keeps = not_as_pinned(&relaxed, &found.scope.roles(fastest)).is_none();
+            keeps.then(|| Relaxation { change, step_time: fastest.step_time() })
         })
     };
     let mut list: Vec<Relaxation> = families.into_iter().enumerate().filter_map(first_that_fits).collect();

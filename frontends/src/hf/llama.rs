@@ -114,12 +114,12 @@ fn late_windows(
     attention: HeadsAttention,
     mlp: DenseMlp,
 ) -> Result<Arch, InputError> {
+    let sliding = fields.sliding_layers(sizes.n_layers)?;
     if !fields.flag("use_sliding_window")?.unwrap_or(false) {
         return uniform(fields, sizes, attention, mlp);
     }
     let window = fields.count_or(&["sliding_window"], SEQUENCE, 4096)?;
     let first = fields.count_or(&["max_window_layers"], SEQUENCE_OR_ZERO, 28)?;
-    let sliding = fields.sliding_layers(sizes.n_layers)?;
     let slides = |i: u64| sliding.as_ref().map_or(i >= first, |list| list[i as usize]);
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
     let tied = tying(fields, Tying::Untied)?;

@@ -226,3 +226,13 @@ fn what_cannot_be_honoured_is_refused() {
         assert!(err.contains(what), "{what}: {err}");
     }
 }
+
+#[test]
+fn a_key_that_stands_twice_is_refused() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("constraints-twice.json");
+    let text = r#"{"layers":{"decoder":{"recompute":{"*":"again"}},"decoder":{"recompute":{"*":"keep"}}}}"#;
+    std::fs::write(&path, text).unwrap();
+    let said = planner(&["optimize", "llama-3-8b", "dgx-h100", "--constraints", path.to_str().unwrap()]);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.err.contains("twice.json:1:60: layers.decoder: this key is in its object twice"), "{said}");
+}

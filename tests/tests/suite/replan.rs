@@ -132,6 +132,21 @@ fn what_is_near_is_about_as_fast_as_what_is_found_anew() {
     assert_eq!(done(&["verify", &next]).code, 0);
 }
 
+/// Twelve layers over five stages are three in the longest, as over four; but beside the head of a small model three are too many.
+#[test]
+fn where_the_head_is_a_stage_of_its_own_fewer_devices_are_said_to_be_faster() {
+    let mut cluster: serde_json::Value =
+        serde_json::from_str(frontends::shipped_cluster("dgx-h100").unwrap().text).unwrap();
+    cluster["groups"][0]["count"] = 5.into();
+    cluster["groups"][0]["devices_per_node"] = 5.into();
+    cluster["tiers"] = serde_json::json!([cluster["tiers"][0]]);
+    cluster["tiers"][0]["devices"] = 5.into();
+    let file = scratch!("five.json");
+    std::fs::write(&file, cluster.to_string()).unwrap();
+    let warnings = json(&["optimize", "gpt2", &file])["warnings"].to_string();
+    assert!(warnings.contains("fewer devices are faster: 4 of the 5"), "{warnings}");
+}
+
 /// 136 devices and 128 sequences share no more than eight; on 128 of the devices every one has its own.
 #[test]
 fn where_devices_divide_badly_fewer_are_said_to_be_faster() {

@@ -142,6 +142,15 @@ fn runs_of_ones_own_are_priced_like_published_ones() {
     assert_eq!(one(&own), one(&serde_json::from_str(&shipped).unwrap()));
     let said = planner(&["validate", "--runs", "no-such-runs.csv"]);
     assert_eq!((said.code, said.err.contains("no-such-runs.csv")), (2, true), "{said}");
+    // Of a device that nobody knows nothing can be priced.
+    let text = fs::read_to_string(runs).unwrap();
+    let tinyllama = text.lines().find(|line| line.contains("tinyllama")).unwrap();
+    let unknown = Path::new(env!("CARGO_TARGET_TMPDIR")).join("unknown-device.csv");
+    let device = tinyllama.split(',').find(|cell| cell.starts_with("a100")).unwrap();
+    let header = text.lines().next().unwrap();
+    fs::write(&unknown, format!("{header}\n{}\n", tinyllama.replace(device, "z100"))).unwrap();
+    let said = planner(&["validate", "--runs", unknown.to_str().unwrap()]);
+    assert_eq!((said.code, said.err.contains("no run could be priced: ")), (2, true), "{said}");
 }
 
 /// Step time and energy of one sequence per device on a node.

@@ -1,0 +1,102 @@
+//! Fields that change a model and that no reader of its family knows: refused, for the model that is planned would be another.
+
+use serde_json::Value;
+
+use super::NATIVE_HINT;
+use super::fields::Fields;
+use crate::document::kind;
+use crate::input_error::InputError;
+
+/// What a field may say without changing the model.
+#[derive(Clone, Copy)]
+enum Harmless {
+    /// Nothing.
+    Absent,
+    /// That a switch is off.
+    Off,
+    /// That there is no more than one.
+    One,
+}
+
+/// A field, what it may say, and the families whose readers know it.
+type Unread = (&'static str, Harmless, &'static [&'static str]);
+
+/// Families whose readers know how many experts there are, by any of the names.
+const MIXTURES: [&str; 6] = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"];
+
+#[rustfmt::skip]
+const UNREAD: [Unread; 16] = [
+    ("attention_multiplier", Harmless::One,    &[]),
+    ("audio_config",         Harmless::Absent, &[]),
+    ("block_configs",        Harmless::Absent, &[]),
+    ("embedding_multiplier", Harmless::One,    &[]),
+    ("index_head_dim",       Harmless::Absent, &[]),
+    ("index_n_heads",        Harmless::Absent, &[]),
+    ("index_topk",           Harmless::Absent, &[]),
+    ("is_encoder_decoder",   Harmless::Off,    &[]),
+    ("logits_scaling",       Harmless::One,    &[]),
+    ("n_routed_experts",     Harmless::One,    &MIXTURES),
+    ("num_experts",          Harmless::One,    &MIXTURES),
+    ("num_local_experts",    Harmless::One,    &MIXTURES),
+    ("residual_multiplier",  Harmless::One,    &[]),
+    ("text_config",          Harmless::Absent, &[]),
+    ("use_qk_norm",          Harmless::Off,    &[]),
+    ("vision_config",        Harmless::Absent, &[]),
+];
+
+/// Heads other than that of a language model, by how the name of an architecture ends.
+const OTHER_HEADS: [&str; 4] = [
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForConditionalGeneration",
+];
+
+/// Families whose readers know which layers see a window.
+const KNOW_LAYER_TYPES: [&str; 4] = ["gemma2", "gpt_oss", "qwen2", "qwen3"];
+
+/// Families of whose layers all see a window, or none.
+const ALL_ALIKE: [&str; 4] = ["mistral", "mixtral", "phi3", "starcoder2"];
+
+/// Refuses what would change the model unseen.
+pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
+    for (name, harmless, families) in UNREAD {
+        let Some(value) = fields.document.value.get(name).filter(|value| !value.is_null()) else { continue };
+        let is_harmless = match harmless {
+            Harmless::Absent => false,
+            Harmless::Off => value.as_bool() == Some(false),
+            Harmless::One => value.as_f64().is_some_and(|value| value == 1.0 || value == 0.0),
+        };
+        if !is_harmless && !families.contains(&fields.family) {
+            return Err(unread(fields, name, kind(value)));
+        }
+    }
+    let architectures = fields.document.value.get("architectures").and_then(Value::as_array);
+    let names = architectures.into_iter().flatten().filter_map(Value::as_str);
+    if let Some(other) = names.into_iter().find(|name| OTHER_HEADS.iter().any(|end| name.ends_with(end))) {
+        return Err(unread(fields, "architectures", format!("\"{other}\"")));
+    }
+    layer_types(fields)
+}
+
+/// Refuses layers that are none of the family's.
+fn layer_types(fields: &Fields<'_>) -> Result<(), InputError> {
+    let list = fields.document.value.get("layer_types").and_then(Value::as_array);
+    let Some(list) = list.filter(|_| !KNOW_LAYER_TYPES.contains(&fields.family)) else { return Ok(()) };
+    let is_usual = |item: &&Value| item.as_str() == Some("full_attention");
+    let windows = |item: &&Value| item.as_str() == Some("sliding_attention");
+    let all_windows = ALL_ALIKE.contains(&fields.family) && list.iter().all(|item| windows(&item));
+    match list.iter().find(|item| !is_usual(item)) {
+        Some(other) if !all_windows => Err(unread(fields, "layer_types", kind(other))),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn unread(fields: &Fields<'_>, name: &str, found: String) -> InputError {
+    fields
+        .fail(
+            &[name],
+            format!("{found} changes the model, and is not supported for family `{}`", fields.family),
+        )
+        .with_hint(NATIVE_HINT)
+}
