@@ -37,6 +37,7 @@ mod parameter_counts;
 mod parts;
 mod pinned;
 mod priced_plans;
+mod readme;
 mod replan;
 mod saved_activations;
 mod scores;
