@@ -219,7 +219,10 @@ fn edits(from: &str, to: &str) -> usize {
 /// Reads a table of lines: spreadsheets put a byte order mark in front, which is no part of it.
 pub(crate) fn read_lines(file: &str, limit: usize) -> Result<String, Failure> {
     let text = read_file(Path::new(file), file, limit)?;
-    Ok(text.strip_prefix('\u{feff}').map_or_else(|| text.clone(), str::to_owned))
+    Ok(match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_owned(),
+        None => text,
+    })
 }
 
 /// Reads a text file up to a limit, whatever it says of its own length.

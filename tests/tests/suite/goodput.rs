@@ -41,6 +41,9 @@ fn every_second_of_a_trace_is_accounted_for() {
     assert_eq!((seconds("lost_s"), seconds("down_s")), (150.0, 620.0));
     let all = seconds("useful_s") + seconds("lost_s") + seconds("checkpoints_s") + seconds("down_s");
     assert_eq!((all, walked["days"].as_f64()), (86400.0, Some(1.0)));
+    // As spreadsheets write it.
+    fs::write(&trace, "\u{feff}at_s,gone_s\n1000,500\n50000,\n").unwrap();
+    assert_eq!(json(&words), found);
     fs::write(&trace, "at_s\n5\n4\n").unwrap();
     let said = planner(&["goodput", &plan, "--trace", &trace]);
     assert_eq!(said.code, 2);
