@@ -13,6 +13,7 @@ use crate::layer_problem::LayerProblem;
 use crate::packing::Pieces;
 use crate::price::step::stragglers;
 use crate::schedules::{Family, FamilyKind};
+use crate::sends::Sends;
 use crate::shelf::{Asked, Bench};
 
 /// What is known of a candidate before it is worked out.
@@ -401,23 +402,24 @@ impl Scope<'_> {
     ///
     /// `None` where no schedule is allowed.
     pub fn with_bubble(&self, candidate: &Candidate, work: Work) -> Option<Seconds> {
-        if self.request.cluster.is_mixed() {
-            return self.with_sends(candidate, |_| work);
-        }
-        Some(self.with_share(candidate, work, self.least_bubble(candidate)?))
+        self.in_schedules(candidate, |_| work)
     }
 
-    /// The same where stages wait for their sends, of the work in each schedule: over slow links that is more than a bubble.
-    pub(crate) fn with_sends(
+    /// The same of the work in each schedule; where devices differ, beside what stages wait for their sends: over slow links that is more
+    /// than a bubble.
+    pub(crate) fn in_schedules(
         &self,
         candidate: &Candidate,
         work: impl Fn(FamilyKind) -> Work,
     ) -> Option<Seconds> {
-        let time = |schedule: Schedule| {
-            let family = self.sending(candidate, schedule);
-            self.in_family(candidate, work(family.kind), &family)
+        let borders = if self.request.cluster.is_mixed() { self.borders(candidate) } else { Vec::new() };
+        let pipeline = |schedule: Schedule| {
+            let waits = Sends::over(&borders, candidate, schedule).waits();
+            let bubble = self.bubble(candidate, schedule);
+            work(FamilyKind::of(schedule)).filled_beside(candidate.n_stages, bubble, waits)
         };
-        self.schedules(candidate).into_iter().map(time).min_by(|a, b| a.0.total_cmp(&b.0))
+        let least = self.schedules(candidate).into_iter().map(pipeline).min_by(f64::total_cmp)?;
+        Some(self.around(candidate, least))
     }
 
     /// The fraction of itself at which a bound is taken.
@@ -434,14 +436,9 @@ impl Scope<'_> {
         }
     }
 
-    /// The same in schedules that add such a share of the work as bubble at least.
-    pub(crate) fn with_share(&self, candidate: &Candidate, work: Work, bubble: f64) -> Seconds {
-        self.around(candidate, work.filled(candidate.n_stages, bubble))
-    }
-
-    /// The same in the schedules of a family, whose slowest stage takes that beside the least that a stage waits for its sends.
+    /// The least time in the schedules of a family, whose slowest stage takes that beside the least that a stage waits for its sends.
     pub(crate) fn in_family(&self, candidate: &Candidate, work: Work, family: &Family) -> Seconds {
-        self.around(candidate, work.filled_beside(candidate.n_stages, family.bubble, family.waits()))
+        self.around(candidate, work.filled_beside(candidate.n_stages, family.bubble, family.sends.waits()))
     }
 
     fn around(&self, candidate: &Candidate, pipeline: f64) -> Seconds {

@@ -87,10 +87,13 @@ pub(crate) fn search_all<'a>(
 /// The machines in the order in which they are searched, for what is found first rules out most.
 fn in_turn<'l>(layouts: &'l [Request], constants: &Constants) -> Vec<&'l Request> {
     let mut turns: Vec<&Request> = layouts.iter().collect();
-    turns.sort_by_key(|layout| {
-        turn(&layout.cluster, |group| Rates::new(&group.device, layout.job.precision, constants).gemm.0)
-    });
+    turns.sort_by_key(|layout| turn(&layout.cluster, |group| rate(group, &layout.job, constants)));
     turns
+}
+
+/// How fast products are on a device of a group.
+fn rate(group: &DeviceGroup, job: &Job, constants: &Constants) -> f64 {
+    Rates::new(&group.device, job.precision, constants).gemm.0
 }
 
 /// When machines are searched: all groups before parts of them, and first where devices become faster from stage to stage, for the last has
@@ -126,13 +129,13 @@ fn is_faster(found: &Found<'_>, limit: Option<Seconds>) -> bool {
     found.step_time().is_some_and(|time| limit.is_none_or(|limit| time < limit))
 }
 
-/// Selections of groups in an order, all groups before parts of them.
+/// Selections of groups in an order.
 fn orders(cluster: &Cluster, job: &Job, constants: &Constants) -> Vec<Vec<usize>> {
     let n = cluster.groups.len();
-    let mut list = if n <= MAX_GROUPS_IN_ALL_ORDERS {
+    if n <= MAX_GROUPS_IN_ALL_ORDERS {
         every_order(n)
     } else {
-        let rate = |at: usize| Rates::new(&cluster.groups[at].device, job.precision, constants).gemm.0;
+        let rate = |at: usize| rate(&cluster.groups[at], job, constants);
         let mut fastest: Vec<usize> = (0..n).collect();
         fastest.sort_by(|&a, &b| rate(b).total_cmp(&rate(a)).then(a.cmp(&b)));
         let of_fastest = |k: usize| {
@@ -142,9 +145,7 @@ fn orders(cluster: &Cluster, job: &Job, constants: &Constants) -> Vec<Vec<usize>
         };
         let both_ways = [(0..n).collect(), (0..n).rev().collect()];
         both_ways.into_iter().chain((1..=n).flat_map(of_fastest)).collect()
-    };
-    list.sort_by_key(|order| Reverse(order.len()));
-    list
+    }
 }
 
 /// Every selection of `n` things in every order, the empty one left out.

@@ -21,7 +21,6 @@ mod dual;
 mod grounds;
 mod tables;
 
-use ir::schedule::Schedule;
 use ir::units::Seconds;
 
 use crate::bound::{Bound, Work};
@@ -187,18 +186,7 @@ impl Scope<'_> {
 
     /// The same where what layers take depends on what schedules keep.
     fn time_in(&self, candidate: &Candidate, works: &Works) -> Seconds {
-        if self.request.cluster.is_mixed() {
-            return self.with_sends(candidate, |kind| works.of(kind)).unwrap_or(Seconds(f64::INFINITY));
-        }
-        let time = |schedule: Schedule| {
-            let work = works.of(FamilyKind::of(schedule));
-            self.with_share(candidate, work, self.bubble(candidate, schedule))
-        };
-        self.schedules(candidate)
-            .into_iter()
-            .map(time)
-            .min_by(|a, b| a.0.total_cmp(&b.0))
-            .unwrap_or(Seconds(f64::INFINITY))
+        self.in_schedules(candidate, |kind| works.of(kind)).unwrap_or(Seconds(f64::INFINITY))
     }
 
     /// The least times of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and where

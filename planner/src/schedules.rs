@@ -9,7 +9,6 @@ use std::sync::Arc;
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
-use crate::bound::Waits;
 use crate::candidate::{Candidate, Scope};
 use crate::flights::Flight;
 use crate::request::{ContextKind, Pins, ScheduleKind};
@@ -66,14 +65,6 @@ impl FamilyKind {
 }
 
 impl Family {
-    /// What its stages wait for their sends.
-    pub(crate) fn waits(&self) -> Waits {
-        let Sends { of_stages, rounds, hides } = &self.sends;
-        let n = of_stages.len().max(1) as f64;
-        let least = of_stages.iter().copied().reduce(f64::min).unwrap_or(0.0);
-        Waits { average: of_stages.iter().sum::<f64>() / n + rounds, least, rounds: *rounds, hides: *hides }
-    }
-
     /// Another of the family: the least of both.
     fn take(&mut self, other: &Self) {
         self.bubble = self.bubble.min(other.bubble);
@@ -222,12 +213,6 @@ impl Scope<'_> {
             let all = Flight::whole(candidate.n_micro_batches as f64);
             (0..schedule.placement().n_chunks(n_stages)).map(|_| all).collect()
         })
-    }
-
-    /// The least of [`Self::bubble`] over a candidate's schedules; `None` where none is allowed.
-    pub(crate) fn least_bubble(&self, candidate: &Candidate) -> Option<f64> {
-        let all = self.schedules(candidate).into_iter();
-        all.map(|schedule| self.bubble(candidate, schedule)).min_by(f64::total_cmp)
     }
 
     /// Least share of the work that a schedule adds to a candidate as bubble; nothing is promised where branches run side

@@ -18,7 +18,7 @@ use ir::sharding::Sharding;
 use ir::slices::Slices;
 
 use crate::arrange::staged;
-use crate::bound::Bound;
+use crate::bound::{Bound, Waits};
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::given::Given;
@@ -71,13 +71,17 @@ impl Scope<'_> {
         Some(self.passes(kind, &problem.choice(&choices))).filter(|stream| *stream != bound.stream)
     }
 
-    /// What the stages of a candidate wait at least for their sends in a schedule; nothing of models that branch, for what then crosses
-    /// depends on where they are cut.
+    /// What the stages of a candidate wait at least for their sends in a schedule.
     pub(crate) fn least_sends(&self, candidate: &Candidate, schedule: Schedule) -> Sends {
+        Sends::over(&self.borders(candidate), candidate, schedule)
+    }
+
+    /// Least seconds over the border from each stage of a candidate to the one behind it, from the last to the first; none of models that
+    /// branch, for what then crosses depends on where they are cut.
+    pub(crate) fn borders(&self, candidate: &Candidate) -> Vec<f64> {
         let p = candidate.n_stages;
-        let kind = FamilyKind::of(schedule);
-        if p == 1 || !kind.runs_forward_to_last() || !self.bends.is_empty() {
-            return Sends::default();
+        if p == 1 || !self.bends.is_empty() {
+            return Vec::new();
         }
         let sequence = self.request.job.sequence;
         let elements = |layer: &Layer| -> u64 {
@@ -88,10 +92,9 @@ impl Scope<'_> {
         let layers = self.model().layers.iter().filter(|layer| !layer.stream_in.is_empty());
         let least = layers.map(elements).min().unwrap_or(0) as f64;
         let slices = Slices::whole(sequence);
-        let staged = staged(self.model(), candidate, schedule, (&[], &[]), &slices);
+        let staged = staged(self.model(), candidate, Schedule::OneFOneB, (&[], &[]), &slices);
         let border = |from: u64| staged.least_transfer(&self.setting, (from, (from + 1) % p), least).0;
-        let borders: Vec<f64> = (0..p).map(border).collect();
-        Sends::new(&borders, schedule, candidate.n_micro_batches as f64)
+        (0..p).map(border).collect()
     }
 }
 
@@ -107,6 +110,23 @@ pub(crate) struct Sends {
 }
 
 impl Sends {
+    /// Of the stages of a candidate in a schedule, over their borders; nothing where there are none, or micro-batches do not pass the
+    /// ranks in turn.
+    pub(crate) fn over(borders: &[f64], candidate: &Candidate, schedule: Schedule) -> Self {
+        if borders.is_empty() || !FamilyKind::of(schedule).runs_forward_to_last() {
+            return Self::default();
+        }
+        Self::new(borders, schedule, candidate.n_micro_batches as f64)
+    }
+
+    /// What that makes a step longer.
+    pub(crate) fn waits(&self) -> Waits {
+        let Self { of_stages, rounds, hides } = self;
+        let n = of_stages.len().max(1) as f64;
+        let least = of_stages.iter().copied().reduce(f64::min).unwrap_or(0.0);
+        Waits { average: of_stages.iter().sum::<f64>() / n + rounds, least, rounds: *rounds, hides: *hides }
+    }
+
     /// Of stages that are whole or virtual, over borders each to the stage behind, the last to the first.
     fn new(borders: &[f64], schedule: Schedule, m: f64) -> Self {
         let (p, v) = (borders.len(), f64::from(schedule.n_virtual_stages()));

@@ -35,7 +35,7 @@ type Names<'n> = &'n [&'n str];
 
 impl<'a> Fields<'a> {
     /// The first of the names that is present and not null.
-    fn find<'n>(&self, names: Names<'n>) -> Option<(&'n str, &'a Value)> {
+    pub(super) fn find<'n>(&self, names: Names<'n>) -> Option<(&'n str, &'a Value)> {
         let present = |name: &&'n str| self.document.value.get(*name).filter(|value| !value.is_null());
         names.iter().find_map(|name| present(name).map(|value| (*name, value)))
     }

@@ -61,7 +61,7 @@ const ALL_ALIKE: [&str; 4] = ["mistral", "mixtral", "phi3", "starcoder2"];
 /// Refuses what would change the model unseen.
 pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
     for (name, harmless, families) in UNREAD {
-        let Some(value) = fields.document.value.get(name).filter(|value| !value.is_null()) else { continue };
+        let Some((_, value)) = fields.find(&[name]) else { continue };
         let is_harmless = match harmless {
             Harmless::Absent => false,
             Harmless::Off => value.as_bool() == Some(false),

@@ -159,8 +159,7 @@ fn fewer_ranks_mean_two_stages_and_then_an_error() {
     assert_eq!(error, ShrinkError::TooManyRanks { needed: 8, limit: 7 });
 }
 
-/// What a program does, without how much of it.
-/// In the second of its stages a layer reads its stream otherwise than the one before leaves it: these two do not become one.
+/// In the second stage a layer reads its stream otherwise than the one before leaves it: these two do not become one.
 #[test]
 fn stages_that_convert_their_streams_stay_apart() {
     let sample = |policy| Sample { n_stages: 6, n_layers: 12, ..Sample::new(Family::Dense, &[(2, policy)]) };
@@ -174,6 +173,7 @@ fn stages_that_convert_their_streams_stay_apart() {
     assert_eq!((small.plan.n_stages, small.plan.n_devices()), (6, 12));
 }
 
+/// What a program does, without how much of it.
 fn outline(program: &Program) -> Vec<String> {
     let instructions = program.forward.iter().chain(&program.backward);
     let kinds = instructions.map(|instruction| match instruction {

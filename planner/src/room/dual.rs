@@ -278,7 +278,7 @@ impl Scope<'_> {
     fn flights(&self, (candidate, family): (&Candidate, &Family), tables: &Tables<'_>) -> Option<Flights> {
         let micro_batch = candidate.micro_batch as f64 / tables.bench.candidate.micro_batch as f64;
         let bytes = micro_batch * self.constants.fragmentation_factor;
-        let least = family.waits().least;
+        let least = family.sends.waits().least;
         let waits = (0..).map(|stage| family.sends.of_stages.get(stage).map_or(0.0, |own| own - least));
         let mut stages: Vec<(f64, f64)> =
             family.in_flight.iter().map(|flight| flight * bytes).zip(waits).collect();

@@ -108,7 +108,7 @@ impl Scope<'_> {
 
     /// The stages on every ground, in the schedules of a family.
     fn alike(&self, grounds: &Grounds<'_>, family: &Family) -> Vec<Alike> {
-        let least = family.waits().least;
+        let least = family.sends.waits().least;
         let on = |(ground, setting): (usize, &Setting<'_>)| {
             let own = || (0..grounds.of_stage.len()).filter(|&stage| grounds.of_stage[stage] == ground);
             let flight = |stage: usize| family.in_flight[stage] * self.constants.fragmentation_factor;
