@@ -10,6 +10,7 @@ use validate::score::{Errors, Pair};
 use validate::stack::calibrated;
 
 use crate::args::CalibrateArgs;
+use crate::calibrate_benchmarks::benchmarked;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input::read_file;
@@ -17,50 +18,71 @@ use crate::output::{json, write_whole};
 use crate::table::{Side, table};
 use crate::terminal::Terminal;
 
-/// Fits constants to runs and writes them with their provenance.
+/// Fits constants to benchmarks and runs and writes them with their provenance.
 pub(crate) fn run(args: &CalibrateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let rows = runs(&args.runs)?;
     let shipped = Constants::load();
-    let (cases, omitted) = cases(&rows, &shipped);
-    if let Some(row) = omitted.first() {
-        return Err(Failure::argument(format!("{}: {}: {}", args.runs, row.row.id, row.reason)));
+    let measured = benchmarked(args, &shipped)?;
+    write!(terminal.err, "{}", measured.text)?;
+    let mut constants = measured.constants;
+    let mut provenance = measured.provenance;
+    if let Some(file) = &args.runs {
+        let fitted = fitted(file, &constants)?;
+        let pace = |error: f64| format!("{:.1} %", error * 100.0);
+        let n_runs = figures::counted(fitted.provenance.len() as u64, "run");
+        let (before, after) = (pace(fitted.before), pace(fitted.after));
+        writeln!(terminal.err, "mean error of {n_runs}: {before} before, {after} after")?;
+        (constants, provenance) = (fitted.constants, [provenance, fitted.provenance].concat());
     }
-    let all: Vec<&Case> = cases.iter().collect();
-    let found = calibrated(&all, &shipped);
-    let mut calibration = Calibration::between(&shipped, &found.fit.constants, env!("CARGO_PKG_VERSION"));
-    calibration.provenance = cases
-        .iter()
-        .map(|case| {
-            let time = figures::seconds(ir::units::Seconds(case.measured));
-            format!("{}: {} on {} {}, {time}", args.runs, case.row.id, case.row.devices, case.row.device)
-        })
-        .collect();
-    let error = |constants: &Constants| {
-        let pair = |case: &Case| Pair { measured: case.measured, predicted: case.predicted(constants) };
-        Errors::of(&cases.iter().map(pair).collect::<Vec<_>>()).mean
-    };
-    let rows: Vec<Vec<String>> = calibration
-        .constants
-        .iter()
-        .filter_map(|(name, value)| {
-            Some(vec![name.clone(), format!("{:.4e}", shipped.get(name)?), format!("{value:.4e}")])
-        })
-        .collect();
-    let columns = [("constant", Side::Left), ("shipped", Side::Right), ("calibrated", Side::Right)];
-    writeln!(
-        terminal.err,
-        "{}mean error of {} runs: {:.1} % before, {:.1} % after",
-        table(&columns, &rows),
-        cases.len(),
-        error(&shipped) * 100.0,
-        error(&found.fit.constants) * 100.0,
-    )?;
+    let calibration =
+        Calibration { provenance, ..Calibration::between(&shipped, &constants, env!("CARGO_PKG_VERSION")) };
+    write!(terminal.err, "{}", moved(&calibration, &shipped))?;
     let text = json(&calibration)?;
     match &args.output {
         Some(file) => write_whole(file, &text)?,
         None => write!(terminal.out, "{text}")?,
     }
     Ok(())
+}
+
+/// What runs of whole steps say.
+struct Fitted {
+    constants: Constants,
+    provenance: Vec<String>,
+    /// Mean errors of the runs by the constants that were given, and by those that were found.
+    before: f64,
+    after: f64,
+}
+
+fn fitted(file: &str, start: &Constants) -> Result<Fitted, Failure> {
+    let rows = runs(file)?;
+    let (cases, omitted) = cases(&rows, start);
+    if let Some(row) = omitted.first() {
+        return Err(Failure::argument(format!("{file}: {}: {}", row.row.id, row.reason)));
+    }
+    let all: Vec<&Case> = cases.iter().collect();
+    let constants = calibrated(&all, start).fit.constants;
+    let error = |constants: &Constants| {
+        let pair = |case: &Case| Pair { measured: case.measured, predicted: case.predicted(constants) };
+        Errors::of(&cases.iter().map(pair).collect::<Vec<_>>()).mean
+    };
+    let said = |case: &Case| {
+        let time = figures::seconds(ir::units::Seconds(case.measured));
+        format!("{file}: {} on {} {}, {time}", case.row.id, case.row.devices, case.row.device)
+    };
+    let provenance = cases.iter().map(said).collect();
+    Ok(Fitted { before: error(start), after: error(&constants), constants, provenance })
+}
+
+/// The constants of a calibration beside the shipped ones.
+fn moved(calibration: &Calibration, shipped: &Constants) -> String {
+    let row = |(name, value): (&String, &f64)| {
+        Some(vec![name.clone(), format!("{:.4e}", shipped.get(name)?), format!("{value:.4e}")])
+    };
+    let rows: Vec<Vec<String>> = calibration.constants.iter().filter_map(row).collect();
+    if rows.is_empty() {
+        return "no constant moves\n".into();
+    }
+    table(&[("constant", Side::Left), ("shipped", Side::Right), ("calibrated", Side::Right)], &rows)
 }
 
 /// Measured runs of a file.

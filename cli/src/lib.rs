@@ -41,6 +41,7 @@ mod validate_fit;
 mod validate_memory;
 mod validate_page;
 mod calibrate;
+mod calibrate_benchmarks;
 mod sweep;
 mod sweep_file;
 mod pareto;

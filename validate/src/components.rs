@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 
 use cost_model::{CollectiveKind, Constants, Group, GroupAxis, price, work_time};
 use frontends::read_cluster;
-use ir::cluster::{Cluster, Device, Precision};
+use ir::cluster::{Architecture, Cluster, Device, Precision};
 use ir::engine::{Engine, FlashKernel};
 use ir::units::{Bytes, Seconds};
-use ir::work::{AttentionKernel, GemmOutput, Pass, Work};
+use ir::work::{AttentionKernel, Pass, Work};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::benchmarks::Product;
 use crate::express_cluster::usual;
 use crate::score::{Errors, Pair};
 
@@ -60,11 +61,7 @@ pub struct ComponentReport {
 
 /// Prices all components and counts errors by kind, device and source.
 pub fn components(constants: &Constants) -> Vec<ComponentReport> {
-    let table = include_str!("../../fixtures/published/components.csv");
-    let rows: Vec<Component> = csv::Reader::from_reader(table.as_bytes())
-        .deserialize()
-        .collect::<Result<_, _>>()
-        .expect("a test reads the embedded table");
+    let rows = table();
     let mut nodes: BTreeMap<&str, Option<Cluster>> = BTreeMap::new();
     for row in &rows {
         nodes.entry(&row.device).or_insert_with(|| node(&row.device));
@@ -94,6 +91,36 @@ pub fn components(constants: &Constants) -> Vec<ComponentReport> {
     groups.into_iter().map(report).collect()
 }
 
+/// The rows that are shipped.
+fn table() -> Vec<Component> {
+    let table = include_str!("../../fixtures/published/components.csv");
+    let rows = csv::Reader::from_reader(table.as_bytes()).into_deserialize();
+    rows.collect::<Result<_, _>>().expect("a test reads the embedded table")
+}
+
+/// Published products in a format: per device, its family and a node of it.
+pub(crate) fn published_products(precision: Precision) -> Vec<(Architecture, Cluster, Vec<Product>)> {
+    let mut devices: BTreeMap<String, Vec<Product>> = BTreeMap::new();
+    for row in table() {
+        if let Some(product) = product(&row).filter(|product| product.precision == precision) {
+            devices.entry(row.device).or_default().push(product);
+        }
+    }
+    let of_device = |(device, products): (String, Vec<Product>)| {
+        let cluster = node(&device)?;
+        Some((cluster.groups.first()?.device.architecture, cluster, products))
+    };
+    devices.into_iter().filter_map(of_device).collect()
+}
+
+fn product(row: &Component) -> Option<Product> {
+    let precision = if row.precision == "fp8" { Precision::Fp8 } else { Precision::Bf16 };
+    let (m, n, k) = (row.m?, row.n?, row.k?);
+    let time_us = Some(row.time_us);
+    Some(Product { device: None, precision, batch: None, m, n, k, time_us, tflops: None })
+        .filter(|_| row.kind == "gemm")
+}
+
 fn predicted(row: &Component, cluster: &Cluster, constants: &Constants) -> Option<Seconds> {
     let device = &cluster.groups.first()?.device;
     match row.kind.as_str() {
@@ -104,10 +131,8 @@ fn predicted(row: &Component, cluster: &Cluster, constants: &Constants) -> Optio
 }
 
 fn gemm(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {
-    let (m, n, k) = (row.m?, row.n?, row.k?);
-    let precision = if row.precision == "fp8" { Precision::Fp8 } else { Precision::Bf16 };
-    let work = Work::Gemm { batch: 1.0, m, n, k, output: GemmOutput::Operand };
-    Some(work_time(&work, device, precision, constants))
+    let product = product(row)?;
+    Some(work_time(&product.work(), device, product.precision, constants))
 }
 
 fn attention(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {

@@ -160,10 +160,17 @@ pub fn found(problem: &Problem<'_>, constants: Constants, slopes: &Slopes) -> Fi
 
 /// Whether a constant can matter to a row: those of a family of devices do not to another.
 pub(crate) fn touches(name: &str, case: &Case) -> bool {
-    let families = ["volta", "ampere", "hopper", "blackwell"];
-    let Some(named) = families.iter().find(|family| name.contains(**family)) else { return true };
-    let family = case.plan.cluster.groups.first().map(|group| group.device.architecture);
-    format!("{family:?}").to_lowercase().contains(named)
+    let Some(named) = family(name) else { return true };
+    let first = case.plan.cluster.groups.first();
+    first.is_some_and(|group| format!("{:?}", group.device.architecture).to_lowercase() == named)
+}
+
+/// The family of devices whose constant it is, of one that a family has: `table.family`, `table.family.precision`.
+pub(crate) fn family(name: &str) -> Option<&str> {
+    match name.split_once('.') {
+        Some((_, rest)) => rest.split('.').next(),
+        None => name.contains("_hopper_").then_some("hopper"),
+    }
 }
 
 fn huber_weight(residual: f64) -> f64 {

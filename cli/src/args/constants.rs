@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 
-use crate::args::{JsonArgs, ThreadArgs};
+use crate::args::{JsonArgs, ThreadArgs, counts};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -61,13 +61,31 @@ pub(crate) struct ValidateArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  planner calibrate --runs my-runs.csv -o my-cluster.json\n\n\
-    The columns are those of fixtures/published/training.csv; one to three runs are enough.\n\
+#[command(after_help = "Examples:\n  \
+    planner calibrate --runs my-runs.csv -o my-cluster.json\n  \
+    planner calibrate --gemm gemm.csv --nccl all_reduce.log --nccl all_gather.log \\\n      \
+    --cluster my-cluster-file.json -o calibration.json\n\n\
+    The columns of runs are those of fixtures/published/training.csv; one to three runs are enough.\n\
+    Those of products are precision, m, n, k, and time_us or tflops; device where the cluster has several.\n\
+    Logs are what nccl-tests and rccl-tests print, with their list of ranks.\n\
     `planner optimize`, `estimate`, `sweep`, `pareto` and `validate` take the file with --calibration; plans keep it.")]
+#[command(group(ArgGroup::new("measured").required(true).multiple(true).args(["runs", "gemm", "nccl"])))]
 pub(crate) struct CalibrateArgs {
     /// Measured runs, comma-separated values under a header
     #[arg(long, value_name = "CSV")]
-    pub(crate) runs: String,
+    pub(crate) runs: Option<String>,
+    /// Measured matrix products, comma-separated values under a header
+    #[arg(long, value_name = "CSV", requires = "cluster")]
+    pub(crate) gemm: Option<String>,
+    /// What nccl-tests printed; with its name in front, as all-gather=FILE, where the log does not say it. May be repeated
+    #[arg(long, value_name = "[NAME=]LOG", requires = "cluster")]
+    pub(crate) nccl: Vec<String>,
+    /// File or name of the cluster that --gemm and --nccl measured
+    #[arg(long, value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Give the cluster so many nodes
+    #[arg(long, value_name = "N", value_parser = counts(), requires = "cluster")]
+    pub(crate) nodes: Option<u64>,
     /// Write the calibration to a file
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

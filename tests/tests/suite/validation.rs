@@ -180,3 +180,62 @@ fn what_is_put_together_from_several_kernels_takes_longer_than_one_that_is_fused
     let (fused, libraries, eager) = (time("fused"), time("libraries"), time("eager"));
     assert!(fused < libraries && libraries < eager && eager < 1.4 * fused, "{fused} {libraries} {eager}");
 }
+
+/// What nccl-tests print of eight ranks of one node, at so many GB/s of bus bandwidth.
+fn nccl_log(gb_per_s: f64) -> String {
+    let mut text = "# Collective test starting: all_gather_perf\n# Using devices\n".to_owned();
+    for rank in 0..8 {
+        text += &format!(
+            "#  Rank  {rank} Group  0 Pid   1887 on   worker-1 device  {rank} [0x8d] NVIDIA H100 80GB HBM3\n"
+        );
+    }
+    text += "#       size         count      type   redop    root     time   algbw   busbw #wrong\n";
+    for power in 20..34 {
+        let bytes = 1_u64 << power;
+        let us = 40.0 + bytes as f64 * 7.0 / 8.0 / (gb_per_s * 1e3);
+        text += &format!("{bytes:12} {:12}  float    none      -1 {us:.2}  1.0  1.0  0\n", bytes / 4);
+    }
+    text
+}
+
+#[test]
+fn a_calibration_by_benchmarks_moves_the_rates_of_products_and_links() {
+    let (gemm, log, file) = (scratch("gemm.csv"), scratch("gather.log"), scratch("bench-calibration.json"));
+    // The published products of H100, at half of their speed; links at 315 of 450 GB/s.
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/published/components.csv");
+    let table = fs::read_to_string(table).unwrap();
+    let mut rows = csv_lines(&table);
+    let head = rows.next().unwrap();
+    let at = |name: &str| head.iter().position(|column| column == name).unwrap();
+    let mut text = "precision,m,n,k,time_us\n".to_owned();
+    for row in rows {
+        let is_own = [("kind", "gemm"), ("device", "h100-sxm"), ("precision", "bf16")]
+            .iter()
+            .all(|(column, value)| row[at(column)] == *value);
+        if is_own {
+            let us = 2.0 * row[at("time_us")].parse::<f64>().unwrap();
+            text += &format!("bf16,{},{},{},{us}\n", row[at("m")], row[at("n")], row[at("k")]);
+        }
+    }
+    fs::write(&gemm, text).unwrap();
+    fs::write(&log, nccl_log(315.0)).unwrap();
+    let (gemm, log, file) = (gemm.to_str().unwrap(), log.to_str().unwrap(), file.to_str().unwrap());
+    done(&["calibrate", "--gemm", gemm, "--nccl", log, "--cluster", "dgx-h100", "-o", file]);
+    let found: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let constant = |name: &str| found["constants"][name].as_f64().unwrap();
+    let rate = constant("gemm_efficiency_fraction_of_peak.hopper.bf16") / 0.622;
+    assert!((0.45..0.55).contains(&rate), "{found}");
+    let links = constant("node_link_efficiency_fraction");
+    assert!((0.69..0.71).contains(&links), "{found}");
+    assert_eq!(found["provenance"].as_array().unwrap().len(), 2, "{found}");
+
+    let step = |more: &[&str]| {
+        let words = [&["estimate", "llama-3-8b", "dgx-h100", "--tp", "8", "--json"], more].concat();
+        serde_json::from_str::<Value>(&done(&words)).unwrap()["step_time_s"].as_f64().unwrap()
+    };
+    assert!(step(&["--calibration", file]) > 1.4 * step(&[]));
+
+    let wrong = planner(&["calibrate", "--nccl", gemm, "--cluster", "dgx-h100"]);
+    assert_eq!(wrong.code, 2);
+    assert!(wrong.err.contains("no line of nccl-tests with a size and times"), "{wrong}");
+}
