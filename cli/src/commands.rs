@@ -2,21 +2,22 @@
 
 use std::ffi::OsString;
 
-use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, FromArgMatches};
 
 use crate::args::{Cli, Command};
-use crate::failure::{Failure, exit_code};
+use crate::failure::{Failure, exit_code, plain};
 use crate::output::Form;
 use crate::search::{no_plan_json, relaxations};
 use crate::terminal::Terminal;
 use crate::{
     calibrate, check, clusters, compare, completions, estimate, explain, goodput, models, optimize, pareto,
-    prove, ranks, replan, reshard, schema, show, sweep, train, validate, verify,
+    pins, prove, ranks, replan, reshard, schema, show, sweep, train, validate, verify,
 };
 
 /// Runs one command line, program name included, and returns the exit code.
 pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal: &mut Terminal<'_>) -> u8 {
-    let code = match Cli::try_parse_from(args) {
+    let code = match parse(args) {
         Ok(cli) => match dispatch(&cli.command, terminal) {
             Ok(()) => exit_code::DONE,
             Err(failure) => tell(&failure, form(&cli.command), terminal),
@@ -30,6 +31,12 @@ pub fn run(args: impl IntoIterator<Item = impl Into<OsString> + Clone>, terminal
     // A stream that is gone cannot be told so.
     let _ = terminal.err.flush();
     code
+}
+
+/// Reads a command line. A number below zero is the value of the option before it, which says what it takes.
+fn parse(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Cli, clap::Error> {
+    let command = Cli::command().mut_subcommands(|one| one.allow_negative_numbers(true));
+    Cli::from_arg_matches(&command.try_get_matches_from(args)?)
 }
 
 fn dispatch(command: &Command, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
@@ -100,13 +107,25 @@ fn tell(failure: &Failure, form: Form, terminal: &mut Terminal<'_>) -> u8 {
 
 /// Help goes to standard output, complaints to standard error.
 fn usage(error: &clap::Error, terminal: &mut Terminal<'_>) -> u8 {
-    let text = error.render().to_string();
+    let text = plain(&error.render().to_string());
     if error.use_stderr() {
         let _ = write!(terminal.err, "{text}");
+        if let Some(name) = choice(error) {
+            let _ = writeln!(terminal.err, "hint: `--pin {name}=VALUE` keeps a choice of a search");
+        }
         return exit_code::BAD_INPUT;
     }
     let _ = write!(terminal.out, "{text}");
     exit_code::DONE
+}
+
+/// The choice that was given as an option, to a command that takes choices with `--pin`.
+fn choice(error: &clap::Error) -> Option<&str> {
+    let given = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(given)) if error.kind() == ErrorKind::UnknownArgument => given,
+        _ => return None,
+    };
+    given.strip_prefix("--").filter(|name| pins::is_name(name))
 }
 
 #[cfg(test)]
@@ -128,6 +147,31 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Err(Error::from(self.0))
         }
+    }
+
+    /// What a command line without a command's work says on standard error.
+    fn complaint(words: &[&str]) -> String {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let interrupt = Interrupt::new();
+        let mut terminal =
+            Terminal { out: &mut out, err: &mut err, progress: ProgressBar::Hidden, interrupt: &interrupt };
+        assert_eq!(run(words, &mut terminal), exit_code::BAD_INPUT);
+        String::from_utf8_lossy(&err).into_owned()
+    }
+
+    #[test]
+    fn numbers_below_zero_and_choices_as_options_are_told_what_to_be() {
+        let below = complaint(&["planner", "optimize", "gpt2", "dgx-h100", "--global-batch", "-1"]);
+        assert!(
+            below.starts_with(
+                "error: invalid value '-1' for '--global-batch <SEQUENCES>': expected a whole number"
+            ),
+            "{below}"
+        );
+        let choice = complaint(&["planner", "optimize", "gpt2", "dgx-h100", "--micro-batch", "4"]);
+        assert!(choice.ends_with("hint: `--pin micro-batch=VALUE` keeps a choice of a search\n"), "{choice}");
+        let other = complaint(&["planner", "optimize", "gpt2", "dgx-h100", "--colour", "red"]);
+        assert!(!other.contains("--pin"), "{other}");
     }
 
     /// The exit code and the talk of a command whose output cannot be written.

@@ -2,29 +2,25 @@
 
 use std::path::Path;
 
+use frontends::InputError;
 use planner::constraints::Constraints;
 use planner::request::NoPlan;
 
 use crate::failure::Failure;
 use crate::input::read_file;
+use crate::json_input;
+
+/// What such a file says.
+const EXAMPLE: &str = "for example {\"layers\": {\"decoder\": {\"parts\": {\"mlp.up.weight\": {\"f\": 8}}, \
+                       \"recompute\": {\"*\": \"again\"}, \"storage\": {\"mlp.up.weight\": 3}}}}";
 
 /// Reads a file of constraints; an error says where in it.
 pub(crate) fn read(file: &str) -> Result<Constraints, Failure> {
     let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
-    let fault = |what: String| {
-        let hint = "for example {\"layers\": {\"decoder\": {\"parts\": {\"mlp.up.weight\": {\"f\": 8}}, \
-                    \"recompute\": {\"*\": \"again\"}, \"storage\": {\"mlp.up.weight\": 3}}}}";
-        Failure::argument_with_hint(format!("{file}: {what}"), hint)
-    };
-    let mut json = serde_json::Deserializer::from_str(&text);
-    let read: Constraints = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-        let path = error.path().to_string();
-        fault(format!("{path}: {}", error.inner()))
-    })?;
-    json.end().map_err(|error| fault(error.to_string()))?;
+    let read: Constraints = json_input::parse(file, &text, EXAMPLE)?;
     frontends::key_twice(file, &text)?;
     if read.is_empty() {
-        return Err(fault("nothing is said of any layer".into()));
+        return Err(InputError::whole(file, "nothing is said of any layer").with_hint(EXAMPLE).into());
     }
     Ok(read)
 }

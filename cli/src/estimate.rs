@@ -67,7 +67,7 @@ fn of_options(
     )?;
     let found = proven(search(&question.request, &args.threads, terminal)?)?;
     // What was pinned was not searched for: there is nothing to say of the search.
-    Ok((Plan { search: None, runners_up: Vec::new(), ..question.sign(found) }, question.defaults))
+    Ok((Plan { search: None, runners_up: Vec::new(), ..question.sign(found, &chosen) }, question.defaults))
 }
 
 /// The plan of a file, priced by what it now says. Nothing was searched for.

@@ -38,6 +38,14 @@ pub(crate) enum Failure {
     /// The question has no answer.
     #[error(transparent)]
     NoPlan(#[from] NoPlan),
+    /// None of many questions has an answer; the table has been printed.
+    #[error(
+        "no plan fits at any of {n_points} points\nhint: `planner optimize` with the same words says what is missing"
+    )]
+    NoPoint {
+        /// How many were asked.
+        n_points: usize,
+    },
     /// A plan overflows the memory of its cluster; all that does has been reported.
     #[error("{file}: {what}\nhint: `planner estimate --plan {file}` names changes that make a plan fit")]
     Overflows {
@@ -77,6 +85,11 @@ impl From<InputError> for Failure {
     }
 }
 
+/// The parser's complaint, without what Rust calls a word that is no number.
+pub(crate) fn plain(complaint: &str) -> String {
+    complaint.replace("invalid digit found in string", "expected a whole number")
+}
+
 impl Failure {
     /// An argument that is wrong.
     pub(crate) fn argument(what: impl Into<String>) -> Self {
@@ -100,7 +113,7 @@ impl Failure {
                 exit_code::BAD_INPUT
             }
             Self::NoPlan(NoPlan::NothingFits { .. } | NoPlan::Overflows { .. }) => exit_code::NO_PLAN,
-            Self::Overflows { .. } => exit_code::NO_PLAN,
+            Self::Overflows { .. } | Self::NoPoint { .. } => exit_code::NO_PLAN,
             Self::NotVerified(_) => exit_code::NOT_VERIFIED,
             Self::Bug { .. } | Self::NoPlan(NoPlan::Broken { .. }) => exit_code::BUG,
             // Whoever closed the pipe has what they wanted: `planner models | head`.

@@ -18,6 +18,7 @@ use validate::calibration::Calibration;
 
 use crate::args::AddedArgs;
 use crate::failure::Failure;
+use crate::json_input;
 
 /// Largest plan that is read: the plan of a large model has well below a megabyte.
 pub(crate) const MAX_PLAN_BYTES: usize = 64 << 20;
@@ -70,7 +71,7 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
         return Err(InputError::whole(argument, "the file is empty, expected a plan").into());
     }
     let plan = match text.trim_start() {
-        start if start.starts_with('{') => parse_plan(argument, &text)?,
+        start if start.starts_with('{') => json_input::parse(argument, &text, WRITE_ONE)?,
         start if start.starts_with("plan ") || start.starts_with('#') => plan_text(argument, &text)?,
         _ => return Err(InputError::whole(argument, "expected a JSON object").with_hint(WRITE_ONE).into()),
     };
@@ -103,44 +104,6 @@ fn plan_text(file: &str, text: &str) -> Result<Plan, InputError> {
         what: error.what,
         hint: Some("`planner show` writes the text form of a plan".into()),
     })
-}
-
-fn parse_plan(file: &str, text: &str) -> Result<Plan, InputError> {
-    let mut reader = serde_json::Deserializer::from_str(text);
-    let plan: Plan = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let place = error.path().to_string();
-        // `?` stands for a key that was not read to its end, `.` for the whole.
-        let place = place.trim_end_matches(['?', '.']).to_owned();
-        json_fault(file, place, error.inner())
-    })?;
-    reader.end().map_err(|error| json_fault(file, String::new(), &error))?;
-    Ok(plan)
-}
-
-/// A fault that the JSON reader found.
-fn json_fault(file: &str, place: String, error: &serde_json::Error) -> InputError {
-    /// serde quotes whole strings of the file.
-    const SHOWN: usize = 300;
-    let full = error.to_string();
-    let sentence = full.rsplit_once(" at line ").map_or(full.as_str(), |(sentence, _)| sentence);
-    let mut what: String = sentence.chars().take(SHOWN).collect();
-    if what.len() < sentence.len() {
-        what.push('…');
-    }
-    let hint = if error.is_eof() {
-        "the file ends in the middle: is it truncated?"
-    } else if error.is_syntax() {
-        "JSON has no comments, no trailing commas, no single quotes and no NaN or Infinity"
-    } else {
-        WRITE_ONE
-    };
-    InputError {
-        file: file.into(),
-        position: Some(Position { line: error.line().max(1), column: error.column().max(1) }),
-        place,
-        what: if error.is_data() { what } else { format!("not JSON: {}", what.to_lowercase()) },
-        hint: Some(hint.into()),
-    }
 }
 
 /// A text and where it came from.
@@ -290,19 +253,5 @@ mod tests {
     #[test]
     fn the_digest_is_that_of_sha256sum() {
         assert_eq!(digest(""), "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-    }
-
-    #[test]
-    fn faults_of_a_plan_file_have_a_place() {
-        let fault = |text: &str| parse_plan("p.json", text).unwrap_err().to_string().replace('\n', " | ");
-        assert!(
-            fault("{\"schema_version\": 1").starts_with("p.json:1:20: not JSON: eof"),
-            "{}",
-            fault("{\"a\": 1")
-        );
-        assert!(
-            fault("{\"schema_version\": \"a\"}").starts_with("p.json:1:22: schema_version: invalid type")
-        );
-        assert!(fault("{\"schema_version\": NaN}").contains("no NaN"));
     }
 }

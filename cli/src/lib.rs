@@ -9,6 +9,7 @@ mod fewer;
 mod figures;
 mod table;
 mod interrupt;
+mod json_input;
 mod terminal;
 mod args;
 mod output;

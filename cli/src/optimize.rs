@@ -43,7 +43,7 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         }
         other @ (ObjectiveArg::Cost | ObjectiveArg::Energy) => best(other, args, pins, terminal)?,
     };
-    let plan = proven(question.sign(found))?;
+    let plan = proven(question.sign(found, &question.request.pins))?;
     let text = json(&plan)?;
     if let Some(path) = &args.output {
         write_and_say(path, &text, terminal)?;

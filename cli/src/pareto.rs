@@ -64,7 +64,7 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     };
     let text = if args.grid.json.json { json(&answer)? } else { answer.text(&over[..1], objective) };
     write!(terminal.out, "{text}")?;
-    Ok(())
+    if planned.is_empty() { Err(Failure::NoPoint { n_points: rows.len() }) } else { Ok(()) }
 }
 
 /// Memories to try, in GiB: shares of that of the smallest device.

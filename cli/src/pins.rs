@@ -2,6 +2,7 @@
 
 use clap::{Arg, CommandFactory, Parser};
 use ir::graph::{Extent, Model};
+use ir::names::Roles;
 use ir::token_order::TokenOrder;
 use planner::constraints::Constraints;
 use planner::request::{
@@ -13,7 +14,7 @@ use crate::args::{
     ContextArg, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SplitArg, SwitchArg,
     TensorSharesArg, TokenOrderArg,
 };
-use crate::failure::Failure;
+use crate::failure::{Failure, plain};
 
 /// Reads the values of all `--pin`, by the same rules as the options of `estimate`.
 pub(crate) fn read(texts: &[String]) -> Result<Pins, Failure> {
@@ -32,16 +33,23 @@ pub(crate) fn read_of(option: &str, text: &str) -> Result<Pins, Failure> {
     parse(option, words.collect())
 }
 
+/// The choices as a command line of their own.
+#[derive(Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct Line {
+    #[command(flatten)]
+    pins: PinArgs,
+}
+
+/// Whether it is the name of a choice that can be kept.
+pub(crate) fn is_name(name: &str) -> bool {
+    Line::command().get_arguments().any(|arg| arg.get_long() == Some(name))
+}
+
 /// Reads words such as `--tp=8` that stand in the value of an option.
 pub(crate) fn parse(option: &str, words: Vec<String>) -> Result<Pins, Failure> {
-    #[derive(Parser)]
-    #[command(no_binary_name = true, disable_help_flag = true)]
-    struct Line {
-        #[command(flatten)]
-        pins: PinArgs,
-    }
     let line = Line::try_parse_from(words).map_err(|error| {
-        let text = error.to_string();
+        let text = plain(&error.to_string());
         let what = text.lines().next().unwrap_or_default().trim_start_matches("error: ").replace("--", "");
         let values = text.lines().find_map(|line| line.trim().strip_prefix("[possible values: "));
         let hint = match values {
@@ -219,6 +227,29 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
     })
 }
 
+/// Choices that were kept and change nothing, because the plan has not what they are of.
+pub(crate) fn without_effect(pins: &Pins, roles: &Roles) -> Vec<String> {
+    let no_states = roles.zero.stage == 0 && pins.zero != Some(0);
+    let idle = [
+        (
+            "zero",
+            pins.zero.is_some_and(|stage| stage > 0) && no_states,
+            "no two devices hold the same parameters",
+        ),
+        ("zero-group", pins.zero_group.is_some() && no_states, "no two devices hold the same parameters"),
+        ("gradients", pins.gradients.is_some() && roles.zero.stage < 3, "parameters are not cut"),
+        (
+            "sequence-parallel",
+            pins.sequence_parallel == Some(SequenceParallel::On) && roles.tp == 1,
+            "there is no tensor parallelism",
+        ),
+        ("cp-kind", pins.cp_kind.is_some() && roles.cp == 1, "there is no context parallelism"),
+        ("token-order", pins.token_order.is_some() && roles.cp == 1, "there is no context parallelism"),
+    ];
+    let said = |(name, _, why): &(&str, bool, &str)| format!("the choice of {name} changes nothing: {why}");
+    idle.iter().filter(|(_, is_idle, _)| *is_idle).map(said).collect()
+}
+
 /// True where some dim counts slots of experts.
 fn has_experts(model: &Model) -> bool {
     model.layers.iter().flat_map(|layer| &layer.dims).any(|dim| matches!(dim.extent, Extent::Slots { .. }))
@@ -238,6 +269,28 @@ mod tests {
         assert_eq!((pins.tp, pins.pp, pins.dp, pins.zero), (Some(8), Some(4), None, Some(0)));
         assert_eq!(pins.schedule, Some(ScheduleKind::OneFOneB));
         assert_eq!(pins.layers_per_stage, Some(vec![9, 8, 8, 7]));
+    }
+
+    #[test]
+    fn choices_of_what_a_plan_has_not_are_told() {
+        let plan = |zero: u8, cp: u64| {
+            let roles = serde_json::json!({
+                "dp": 1, "tp": 1, "sequence_parallel": false, "cp": cp, "ep": 1, "etp": 1, "pp": 1, "vpp": 1,
+                "zero": { "stage": zero }, "recompute": "none", "micro_batch": 1, "accumulation": 1,
+                "vocabulary_parallel": 1,
+            });
+            serde_json::from_value::<Roles>(roles).unwrap()
+        };
+        let pins = read_one("zero=3,cp-kind=ring").unwrap();
+        assert_eq!(without_effect(&pins, &plan(3, 2)), [""; 0]);
+        assert_eq!(
+            without_effect(&pins, &plan(0, 1)),
+            [
+                "the choice of zero changes nothing: no two devices hold the same parameters",
+                "the choice of cp-kind changes nothing: there is no context parallelism"
+            ]
+        );
+        assert_eq!(without_effect(&read_one("zero=0").unwrap(), &plan(0, 1)), [""; 0]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::args::{AttentionArg, JobArgs, OptimizerArg, PrecisionArg, SizeArgs};
 use crate::clusters::device_names;
 use crate::failure::Failure;
 use crate::input;
+use crate::pins::without_effect;
 
 /// A question and where its parts came from.
 #[derive(Clone, Debug)]
@@ -87,9 +88,10 @@ impl Question {
         })
     }
 
-    /// Signs a plan that answers the question.
-    pub(crate) fn sign(&self, mut plan: Plan) -> Plan {
+    /// Signs a plan that answers the question; `said` is what the user chose of it.
+    pub(crate) fn sign(&self, mut plan: Plan, said: &Pins) -> Plan {
         plan.warnings.extend(self.warnings.iter().cloned());
+        plan.warnings.extend(without_effect(said, &plan.roles));
         Plan { tool_version: env!("CARGO_PKG_VERSION").into(), inputs: self.digests.clone(), ..plan }
     }
 }

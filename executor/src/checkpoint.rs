@@ -15,6 +15,7 @@ use ndarray::{ArrayD, IxDyn, Slice};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::run::ParameterName;
 use crate::states::{Moments, Shard, States};
@@ -81,6 +82,8 @@ pub struct FileFacts {
     pub rank: u64,
     /// Its length.
     pub bytes: u64,
+    /// Its digest, as `sha256sum` prints it: a byte that was changed would go unnoticed where any number is a number.
+    pub sha256: String,
 }
 
 /// What is wrong with a checkpoint.
@@ -91,6 +94,10 @@ pub struct CheckpointError {
     pub file: String,
     /// What was found there, and what was expected.
     pub what: String,
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn fault(file: &str, what: impl Into<String>) -> CheckpointError {
@@ -198,7 +205,8 @@ pub fn save(
             Ok((tensor, TensorView::new(numbers.dtype(), shape.clone(), bytes).map_err(wrong)?))
         });
         let bytes = serialize(views.collect::<Result<Vec<_>, _>>()?, None).map_err(wrong)?;
-        index.files.push(FileFacts { name: name.clone(), rank: rank as u64, bytes: bytes.len() as u64 });
+        let (n_bytes, sha256) = (bytes.len() as u64, digest(&bytes));
+        index.files.push(FileFacts { name: name.clone(), rank: rank as u64, bytes: n_bytes, sha256 });
         files.push((name, bytes));
     }
     let text = serde_json::to_string_pretty(&index).map_err(|error| fault(INDEX, error.to_string()))?;
@@ -293,6 +301,12 @@ pub fn load(
                 file.bytes
             );
             return Err(fault(&file.name, what));
+        }
+        if digest(&bytes) != file.sha256 {
+            return Err(fault(
+                &file.name,
+                "its bytes are not those that were written: take another copy of it",
+            ));
         }
         read_file((file, numbers), &bytes, &mut wholes)?;
     }

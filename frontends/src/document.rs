@@ -8,6 +8,7 @@ use serde_path_to_error::Segment;
 
 use crate::input_error::{InputError, Position};
 use crate::scan::{Step, clip, first_double, locate, render};
+use crate::sentence::plain_sentence;
 
 /// Larger files are refused unread: no description of a model or a cluster comes near it.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
@@ -68,7 +69,7 @@ impl<'a> Document<'a> {
         serde_path_to_error::deserialize(value).map_err(|error| {
             let mut path: Vec<Step<'_>> = at.to_vec();
             path.extend(error.path().iter().filter_map(step));
-            self.error(&path, clip_sentence(&error.inner().to_string()))
+            self.error(&path, clip_sentence(&plain_sentence(&error.inner().to_string())))
         })
     }
 }
@@ -174,7 +175,7 @@ mod tests {
         }
         let document = Document::parse("f.json", "{\"a\": [{\"n\": 1},\n {\"n\": -2}]}").unwrap();
         let error = document.typed::<Vec<Inner>>(&[key("a")], &document.value["a"]).unwrap_err();
-        assert_eq!(error.to_string(), "f.json:2:8: a[1].n: invalid value: integer `-2`, expected u64");
+        assert_eq!(error.to_string(), "f.json:2:8: a[1].n: expected a whole number from 0, found `-2`");
         let document = Document::parse("f.json", "{\"a\": [{\"n\": 1},\n {\"m\": -2}]}").unwrap();
         let error = document.typed::<Vec<Inner>>(&[key("a")], &document.value["a"]).unwrap_err();
         assert_eq!(error.to_string(), "f.json:2:8: a[1].m: unknown field `m`, expected `n`");

@@ -3,6 +3,7 @@
 
 mod input_error;
 mod scan;
+mod sentence;
 mod document;
 mod cluster_file;
 mod cluster_check;
@@ -37,5 +38,6 @@ pub use hf::families;
 pub use input_error::{InputError, Position};
 pub use model::read_model;
 pub use rescale::{Size, rescale};
+pub use sentence::plain_sentence;
 pub use shipped_clusters::{Shipped, shipped_cluster, shipped_clusters};
 pub use shipped_models::{shipped_model, shipped_models};

@@ -25,6 +25,7 @@ use ir::strategy::{AxisUse, Strategy};
 use planner::reshard::{Givers, Reshard, StateSizes};
 use planner::rewrite::parts::{Stands, parts};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use tests::planner;
 
 /// Layouts of eight devices for a mixture of experts, as pins.
@@ -339,19 +340,29 @@ fn broken_checkpoints_are_refused() {
             fs::write(folder.join(rank), bytes).unwrap();
         }
     };
+    // Somebody who changes a file may also write its digest anew.
+    let signed = |change: &dyn Fn(&Path), folder: &Path| {
+        change(folder);
+        let digest: String = Sha256::digest(fs::read(folder.join(rank)).unwrap())
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let file = folder.join("checkpoint.json");
+        let mut value: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        value["files"][1]["sha256"] = digest.into();
+        fs::write(&file, value.to_string()).unwrap();
+    };
+    let another =
+        |folder: &Path| _ = fs::copy(folder.join("rank-00002.safetensors"), folder.join(rank)).unwrap();
     let nothing = |_: &Path| ();
     let at = Path::new(&at);
     let said = [
         complaint(&plan, at, |folder| fs::remove_file(folder.join("checkpoint.json")).unwrap(), &[]),
         complaint(&plan, at, |folder| fs::remove_file(folder.join(rank)).unwrap(), &[]),
         complaint(&plan, at, spoil(|bytes| bytes.truncate(100)), &[]),
-        complaint(&plan, at, spoil(|bytes| bytes[0] ^= 0xff), &[]),
-        complaint(
-            &plan,
-            at,
-            |folder| _ = fs::copy(folder.join("rank-00002.safetensors"), folder.join(rank)).unwrap(),
-            &[],
-        ),
+        complaint(&plan, at, |folder| signed(&spoil(|bytes| bytes[0] ^= 0xff), folder), &[]),
+        complaint(&plan, at, |folder| signed(&another, folder), &[]),
+        complaint(&plan, at, spoil(|bytes| *bytes.last_mut().unwrap() ^= 1), &[]),
         complaint(&plan, at, |folder| fs::write(folder.join("checkpoint.json"), "{").unwrap(), &[]),
         complaint(&plan, at, index(|index| index["planner_checkpoint"] = 9.into()), &[]),
         complaint(&plan, at, index(|index| index["colour"] = "red".into()), &[]),

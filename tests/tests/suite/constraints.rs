@@ -205,7 +205,7 @@ fn what_cannot_be_honoured_is_refused() {
             "3 parts of `f` do not divide the 8 devices",
         ),
         (json!({ "decoder": { "recompute": { "mlp.upp": "again" } } }), "no operator is called `mlp.upp`"),
-        (json!({ "decoder": { "recompute": { "mlp.up": "maybe" } } }), "unknown variant `maybe`"),
+        (json!({ "decoder": { "recompute": { "mlp.up": "maybe" } } }), "unknown value `maybe`"),
         (json!({ "decoder": { "storage": { "mlp.up": 1 } } }), "`mlp.up` is no parameter"),
         (json!({ "decoder": { "storage": { "mlp.up.weight": 4 } } }), "expected 0, 1, 2 or 3"),
         (

@@ -190,3 +190,10 @@ fn a_front_for_energy_is_in_its_order_and_compares_it() {
         energies.map(|row| row["plan"]["energy_per_step_joules"].as_f64().unwrap()).collect();
     assert!(energies.is_sorted() && energies.len() == 2, "{energies:?}");
 }
+
+#[test]
+fn a_front_without_a_plan_is_no_answer() {
+    let said = planner(&["pareto", "gpt3-175b", "dgx-h100", "--try-devices", "1", "--try-memory", "40"]);
+    assert_eq!(said.code, 3, "{said}");
+    assert!(said.err.contains("no plan fits at any of 1 points"), "{said}");
+}
