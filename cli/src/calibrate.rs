@@ -18,6 +18,12 @@ use crate::output::{json, write_whole};
 use crate::table::{Side, table};
 use crate::terminal::Terminal;
 
+/// Mean error that a fit to a few runs may leave before it is told: four times what is left for most sources.
+const FAR: f64 = 0.1;
+
+/// Mean error from which on there is something else wrong: software, at its slowest, takes twice as long.
+const TOO_FAR: f64 = 0.5;
+
 /// Fits constants to benchmarks and runs and writes them with their provenance.
 pub(crate) fn run(args: &CalibrateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let shipped = Constants::load();
@@ -25,16 +31,33 @@ pub(crate) fn run(args: &CalibrateArgs, terminal: &mut Terminal<'_>) -> Result<(
     write!(terminal.err, "{}", measured.text)?;
     let mut constants = measured.constants;
     let mut provenance = measured.provenance;
+    let mut runs_off = None;
     if let Some(file) = &args.runs {
         let fitted = fitted(file, &constants)?;
         let pace = |error: f64| format!("{:.1} %", error * 100.0);
         let n_runs = figures::counted(fitted.provenance.len() as u64, "run");
         let (before, after) = (pace(fitted.before), pace(fitted.after));
         writeln!(terminal.err, "mean error of {n_runs}: {before} before, {after} after")?;
+        if fitted.after > TOO_FAR {
+            return Err(Failure::argument_with_hint(
+                format!("{file}: no constants come near these runs"),
+                "step_s is the time of one step in seconds; do model, devices and degrees belong to it?",
+            ));
+        }
+        if fitted.after > FAR {
+            writeln!(
+                terminal.err,
+                "warning: the runs stay far from what is predicted, or from each other: predictions say so by their intervals"
+            )?;
+        }
         (constants, provenance) = (fitted.constants, [provenance, fitted.provenance].concat());
+        runs_off = Some(fitted.after);
     }
-    let calibration =
-        Calibration { provenance, ..Calibration::between(&shipped, &constants, env!("CARGO_PKG_VERSION")) };
+    let calibration = Calibration {
+        provenance,
+        runs_off,
+        ..Calibration::between(&shipped, &constants, env!("CARGO_PKG_VERSION"))
+    };
     write!(terminal.err, "{}", moved(&calibration, &shipped))?;
     let text = json(&calibration)?;
     match &args.output {
@@ -55,6 +78,14 @@ struct Fitted {
 
 fn fitted(file: &str, start: &Constants) -> Result<Fitted, Failure> {
     let rows = runs(file)?;
+    let is_time = |time: f64| time.is_finite() && time > 0.0;
+    if let Some(row) = rows.iter().find(|row| !row.step_s.is_some_and(is_time)) {
+        let found = row.step_s.map_or("nothing".to_owned(), |time| time.to_string());
+        return Err(Failure::argument_with_hint(
+            format!("{file}: {}: step_s: expected seconds above 0, found {found}", row.id),
+            "every run has the time of a step, in the column step_s",
+        ));
+    }
     let (cases, omitted) = cases(&rows, start);
     if let Some(row) = omitted.first() {
         return Err(Failure::argument(format!("{file}: {}: {}", row.row.id, row.reason)));

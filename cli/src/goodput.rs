@@ -3,8 +3,8 @@
 use cost_model::Constants;
 use cost_model::memory::StateBytes;
 use cost_model::reliability::{
-    Checkpoint, Failure as Stop, Ledger, Upkeep, at_random, between_failures as between_failures_of,
-    checkpoint, replay,
+    Checkpoint, Failure as Stop, Ledger, MOST_FAILURES, Upkeep, at_random,
+    between_failures as between_failures_of, checkpoint, replay,
 };
 use ir::plan::Plan;
 use ir::plan::prediction::Prediction;
@@ -63,6 +63,9 @@ struct Walked {
     n_checkpoints: u64,
 }
 
+/// Failures that are expected of a walk at most: random ones are never so many more that they are cut off.
+const MOST_WALKED: f64 = 0.9 * MOST_FAILURES as f64;
+
 /// Prices a plan and lets its devices fail.
 pub(crate) fn run(args: &GoodputArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
@@ -88,6 +91,15 @@ fn answer(args: &GoodputArgs, plan: &Plan, checkpoint: Checkpoint) -> Result<Ans
     if !(interval.0.is_finite() && interval.0 > 0.0) {
         let hint = "name it with --interval SECONDS";
         return Err(Failure::argument_with_hint("no time between checkpoints follows from failures", hint));
+    }
+    let expected = end / between_failures;
+    if trace.is_none() && expected > MOST_WALKED {
+        return Err(Failure::argument_with_hint(
+            format!(
+                "{expected:.2e} failures in {days} days are more than the {MOST_WALKED:.0e} that are walked through"
+            ),
+            "take fewer --days: the shares are the same",
+        ));
     }
     let (failures, of) = match (trace, &args.trace) {
         (Some(trace), Some(file)) => (trace, file.clone()),

@@ -14,7 +14,7 @@ use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::text::read_plan;
 use sha2::{Digest, Sha256};
-use validate::calibration::Calibration;
+use validate::calibration::{Calibration, CalibrationError};
 
 use crate::args::AddedArgs;
 use crate::failure::Failure;
@@ -82,12 +82,11 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
 /// Reads a calibration and checks its names and values.
 pub(crate) fn calibration(file: &str) -> Result<Calibration, Failure> {
     let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
-    Calibration::read(&text).map_err(|error| {
-        Failure::argument_with_hint(
-            format!("{file}: {error}"),
-            "`planner calibrate --runs FILE` writes such a file",
-        )
-    })
+    let hint = "`planner calibrate` writes such a file";
+    let found: Calibration = json_input::parse(file, &text, hint)?;
+    let fault = |error: CalibrationError| Failure::argument_with_hint(format!("{file}: {error}"), hint);
+    found.check().map_err(fault)?;
+    Ok(found)
 }
 
 /// What is wrong with a plan that could be read.

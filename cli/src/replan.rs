@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cost_model::Constants;
 use frontends::{Size, rescale};
 use ir::cluster::{Cluster, DeviceGroup};
-use ir::cluster_part::{part, pieces};
+use ir::cluster_part::{largest_part, part, pieces};
 use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
@@ -92,6 +92,8 @@ pub(crate) struct Now {
     pub(crate) cluster: Cluster,
     /// Devices that can be used.
     pub(crate) n_devices: u64,
+    /// Devices that are there besides, and make no cluster with these: their domain of a link tier is smaller than the others.
+    n_left_out: u64,
     /// Ranks of the old plan that still have what they held.
     pub(crate) survivors: Numbers,
 }
@@ -100,7 +102,7 @@ impl Now {
     /// So many devices of a plan's cluster, the first ones.
     pub(crate) fn first(cluster: &Cluster, n_devices: u64) -> Self {
         let survivors = (0..n_devices.min(cluster.n_devices())).collect();
-        Self { cluster: cluster.clone(), n_devices, survivors }
+        Self { cluster: cluster.clone(), n_devices, n_left_out: 0, survivors }
     }
 }
 
@@ -177,15 +179,21 @@ fn now(args: &ReplanArgs, plan: &Plan) -> Result<Now, Failure> {
                 let there: BTreeSet<(u64, u64)> = next.seats().into_iter().collect();
                 ranks(&cluster, |seat| there.contains(&seat))
             } else {
-                (0..old.min(n_devices)).collect()
+                // Where other devices have come, nothing can have stayed.
+                let is_same = |rank: &u64| device_name(&cluster, *rank) == device_name(&next, *rank);
+                (0..old.min(n_devices)).filter(is_same).collect()
             };
-            Ok(Now { cluster: next, n_devices, survivors })
+            Ok(Now { cluster: next, n_devices, n_left_out: 0, survivors })
         }
         (None, None, None) => match &args.lost_nodes {
             Some(lost) => without(&cluster, lost),
             None => Err(Failure::bug("nothing has changed")),
         },
     }
+}
+
+fn device_name(cluster: &Cluster, rank: u64) -> Option<&str> {
+    cluster.group_of(rank).map(|group| group.device.name.as_str())
 }
 
 /// Ranks of a cluster by where they are.
@@ -202,10 +210,12 @@ fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
         let what = format!("expected nodes of the plan, {}, found {lost}", known.join(" and "));
         return Err(refused(what));
     }
-    let is_left = |at: u64| numbers.get(at as usize).is_some_and(|node| !lost.contains(*node));
-    let left = part(cluster, &pieces(cluster, is_left)).map_err(|error| refused(error.to_string()))?;
+    let is_left = |at: &u64| numbers.get(*at as usize).is_some_and(|node| !lost.contains(*node));
+    let left: BTreeSet<u64> = (0..numbers.len() as u64).filter(is_left).collect();
+    let left = largest_part(cluster, &left).map_err(|error| refused(error.to_string()))?;
     let survivors = ranks(cluster, |(node, _)| !lost.contains(node));
-    Ok(Now { n_devices: left.n_devices(), cluster: left, survivors })
+    let n_devices = left.n_devices();
+    Ok(Now { n_devices, n_left_out: survivors.count() - n_devices, cluster: left, survivors })
 }
 
 /// The largest clusters that the devices make, of at least half of them. Where nodes are told apart, fewer devices are the first nodes, and more have
@@ -328,7 +338,7 @@ fn answer(
         from: side(plan),
         to: side(next),
         global_batch: next.job.global_batch,
-        n_spare: now.n_devices.saturating_sub(next.n_devices()),
+        n_spare: now.n_left_out + now.n_devices.saturating_sub(next.n_devices()),
         tried,
         stays_bytes: total.stays,
         moves_bytes: total.moves,
@@ -336,6 +346,9 @@ fn answer(
         moves_per_tier: tiers.map(|(tier, bytes)| (tier.name.clone(), *bytes)).collect(),
         moving_s: moved.time.0,
         kept: match is_numbered(&next.cluster) {
+            _ if now.survivors.count() == 0 => {
+                "no device of the old plan is there, so that a checkpoint has all states"
+            }
             true => "states stay on their nodes, and `planner ranks` says which rank is where",
             false => "ranks keep their numbers, and lost ones are the last",
         },

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cost_model::Constants;
 use frontends::{Size, rescale};
 use indicatif::ProgressBar as Bar;
+use ir::cluster_limits::{BYTES_PER_S, MEMORY_BYTES, Range};
 use ir::plan::Plan;
 use ir::units::{BytesPerSecond, GIB, Seconds};
 use planner::request::{NoPlan, Request};
@@ -102,7 +103,12 @@ fn read_over(text: &str) -> Result<Over, Failure> {
         Ok(number) if number > 0.0 && number <= 1e15 => Ok(number),
         Ok(_) | Err(_) => Err(wrong(format!("{name}: expected a number above 0, found `{word}`"))),
     };
-    Ok((name.trim().to_owned(), list.split(',').map(number).collect::<Result<_, _>>()?))
+    let numbers = list.split(',').map(number).collect::<Result<Vec<f64>, _>>()?;
+    let again = numbers.iter().enumerate().find(|(at, one)| numbers[..*at].contains(one));
+    match again {
+        Some((_, twice)) => Err(wrong(format!("{name}: {twice} is given twice"))),
+        None => Ok((name.trim().to_owned(), numbers)),
+    }
 }
 
 /// Every combination of the numbers; the last name changes fastest.
@@ -221,11 +227,13 @@ fn change_cluster(question: &mut Question, name: &str, number: f64) -> Result<()
     match (name, name.strip_prefix("bandwidth.")) {
         ("devices" | "nodes" | "seq-len" | "global-batch", _) => {}
         ("memory", _) => {
+            within(name, number, MEMORY_BYTES.per(GIB))?;
             for group in &mut cluster.groups {
                 group.device.memory_bytes = ir::units::Bytes(number * GIB);
             }
         }
         (_, Some(tier)) => {
+            within(name, number, BYTES_PER_S.per(1e9))?;
             let names: Vec<String> = cluster.tiers.iter().map(|tier| tier.name.clone()).collect();
             let known = cluster.tiers.iter_mut().find(|known| known.name == tier).ok_or_else(|| {
                 let what = format!("--over: the cluster has no tier `{tier}`");
@@ -244,6 +252,16 @@ fn change_cluster(question: &mut Question, name: &str, number: f64) -> Result<()
         }
     }
     Ok(())
+}
+
+fn within(name: &str, number: f64, range: Range) -> Result<(), Failure> {
+    if range.holds(number) {
+        return Ok(());
+    }
+    Err(Failure::argument(format!(
+        "--over: {name}={number} is out of range, expected {} to {}",
+        range.0, range.1
+    )))
 }
 
 /// Everything that decides the answer, in one word.

@@ -29,11 +29,14 @@ const USUAL_EFFICIENCY: f64 = 0.65;
 /// Nothing sustains more of its peak.
 const MOST_EFFICIENCY: f64 = 0.9;
 
+/// Runs of a cluster are as far from each other as those of any source: what nine of ten are off by, over what they are off by on average.
+const TAIL: f64 = 2.0;
+
 /// What a prediction rests on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Basis {
-    /// Runs on this very cluster.
-    Calibrated,
+    /// Runs on this very cluster, which its calibration leaves off by this part of their time on average.
+    Calibrated(f64),
     /// Published runs on the same family of devices, in the same width of numbers.
     Runs,
     /// Published runs on the family, in another width.
@@ -45,7 +48,7 @@ pub enum Basis {
 impl fmt::Display for Basis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Calibrated => "after a calibration",
+            Self::Calibrated(_) => "after a calibration",
             Self::Runs => "as far as published runs scatter",
             Self::OtherFormat => "no measurement of this number format on this device family",
             Self::Datasheet => "no measurement of this device family",
@@ -56,8 +59,9 @@ impl fmt::Display for Basis {
 impl Basis {
     /// What the prediction for a device rests on. The families and formats are those of `fixtures/published`.
     pub fn of(cluster: &Cluster, device: &Device, precision: Precision) -> Self {
-        if cluster.calibration.is_some() {
-            return Self::Calibrated;
+        // Benchmarks of single operators say nothing of how far whole steps are off.
+        if let Some(off) = cluster.calibration.as_ref().and_then(|calibration| calibration.runs_off) {
+            return Self::Calibrated(off);
         }
         let eight = precision == Precision::Fp8;
         match device.architecture {
@@ -87,7 +91,7 @@ impl Basis {
     /// A world in which the device is as fast as it may be, and one in which it is as slow.
     pub fn worlds(self, constants: &Constants, device: &Device, precision: Precision) -> [Constants; 2] {
         match self {
-            Self::Calibrated | Self::Runs => [constants.clone(), constants.clone()],
+            Self::Calibrated(_) | Self::Runs => [constants.clone(), constants.clone()],
             Self::OtherFormat | Self::Datasheet => {
                 let usual = if self == Self::Datasheet { USUAL_EFFICIENCY } else { 0.0 };
                 [UNKNOWN, 1.0 / UNKNOWN].map(|factor| {
@@ -101,7 +105,7 @@ impl Basis {
     /// The interval around a time, from those in both worlds.
     pub fn interval(self, time: Seconds, fast: Seconds, slow: Seconds) -> [Seconds; 2] {
         let scatter = match self {
-            Self::Calibrated => SCATTER_CALIBRATED,
+            Self::Calibrated(off) => SCATTER_CALIBRATED.max(TAIL * off),
             Self::Runs | Self::OtherFormat | Self::Datasheet => SCATTER,
         };
         let wide = |away: Seconds| Seconds(away.0.hypot(scatter * time.0));
@@ -151,6 +155,12 @@ mod tests {
         assert_eq!(widths(Architecture::Tpu, Precision::Bf16), (Basis::Datasheet, [0.85, 1.32]));
         assert_eq!(widths(Architecture::Cdna2, Precision::Bf16), (Basis::Datasheet, [0.75, 1.32]));
         assert_eq!(widths(Architecture::Hopper, Precision::Fp32).0, Basis::OtherFormat);
+    }
+
+    #[test]
+    fn runs_that_a_calibration_does_not_meet_leave_a_wide_interval() {
+        let wide = |off: f64| Basis::Calibrated(off).interval(Seconds(1.0), Seconds(1.0), Seconds(1.0))[1].0;
+        assert_eq!([wide(0.01), wide(0.3)], [1.1, 1.6]);
     }
 
     #[test]

@@ -273,6 +273,9 @@ pub struct Calibration {
     pub provenance: Vec<String>,
     /// Constants that differ from the shipped ones, by name.
     pub constants: BTreeMap<String, f64>,
+    /// What whole steps that were measured are still off by on average, as a part of their time; absent where none were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runs_off: Option<f64>,
 }
 
 /// The schema version this build reads and writes.

@@ -3,7 +3,7 @@
 //! Ranks follow the nodes that are left. Two that shared a domain of a link tier keep sharing one, and the domains of a tier
 //! keep one size: a part for which that cannot be is none. Every group of a part says which nodes of the whole it has.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::{Cluster, DeviceGroup, Tier};
 use crate::numbers::Numbers;
@@ -95,6 +95,35 @@ pub fn part(cluster: &Cluster, pieces: &[Piece]) -> Result<Cluster, PartError> {
     Ok(Cluster { groups: pieces.iter().map(group).collect(), tiers, ..cluster.clone() })
 }
 
+/// Most of some nodes of a cluster, counted through all groups: where domains of a tier would have unequal sizes, without those that are not
+/// whole, or with as many nodes of each as the smallest has, whichever leaves more devices.
+///
+/// # Errors
+/// What would become of a tier by any of them.
+pub fn largest_part(cluster: &Cluster, nodes: &BTreeSet<u64>) -> Result<Cluster, PartError> {
+    let error = match part(cluster, &pieces(cluster, |node| nodes.contains(&node))) {
+        Err(error @ PartError::Unequal { .. }) => error,
+        other => return other,
+    };
+    let ranks = runs(cluster, &pieces(cluster, |_| true));
+    let fewer = cluster.tiers.iter().flat_map(|tier| {
+        let mut domains: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for &node in nodes {
+            let (first, _) = ranks.get(node as usize).copied().unwrap_or_default();
+            domains.entry(first / tier.devices.max(1)).or_default().push(node);
+        }
+        let most = domains.values().map(Vec::len).max().unwrap_or(0);
+        let least = domains.values().map(Vec::len).min().unwrap_or(0);
+        let whole = domains.values().filter(|own| own.len() == most).flatten().copied().collect();
+        let alike = domains.values().flat_map(|own| own.iter().take(least)).copied().collect();
+        [whole, alike]
+    });
+    let is_less = |some: &BTreeSet<u64>| !some.is_empty() && some.len() < nodes.len();
+    let parts = fewer.filter(is_less).filter_map(|some| largest_part(cluster, &some).ok());
+    // Of equals the first.
+    parts.reduce(|best, other| if other.n_devices() > best.n_devices() { other } else { best }).ok_or(error)
+}
+
 /// Ranks of the whole cluster that the pieces have, in order: the first of a run, and how many.
 fn runs(cluster: &Cluster, pieces: &[Piece]) -> Vec<(u64, u64)> {
     let mut first = vec![0];
@@ -184,6 +213,21 @@ mod tests {
         check(&two, "0-3,7", "0-3 | 7 in tiers of 8, 40");
         check(&two, "5", "5 in tiers of 8, 8");
         check(&two, "9", "no node is left");
+    }
+
+    #[test]
+    fn a_domain_that_is_not_whole_is_left_out_or_sets_the_size_of_the_others() {
+        let left = |whole: &Cluster, lost: &[u64]| {
+            let n_nodes: u64 = whole.groups.iter().map(DeviceGroup::n_nodes).sum();
+            let nodes = (0..n_nodes).filter(|node| !lost.contains(node)).collect();
+            let found = largest_part(whole, &nodes).unwrap();
+            found.nodes().iter().map(Numbers::to_string).collect::<Vec<_>>().join(" | ")
+        };
+        let regions = grouped(&[2, 2, 2], &[8, 16, 48]);
+        assert_eq!(left(&regions, &[0]), "2-3 | 4-5");
+        assert_eq!(left(&regions, &[0, 3]), "1 | 2 | 4");
+        assert_eq!(left(&grouped(&[8], &[8, 32, 64]), &[7]), "0-2,4-6");
+        assert_eq!(left(&grouped(&[4, 4], &[8, 64]), &[7]), "0-3 | 4-6");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Layers cut into chunks, the schedule simulated, and what a step has once: a candidate's figures.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use ir::graph::Model;
@@ -227,13 +228,16 @@ impl Scope<'_> {
         (schedule, levels): (Schedule, &[Levels]),
         cut: impl Fn(&[Place<'_>]) -> Option<Vec<Chunk>>,
     ) -> Vec<Vec<Chunk>> {
-        let of = |share: &Share| {
+        let of = |(levels, share): (&[Levels], &Share)| {
             let places = self.places(candidate, (schedule, *share), levels);
             let cuts = cut(&places)?;
             let together = levelled(&places, &cuts).filter(|other| *other != cuts);
-            Some(std::iter::once(cuts).chain(together))
+            Some([Some(cuts), together].into_iter().flatten().collect::<Vec<_>>())
         };
-        let all = Share::of(schedule, levels.len()).iter().filter_map(of).flatten();
+        let shares = Share::of(schedule, levels.len());
+        let sizes = of_slices(schedule, levels);
+        let ways = sizes.iter().flat_map(|levels| shares.iter().map(move |share| (&**levels, share)));
+        let all = ways.filter_map(of).flatten();
         let timed = |cuts: Vec<Chunk>| (self.least_time(candidate, schedule, &cuts), cuts);
         let mut all: Vec<(f64, Vec<Chunk>)> = all.map(timed).collect();
         all.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -375,6 +379,16 @@ impl Scope<'_> {
         let alike = roles.iter().all(|own| own.cp == roles[0].cp);
         alike && (any_roles || roles.iter().all(|own| !broken(forbid, own)))
     }
+}
+
+/// Costs of layers as a schedule runs them, each with as much as they may need while they run: where it cuts sequences, what a slice of
+/// equal length needs if all of it falls with the length, twice that, and what a whole sequence needs. Kept tensors fall with what is in
+/// flight, and time is that of all slices.
+pub(crate) fn of_slices(schedule: Schedule, levels: &[Levels]) -> Vec<Cow<'_, [Levels]>> {
+    let n_slices = f64::from(schedule.n_slices());
+    let sliced = |part: f64| Cow::Owned(levels.iter().map(|own| own.of_slices(part)).collect());
+    let parts = [1.0 / n_slices, 2.0 / n_slices].into_iter().filter(|part| *part < 1.0);
+    parts.map(sliced).chain([Cow::Borrowed(levels)]).collect()
 }
 
 /// Layers per chunk, embedding and head included, of the decoder layers that the user counts.

@@ -23,10 +23,12 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
 use crate::chosen::chosen;
-use crate::found::{Found, Tally};
+use crate::found::Found;
+use crate::layouts::least_time;
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;
+use crate::request::Request;
 
 /// How many runners-up a plan names.
 const N_RUNNERS_UP: usize = 5;
@@ -99,7 +101,7 @@ pub(crate) fn unpriced(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Pl
             .map(|runs| runs.iter().map(|&(entry, count)| EntryRun { entry, count }).collect())
             .collect(),
         predicted: None,
-        search: Some(report(&found.tally, best)),
+        search: Some(report(found, best)),
         runners_up: runners_up(scope, &found.ranking),
         warnings: warnings(found, best, shares),
         forms: chosen.forms,
@@ -145,10 +147,17 @@ fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
     arranged.entries.iter().any(of_entry)
 }
 
-fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
-    let best = arranged.step_time();
+/// Where somebody stopped a search there may be spaces that it had not come to: meshes of more axes, other orders of devices, unequal
+/// shares, schedules that split backward. The products alone are what bounds those.
+fn of_all(found: &Found<'_>) -> Option<Seconds> {
+    let all = || Request { cluster: found.asked.clone(), ..found.scope.request.clone() };
+    found.tally.stopped.then(|| least_time(&all(), found.scope.constants))
+}
+
+fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
+    let (tally, best) = (&found.tally, arranged.step_time());
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
-    let least = tally.inside_bound.map_or(bound, |inside| inside.min(bound));
+    let least = [tally.inside_bound, of_all(found)].into_iter().flatten().fold(bound, Seconds::min);
     let forms = match tally.n_forms_open {
         0 => String::new(),
         n => format!(
@@ -184,11 +193,13 @@ fn report(tally: &Tally, arranged: &Arranged) -> SearchReport {
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(
             "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \
-             open, and none of them can be faster than {:.3} of the plan's time ({given}{slices}){forms}",
+             open, and none of them can be faster than {:.3} of the plan's time ({given}{slices}); what it \
+             had not come to takes {:.3} of it for the products alone{forms}",
             tally.work,
             tally.work,
             tally.n_open,
-            bound / best
+            bound / best,
+            of_all(found).map_or(1.0, |all| all / best)
         ),
         None => format!(
             "every candidate of the space was worked out, or has a bound above the plan's time ({given}{slices}){forms}"

@@ -138,6 +138,17 @@ impl Levels {
         Self { costs, kinds, counts, ends, least }
     }
 
+    /// The same of layers that run so much of a sequence at a time.
+    pub(crate) fn of_slices(&self, part: f64) -> Self {
+        let sliced = |cost: &LayerCost| LayerCost {
+            working: cost.working * part,
+            logits: cost.logits * part,
+            ..*cost
+        };
+        let costs = self.costs.iter().map(|level| level.iter().map(sliced).collect()).collect();
+        Self { costs, ..self.clone() }
+    }
+
     pub(crate) fn count(&self, from: usize, to: usize, kind: usize) -> f64 {
         (self.counts[to][kind] - self.counts[from][kind]) as f64
     }

@@ -4,7 +4,10 @@
 //! search of its own, so the price is that of the best plan after the change.
 
 use cost_model::Constants;
+use cost_model::tensor_bytes::is_logits;
 use ir::cluster::Precision;
+use ir::engine::LossKernel;
+use ir::graph::{Layer, TensorId};
 use ir::units::GIB;
 
 use crate::found::Start;
@@ -19,6 +22,9 @@ const DOUBLINGS: u32 = 10;
 
 /// Memory per device, as multiples of what there is: up to the step from 16 to 1024 GiB.
 const MEMORY: [f64; 8] = [1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+
+/// The part of a device that scores of one sequence in single precision take where a fused loss may be what makes a plan fit.
+const MUCH_OF_A_DEVICE: f64 = 0.25;
 
 /// A change in words, and the request after it.
 type Change = (String, Request);
@@ -53,6 +59,7 @@ pub fn relaxations(
         shorter_sequences(request),
         smaller_batches(request),
         lower_precision(request),
+        fused_loss(request),
         on_hosts(request, hosts),
         no_pins(request),
         nothing_forbidden(request),
@@ -138,6 +145,36 @@ fn lower_precision(request: &Request) -> Vec<Change> {
     let mut relaxed = request.clone();
     relaxed.job.precision = Precision::Bf16;
     vec![("parameters and activations in bf16".into(), relaxed)]
+}
+
+/// The request with the loss in one kernel, where the scores of one sequence take much of a device.
+fn fused_loss(request: &Request) -> Vec<Change> {
+    let mut relaxed = request.clone();
+    relaxed.job.engine.loss = LossKernel::Fused;
+    let scores = |layer: &Layer| {
+        let sizes = layer.sizes(1, request.job.sequence);
+        let elements =
+            |at: usize| layer.shape(TensorId(at), &sizes).iter().map(|&n| n as f64).product::<f64>();
+        (0..layer.tensors.len())
+            .filter(|&at| is_logits(layer, TensorId(at)))
+            .map(elements)
+            .fold(0.0, f64::max)
+    };
+    let bytes = 4.0 * request.model.layers.iter().map(scores).fold(0.0, f64::max);
+    let memory = request.cluster.groups.iter().map(|group| group.device.memory_bytes.0);
+    if relaxed == *request || bytes < MUCH_OF_A_DEVICE * memory.fold(f64::INFINITY, f64::min) {
+        return Vec::new();
+    }
+    let mut with_hosts = relaxed.clone();
+    with_hosts.pins.offload = Some(OffloadKind::Allowed);
+    let mut changes = vec![("the loss in one kernel, in place (--engine loss=fused)".into(), relaxed)];
+    if offload::is_open(&request.pins) {
+        changes.push((
+            "the loss in one kernel, in place, and what pays on the hosts (--engine loss=fused)".into(),
+            with_hosts,
+        ));
+    }
+    changes
 }
 
 /// The request with whatever pays in the memory of hosts, where it was not searched so.

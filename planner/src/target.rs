@@ -13,8 +13,8 @@
 //! | engine | ZeRO | optimizer on hosts | recompute | schedules | keys of other devices | between products of tp | tokens to experts |
 //! |---|---|---|---|---|---|---|---|
 //! | Megatron-Core `arguments.py` | 0, 1 | with 1 (`--optimizer-cpu-offload`) | none, selective, full | 1F1B, interleaved | all | tokens cut | every copy, or once to a node (`flex`), beside another micro-batch |
-//! | TorchTitan `job_config.py` | 0, 2, 3 | no: it moves parameters too | none, selective, full | GPipe, 1F1B, interleaved, ZB-V, DualPipeV | gathered, ring | tokens cut | every copy, or once to a node (`expert_parallel_comm_backend`) |
-//! | DeepSpeed `runtime/config.py`, `pipe/engine.py` | 0, 1; 2, 3 without a pipeline | with 1, 2, 3 (`offload_optimizer`) | none, full | 1F1B | Ulysses | whole | every copy |
+//! | TorchTitan `job_config.py` | 0 where sequences are whole, 2, 3 | no: it moves parameters too | none, selective, full | GPipe, 1F1B, interleaved, ZB-V, DualPipeV | gathered, ring | tokens cut | every copy, or once to a node (`expert_parallel_comm_backend`) |
+//! | DeepSpeed `runtime/config.py`, `pipe/engine.py` | 0, 1; 2, 3 without a pipeline | with 1, 2, 3 (`offload_optimizer`) | none, full | 1F1B | Ulysses, with data parallelism alone | whole | every copy |
 
 use cost_model::Constants;
 use ir::engine::{Dispatch, Engine, ExchangeOverlap, Launches};
@@ -42,11 +42,14 @@ pub enum Target {
     DeepSpeed,
 }
 
-/// ZeRO stages that go with a pipeline, or only without one.
+/// What a ZeRO stage does not go with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pipeline {
-    Any,
-    Absent,
+enum Lacks {
+    Nothing,
+    Pipeline,
+    /// Sequences that are cut over devices: these then hold parts of the parameters too (`fsdp_enabled` of TorchTitan's
+    /// `parallel_dims.py`).
+    Context,
 }
 
 impl Target {
@@ -59,12 +62,12 @@ impl Target {
         }
     }
 
-    fn storages(self) -> &'static [(u8, Pipeline)] {
+    fn storages(self) -> &'static [(u8, Lacks)] {
         match self {
-            Self::Megatron => &[(1, Pipeline::Any), (0, Pipeline::Any)],
-            Self::TorchTitan => &[(2, Pipeline::Any), (3, Pipeline::Any), (0, Pipeline::Any)],
+            Self::Megatron => &[(1, Lacks::Nothing), (0, Lacks::Nothing)],
+            Self::TorchTitan => &[(2, Lacks::Nothing), (3, Lacks::Nothing), (0, Lacks::Context)],
             Self::DeepSpeed => {
-                &[(1, Pipeline::Any), (2, Pipeline::Absent), (3, Pipeline::Absent), (0, Pipeline::Any)]
+                &[(1, Lacks::Nothing), (2, Lacks::Pipeline), (3, Lacks::Pipeline), (0, Lacks::Nothing)]
             }
         }
     }
@@ -134,6 +137,12 @@ impl Target {
         }
     }
 
+    /// Whether sequences are cut only where there are no tensor parallelism and no pipeline: Megatron-DeepSpeed refuses the others
+    /// (`parallel_state.py`, `groups.py` of DeepSpeed).
+    fn cuts_sequences_alone(self) -> bool {
+        self == Self::DeepSpeed
+    }
+
     fn between_products(self) -> SequenceParallel {
         match self {
             Self::Megatron | Self::TorchTitan => SequenceParallel::On,
@@ -184,21 +193,32 @@ impl Target {
     fn spaces_in(self, home: OffloadKind, pins: &Pins) -> Vec<Pins> {
         let common = Pins { offload: Some(home), ..self.common(pins) };
         let mut list = Vec::new();
-        for &(zero, pipeline) in self.storages() {
+        for &(zero, lacks) in self.storages() {
             if home == OffloadKind::Optimizer && zero == 0 {
                 continue;
             }
             for &(_, recompute) in self.recomputations() {
                 let mut space = Pins { zero: Some(zero), recompute: Some(recompute), ..common.clone() };
-                space.forbid.pp.above_one |= pipeline == Pipeline::Absent;
+                space.forbid.pp.above_one |= lacks == Lacks::Pipeline;
+                space.forbid.cp.above_one |= lacks == Lacks::Context;
                 let chosen = pins.zero.is_none_or(|one| one == zero)
                     && pins.recompute.is_none_or(|one| one == recompute);
-                if chosen && contradiction(&space).is_none() {
-                    list.push(space);
-                }
+                let parts = self.by_context(space).into_iter().filter(|one| contradiction(one).is_none());
+                list.extend(parts.filter(|_| chosen));
             }
         }
         list
+    }
+
+    /// A space, or that with whole sequences and that with neither tensor parallelism nor a pipeline.
+    fn by_context(self, space: Pins) -> Vec<Pins> {
+        if !self.cuts_sequences_alone() {
+            return vec![space];
+        }
+        let (mut whole, mut cut) = (space.clone(), space);
+        whole.forbid.cp.above_one = true;
+        (cut.forbid.tp.above_one, cut.forbid.pp.above_one) = (true, true);
+        vec![whole, cut]
     }
 
     /// What all spaces have in common.
@@ -224,12 +244,27 @@ impl Target {
             let mut stages: Vec<u8> = self.storages().iter().map(|one| one.0).collect();
             stages.sort_unstable();
             let has: Vec<String> = stages.iter().map(ToString::to_string).collect();
-            let Some((_, pipeline)) = self.storages().iter().find(|one| one.0 == zero) else {
+            let Some((_, lacks)) = self.storages().iter().find(|one| one.0 == zero) else {
                 return Err(format!("{name} cannot run zero={zero}: it has {}", has.join(", ")));
             };
-            if let Some(pp) = pins.pp.filter(|pp| *pp > 1 && *pipeline == Pipeline::Absent) {
+            if let Some(pp) = pins.pp.filter(|pp| *pp > 1 && *lacks == Lacks::Pipeline) {
                 return Err(format!("{name} cannot run zero={zero} with pp={pp}: only without a pipeline"));
             }
+            if let Some(cp) = pins.cp.filter(|cp| *cp > 1 && *lacks == Lacks::Context) {
+                return Err(format!(
+                    "{name} cannot run zero={zero} with cp={cp}: it cuts states over the same devices"
+                ));
+            }
+        }
+        let others = [("tp", pins.tp), ("pp", pins.pp)];
+        if let Some(cp) = pins.cp.filter(|cp| *cp > 1 && self.cuts_sequences_alone())
+            && let Some((other, degree)) =
+                others.into_iter().find(|(_, degree)| degree.is_some_and(|one| one > 1))
+        {
+            let degree = degree.unwrap_or_default();
+            return Err(format!(
+                "{name} cannot run cp={cp} with {other}={degree}: it cuts sequences beside data parallelism alone"
+            ));
         }
         if pins.offload == Some(OffloadKind::Optimizer) && !self.offloads() {
             return Err(format!(
@@ -360,7 +395,8 @@ mod tests {
         for target in ALL {
             let pins = Pins { offload: Some(OffloadKind::None), ..Pins::default() };
             let spaces = target.spaces(&pins).unwrap();
-            assert_eq!(spaces.len(), target.storages().len() * target.recomputations().len());
+            let parts = if target.cuts_sequences_alone() { 2 } else { 1 };
+            assert_eq!(spaces.len(), target.storages().len() * target.recomputations().len() * parts);
             assert!(spaces.iter().all(|one| one.zero.is_some() && one.recompute.is_some()));
             assert!(spaces.iter().all(|one| contradiction(one).is_none()));
         }
@@ -403,6 +439,16 @@ mod tests {
         assert_eq!(
             said(Target::DeepSpeed, &staged),
             "deepspeed cannot run zero=3 with pp=2: only without a pipeline"
+        );
+        let long = Pins { cp: Some(4), pp: Some(2), ..Pins::default() };
+        assert_eq!(
+            said(Target::DeepSpeed, &long),
+            "deepspeed cannot run cp=4 with pp=2: it cuts sequences beside data parallelism alone"
+        );
+        let copied = Pins { zero: Some(0), cp: Some(4), ..Pins::default() };
+        assert_eq!(
+            said(Target::TorchTitan, &copied),
+            "torchtitan cannot run zero=0 with cp=4: it cuts states over the same devices"
         );
         let order = Pins { schedule: Some(ScheduleKind::Chimera), ..Pins::default() };
         assert_eq!(

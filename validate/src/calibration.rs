@@ -23,35 +23,40 @@ pub struct Calibration {
     /// For each of them how far the measurements leave it open: one standard deviation.
     #[serde(default)]
     pub deviations: BTreeMap<String, f64>,
+    /// What the runs that it was fitted to are still off by on average, as a part of their time; absent where it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runs_off: Option<f64>,
 }
 
 /// What is wrong with a calibration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CalibrationError {
-    /// Not of this form.
-    #[error("not a calibration: {0}")]
-    Form(String),
     /// Of another version.
     #[error("schema_version: expected {CALIBRATION_SCHEMA_VERSION}, found {0}")]
     Version(u32),
+    /// An error that is none.
+    #[error("runs_off: expected a number from 0, found {0}")]
+    RunsOff(f64),
     /// A constant that is none, or a value without meaning.
     #[error("constants.{0}")]
     Constant(#[from] cost_model::CalibrationError),
 }
 
 impl Calibration {
-    /// Reads a file's text.
+    /// Checks what a file said: names, values and version.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(text: &str) -> Result<Self, CalibrationError> {
-        let read: Self = serde_json::from_str(text).map_err(|e| CalibrationError::Form(e.to_string()))?;
-        if read.schema_version != CALIBRATION_SCHEMA_VERSION {
-            return Err(CalibrationError::Version(read.schema_version));
+    pub fn check(&self) -> Result<(), CalibrationError> {
+        if self.schema_version != CALIBRATION_SCHEMA_VERSION {
+            return Err(CalibrationError::Version(self.schema_version));
+        }
+        if let Some(off) = self.runs_off.filter(|off| !(off.is_finite() && *off >= 0.0)) {
+            return Err(CalibrationError::RunsOff(off));
         }
         // Applied once, so that a name or a value that is wrong shows where the file is read.
-        Constants::load().calibrated(&read.constants)?;
-        Ok(read)
+        Constants::load().calibrated(&self.constants)?;
+        Ok(())
     }
 
     /// Constants with those of the calibration in their place.
@@ -64,7 +69,8 @@ impl Calibration {
 
     /// What a cluster's description keeps of it.
     pub fn of_cluster(&self) -> ir::cluster::Calibration {
-        ir::cluster::Calibration { provenance: self.provenance.clone(), constants: self.constants.clone() }
+        let (provenance, constants) = (self.provenance.clone(), self.constants.clone());
+        ir::cluster::Calibration { provenance, constants, runs_off: self.runs_off }
     }
 
     /// The calibration that leads from the shipped constants to others.
@@ -79,6 +85,7 @@ impl Calibration {
             provenance: Vec::new(),
             constants: moved.collect(),
             deviations: BTreeMap::new(),
+            runs_off: None,
         }
     }
 }
@@ -91,7 +98,9 @@ mod tests {
         let text = format!(
             r#"{{"schema_version": 1, "tool_version": "t", "provenance": [], "constants": {{{constants}}}}}"#
         );
-        Calibration::read(&text).map_err(|error| error.to_string())
+        let found: Calibration = serde_json::from_str(&text).unwrap();
+        found.check().map_err(|error| error.to_string())?;
+        Ok(found)
     }
 
     #[test]
@@ -116,6 +125,7 @@ mod tests {
             read(r#""memory_efficiency_fraction": 7"#).unwrap_err(),
             "constants.memory_efficiency_fraction: 7 is outside 0.3 to 1"
         );
-        assert!(Calibration::read("{}").is_err());
+        let off = Calibration { runs_off: Some(-1.0), ..read("").unwrap() };
+        assert_eq!(off.check().unwrap_err().to_string(), "runs_off: expected a number from 0, found -1");
     }
 }

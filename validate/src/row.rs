@@ -175,10 +175,14 @@ fn fault(error: &csv::Error, header: &StringRecord) -> RowError {
     let csv::ErrorKind::Deserialize { pos, err } = error.kind() else {
         return RowError(error.to_string());
     };
+    let what = err.kind().to_string();
+    if let Some(column) = what.strip_prefix("missing field ") {
+        return RowError(format!("the header has no column {column}"));
+    }
     let line = pos.as_ref().map_or(String::new(), |pos| format!("line {}", pos.line()));
     let column = err.field().and_then(|at| header.get(usize::try_from(at).ok()?));
     let column = column.map_or(String::new(), |name| format!(", column {name}"));
-    RowError(format!("{line}{column}: {}", err.kind()))
+    RowError(format!("{line}{column}: {what}"))
 }
 
 /// The rows that are shipped.

@@ -6,7 +6,7 @@ use ir::plan::Plan;
 use planner::optimize_until;
 use planner::request::{NoPlan, OffloadKind, Stop, Untried, Wait};
 use serde_json::Value;
-use tests::planner;
+use tests::{json, planner};
 
 use crate::exhaustive::question;
 
@@ -98,5 +98,20 @@ fn budgets_that_are_none_are_refused() {
     ] {
         let said = planner(&[QUESTION, more].concat());
         assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+    }
+}
+
+/// Where a search is stopped before it comes to wider spaces, its bound holds for these too.
+#[test]
+fn a_stopped_search_bounds_what_it_had_not_come_to() {
+    for (cluster, works) in [("rtx4090-x8", ["1", "2", "3"]), ("h100-a100-pcie", ["2", "4", "6"])] {
+        let ask =
+            |more: &[&str]| json(&[&["optimize", "gpt2", cluster, "--global-batch", "8"], more].concat());
+        let best = time(&ask(&[]));
+        for work in works {
+            let some = ask(&["--work", work]);
+            let least = some["search"]["lower_bound_s"].as_f64().unwrap();
+            assert!(least <= best, "{cluster} --work {work}: {least} {best}");
+        }
     }
 }

@@ -72,3 +72,11 @@ fn the_cheapest_number_of_devices_costs_no_more_than_any_that_was_tried() {
         );
     }
 }
+
+#[test]
+fn more_failures_than_are_walked_through_are_refused() {
+    let plan = plan("goodput-many.json");
+    let said = planner(&["goodput", &plan, "--failures", "200000", "--days", "1e9"]);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.err.contains("take fewer --days"), "{said}");
+}

@@ -178,3 +178,21 @@ fn a_form_that_is_none_of_its_layers_is_refused_with_its_place() {
     let expected = "forms[0].original: layer `decoder` is no form of this layer";
     assert!(said.err.contains(expected), "{said}");
 }
+
+/// A region that has lost a node is no region like the others: it is left out, and told as spare.
+#[test]
+fn a_node_that_is_lost_takes_its_domain_where_domains_must_be_alike() {
+    let file = scratch!("replan-regions.json");
+    done(&["optimize", "llama-3-8b", "three-regions", "--global-batch", "96", "-o", &file]);
+    let answer = json(&["replan", &file, "--lost-nodes", "0"]);
+    assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&32.into(), &8.into()));
+}
+
+#[test]
+fn nothing_stays_on_devices_that_are_others() {
+    let file = plan("replan-others.json");
+    let answer = json(&["replan", &file, "--cluster", "dgx-a100-80", "--nodes", "2"]);
+    let [stays, moves, read] =
+        ["stays_bytes", "moves_bytes", "from_checkpoint_bytes"].map(|name| number(&answer[name]));
+    assert!(stays == 0.0 && moves == 0.0 && read > 0.0, "{answer}");
+}

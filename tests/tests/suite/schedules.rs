@@ -191,3 +191,18 @@ fn slices_that_do_not_make_up_the_sequence_are_refused() {
     assert!(said[1].contains("found 1"), "{said:?}");
     assert!(said[2].contains("at least one token"), "{said:?}");
 }
+
+#[test]
+fn slices_need_less_memory_than_sequences() {
+    // The scores of 65,536 tokens take more than a device has; those of a quarter of them do not.
+    let job =
+        ["estimate", "llama-3-8b", "dgx-h100", "--seq-len", "65536", "--global-batch", "2", "--pp", "8"];
+    let estimate = |more: &[&str]| planner(&[&job[..], &["--recompute", "full", "--json"], more].concat());
+    let whole = estimate(&["--schedule", "1f1b", "--offload", "none"]);
+    assert_eq!(whole.code, 3, "{whole}");
+    let sliced = estimate(&["--schedule", "seq1f1b", "--slices", "4"]);
+    assert_eq!(sliced.code, 0, "{sliced}");
+    let found: Value = serde_json::from_str(&sliced.out).unwrap();
+    let peak = found["peak_memory_bytes"].as_f64().unwrap();
+    assert!(peak > 40e9 && peak < 80.0 * 1024_f64.powi(3), "{peak}");
+}

@@ -239,3 +239,31 @@ fn a_calibration_by_benchmarks_moves_the_rates_of_products_and_links() {
     assert_eq!(wrong.code, 2);
     assert!(wrong.err.contains("no line of nccl-tests with a size and times"), "{wrong}");
 }
+
+/// A table with the first row of a source, its time replaced.
+fn one_run(file: &Path, time: &str) -> String {
+    let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/published/training.csv");
+    let table = fs::read_to_string(table).unwrap();
+    let mut reader = csv_lines(&table);
+    let head = reader.next().unwrap();
+    let at = head.iter().position(|name| name == "step_s").unwrap();
+    let mut row = reader.find(|row| row.iter().any(|cell| cell == SOURCE)).unwrap();
+    time.clone_into(&mut row[at]);
+    fs::write(file, format!("{}\n{}\n", head.join(","), row.join(","))).unwrap();
+    file.to_string_lossy().into_owned()
+}
+
+#[test]
+fn runs_whose_times_are_none_or_far_from_any_constants_are_refused() {
+    for (time, what) in [
+        ("inf", "step_s: expected seconds above 0, found inf"),
+        ("", "step_s: expected seconds above 0, found nothing"),
+        ("fast", "column step_s: "),
+        ("0.001", "no constants come near these runs"),
+    ] {
+        let file = one_run(&scratch("one-run.csv"), time);
+        let said = planner(&["calibrate", "--runs", &file]);
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{time}: {said}");
+        assert!(said.err.contains(what), "{time}: {said}");
+    }
+}
