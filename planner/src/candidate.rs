@@ -15,6 +15,7 @@ use ir::token_order::TokenOrder;
 
 use crate::chooser::{Chooser, Troubles};
 use crate::clock::{Clock, Covers};
+use crate::cut_sequences::SlicedEntries;
 use crate::flights::Flights;
 use crate::forms::{first_of, forms_within, wide};
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
@@ -59,6 +60,8 @@ pub struct Scope<'a> {
     pub(crate) memos: Memos,
     /// What schedules hold, as far as it was counted.
     pub(crate) flights: Flights,
+    /// Entries that were priced by slices.
+    pub(crate) sliced: SlicedEntries,
     /// Bounds of this search and of those before it.
     pub(crate) bounds: Arc<KnownBounds>,
 }
@@ -176,6 +179,7 @@ impl<'a> Scope<'a> {
             wide,
             memos: Memos::default(),
             flights: Flights::default(),
+            sliced: SlicedEntries::default(),
             bounds: Arc::default(),
             bends: bends(request.model.kinds_in_order().iter().map(|&kind| &request.model.layers[kind])),
         })

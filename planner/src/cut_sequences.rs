@@ -1,5 +1,8 @@
 //! Where a schedule of slices cuts sequences: into equal parts, and so that all slices take equally long.
 
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Mutex;
+
 use cost_model::{SliceCost, balanced_slices, equal_slices};
 use ir::graph::{Extent, Layer};
 use ir::lower::{LayerChoice, lower};
@@ -9,10 +12,46 @@ use ir::signature::{FactorId, signature};
 use ir::slices::{Slices, sliced_choice, sliced_layer};
 
 use crate::candidate::{Candidate, Scope};
+use crate::memos::lock;
 use crate::price::setting::Entry;
 
 /// Tokens to whose multiples slices are cut where that leaves enough of them: the tile of attention kernels.
 const TILE: u64 = 128;
+
+/// Candidates whose sliced entries are kept at most.
+const MOST: usize = 8;
+
+/// A choice for a layer kind on one ground, and the lengths of the slices.
+type Cut = (usize, usize, LayerChoice, Vec<u64>);
+
+/// What was priced by slices of one candidate; nothing where a strategy cuts a slice that does not divide.
+type Priced = BTreeMap<Cut, Option<Entry>>;
+
+/// Entries that were priced by slices, of the candidates that were looked at last: where layers move from stage to stage the same ones are
+/// asked for again and again, and each costs as many prices as there are slices.
+#[derive(Default)]
+pub(crate) struct SlicedEntries(Mutex<VecDeque<(Candidate, Priced)>>);
+
+impl SlicedEntries {
+    fn known(&self, candidate: &Candidate, cut: &Cut) -> Option<Option<Entry>> {
+        let all = lock(&self.0);
+        let (_, own) = all.iter().find(|(known, _)| known == candidate)?;
+        own.get(cut).cloned()
+    }
+
+    fn keep(&self, candidate: &Candidate, cut: Cut, entry: Option<Entry>) {
+        let mut all = lock(&self.0);
+        match all.iter_mut().find(|(known, _)| known == candidate) {
+            Some((_, own)) => _ = own.insert(cut, entry),
+            None => {
+                all.push_back((candidate.clone(), BTreeMap::from([(cut, entry)])));
+                if all.len() > MOST {
+                    all.pop_front();
+                }
+            }
+        }
+    }
+}
 
 /// An entry in its sliced form.
 struct SlicedForm {
@@ -95,7 +134,16 @@ impl Scope<'_> {
             let place = (mesh, candidate.micro_batch);
             legal.then(|| setting.sliced(entry, (&form.layer, &first), place, slices))
         };
-        entries.iter().zip(forms).map(one).collect()
+        let known = |(entry, form): (&Entry, &SlicedForm)| {
+            let cut = (entry.ground, entry.kind, entry.choice.clone(), slices.lengths());
+            let known = self.sliced.known(candidate, &cut);
+            known.unwrap_or_else(|| {
+                let priced = one((entry, form));
+                self.sliced.keep(candidate, cut, priced.clone());
+                priced
+            })
+        };
+        entries.iter().zip(forms).map(known).collect()
     }
 }
 
