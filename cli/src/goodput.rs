@@ -183,8 +183,8 @@ impl Answer {
     ) -> Self {
         let tokens = plan.job.sequence as f64 * plan.job.global_batch as f64;
         let goodput = upkeep.goodput(interval);
-        let times =
-            if ledger.useful > Seconds::ZERO { (ledger.useful + ledger.lost) / ledger.useful } else { 1.0 };
+        let lasts = ledger.useful > Seconds::ZERO;
+        let times = if lasts { (ledger.useful + ledger.lost) / ledger.useful } else { 1.0 };
         Self {
             n_devices: plan.n_whole_devices(),
             step_time_s: predicted.step_time_s,
@@ -208,10 +208,15 @@ impl Answer {
                 n_checkpoints: ledger.n_checkpoints,
             },
             tokens_per_day: tokens / predicted.step_time_s.0 * DAY_S * ledger.goodput(),
+            // Where nothing lasts there is no token to pay for.
             price_per_trillion_tokens: predicted
                 .cost_per_step
+                .filter(|_| lasts)
                 .map(|price| price / tokens * 1e12 / ledger.goodput()),
-            joules_per_token: predicted.energy_per_step_joules.map(|joules| joules / tokens * times),
+            joules_per_token: predicted
+                .energy_per_step_joules
+                .filter(|_| lasts)
+                .map(|joules| joules / tokens * times),
         }
     }
 

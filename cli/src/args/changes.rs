@@ -104,10 +104,18 @@ pub(crate) struct GoodputArgs {
     #[arg(long, value_name = "SECONDS", value_parser = positive)]
     pub(crate) stall: Option<f64>,
     /// From a failure until training goes on [default: 600]
-    #[arg(long, value_name = "SECONDS", value_parser = positive)]
+    #[arg(long, value_name = "SECONDS", value_parser = not_negative)]
     pub(crate) restart: Option<f64>,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
+}
+
+/// The same, or zero.
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number == 0.0 => Ok(0.0),
+        Ok(_) | Err(_) => positive(text).map_err(|_| format!("expected a number from 0, found `{text}`")),
+    }
 }
 
 /// A number above zero, and no larger than any of use.

@@ -5,7 +5,7 @@
 use std::fs;
 
 use serde_json::Value;
-use tests::{done, json, planner, scratch};
+use tests::{done, json, number, planner, scratch};
 
 /// A plan of two devices in a file of its own.
 fn plan(name: &str) -> String {
@@ -79,4 +79,16 @@ fn more_failures_than_are_walked_through_are_refused() {
     let said = planner(&["goodput", &plan, "--failures", "200000", "--days", "1e9"]);
     assert_eq!(said.code, 2, "{said}");
     assert!(said.err.contains("take fewer --days"), "{said}");
+}
+
+#[test]
+fn where_nothing_lasts_no_token_has_a_price() {
+    let plan = plan("goodput-none.json");
+    let job = ["goodput", &plan, "--days", "1", "--interval", "100"];
+    let found = json(&[&job[..], &["--failures", "100000000"]].concat());
+    assert_eq!((number(&found["walked"]["goodput"]), number(&found["tokens_per_day"])), (0.0, 0.0));
+    assert!(found.get("joules_per_token").is_none_or(Value::is_null), "{found}");
+    // Who starts again at once loses no more than what follows the last checkpoint.
+    let at_once = json(&[&job[..], &["--failures", "10000", "--restart", "0"]].concat());
+    assert_eq!(number(&at_once["walked"]["down_s"]), 0.0);
 }
