@@ -18,6 +18,9 @@ use crate::question::resized;
 /// What a constant leaves unexplained is told from here on, as a part.
 const TOLD: f64 = 0.01;
 
+/// From here on units are others, or the cluster is.
+const TOO_FAR: f64 = 0.5;
+
 /// What the benchmarks say.
 pub(crate) struct Benchmarked {
     pub(crate) constants: Constants,
@@ -55,7 +58,8 @@ pub(crate) fn benchmarked(args: &CalibrateArgs, start: &Constants) -> Result<Ben
         let (constants, settled) = from_collectives(&runs, &cluster, &found.constants);
         found.constants = constants;
         let none = "no message is so large that its time follows the links' rate: go up to 1 GB or more";
-        found.text.push_str(&said("--nccl", &settled, none)?);
+        let logs = figures::counted(args.nccl.len() as u64, "log");
+        found.text.push_str(&said(&format!("--nccl, {logs}"), &settled, none)?);
     }
     Ok(found)
 }
@@ -92,6 +96,14 @@ fn products(file: &str, cluster: &Cluster) -> Result<Vec<Product>, Failure> {
 fn logged<'a>(argument: &'a str, cluster: &Cluster) -> Result<(&'a str, Vec<CollectiveRun>), Failure> {
     let (file, named) = match argument.split_once('=').map(|(name, file)| (kind_of(name), file)) {
         Some((Some(kind), file)) => (file, Some(kind)),
+        Some((None, file)) if !Path::new(argument).exists() && Path::new(file).exists() => {
+            let name = argument.strip_suffix(file).unwrap_or_default().trim_end_matches('=');
+            let hint = "names are all-reduce, all-gather, reduce-scatter and all-to-all";
+            return Err(Failure::argument_with_hint(
+                format!("--nccl: `{name}` is no collective that is read"),
+                hint,
+            ));
+        }
         _ => (argument, None),
     };
     let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
@@ -133,6 +145,12 @@ fn said(file: &str, settled: &[Settled], none: &str) -> Result<String, Failure> 
     };
     if settled.is_empty() {
         return Err(Failure::argument(format!("{file}: {none}")));
+    }
+    if let Some(far) = settled.iter().find(|one| one.left.abs() > TOO_FAR) {
+        return Err(Failure::argument_with_hint(
+            format!("{file}: no value of {} comes near these times", far.name),
+            "times are in microseconds, rates in 1e12 operations a second; was it this cluster?",
+        ));
     }
     Ok(settled.iter().map(line).collect())
 }

@@ -9,6 +9,7 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::{Dropped, Scope};
 use crate::known_bounds::KnownBounds;
+use crate::refusals::not_as_pinned;
 use crate::request::{Stop, Wait};
 
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
@@ -112,6 +113,8 @@ pub struct Tally {
     /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what much more memory
     /// could make of a step.
     pub roomy_bound: Option<Seconds>,
+    /// Of plans whose degrees are not those that were pinned, the fastest.
+    pub misnamed: Option<Misnamed>,
     /// Searches after the plain one that came to nothing.
     pub further: BTreeSet<Further>,
     /// Batches of candidates worked out, forms included.
@@ -138,6 +141,7 @@ impl Tally {
             open_bound: lesser(self.open_bound, next.open_bound),
             inside_bound: lesser(self.inside_bound, next.inside_bound),
             roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
+            misnamed: self.misnamed.into_iter().chain(next.misnamed).reduce(Misnamed::faster),
             further: self.further.into_iter().chain(next.further).collect(),
             work: next.work,
             stopped: self.stopped || next.stopped,
@@ -154,6 +158,31 @@ impl Tally {
     /// The same with one that came to nothing: only its work counts.
     pub(crate) fn go_on(&mut self, next: &Self) {
         (self.work, self.stopped) = (next.work, self.stopped || next.stopped);
+    }
+}
+
+/// A plan that has not the degrees that were pinned: where a model has one key head, say, an axis that should split heads can only
+/// split tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Misnamed {
+    /// What it takes.
+    pub step_time: Seconds,
+    /// The degree that it has not, and what it is.
+    pub what: String,
+}
+
+impl Misnamed {
+    /// What of the pins a plan has not, if anything.
+    pub(crate) fn of(scope: &Scope<'_>, arranged: &Arranged) -> Option<Self> {
+        let roles = scope.roles(arranged);
+        let what = not_as_pinned(scope.request, &roles)?;
+        let what = format!("{what}; the nearest plan is {roles}");
+        Some(Self { step_time: arranged.step_time(), what })
+    }
+
+    /// The faster of two, the first of equals.
+    pub(crate) fn faster(self, other: Self) -> Self {
+        if other.step_time < self.step_time { other } else { self }
     }
 }
 
@@ -183,7 +212,10 @@ impl Further {
     /// What a proof says of it.
     pub(crate) fn words(self) -> &'static str {
         match self {
-            Self::DualPipeInVain => "; by dualpipe-v no plan was found that takes a fortieth less",
+            Self::DualPipeInVain => {
+                "; by dualpipe-v no plan was found that takes a fortieth less, and others that split backward were not asked \
+                 (--pin split-backward=any)"
+            }
             Self::SplitInVain => {
                 "; of schedules that split backward no plan was found that takes a fortieth less"
             }

@@ -24,7 +24,7 @@ use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
 use crate::enumerate::{candidates, named_candidates};
 use crate::evaluate::Asking;
 use crate::forms::Forms;
-use crate::found::{Again, Found, Start, Tally, WORTH_SHOWING, lesser};
+use crate::found::{Again, Found, Misnamed, Start, Tally, WORTH_SHOWING, lesser};
 use crate::frontier::{Frontier, Refined, Task, dividing};
 use crate::inside::inside;
 use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
@@ -147,6 +147,13 @@ fn searched<'a>(
     }
     if let Some(what) = scope.troubles.first() {
         return Err(NoPlan::Impossible { what });
+    }
+    // Other choices inside a candidate may have made other degrees of it.
+    worked.retain(|one| !is_misnamed(&scope, one, tally));
+    if worked.is_empty()
+        && let Some(misnamed) = &tally.misnamed
+    {
+        return Err(NoPlan::Impossible { what: misnamed.what.clone() });
     }
     if worked.is_empty() {
         let untried = tally.stopped.then_some(Untried::Plans);
@@ -302,6 +309,7 @@ fn work_out(
             .map(|&(task, at)| do_task(&frontier, (task, at), of, limits))
             .collect();
         for ((_, at), one) in tasks.into_iter().zip(done) {
+            let one = without_misnamed(scope, one, tally);
             let fits = |found: &Result<Worked, Dropped>| matches!(found, Ok(_) | Err(Dropped::Slower));
             let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
             if is_crowded && matches!(&one, Done::WorkedOut(found) if fits(found)) {
@@ -346,6 +354,24 @@ fn work_out(
     tally.n_illegal += frontier.n_illegal;
     tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
     (ranking, closest, promising)
+}
+
+/// Whether a plan has not the degrees that were pinned; the fastest such is kept, to be told where there is no other.
+fn is_misnamed(scope: &Scope<'_>, worked: &Worked, tally: &mut Tally) -> bool {
+    let misnamed = Misnamed::of(scope, &worked.arranged);
+    let is_misnamed = misnamed.is_some();
+    tally.misnamed = tally.misnamed.take().into_iter().chain(misnamed).reduce(Misnamed::faster);
+    is_misnamed
+}
+
+/// What was done, where a plan without the degrees that were pinned is none.
+fn without_misnamed(scope: &Scope<'_>, done: Done, tally: &mut Tally) -> Done {
+    match done {
+        Done::WorkedOut(found) if found.as_ref().as_ref().is_ok_and(|one| is_misnamed(scope, one, tally)) => {
+            Done::WorkedOut(Box::new(Err(Dropped::NoStrategy)))
+        }
+        other @ (Done::Refined(..) | Done::Weighed(..) | Done::WorkedOut(_)) => other,
+    }
 }
 
 /// Does a task about a candidate, where nothing is of interest that takes as long as the first limit, and is shown up to the

@@ -49,6 +49,14 @@ pub enum LogError {
         /// What.
         name: String,
     },
+    /// Somebody says that it is another collective.
+    #[error("line {line}: figures of `{name}`, which is not the collective that was named")]
+    Other {
+        /// Where.
+        line: usize,
+        /// What it is.
+        name: String,
+    },
     /// Some nodes have more ranks than others.
     #[error("line {0}: nodes have unequal numbers of ranks")]
     Uneven(usize),
@@ -72,7 +80,7 @@ const TESTS: [(&str, CollectiveKind); 4] = [
 
 /// The kind of a collective by the name that a user may give: `all-reduce`, `all_reduce`, `alltoall`.
 pub fn kind_of(name: &str) -> Option<CollectiveKind> {
-    let plain = |name: &str| name.replace(['-', '_'], "");
+    let plain = |name: &str| name.trim_end_matches("_perf").replace(['-', '_'], "");
     TESTS.iter().find(|(test, _)| plain(test) == plain(name)).map(|(_, kind)| *kind)
 }
 
@@ -141,6 +149,9 @@ impl<'a> Reader<'a> {
     /// The run to which a line's figures belong.
     fn run(&mut self, at: usize, named: Option<CollectiveKind>) -> Result<&mut CollectiveRun, LogError> {
         let kind = match (named, self.name) {
+            (Some(kind), Some(name)) if kind_of(name).is_some_and(|own| own != kind) => {
+                return Err(LogError::Other { line: at, name: format!("{name}_perf") });
+            }
             (Some(kind), _) => kind,
             (None, Some(name)) => {
                 kind_of(name).ok_or_else(|| LogError::Unknown { line: at, name: format!("{name}_perf") })?
@@ -262,5 +273,7 @@ mod tests {
         assert_eq!(found[0].kind, CollectiveKind::ReduceScatter);
         assert_eq!(kind_of("all-to-all"), Some(CollectiveKind::AllToAll));
         assert_eq!(kind_of("broadcast"), None);
+        let other = read(&["all_gather_perf\n", RANKS, COLUMNS, ROW].concat(), kind_of("all_reduce_perf"));
+        assert_eq!(other, Err(LogError::Other { line: 8, name: "all_gather_perf".into() }));
     }
 }

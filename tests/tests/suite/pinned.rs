@@ -148,3 +148,16 @@ fn groups_of_replicas_need_no_stage_by_name() {
         ["0", "1", "3"].map(|stage| time(&question, &["--pin", &format!("zero-group=8,dp=16,zero={stage}")]));
     assert!(named.iter().all(|named| found < 1.0005 * named), "{found} of {named:?}");
 }
+
+/// With one key head, an axis that should split heads can only split tokens: what has other degrees than those pinned stands in nobody's way.
+#[test]
+fn plans_of_other_degrees_do_not_hide_those_that_were_asked_for() {
+    let question = ["falcon-7b", "dgx-h100", "--devices", "16", "--global-batch", "6", "--seq-len", "1024"];
+    let whole = time(&question, &["--pin", "cp=4"]);
+    let narrower = time(&question, &["--pin", "cp=4,tp=1"]);
+    assert!(whole <= narrower * 1.0005, "{whole} {narrower}");
+    // Degrees of which there is no plan are still told with what is nearest.
+    let said = planner(&["optimize", "gpt2", "dgx-h100", "--pin", "ep=2"]);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.err.contains("ep=2: `gpt2` has no experts; the nearest plan is dp 8"), "{said}");
+}

@@ -235,6 +235,13 @@ fn a_calibration_by_benchmarks_moves_the_rates_of_products_and_links() {
     };
     assert!(step(&["--calibration", file]) > 1.4 * step(&[]));
 
+    // Links of 450 GB/s are no links of 25 GB/s.
+    let other = planner(&["calibrate", "--nccl", log, "--cluster", "rtx4090-x8"]);
+    assert_eq!(other.code, 2);
+    assert!(
+        other.err.contains("no value of node_link_efficiency_fraction comes near these times"),
+        "{other}"
+    );
     let wrong = planner(&["calibrate", "--nccl", gemm, "--cluster", "dgx-h100"]);
     assert_eq!(wrong.code, 2);
     assert!(wrong.err.contains("no line of nccl-tests with a size and times"), "{wrong}");
