@@ -113,7 +113,7 @@ pub(crate) struct GoodputArgs {
 /// The same, or zero.
 fn not_negative(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        Ok(number) if number == 0.0 => Ok(0.0),
+        Ok(0.0) => Ok(0.0),
         Ok(_) | Err(_) => positive(text).map_err(|_| format!("expected a number from 0, found `{text}`")),
     }
 }
