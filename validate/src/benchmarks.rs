@@ -6,7 +6,7 @@
 //! over observations whose time follows the constant: d ln t / d ln c <= FOLLOWS
 //! ```
 //! Devices under load for hours have lower clocks and colder caches than in a benchmark: constants are those of whole steps,
-//! in which the same products take 1.2 to 1.5 times as long. How much, published benchmarks say (`components`): of a family's
+//! in which the same products take, in 16 bits, 1.2 to 1.5 times as long. How much, published benchmarks say (`components`): of a family's
 //! own devices, or of all families where it has none. What a cluster's benchmark adds is how it differs from those.
 
 use cost_model::{Constants, Group, GroupAxis, Parameter, choose, work_time};

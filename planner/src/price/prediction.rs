@@ -115,12 +115,12 @@ fn energy_of_replica(
 
 /// What a device of a stage computes of a step, the update apart.
 fn busy(staged: &Staged<'_>, stage: usize) -> Seconds {
-    let of_run = |(entry, count): (&Entry, u64)| {
+    let of_run = |(entry, count, times): (&Entry, u64, f64)| {
         let sections = std::iter::once(&entry.price.forward).chain(entry.backward());
         let once: Seconds = sections.map(|section| section.compute.total()).sum();
-        once * (count as f64 * staged.micro_batches_of_a_copy())
+        once * (count as f64 * times)
     };
-    staged.runs(stage).map(of_run).sum()
+    staged.passes(stage).map(of_run).sum()
 }
 
 /// Checkpoints and failures of a long training, where the cluster says how often devices fail.
@@ -196,8 +196,8 @@ pub fn breakdown(staged: &Staged<'_>, step: &Step) -> Breakdown {
         ..Breakdown::default()
     };
     let staged = &staged.at(parts.slowest_replica);
-    for (entry, count) in staged.runs(parts.slowest_stage) {
-        let times = count as f64 * staged.micro_batches_of_a_copy();
+    for (entry, count, times) in staged.passes(parts.slowest_stage) {
+        let times = count as f64 * times;
         let (forward, backward) = (&entry.price.forward, entry.backward());
         found.compute_forward_s += (forward.compute.total() - forward.compute.recompute) * times;
         for section in &backward {

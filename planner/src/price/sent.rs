@@ -18,7 +18,7 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
     // What goes forward over a border comes back as its gradient, from the stage behind it.
     for copy in 0..staged.schedule.placement().n_copies() {
         for (crossing, border) in &staged.borders(setting, copy, setting.job.sequence) {
-            let (behind, times) = (staged.stage_at(crossing.to, copy), staged.micro_batches_of_a_copy());
+            let (behind, times) = (staged.stage_at(crossing.to, copy), staged.micro_batches_of(copy));
             add(&mut sent[border.from as usize], &border.bytes_per_tier, times);
             add(&mut sent[behind as usize], &border.back_per_tier, times);
         }
@@ -26,7 +26,7 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
     for (place, takeover) in takeovers(setting, staged).iter().enumerate() {
         for copy in 0..staged.schedule.placement().n_copies() {
             let stage = staged.stage_at(place / staged.slices.n() as usize, copy) as usize;
-            add(&mut sent[stage], &takeover.bytes_per_tier, staged.micro_batches_of_a_copy());
+            add(&mut sent[stage], &takeover.bytes_per_tier, staged.micro_batches_of(copy));
         }
     }
     for (gradients, values) in [staged.shared_moves(setting), staged.twin_moves(setting)] {
@@ -40,12 +40,11 @@ pub fn bytes_sent(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Vec<Bytes>>
 /// What the layers of a stage send for themselves.
 fn layers(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize) -> Vec<Bytes> {
     let mut sent = vec![Bytes::ZERO; setting.machine.cluster.tiers.len()];
-    let m = staged.micro_batches_of_a_copy();
-    for (entry, count) in staged.runs(stage) {
+    for (entry, count, times) in staged.passes(stage) {
         let price = &entry.price;
-        add(&mut sent, &price.forward.bytes_per_tier, m * count as f64);
+        add(&mut sent, &price.forward.bytes_per_tier, times * count as f64);
         for section in entry.backward() {
-            add(&mut sent, &section.bytes_per_tier, m * count as f64);
+            add(&mut sent, &section.bytes_per_tier, times * count as f64);
         }
         add(&mut sent, &price.update.bytes_per_tier, count as f64);
     }

@@ -146,9 +146,23 @@ impl Staged<'_> {
         u64::from(self.schedule.placement().seat(self.n_stages as u32, chunk as u32, copy).rank)
     }
 
-    /// Micro-batches that a stage runs of each of its chunks: half where there are two copies.
-    pub fn micro_batches_of_a_copy(&self) -> f64 {
-        self.n_micro_batches as f64 / f64::from(self.schedule.placement().n_copies())
+    /// Micro-batches that run on a copy of the model: every other one where there are two, so that of an odd number the first has one more.
+    pub fn micro_batches_of(&self, copy: u32) -> f64 {
+        let copies = u64::from(self.schedule.placement().n_copies());
+        self.n_micro_batches.saturating_sub(u64::from(copy)).div_ceil(copies) as f64
+    }
+
+    /// The same of the chunk that a stage holds in a virtual stage: with two copies each is one.
+    pub fn micro_batches_in(&self, virtual_stage: u32) -> f64 {
+        self.micro_batches_of(if self.schedule.placement().n_copies() > 1 { virtual_stage } else { 0 })
+    }
+
+    /// The runs of a stage, over all its chunks, each with the micro-batches that pass it.
+    pub fn passes(&self, stage: usize) -> impl Iterator<Item = (&Entry, u64, f64)> {
+        (0..).zip(self.chunks_of(stage)).flat_map(move |(virtual_stage, chunk)| {
+            let times = self.micro_batches_in(virtual_stage);
+            chunk.iter().map(move |&(entry, count)| (&self.entries[entry], count, times))
+        })
     }
 
     /// What crosses from chunk to chunk, of so many tokens of a copy, once forward.

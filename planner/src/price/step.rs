@@ -368,11 +368,12 @@ fn pipeline(
 fn of_stage(staged: &Staged<'_>, takeovers: &[Takeover], stage: usize) -> Seconds {
     let n_slices = staged.slices.n() as usize;
     let chunks = staged.schedule.placement().chunks_of(staged.n_stages as u32, stage as u32);
-    let of_chunk = |chunk: u32| -> Seconds {
+    let of_chunk = |(virtual_stage, chunk): (u32, u32)| -> Seconds {
         let own = &takeovers[chunk as usize * n_slices..][..n_slices];
-        own.iter().map(|one| one.forward + one.backward).sum()
+        let once: Seconds = own.iter().map(|one| one.forward + one.backward).sum();
+        once * staged.micro_batches_in(virtual_stage)
     };
-    chunks.into_iter().map(of_chunk).sum::<Seconds>() * staged.micro_batches_of_a_copy()
+    (0..).zip(chunks).map(of_chunk).sum()
 }
 
 /// What every chunk does to take over the stream, for every slice of it.

@@ -206,3 +206,19 @@ fn slices_need_less_memory_than_sequences() {
     let peak = found["peak_memory_bytes"].as_f64().unwrap();
     assert!(peak > 40e9 && peak < 80.0 * 1024_f64.powi(3), "{peak}");
 }
+
+/// Of an odd number of micro-batches one of the two copies of a model has one more: time and bytes of a stage count them as they are.
+#[test]
+fn times_of_two_copies_add_up_where_micro_batches_are_odd() {
+    let job = ["optimize", "gpt2-xl", "dgx-h100", "--global-batch", "24", "--seq-len", "1024", "--json"];
+    let said = planner(&[&job[..], &["--pin", "schedule=chimera,micro-batch=2,pp=2"]].concat());
+    assert_eq!(said.code, 0, "{said}");
+    let plan: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(plan["n_micro_batches"], 3);
+    let sum = |parts: &Value| parts.as_object().unwrap().values().filter_map(Value::as_f64).sum::<f64>();
+    let predicted = &plan["predicted"];
+    let breakdown = &predicted["breakdown"];
+    let parts = sum(breakdown) + sum(&breakdown["exposed_communication_s"]);
+    let step = predicted["step_time_s"].as_f64().unwrap();
+    assert!((parts / step - 1.0).abs() < 1e-9, "{parts} {step}");
+}
