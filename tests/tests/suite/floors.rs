@@ -12,7 +12,7 @@ const FLOORS: [(&str, &[&str]); 7] = [
     ("cost-model", &["ir", "serde", "serde_json", "thiserror"]),
     ("frontends", &["ir", "petgraph", "serde", "serde_json", "serde_path_to_error", "schemars", "thiserror"]),
     ("planner", &["ir", "cost-model", "serde", "serde_json", "thiserror", "egg", "good_lp", "rayon"]),
-    ("executor", &["ir", "ndarray", "safetensors", "serde", "serde_json", "thiserror"]),
+    ("executor", &["ir", "ndarray", "safetensors", "serde", "serde_json", "sha2", "thiserror"]),
     (
         "validate",
         &["ir", "frontends", "cost-model", "planner", "csv", "rayon", "serde", "serde_json", "thiserror"],
