@@ -21,8 +21,8 @@ use crate::terminal::Terminal;
 /// Mean error that a fit to a few runs may leave before it is told: four times what is left for most sources.
 const FAR: f64 = 0.1;
 
-/// Mean error from which on there is something else wrong: software, at its slowest, takes twice as long.
-const TOO_FAR: f64 = 0.5;
+/// Error from which on there is something else wrong: software, at its slowest, takes twice as long.
+pub(crate) const TOO_FAR: f64 = 0.5;
 
 /// Fits constants to benchmarks and runs and writes them with their provenance.
 pub(crate) fn run(args: &CalibrateArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
@@ -78,8 +78,7 @@ struct Fitted {
 
 fn fitted(file: &str, start: &Constants) -> Result<Fitted, Failure> {
     let rows = runs(file)?;
-    let is_time = |time: f64| time.is_finite() && time > 0.0;
-    if let Some(row) = rows.iter().find(|row| !row.step_s.is_some_and(is_time)) {
+    if let Some(row) = rows.iter().find(|row| row.measured().is_none()) {
         let found = row.step_s.map_or("nothing".to_owned(), |time| time.to_string());
         return Err(Failure::argument_with_hint(
             format!("{file}: {}: step_s: expected seconds above 0, found {found}", row.id),

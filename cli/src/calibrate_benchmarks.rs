@@ -9,6 +9,7 @@ use validate::nccl_log::{self, CollectiveRun, kind_of};
 use validate::row::read_as;
 
 use crate::args::{CalibrateArgs, SizeArgs};
+use crate::calibrate::TOO_FAR;
 use crate::clusters::{device_names, word};
 use crate::failure::Failure;
 use crate::figures;
@@ -17,9 +18,6 @@ use crate::question::resized;
 
 /// What a constant leaves unexplained is told from here on, as a part.
 const TOLD: f64 = 0.01;
-
-/// From here on units are others, or the cluster is.
-const TOO_FAR: f64 = 0.5;
 
 /// What the benchmarks say.
 pub(crate) struct Benchmarked {

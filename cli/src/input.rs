@@ -13,7 +13,6 @@ use ir::graph::Model;
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::text::read_plan;
-use sha2::{Digest, Sha256};
 use validate::calibration::{Calibration, CalibrationError};
 
 use crate::args::AddedArgs;
@@ -233,8 +232,7 @@ fn plain(error: &std::io::Error) -> String {
 
 /// `sha256:` and the digest of a text, as `sha256sum` prints it.
 pub(crate) fn digest(text: &str) -> String {
-    let hex: String = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    format!("sha256:{}", executor::checkpoint::digest(text.as_bytes()))
 }
 
 #[cfg(test)]

@@ -96,7 +96,8 @@ pub struct CheckpointError {
     pub what: String,
 }
 
-fn digest(bytes: &[u8]) -> String {
+/// The SHA-256 of some bytes, in hexadecimal digits.
+pub fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -232,7 +232,7 @@ impl Scope<'_> {
             let places = self.places(candidate, (schedule, *share), levels);
             let cuts = cut(&places)?;
             let together = levelled(&places, &cuts).filter(|other| *other != cuts);
-            Some([Some(cuts), together].into_iter().flatten().collect::<Vec<_>>())
+            Some(std::iter::once(cuts).chain(together))
         };
         let shares = Share::of(schedule, levels.len());
         let sizes = of_slices(schedule, levels);
@@ -384,7 +384,7 @@ impl Scope<'_> {
 /// Costs of layers as a schedule runs them, each with as much as they may need while they run: where it cuts sequences, what a slice of
 /// equal length needs if all of it falls with the length, twice that, and what a whole sequence needs. Kept tensors fall with what is in
 /// flight, and time is that of all slices.
-pub(crate) fn of_slices(schedule: Schedule, levels: &[Levels]) -> Vec<Cow<'_, [Levels]>> {
+fn of_slices(schedule: Schedule, levels: &[Levels]) -> Vec<Cow<'_, [Levels]>> {
     let n_slices = f64::from(schedule.n_slices());
     let sliced = |part: f64| Cow::Owned(levels.iter().map(|own| own.of_slices(part)).collect());
     let parts = [1.0 / n_slices, 2.0 / n_slices].into_iter().filter(|part| *part < 1.0);

@@ -157,7 +157,8 @@ fn of_all(found: &Found<'_>) -> Option<Seconds> {
 fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
     let (tally, best) = (&found.tally, arranged.step_time());
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
-    let least = [tally.inside_bound, of_all(found)].into_iter().flatten().fold(bound, Seconds::min);
+    let of_all = of_all(found);
+    let least = [tally.inside_bound, of_all].into_iter().flatten().fold(bound, Seconds::min);
     let forms = match tally.n_forms_open {
         0 => String::new(),
         n => format!(
@@ -199,7 +200,7 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
             tally.work,
             tally.n_open,
             bound / best,
-            of_all(found).map_or(1.0, |all| all / best)
+            of_all.map_or(1.0, |all| all / best)
         ),
         None => format!(
             "every candidate of the space was worked out, or has a bound above the plan's time ({given}{slices}){forms}"

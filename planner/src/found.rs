@@ -11,6 +11,7 @@ use crate::candidate::{Dropped, Scope};
 use crate::known_bounds::KnownBounds;
 use crate::refusals::not_as_pinned;
 use crate::request::{Stop, Wait};
+use crate::shapes::names_degrees;
 
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
 pub(crate) const WORTH_SHOWING: f64 = 1.3;
@@ -174,9 +175,12 @@ pub struct Misnamed {
 impl Misnamed {
     /// What of the pins a plan has not, if anything.
     pub(crate) fn of(scope: &Scope<'_>, arranged: &Arranged) -> Option<Self> {
-        let roles = scope.roles(arranged);
-        let what = not_as_pinned(scope.request, &roles)?;
-        let what = format!("{what}; the nearest plan is {roles}");
+        let pins = scope.pins();
+        // Of most questions nobody says anything, and words for a plan are as long as its layers.
+        if !names_degrees(pins) && pins.pp.is_none() && pins.cp_kind.is_none() {
+            return None;
+        }
+        let what = not_as_pinned(scope.request, &scope.roles(arranged))?;
         Some(Self { step_time: arranged.step_time(), what })
     }
 

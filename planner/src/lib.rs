@@ -271,9 +271,8 @@ fn on_cluster(request: &Request, constants: Constants) -> Result<Constants, NoPl
 
 /// The plan, if it has the degrees that were pinned: an axis that nothing in the model can use is not what was asked for.
 fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
-    let roles = &plan.roles;
-    match refusals::not_as_pinned(request, roles) {
-        Some(what) => Err(NoPlan::Impossible { what: format!("{what}; the nearest plan is {roles}") }),
+    match refusals::not_as_pinned(request, &plan.roles) {
+        Some(what) => Err(NoPlan::Impossible { what }),
         None => Ok(plan),
     }
 }

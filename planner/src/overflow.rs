@@ -4,7 +4,7 @@ use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::schedule::Schedule;
 use ir::units::Bytes;
 
-use crate::arrange::{Ends, of_slices, with_ends};
+use crate::arrange::{Ends, with_ends};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::evaluate::{Choosers, DEAREST, Hides};
@@ -55,15 +55,13 @@ impl Scope<'_> {
 
     /// What the candidate would need at least, for the report; `levels` are those of its grounds.
     pub(crate) fn overflow(&self, candidate: &Candidate, levels: &[Levels]) -> Dropped {
+        let Some(&schedule) = self.schedules(candidate).first() else { return Dropped::NoStrategy };
         let smallest = |levels: &Levels| {
             let last = levels.costs.len() - 1;
-            Levels::new(vec![levels.costs[last].clone()], levels.kinds.clone())
+            let last = Levels::new(vec![levels.costs[last].clone()], levels.kinds.clone());
+            last.of_slices(1.0 / f64::from(schedule.n_slices()))
         };
         let smallest: Vec<Levels> = levels.iter().map(smallest).collect();
-        let Some(&schedule) = self.schedules(candidate).first() else { return Dropped::NoStrategy };
-        let Some(smallest) = of_slices(schedule, &smallest).into_iter().next() else {
-            return Dropped::NoStrategy;
-        };
         let (flights, grounds) = (self.in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let place = |(chunk, &flight): (usize, &Flight)| smallest[ground(chunk)].place(flight, f64::INFINITY);

@@ -37,7 +37,7 @@ pub(crate) fn stopped(why: NoPlan) -> NoPlan {
     }
 }
 
-/// What of the degrees that were pinned a plan with such roles has not.
+/// What of the degrees that were pinned a plan with such roles has not, and what it is.
 pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> {
     let pins = &request.pins;
     let degrees = [
@@ -56,11 +56,12 @@ pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> 
         Some(format!("{name}={pin}: `{}` {why}", request.model.name))
     });
     let others = |kind: &ContextKind| forbid::context_kinds(roles.context).iter().any(|one| one != kind);
-    missed.or_else(|| {
+    let what = missed.or_else(|| {
         let kind = pins.cp_kind.filter(others)?;
         let why = if kind == ContextKind::Ulysses { ": its heads do not divide so" } else { "" };
         Some(format!("cp-kind: some axes see keys of `{}` in another way{why}", request.model.name))
-    })
+    });
+    Some(format!("{}; the nearest plan is {roles}", what?))
 }
 
 /// What a request contradicts itself in, if it does.

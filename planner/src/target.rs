@@ -203,8 +203,10 @@ impl Target {
                 space.forbid.cp.above_one |= lacks == Lacks::Context;
                 let chosen = pins.zero.is_none_or(|one| one == zero)
                     && pins.recompute.is_none_or(|one| one == recompute);
-                let parts = self.by_context(space).into_iter().filter(|one| contradiction(one).is_none());
-                list.extend(parts.filter(|_| chosen));
+                if chosen {
+                    let parts = self.by_context(space).into_iter();
+                    list.extend(parts.filter(|one| contradiction(one).is_none()));
+                }
             }
         }
         list
@@ -256,12 +258,11 @@ impl Target {
                 ));
             }
         }
-        let others = [("tp", pins.tp), ("pp", pins.pp)];
+        let mut beside = [("tp", pins.tp), ("pp", pins.pp)].into_iter();
         if let Some(cp) = pins.cp.filter(|cp| *cp > 1 && self.cuts_sequences_alone())
             && let Some((other, degree)) =
-                others.into_iter().find(|(_, degree)| degree.is_some_and(|one| one > 1))
+                beside.find_map(|(name, one)| Some((name, one.filter(|one| *one > 1)?)))
         {
-            let degree = degree.unwrap_or_default();
             return Err(format!(
                 "{name} cannot run cp={cp} with {other}={degree}: it cuts sequences beside data parallelism alone"
             ));

@@ -16,7 +16,7 @@ use ir::work::{GemmOutput, Work};
 use serde::Deserialize;
 
 use crate::components::published_products;
-use crate::fit::parameter;
+use crate::fit::{family_name, parameter};
 use crate::nccl_log::CollectiveRun;
 
 /// An observation says something of a constant if twice as much of it takes two thirds of the time or less.
@@ -30,9 +30,6 @@ const SLOW: f64 = 0.5;
 
 /// Halvings of the logarithm of a constant's range.
 const HALVINGS: usize = 60;
-
-/// No rate is less.
-const LEAST: f64 = 1e-3;
 
 /// What two medians may differ by and be the same.
 const TINY: f64 = 1e-9;
@@ -184,14 +181,13 @@ fn same_units(a: Precision, b: Precision) -> bool {
 
 /// The constant that is the rate of a family's products in a format.
 pub fn rate_of(architecture: Architecture, precision: Precision) -> Option<Parameter> {
-    let family = serde_json::to_value(architecture).ok()?;
+    let family = family_name(architecture);
     let formats: &[&str] = match precision {
         Precision::Bf16 | Precision::Fp16 => &["bf16", "fp16"],
         Precision::Fp8 => &["fp8"],
         Precision::Fp32 => &[],
     };
-    let named =
-        |format: &&str| parameter(&format!("gemm_efficiency_fraction_of_peak.{}.{format}", family.as_str()?));
+    let named = |format: &&str| parameter(&format!("gemm_efficiency_fraction_of_peak.{family}.{format}"));
     formats.iter().find_map(named)
 }
 
@@ -290,8 +286,8 @@ fn settled(
         moved.set(rate.name, value)?;
         Some(median(followed.iter().map(|one| one.ratio(&moved)).collect())? - usual)
     };
-    let ends = (rate.least.max(LEAST), rate.most);
-    let aim = 0.0_f64.clamp(off(ends.1)?, off(ends.0)?);
+    let ends = (rate.least, rate.most);
+    let aim = off(ends.0)?.min(0.0).max(off(ends.1)?);
     // Predictions fall with the rate, and stand still where something else sets the time.
     let last = |is_before: &dyn Fn(f64) -> bool| {
         let (mut low, mut high) = ends;

@@ -37,7 +37,7 @@ impl Case {
     /// # Errors
     /// Why it cannot be priced.
     pub fn new(row: &Row, constants: &Constants) -> Result<Self, Reason> {
-        let measured = row.step_s.filter(|time| *time > 0.0 && time.is_finite()).ok_or(Reason::NoTime)?;
+        let measured = row.measured().ok_or(Reason::NoTime)?;
         let mut best: Option<(f64, Plan)> = None;
         let mut last = None;
         for list in questions(row)? {

@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 
 use cost_model::{Constants, PARAMETERS, Parameter};
+use ir::cluster::Architecture;
 use rayon::prelude::*;
 
 use crate::case::Case;
@@ -162,7 +163,12 @@ pub fn found(problem: &Problem<'_>, constants: Constants, slopes: &Slopes) -> Fi
 pub(crate) fn touches(name: &str, case: &Case) -> bool {
     let Some(named) = family(name) else { return true };
     let first = case.plan.cluster.groups.first();
-    first.is_some_and(|group| format!("{:?}", group.device.architecture).to_lowercase() == named)
+    first.is_some_and(|group| family_name(group.device.architecture) == named)
+}
+
+/// A family as names of constants have it.
+pub(crate) fn family_name(architecture: Architecture) -> String {
+    format!("{architecture:?}").to_lowercase()
 }
 
 /// The family of devices whose constant it is, of one that a family has: `table.family`, `table.family.precision`.

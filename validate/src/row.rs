@@ -141,6 +141,11 @@ impl Row {
         self.tier == "unseen"
     }
 
+    /// Seconds of a step, where some were measured.
+    pub fn measured(&self) -> Option<f64> {
+        self.step_s.filter(|time| *time > 0.0 && time.is_finite())
+    }
+
     /// Whether layers of the model choose among experts.
     pub fn is_mixture(&self) -> bool {
         self.experts.is_some()

@@ -110,18 +110,18 @@ pub(crate) struct GoodputArgs {
     pub(crate) json: JsonArgs,
 }
 
-/// The same, or zero.
-fn not_negative(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(0.0) => Ok(0.0),
-        Ok(_) | Err(_) => positive(text).map_err(|_| format!("expected a number from 0, found `{text}`")),
-    }
-}
-
 /// A number above zero, and no larger than any of use.
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 1e12 => Ok(number),
         Ok(_) | Err(_) => Err(format!("expected a number above 0, found `{text}`")),
+    }
+}
+
+/// The same, or zero.
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(0.0) => Ok(0.0),
+        Ok(_) | Err(_) => positive(text).map_err(|_| format!("expected a number from 0, found `{text}`")),
     }
 }

@@ -25,7 +25,6 @@ use ir::strategy::{AxisUse, Strategy};
 use planner::reshard::{Givers, Reshard, StateSizes};
 use planner::rewrite::parts::{Stands, parts};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tests::planner;
 
 /// Layouts of eight devices for a mixture of experts, as pins.
@@ -343,10 +342,7 @@ fn broken_checkpoints_are_refused() {
     // Somebody who changes a file may also write its digest anew.
     let signed = |change: &dyn Fn(&Path), folder: &Path| {
         change(folder);
-        let digest: String = Sha256::digest(fs::read(folder.join(rank)).unwrap())
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let digest = executor::checkpoint::digest(&fs::read(folder.join(rank)).unwrap());
         let file = folder.join("checkpoint.json");
         let mut value: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
         value["files"][1]["sha256"] = digest.into();

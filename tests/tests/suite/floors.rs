@@ -37,7 +37,6 @@ const FLOORS: [(&str, &[&str]); 7] = [
             "serde",
             "serde_json",
             "serde_path_to_error",
-            "sha2",
             "thiserror",
         ],
     ),
