@@ -229,7 +229,8 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
 
 /// Choices that were kept and change nothing, because the plan has not what they are of.
 pub(crate) fn without_effect(pins: &Pins, roles: &Roles) -> Vec<String> {
-    let no_states = roles.zero.stage == 0 && pins.zero != Some(0);
+    // Of a plan with data parallelism in some of its layers, the states of these may be cut.
+    let no_states = roles.zero.stage == 0 && pins.zero != Some(0) && roles.dp * roles.cp == 1;
     let idle = [
         (
             "zero",
@@ -273,24 +274,26 @@ mod tests {
 
     #[test]
     fn choices_of_what_a_plan_has_not_are_told() {
-        let plan = |zero: u8, cp: u64| {
+        let plan = |zero: u8, dp: u64, cp: u64| {
             let roles = serde_json::json!({
-                "dp": 1, "tp": 1, "sequence_parallel": false, "cp": cp, "ep": 1, "etp": 1, "pp": 1, "vpp": 1,
+                "dp": dp, "tp": 1, "sequence_parallel": false, "cp": cp, "ep": 1, "etp": 1, "pp": 1, "vpp": 1,
                 "zero": { "stage": zero }, "recompute": "none", "micro_batch": 1, "accumulation": 1,
                 "vocabulary_parallel": 1,
             });
             serde_json::from_value::<Roles>(roles).unwrap()
         };
         let pins = read_one("zero=3,cp-kind=ring").unwrap();
-        assert_eq!(without_effect(&pins, &plan(3, 2)), [""; 0]);
+        assert_eq!(without_effect(&pins, &plan(3, 1, 2)), [""; 0]);
         assert_eq!(
-            without_effect(&pins, &plan(0, 1)),
+            without_effect(&pins, &plan(0, 1, 1)),
             [
                 "the choice of zero changes nothing: no two devices hold the same parameters",
                 "the choice of cp-kind changes nothing: there is no context parallelism"
             ]
         );
-        assert_eq!(without_effect(&read_one("zero=0").unwrap(), &plan(0, 1)), [""; 0]);
+        let of_zero = |pin: &str, dp| without_effect(&read_one(pin).unwrap(), &plan(0, dp, 1));
+        assert_eq!(of_zero("zero=0", 1), [""; 0]);
+        assert_eq!(of_zero("zero=1", 2), [""; 0]);
     }
 
     #[test]

@@ -84,9 +84,14 @@ fn cluster(plan: &Plan) -> String {
     let links: Vec<String> = cluster
         .tiers
         .iter()
-        .map(|tier| {
-            let rate = figures::bandwidth(tier.bandwidth_bytes_per_s);
-            format!("{} {rate} within {}", tier.name, figures::grouped(tier.devices))
+        .enumerate()
+        .map(|(at, tier)| {
+            // Groups may have links of their own.
+            let mut rates: Vec<String> = (0..cluster.groups.len())
+                .map(|group| figures::bandwidth(cluster.link(at, Some(group)).bandwidth_bytes_per_s))
+                .collect();
+            rates.dedup();
+            format!("{} {} within {}", tier.name, rates.join(" and "), figures::grouped(tier.devices))
         })
         .collect();
     let devices = figures::grouped(cluster.n_devices());

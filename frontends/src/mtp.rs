@@ -237,7 +237,7 @@ fn free(mut name: String, is_taken: impl Fn(&str) -> bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ir::op_work::model_flops;
+    use ir::op_work::{Counted, model_flops};
     use ir::signature::signature;
 
     use super::*;
@@ -276,7 +276,11 @@ mod tests {
     fn a_module_takes_a_layer_a_projection_and_the_head_once_more() {
         let flops = |layer: &Layer| -> f64 {
             let sizes = layer.sizes(2, 4096);
-            layer.ops.iter().map(|op| model_flops(layer, op, &signature(layer, op), &sizes, None)).sum()
+            layer
+                .ops
+                .iter()
+                .map(|op| model_flops(layer, op, &signature(layer, op), &sizes, Counted::Once))
+                .sum()
         };
         let total = |model: &Model| -> f64 {
             model.sequence.iter().map(|run| run.count as f64 * flops(&model.layers[run.layer])).sum()

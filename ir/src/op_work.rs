@@ -219,9 +219,17 @@ const PLAIN: KernelChoice = KernelChoice {
     experts: Experts::Together,
 };
 
-/// Model FLOPs of one forward pass of an operator on the whole micro-batch: products, and attention over the fraction
-/// `unmasked` of the square; without a word over what the mask leaves.
-pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmasked: Option<f64>) -> f64 {
+/// How pairs of a query and a key are counted of which a causal mask leaves out some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Those that are left.
+    Once,
+    /// Twice as many, and no more than there are: the full square where no window is shorter, as published utilisations count.
+    Twice,
+}
+
+/// Model FLOPs of one forward pass of an operator on the whole micro-batch: products, and attention.
+pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, counted: Counted) -> f64 {
     let whole: Vec<f64> = sig.factors.iter().map(|factor| sizes.dims[factor.dim.0] as f64).collect();
     if op.kind == OpKind::Linear {
         return 2.0 * filled(layer, op, sizes) * whole.iter().product::<f64>();
@@ -231,7 +239,11 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, unmas
         .iter()
         .map(|work| match work {
             Work::Attention { batch_heads, queries, keys, dim_qk, dim_v, unmasked: seen, .. } => {
-                2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * unmasked.unwrap_or(*seen)
+                let pairs = match (counted, *mask) {
+                    (Counted::Twice, AttentionMask::Causal) => (2.0 * seen).min(1.0),
+                    (Counted::Once, _) | (Counted::Twice, AttentionMask::Full) => *seen,
+                };
+                2.0 * batch_heads * queries * keys * (dim_qk + dim_v) * pairs
             }
             Work::Gemm { .. } | Work::Composed { .. } | Work::Stream { .. } => 0.0,
         })
@@ -277,7 +289,7 @@ mod tests {
     fn flops(mask: AttentionMask, keys: &str) -> f64 {
         let layer = attending(mask, keys);
         let op = &layer.ops[0];
-        model_flops(&layer, op, &signature(&layer, op), &layer.sizes(7, 8), None)
+        model_flops(&layer, op, &signature(&layer, op), &layer.sizes(7, 8), Counted::Once)
     }
 
     /// Two products of length four for each of 7 x 6 heads and each pair of query and key.
@@ -287,6 +299,25 @@ mod tests {
         assert_eq!(flops(AttentionMask::Causal, "s"), heads * 8.0 * 8.0 / 2.0);
         assert_eq!(flops(AttentionMask::Full, "s"), heads * 8.0 * 8.0);
         assert_eq!(flops(AttentionMask::Full, "m"), heads * 8.0 * 5.0);
+    }
+
+    /// A window of two tokens of eight leaves `1/4 - 1/32` of the pairs.
+    #[test]
+    fn no_more_pairs_are_counted_twice_than_a_window_leaves() {
+        let counted = |window, counted| {
+            let mut layer = attending(AttentionMask::Causal, "s");
+            if let OpKind::Attention { window: own, .. } = &mut layer.ops[0].kind {
+                *own = window;
+            }
+            let op = &layer.ops[0];
+            model_flops(&layer, op, &signature(&layer, op), &layer.sizes(7, 8), counted)
+        };
+        let all = flops(AttentionMask::Full, "s");
+        assert_eq!(
+            [None, Some(8), Some(2)].map(|window| counted(window, Counted::Twice) / all),
+            [1.0, 1.0, 0.4375]
+        );
+        assert_eq!(counted(Some(2), Counted::Once) / all, 0.21875);
     }
 
     /// Of causal attention the device with the last tokens has most; without a mask all devices have as much.

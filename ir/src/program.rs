@@ -411,10 +411,22 @@ impl Program {
         self.backward.iter().any(runs) && !self.backward.iter().any(again)
     }
 
+    /// Operators that backward runs again, those that run in pieces once for each.
+    pub fn runs_again(&self) -> impl Iterator<Item = OpId> + '_ {
+        self.backward.iter().filter_map(|one| match one {
+            Instruction::Forward { op, .. } => Some(*op),
+            Instruction::Load { .. }
+            | Instruction::Parameter { .. }
+            | Instruction::Backward { .. }
+            | Instruction::Convert { .. }
+            | Instruction::Accumulate { .. }
+            | Instruction::Free { .. } => None,
+        })
+    }
+
     /// Whether backward runs some product of a layer again.
     pub fn runs_products_again(&self, layer: &Layer) -> bool {
-        let is_product = |one: &Instruction| matches!(one, Instruction::Forward { op, .. } if layer.ops[op.0].kind == OpKind::Linear);
-        self.backward.iter().any(is_product)
+        self.runs_again().any(|op| layer.ops[op.0].kind == OpKind::Linear)
     }
 
     /// A value by id.

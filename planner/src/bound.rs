@@ -37,8 +37,8 @@ pub struct Bound {
     pub layers: Vec<LayerTimes>,
     /// What compute covers of the communication that a step has once.
     pub covers: Covers,
-    /// What it covers by the lower of two bounds, where some of that communication shows: choices by either may be the faster.
-    pub other_covers: Option<Covers>,
+    /// What it covers by lower bounds, where some of that communication shows: choices by any may be the fastest.
+    pub other_covers: Vec<Covers>,
     /// Pairs of ports that were priced for it: how much work it was.
     pub n_pairs: usize,
     /// The same on every ground, where stages stand on several.
@@ -164,6 +164,36 @@ impl Bound {
 /// A second bound is worked out where at least so much of the first could show of the communication of a step.
 const SHOWS: f64 = 0.02;
 
+/// Means of two bounds that are tried, at most.
+const MEANS: usize = 2;
+
+/// A mean is tried where it could come to so many times as much.
+const WORTH_A_MEAN: f64 = 1.005;
+
+/// A mean of two bounds: of both any mean is a bound, and how high it is, is a concave function of the share of the second.
+#[derive(Clone, Copy, Debug)]
+struct Mean {
+    /// Share of the second.
+    part: f64,
+    /// Least seconds of the average stage.
+    average: f64,
+    /// Seconds by which the choices that take so long take longer by the second than by the first.
+    rises: f64,
+}
+
+impl Mean {
+    /// The share between two at which the tangents meet; nothing where they meet no higher than asked.
+    fn meets(&self, high: &Self, least: f64) -> Option<f64> {
+        if self.rises <= 0.0 || high.rises >= 0.0 {
+            return None;
+        }
+        let above = high.average - self.average + high.rises * (self.part - high.part);
+        let from = above / (self.rises - high.rises);
+        let part = self.part + from;
+        (part > self.part && part < high.part && self.average + self.rises * from > least).then_some(part)
+    }
+}
+
 /// A bound is taken at this fraction of itself: a stage of more layers than the average hides a little more of what it sends
 /// once per step.
 const FILLED: f64 = 0.999;
@@ -205,21 +235,44 @@ impl Scope<'_> {
         asked: &mut [Asked<'_>],
         of: Forms<'_>,
     ) -> Option<Bound> {
-        let clock = |covers| self.clock(bench.candidate, covers);
-        let (whole, all) = (Covers::default(), clock(Covers::default()));
-        let repeated = self.repeated(bench, asked, all.of_micro_batches());
-        asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(all));
-        let (covered, once) = self.bound_of(bench, asked, (of, whole), &repeated)?;
-        let shows = once.uncovered() / bench.candidate.n_stages as f64;
+        let p = bench.candidate.n_stages as f64;
+        let whole = self.clock(bench.candidate, Covers::default());
+        let repeated = self.repeated(bench, asked, whole.of_micro_batches());
+        let mut at = |covers: Covers| {
+            let clock = self.clock(bench.candidate, covers);
+            asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
+            self.bound_of(bench, asked, (of, covers), &repeated)
+        };
+        let (covered, once) = at(Covers::default())?;
         let covers = once.covers();
-        let clock = clock(covers);
-        if clock == all || shows < SHOWS * covered.time.0 {
+        let part = self.clock(bench.candidate, covers);
+        if part == whole || once.uncovered() / p < SHOWS * covered.time.0 {
             return Some(covered);
         }
-        asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
-        let (shown, _) = self.bound_of(bench, asked, (of, covers), &repeated)?;
-        let (larger, other) = if shown.time > covered.time { (shown, whole) } else { (covered, covers) };
-        Some(Bound { other_covers: Some(other), ..larger })
+        let (shown, once_shown) = at(covers)?;
+        let rises = |once: &Spans| (part.seconds(*once) - whole.seconds(*once)) / p;
+        let mut low = Mean { part: 0.0, average: covered.work.average, rises: rises(&once) };
+        let mut high = Mean { part: 1.0, average: shown.work.average, rises: rises(&once_shown) };
+        let (mut best, other) = match shown.time > covered.time {
+            true => (shown, Covers::default()),
+            false => (covered, covers),
+        };
+        let mut others = vec![other];
+        for _ in 0..MEANS {
+            let Some(part) = low.meets(&high, best.work.average * WORTH_A_MEAN) else { break };
+            let (found, once) = at(Covers::default().towards(covers, part))?;
+            let mean = Mean { part, average: found.work.average, rises: rises(&once) };
+            if mean.rises > 0.0 {
+                low = mean
+            } else {
+                high = mean
+            }
+            if found.time > best.time {
+                others.push(best.covers);
+                best = found;
+            }
+        }
+        Some(Bound { other_covers: others, ..best })
     }
 
     /// The bound where compute covers what it does, and what all layers have once per step.
@@ -275,7 +328,7 @@ impl Scope<'_> {
             fastest,
             layers,
             covers,
-            other_covers: None,
+            other_covers: Vec::new(),
             n_pairs,
             grounds,
             computes_again: false,
@@ -461,6 +514,25 @@ mod tests {
         let Busy { step, repeated } = choices[0].min(choices[1]);
         let work = Work { average: step, slowest: step, once: step - repeated, together: None };
         assert_eq!(work.filled(5, 4.0), 47.0);
+    }
+
+    #[test]
+    fn the_mean_of_two_bounds_is_higher_than_either() {
+        // Three choices, by the first bound and by the second: the third is neither's.
+        let choices = [(10.0, 20.0), (19.0, 11.0), (14.0, 14.5)];
+        let at = |part: f64| {
+            let mean = |&(first, second): &(f64, f64)| first + (second - first) * part;
+            let least = choices.iter().min_by(|a, b| mean(a).total_cmp(&mean(b))).unwrap();
+            Mean { part, average: mean(least), rises: least.1 - least.0 }
+        };
+        let (low, high) = (at(0.0), at(1.0));
+        let part = low.meets(&high, high.average * WORTH_A_MEAN).unwrap();
+        // 10 + 10 x = 19 - 8 x.
+        assert_eq!((low.average, high.average, part), (10.0, 11.0, 0.5));
+        assert_eq!(at(part).average, 14.25);
+        // No share promises a third more, and of two bounds that rise or fall together none does.
+        assert_eq!(low.meets(&high, 20.0), None);
+        assert_eq!(high.meets(&low, 0.0), None);
     }
 
     #[test]

@@ -163,7 +163,7 @@ impl<'a> Scope<'a> {
             counts[run.layer] += run.count;
         }
         let (machine, capacity) = (setting.machine.clone(), setting.capacity);
-        let forms = forms_within(&request.model, &request.pins.constraints);
+        let forms = forms_within(&request.model, &request.pins);
         let wide = wide(&request.model, &forms);
         let leading = vec![0; forms.len()];
         Some(Self {
@@ -330,6 +330,11 @@ pub fn micro_batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<u64
     let all: Vec<u64> = divisors(batch).into_iter().filter(allows).collect();
     let good: Vec<u64> =
         all.iter().copied().filter(|&b| (LEAST_TOKENS..=most).contains(&tokens(b))).collect();
+    if good.iter().all(|b| batch / b < n_stages) && !good.is_empty() {
+        // Stages without a micro-batch each idle for longer than short kernels take.
+        let shorter = all.iter().copied().filter(|&b| tokens(b) < LEAST_TOKENS).max();
+        return shorter.into_iter().chain(good).collect();
+    }
     if good.is_empty() {
         // Nothing is near: the micro-batch nearest to the range from below, or the smallest.
         let near = all.iter().copied().filter(|&b| tokens(b) <= most).max();
@@ -338,7 +343,7 @@ pub fn micro_batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<u64
     good
 }
 
-/// Fewest tokens that a device gets of a micro-batch: below, kernels are short.
+/// Fewest tokens that a device gets of a micro-batch, unless stages then have none each: below, kernels are short.
 const LEAST_TOKENS: u64 = 64;
 
 /// Most tokens that it gets: above, memory is wasted without gain, and a pipeline has too few micro-batches.

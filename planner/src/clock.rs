@@ -37,23 +37,29 @@ pub struct Shown {
 }
 
 /// Whether the compute of a stage covers what it sends beside it once per step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cover {
-    /// The slow-down and the bucket at the end show.
-    #[default]
-    Whole,
-    /// The compute ends first: all of the communication shows, and nothing of the compute but the slow-down and what
-    /// is beside the bucket at the end.
-    Part,
+///
+/// At 1 it does: the slow-down and the bucket at the end show. At 0 it ends first: all of the communication shows, and nothing of the
+/// compute but the slow-down and what is beside the bucket at the end. What lies between is so much of the one and the rest of the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Covers {
+    /// Gradients behind the last backward.
+    pub reduce: f64,
+    /// Parameters before the first forward.
+    pub spread: f64,
 }
 
-/// The same of the gradients behind the last backward, and of the parameters before the first forward.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Covers {
-    /// Gradients.
-    pub reduce: Cover,
-    /// Parameters.
-    pub spread: Cover,
+impl Default for Covers {
+    fn default() -> Self {
+        Self { reduce: 1.0, spread: 1.0 }
+    }
+}
+
+impl Covers {
+    /// So much of the way to another.
+    pub(crate) fn towards(self, other: Self, part: f64) -> Self {
+        let between = |from: f64, to: f64| from + (to - from) * part;
+        Self { reduce: between(self.reduce, other.reduce), spread: between(self.spread, other.spread) }
+    }
 }
 
 impl Clock {
@@ -61,8 +67,8 @@ impl Clock {
     /// computation.
     ///
     /// What shows of communication `c` in `n` buckets beside compute `w` is `max(c / n, c - w (n - 1) / n)` and a slow-down
-    /// (`cost_model::overlap::exposed_behind`): at least either of the two, whatever layers take their share of. Each is a
-    /// sum over layers; a bound may take the larger one.
+    /// (`cost_model::overlap::exposed_behind`): at least either of the two, whatever layers take their share of, and any mean of them.
+    /// Each is a sum over layers, so that a bound may take the mean that says most.
     pub fn beside(
         (micro_batches, in_flight): (f64, f64),
         layers: f64,
@@ -71,10 +77,7 @@ impl Clock {
     ) -> Self {
         let (bucket, slow) = (1.0 / layers, constants.overlap_slowdown_fraction);
         let hidden = (1.0 - bucket) * (1.0 - slow);
-        let of = |cover: Cover| match cover {
-            Cover::Whole => (1.0 - hidden, micro_batches),
-            Cover::Part => (1.0, micro_batches - hidden),
-        };
+        let of = |cover: f64| (1.0 - cover * hidden, micro_batches - (1.0 - cover) * hidden);
         let ((reduce, backward), (spread, forward)) = (of(covers.reduce), of(covers.spread));
         let (shown, slow) =
             (Shown { reduce, spread, update: 1.0 }, constants.gathered_overlap_slowdown_fraction);
@@ -162,7 +165,7 @@ impl Spans {
 
     /// What covers what.
     pub fn covers(self) -> Covers {
-        let cover = |sent: f64, computed: f64| if sent > computed { Cover::Part } else { Cover::Whole };
+        let cover = |sent: f64, computed: f64| if sent > computed { 0.0 } else { 1.0 };
         Covers { reduce: cover(self.reduce, self.backward), spread: cover(self.spread, self.forward) }
     }
 }

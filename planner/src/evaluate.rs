@@ -51,7 +51,7 @@ const FIRST: f64 = 0.25;
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
 
 /// What all layers have in common, in place of what the request says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Way {
     /// What all parameters keep to.
     pub(crate) storage: Option<StorageRule>,
@@ -279,13 +279,12 @@ impl Scope<'_> {
         let mut best = (self.evaluate_at(&benches, bound, asked)?, asked.way);
         // What hosts may hold is a choice of its own, at prices of its own.
         let on_devices = self.given().parameters == HomeRule::Device;
-        let Some(covers) = bound.other_covers.filter(|_| on_devices) else { return Ok(best) };
-        if best.0.step_time().0 > TOO_FAR * asked.known {
+        if !on_devices || bound.other_covers.is_empty() || best.0.step_time().0 > TOO_FAR * asked.known {
             return Ok(best);
         }
-        let covered = Way { covers: Some(covers), ..asked.way };
+        let covered = bound.other_covers.iter().map(|&covers| Way { covers: Some(covers), ..asked.way });
         let limit = best.0.step_time().0.min(asked.known * WORTH_A_WAY);
-        let ways = ways(self.pins()).skip(1).chain([covered]);
+        let ways = ways(self.pins()).skip(1).chain(covered);
         let each: Vec<Asking<'_>> = ways.map(|way| Asking { way, limit, ..asked }).collect();
         for (way, found) in self.evaluate_each(&benches, bound, &each) {
             if let Some(found) = found.filter(|found| found.is_worth_it(&best.0)) {

@@ -9,6 +9,7 @@ use std::cmp::Ordering;
 use ir::units::Seconds;
 use rayon::prelude::*;
 
+use crate::bound::Bound;
 use crate::forms::Forms;
 use crate::frontier::Frontier;
 use crate::room::Together;
@@ -88,9 +89,19 @@ pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit):
     }
 }
 
-/// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing.
+/// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing. Where memory is dear
+/// another count of what compute covers may say more than where it is free: schedule by schedule all are asked.
 fn in_memory(frontier: &Frontier<'_>, at: usize, asked: (Forms<'_>, Together), limit: f64) -> f64 {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
-    let room = |bound| scope.bound_in_room((candidate, bound), candidate, (asked, Seconds(limit)));
-    frontier.own(at).and_then(room).map_or(0.0, |time| time.0)
+    let room = |bound: &Bound| scope.bound_in_room((candidate, bound), candidate, (asked, Seconds(limit)));
+    let Some(own) = frontier.own(at) else { return 0.0 };
+    let mut most = room(own).map_or(0.0, |time| time.0);
+    let others = if asked.1 == Together::Schedule { own.other_covers.as_slice() } else { &[] };
+    for &covers in others {
+        if most < limit {
+            let by = Bound { covers, ..own.clone() };
+            most = most.max(room(&by).map_or(0.0, |time| time.0));
+        }
+    }
+    most
 }

@@ -15,7 +15,7 @@ use ir::cluster_part::{Piece, part, whole};
 use ir::graph::{Layer, Op};
 use ir::lower::{gets, gradient_tensors};
 use ir::op::OpKind;
-use ir::op_work::model_flops;
+use ir::op_work::{Counted, model_flops};
 use ir::signature::signature;
 use ir::units::Seconds;
 
@@ -111,7 +111,7 @@ pub(crate) fn least_time(request: &Request, constants: &Constants) -> Seconds {
         let (sizes, gradients) = (layer.sizes(job.global_batch, job.sequence), gradient_tensors(layer));
         let flops = |op: &Op| {
             let passes = 1 + gets(op, &gradients).into_iter().filter(|gets| *gets).count().min(2);
-            passes as f64 * model_flops(layer, op, &signature(layer, op), &sizes, None)
+            passes as f64 * model_flops(layer, op, &signature(layer, op), &sizes, Counted::Once)
         };
         let counts = |op: &&Op| matches!(op.kind, OpKind::Linear | OpKind::Attention { .. });
         layer.ops.iter().filter(counts).map(flops).sum()

@@ -46,6 +46,12 @@ const MISSED: f64 = 1.1;
 /// matters, for which cuts are made.
 const MOST_TO_SHIFT: u64 = 4;
 
+/// Pipelines whose layers move, at most.
+const MAX_SHIFTED: usize = 16;
+
+/// They take no more than so many times the best: a step became up to 1.25 times as fast by it.
+const NEAR_BEST_TO_SHIFT: f64 = 1.1;
+
 /// Times that differ by no more than this fraction are those of the same plan: sums in another order.
 const SAME: f64 = 1e-6;
 
@@ -210,9 +216,9 @@ fn shift(scope: &Scope<'_>, worked: &mut [Worked]) {
     let is_asked = |one: &Worked| {
         let Candidate { n_stages, n_micro_batches, .. } = one.arranged.candidate;
         let are_few = n_stages > 1 && n_micro_batches <= MOST_TO_SHIFT * n_stages;
-        are_few && scope.may_shift(&one.arranged) && one.arranged.step_time().0 <= best * NEAR_BEST
+        are_few && scope.may_shift(&one.arranged) && one.arranged.step_time().0 <= best * NEAR_BEST_TO_SHIFT
     };
-    let first = worked.len().min(MAX_REFINED);
+    let first = worked.len().min(MAX_SHIFTED);
     let found: Vec<Option<Arranged>> = worked[..first]
         .par_iter()
         .with_max_len(1)

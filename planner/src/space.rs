@@ -137,6 +137,13 @@ impl<'a> Space<'a> {
         list
     }
 
+    /// Parts in which the inside of an operator can be cut.
+    pub(crate) fn most_parts(&self, op: &Op) -> u64 {
+        let sig = signature(self.layer, op);
+        let inside = sig.factors.iter().filter(|factor| self.class(factor) == Some(Class::Inside));
+        inside.filter_map(|factor| self.layer.dims[factor.dim.0].extent.fixed()).product()
+    }
+
     /// What a factor of an operator is, or nothing where no axis may cut it.
     fn class(&self, factor: &Factor) -> Option<Class> {
         if factor.split == Split::Whole || self.whole.contains(&factor.dim) {

@@ -5,13 +5,15 @@
 //! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever the fastest plan has a pipeline. It is the
 //! fastest where a step has some dozen micro-batches for as many stages (llama-3.1-405b on 1,024 H100 0.96 of the time of 1F1B, on 100,000
 //! 0.88; deepseek-v3 on 16,384 H800 0.90). The orders of the others are looked for one action at a
-//! time: they are asked where actions and candidates are few, and the fastest plan idles for long or has few sequences.
+//! time: they are asked where actions and candidates are few, and some plan would be that much faster if it did not idle, or the fastest has
+//! no pipeline and few sequences.
 
 use ir::links::bends;
 use ir::plan::Plan;
 use ir::schedule::Schedule;
 use ir::units::Seconds;
 
+use crate::arrange::Arranged;
 use crate::found::Found;
 use crate::request::{Pins, Request, ScheduleKind, SplitKind};
 
@@ -20,9 +22,6 @@ use crate::request::{Pins, Request, ScheduleKind, SplitKind};
 pub const KINDS: [ScheduleKind; 4] =
     [ScheduleKind::DualPipeV, ScheduleKind::ZbH1, ScheduleKind::ZbH2, ScheduleKind::ZbV];
 
-/// Part of the step from which the fastest plan idles for long.
-const BUBBLE: f64 = 0.08;
-
 /// Sequences of a step up to which a pipeline is worth another look where the fastest plan has none.
 const FEW_SEQUENCES: u64 = 16;
 
@@ -30,9 +29,9 @@ const FEW_SEQUENCES: u64 = 16;
 const MOST_CANDIDATES: u64 = 4000;
 
 /// Candidates up to which all are asked.
-const FEW_CANDIDATES: u64 = 400;
+const FEW_CANDIDATES: u64 = 1000;
 
-/// Micro-batches times stages of the fastest plan, up to which all are asked: orders of as many actions are looked for one action at a time.
+/// Micro-batches times stages of a plan, up to which all are asked: orders of as many actions are looked for one action at a time.
 const FEW_ACTIONS: u64 = 128;
 
 /// A plan of such a schedule takes no more than this part of the fastest of others: fewer engines run it.
@@ -74,10 +73,11 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> (Vec<ScheduleKind>,
     if found.tally.stopped {
         return none;
     }
-    let idles = best.step.parts.bubble > best.step_time() * BUBBLE;
-    let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES;
-    let are_few = best.candidate.n_stages * best.candidate.n_micro_batches <= FEW_ACTIONS;
-    let all = request.pins.splits_any() || (idles || has_few) && are_few && n_candidates <= FEW_CANDIDATES;
+    let are_few = |one: &Arranged| one.candidate.n_stages * one.candidate.n_micro_batches <= FEW_ACTIONS;
+    let idles = |one: &Arranged| one.step_time() - one.step.parts.bubble < best.step_time() * WORTH;
+    let idles = found.ranking.iter().any(|one| are_few(one) && idles(one));
+    let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES && are_few(best);
+    let all = request.pins.splits_any() || (idles || has_few) && n_candidates <= FEW_CANDIDATES;
     let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES;
     let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && is_long;
     let is_asked =

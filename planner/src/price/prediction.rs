@@ -6,10 +6,10 @@ use cost_model::memory::StateBytes;
 use cost_model::program_bytes::CommunicationClass;
 use cost_model::{CollectiveKind, energy, reliability};
 use ir::cluster::{Device, DeviceGroup};
-use ir::lower::{Recompute, gets, gradient_tensors};
+use ir::lower::{gets, gradient_tensors};
 use ir::names::{Arrangement, PlacedLayer, Roles, roles};
 use ir::op::OpKind;
-use ir::op_work::{model_flops, useful};
+use ir::op_work::{Counted, model_flops, useful};
 use ir::plan::prediction::{Breakdown, Prediction, StagePrediction, Upkeep};
 use ir::plan::shares;
 use ir::signature::signature;
@@ -37,7 +37,7 @@ pub fn prediction(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Pr
         cluster.groups.iter().map(|group| of(group).map(|one| one * group.count as f64)).sum()
     };
     let cost_per_step = all(&|group| group.price_per_device_hour).map(|price| price * time / 3600.0);
-    let upkeep = upkeep(setting, staged);
+    let upkeep = upkeep(setting, staged, step);
     let goodput = upkeep.map_or(1.0, |upkeep| upkeep.goodput);
     Prediction {
         step_time_s: step.time,
@@ -124,7 +124,7 @@ fn busy(staged: &Staged<'_>, stage: usize) -> Seconds {
 }
 
 /// Checkpoints and failures of a long training, where the cluster says how often devices fail.
-fn upkeep(setting: &Setting<'_>, staged: &Staged<'_>) -> Option<Upkeep> {
+fn upkeep(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Option<Upkeep> {
     let (cluster, job) = (setting.machine.cluster, &setting.job);
     let between_failures = reliability::between_failures(cluster)?;
     let states = StateBytes::adamw(job.precision, job.engine.gradients);
@@ -132,7 +132,8 @@ fn upkeep(setting: &Setting<'_>, staged: &Staged<'_>) -> Option<Upkeep> {
     let checkpoint = reliability::checkpoint(staged.model.n_trained() as f64, states, cluster, constants);
     let restart = constants.restart_s;
     let job = reliability::Upkeep { between_failures, stall: checkpoint.stall, restart };
-    let interval = job.daly().max(checkpoint.write);
+    // There is nothing new to save within a step.
+    let interval = job.daly().max(checkpoint.write).max(step.time);
     Some(Upkeep {
         between_failures_s: between_failures,
         checkpoint_bytes: checkpoint.bytes,
@@ -144,7 +145,7 @@ fn upkeep(setting: &Setting<'_>, staged: &Staged<'_>) -> Option<Upkeep> {
 
 /// FLOPs of a step on all devices.
 struct StepFlops {
-    /// The model's, attention counted as the full square.
+    /// The model's, attention counted twice as often as its mask asks: as the full square, where no window is shorter.
     model: f64,
     /// The model's, attention counted as its causal half.
     causal: f64,
@@ -163,19 +164,20 @@ impl StepFlops {
             let sizes = layer.sizes(staged.micro_batch, setting.job.sequence);
             let times = count as f64 * staged.n_micro_batches as f64;
             let gradients = gradient_tensors(layer);
-            for (op, recompute) in layer.ops.iter().zip(&entry.choice.recompute) {
+            for id in layer.op_ids() {
+                let op = &layer.ops[id.0];
                 if !matches!(op.kind, OpKind::Linear | OpKind::Attention { .. }) {
                     continue;
                 }
                 let sig = signature(layer, op);
-                let of = |unmasked| model_flops(layer, op, &sig, &sizes, unmasked) * times;
+                let of = |counted| model_flops(layer, op, &sig, &sizes, counted) * times;
                 let useful = useful(layer, &sig, &sizes);
                 let n_gradients = gets(op, &gradients).into_iter().filter(|gets| *gets).count().min(2);
                 let passes = 1.0 + n_gradients as f64;
-                flops.model += passes * useful * of(Some(1.0));
-                flops.causal += passes * useful * of(None);
-                let again = if *recompute == Recompute::Again { 1.0 } else { 0.0 };
-                flops.run += (passes + again) * of(Some(1.0));
+                flops.model += passes * useful * of(Counted::Twice);
+                flops.causal += passes * useful * of(Counted::Once);
+                let again = if entry.again.contains(&id) { 1.0 } else { 0.0 };
+                flops.run += (passes + again) * of(Counted::Twice);
             }
         }
         flops

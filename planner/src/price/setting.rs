@@ -1,5 +1,7 @@
 //! What every price of a job stands on: the machines, the job, the bytes a device has; and the price of one layer.
 
+use std::collections::BTreeSet;
+
 use cost_model::memory::{
     Owned, StateBytes, copied_buckets, copied_gradients, copied_tensors, reserve_bytes,
 };
@@ -11,7 +13,8 @@ use cost_model::{
 };
 use ir::cluster::{Cluster, Device, DeviceGroup, Precision};
 use ir::collective::Rule;
-use ir::graph::{Layer, Model, Sizes, TensorId};
+use ir::engine::Recomputation;
+use ir::graph::{Layer, Model, OpId, Sizes, TensorId};
 use ir::lower::LayerChoice;
 use ir::mesh::Mesh;
 use ir::op_work::KernelChoice;
@@ -92,6 +95,8 @@ pub struct Entry {
     pub split: Option<SplitFigures>,
     /// Forward and backward as events, where these are asked.
     pub events: Option<[RowPrice; 2]>,
+    /// Operators that run a second time before their gradients.
+    pub again: BTreeSet<OpId>,
     /// Parameters that other layers share: elements that one device updates.
     pub shared: Vec<(TensorId, f64)>,
     /// Elements of all parameters that one device updates.
@@ -305,9 +310,18 @@ impl<'a> Setting<'a> {
             choice,
             price,
             memory,
+            again: self.runs_again(layer, program),
             shared: shared(model, kind, (mesh, sizes), program),
             whole,
             slices: Vec::new(),
+        }
+    }
+
+    /// Operators that an engine runs a second time: all, in one that runs all of forward again wherever it runs a product again.
+    fn runs_again(&self, layer: &Layer, program: &Program) -> BTreeSet<OpId> {
+        match self.machine.constants.engine.recomputation {
+            Recomputation::Whole if program.runs_products_again(layer) => layer.op_ids().collect(),
+            Recomputation::Needed | Recomputation::Whole => program.runs_again().collect(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a pin finds the free search finds too: where memory is tight, and prices of it alone do not lead there.
 
-use tests::{done, json, number, planner};
+use tests::{done, json, number, planner, scratch};
 
 /// Seconds of a step of the plan that is found.
 #[track_caller]
@@ -125,6 +125,40 @@ fn schedules_that_split_backward_are_asked_where_a_pipeline_idles() {
     // An engine that has no such schedule gets none.
     let megatron = json(&[&["optimize"], &question[..], &["--target", "megatron"]].concat());
     assert!(kinds.iter().all(|kind| megatron["schedule"] != *kind), "{}", megatron["schedule"]);
+}
+
+/// Virtual stages idle for a twentieth of the step, whole ones for a third; and a pipeline that only a short micro-batch fills.
+#[test]
+fn schedules_that_split_backward_are_asked_where_another_pipeline_idles() {
+    let few = ["gpt2-xl", "rtx4090-x8", "--devices", "8", "--global-batch", "2", "--seq-len", "512"];
+    let found = time(&few, &[]) / time(&few, &["--pin", "split-backward=none"]);
+    assert!(found < 0.8, "takes {found} of what is found without");
+    let short = ["gpt2", "rtx4090-x8", "--devices", "8", "--global-batch", "5", "--seq-len", "100"];
+    for pin in ["micro-batch=1", "pp=8", "split-backward=any"] {
+        let found = time(&short, &[]) / time(&short, &["--pin", pin]);
+        assert!(found < 1.026, "takes {found} of what {pin} takes");
+    }
+}
+
+/// Every device computes the one key head, or gathers it, beside its own query heads.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a model is a file")]
+fn queries_of_one_key_head_are_cut() {
+    let config = serde_json::json!({
+        "model_type": "starcoder2", "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 4,
+        "num_attention_heads": 48, "num_key_value_heads": 1, "vocab_size": 49152, "max_position_embeddings": 2048,
+        "use_bias": true,
+    });
+    let file = scratch!("one-key-head.json");
+    std::fs::write(&file, config.to_string()).unwrap();
+    for (nodes, degree) in [("1", "2"), ("1", "4"), ("1", "8"), ("2", "2"), ("2", "8")] {
+        for sequence_parallel in ["on", "off"] {
+            let pins = format!("tp={degree},pp=1,sequence-parallel={sequence_parallel}");
+            let question =
+                ["optimize", &file, "dgx-h100", "--nodes", nodes, "--global-batch", "16", "--pin", &pins];
+            assert_eq!(json(&question)["roles"]["tp"].to_string(), degree, "{question:?}");
+        }
+    }
 }
 
 #[test]
