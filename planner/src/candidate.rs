@@ -17,7 +17,7 @@ use crate::chooser::{Chooser, Troubles};
 use crate::clock::{Clock, Covers};
 use crate::cut_sequences::SlicedEntries;
 use crate::flights::Flights;
-use crate::forms::{first_of, forms_within, wide};
+use crate::forms::{first_of, forms_within, leave_cut, wide};
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::known_bounds::KnownBounds;
 use crate::layer_problem::LayerProblem;
@@ -163,7 +163,7 @@ impl<'a> Scope<'a> {
             counts[run.layer] += run.count;
         }
         let (machine, capacity) = (setting.machine.clone(), setting.capacity);
-        let forms = forms_within(&request.model, &request.pins);
+        let forms = forms_within(&request.model, &request.pins.constraints);
         let wide = wide(&request.model, &forms);
         let leading = vec![0; forms.len()];
         Some(Self {
@@ -183,6 +183,14 @@ impl<'a> Scope<'a> {
             bounds: Arc::default(),
             bends: bends(request.model.kinds_in_order().iter().map(|&kind| &request.model.layers[kind])),
         })
+    }
+
+    /// The same without forms that cannot be cut in as many parts as products are to be.
+    #[must_use]
+    pub(crate) fn with_forms_cut(mut self, parts: u64) -> Self {
+        leave_cut(&mut self.forms, &self.request.model, parts);
+        self.wide = wide(&self.request.model, &self.forms);
+        self
     }
 
     /// What the stages of a candidate stand on.

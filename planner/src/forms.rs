@@ -3,11 +3,11 @@
 //! A fused product reads its operand once, starts fewer kernels, adds no gradients of copies and converts one result
 //! instead of several; but its parts can only be cut where all of them can.
 
-use ir::graph::{Layer, Model, Op, ParameterRef, Segment, Tie};
+use ir::graph::{Layer, Model, Op, ParameterRef, Segment, TensorId, Tie};
 use ir::op::OpKind;
 
-use crate::request::Pins;
-use crate::rewrite::{Variant, variants};
+use crate::constraints::Constraints;
+use crate::rewrite::{FusedParameter, Variant, variants};
 use crate::space::Space;
 
 /// Which forms of a layer are asked.
@@ -37,25 +37,36 @@ pub fn forms_of(model: &Model) -> Vec<Vec<Variant>> {
     model.layers.iter().enumerate().map(of_kind).collect()
 }
 
-/// The forms that are left by what a user says: what is said of a tensor or an operator of a kind is said of the form in which it was read,
-/// and a form whose fused products cannot be cut in as many parts as they are to be is none.
-pub(crate) fn forms_within(model: &Model, pins: &Pins) -> Vec<Vec<Variant>> {
+/// The forms that are left by what a user says of single layers: what is said of a tensor or an operator of a kind is said
+/// of the form in which it was read.
+pub(crate) fn forms_within(model: &Model, constraints: &Constraints) -> Vec<Vec<Variant>> {
     let mut forms = forms_of(model);
     for (list, layer) in forms.iter_mut().zip(&model.layers) {
-        if pins.constraints.names(layer) {
+        if constraints.names(layer) {
             list.truncate(1);
         }
-        let divides = |form: &Variant| pins.tp.is_none_or(|tp| cuts_fused(layer, &form.layer, tp));
-        list.retain(divides);
     }
     forms
 }
 
-/// Whether the products that a form has in place of others can be cut in so many parts.
-fn cuts_fused(layer: &Layer, form: &Layer, parts: u64) -> bool {
-    let space = Space::new(form, None);
-    let is_fused = |op: &&Op| op.kind == OpKind::Linear && layer.ops.iter().all(|own| own.name != op.name);
-    form.ops.iter().filter(is_fused).all(|op| space.most_parts(op).is_multiple_of(parts))
+/// Leaves the forms whose products can be cut in so many parts, wherever those they stand for can.
+pub(crate) fn leave_cut(forms: &mut [Vec<Variant>], model: &Model, parts: u64) {
+    for (list, layer) in forms.iter_mut().zip(&model.layers) {
+        list.retain(|form| cuts_fused(layer, form, parts));
+    }
+}
+
+/// Whether the products of a form can be cut in so many parts, wherever one that they stand for can.
+fn cuts_fused(layer: &Layer, form: &Variant, parts: u64) -> bool {
+    let cuts = |layer: &Layer, weight: TensorId| {
+        let space = Space::new(layer, None);
+        let reads = |op: &&Op| op.kind == OpKind::Linear && op.operands.contains(&weight);
+        layer.ops.iter().filter(reads).all(|op| space.most_parts(op).is_multiple_of(parts))
+    };
+    let keeps = |fused: &FusedParameter| {
+        cuts(&form.layer, fused.tensor) || !fused.parts.iter().any(|part| cuts(layer, part.tensor))
+    };
+    form.fused.iter().all(keeps)
 }
 
 /// First layer kind of the wide model for a kind.

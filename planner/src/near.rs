@@ -41,6 +41,9 @@ const ROUNDS: usize = 3;
 /// What promises to take more than so many times as long as the most promising is not asked.
 const PROMISING: f64 = 1.2;
 
+/// Tensor degrees that are looked at where devices do the same or each has a stage.
+const TENSOR_DEGREES: [u64; 3] = [2, 4, 8];
+
 /// Fewer devices are worth telling of where they take no more than this part of the time of all.
 const WORTH_TELLING: f64 = 0.95;
 
@@ -249,17 +252,25 @@ pub fn faster_on_fewer(
     let pipeline = (roles.pp, roles.accumulation, at_work);
     let own = promise(request.model.n_layers(), pipeline, (roles.pp, roles.vpp)) * unevenness(request, plan);
     let degrees = Degrees::of(roles, &request.pins);
+    // Where devices do the same, or each has a stage, fewer may cut products.
+    let divides_badly = at_work < n_devices || roles.pp == n_devices;
+    let others = TENSOR_DEGREES.into_iter().filter(|_| divides_badly && request.pins.tp.is_none());
+    let others: Vec<Degrees> = others.map(|tp| Degrees { tp, ..degrees }).collect();
     let is_promising = |cluster: &Cluster| {
         let n = cluster.n_devices();
-        let places = || places(request, (0, n), (degrees, roles));
-        n < n_devices && places().iter().any(|place| place.promise < own * WORTH_TELLING)
+        let places = |&degrees: &Degrees| places(request, (0, n), (degrees, roles));
+        let mut all = std::iter::once(&degrees).chain(&others).flat_map(places);
+        n < n_devices && all.any(|place| place.promise < own * WORTH_TELLING)
     };
     let clusters: Vec<Cluster> = clusters.iter().filter(|cluster| is_promising(cluster)).cloned().collect();
     let world = on_cluster(request, Constants::load())?;
-    let questions: Vec<OnceCell<Request>> = vec![OnceCell::new(); MOST_ASKED * (ROUNDS + 1)];
+    let questions: Vec<OnceCell<Request>> = vec![OnceCell::new(); 2 * MOST_ASKED * (ROUNDS + 1)];
     let climb = Climb::new((request, &clusters), (&world, &questions), roles);
     let mut climb = Climb { limit: Some(time * WORTH_TELLING), ..climb };
     climb.from(&[degrees], (None, 1.0));
+    if !others.is_empty() {
+        climb.from(&others, (None, 1.0));
+    }
     let Some((place, found)) = climb.best else { return Ok(None) };
     Ok(found.step_time().map(|time| (clusters[place.at].n_devices(), time)))
 }

