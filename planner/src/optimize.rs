@@ -93,9 +93,8 @@ pub(crate) fn search_from<'a>(
     let mut tally = new();
     let found = searched(scope, (start.clone(), &mut tally), watch);
     let misnames = found.is_err() && tally.misnamed.is_some() && !tally.stopped;
-    let Some((scope, tp)) = Scope::new(request, constants).zip(request.pins.tp).filter(|_| misnames) else {
-        return (found, tally);
-    };
+    let Some(tp) = request.pins.tp.filter(|_| misnames) else { return (found, tally) };
+    let Some(scope) = Scope::new(request, constants) else { return (found, tally) };
     // A fused form may be faster where tokens are cut than its parts are as they should be, and is then what is found of a mesh.
     let mut tally = new();
     let bounds = None;
