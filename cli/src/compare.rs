@@ -98,7 +98,10 @@ impl Comparison {
     pub(crate) fn of(plans: &[(&str, Plan)]) -> Result<Self, Failure> {
         let plans: Vec<Column> =
             plans.iter().map(|(name, plan)| Column::of(name, plan)).collect::<Result<_, _>>()?;
-        let differences = plans.iter().skip(1).flat_map(|other| differences(&plans[0], other)).collect();
+        let unfit =
+            plans.first().and_then(|first| Some(format!("{} does not fit: {}.", first.plan, first.unfit()?)));
+        let others = plans.iter().skip(1).flat_map(|other| differences(&plans[0], other));
+        let differences = unfit.into_iter().chain(others).collect();
         Ok(Self { plans, differences })
     }
 
@@ -205,6 +208,13 @@ impl Column {
         })
     }
 
+    /// Why it does not fit, if it does not.
+    fn unfit(&self) -> Option<String> {
+        let (needed, capacity) = (bytes(self.peak_memory_bytes), bytes(self.capacity_bytes));
+        let is_unfit = self.peak_memory_bytes > self.capacity_bytes;
+        is_unfit.then(|| format!("stage {} needs {needed} of {capacity}", self.fullest_stage))
+    }
+
     fn words(&self, name: &str) -> String {
         match name {
             "model" => self.model.clone(),
@@ -277,14 +287,7 @@ fn differences(first: &Column, other: &Column) -> Vec<String> {
             largest(&first.memory, &other.memory, bytes)
         ));
     }
-    if its > other.capacity_bytes {
-        list.push(format!(
-            "It does not fit: stage {} needs {} of {}.",
-            other.fullest_stage,
-            bytes(its),
-            bytes(other.capacity_bytes)
-        ));
-    }
+    list.extend(other.unfit().map(|why| format!("It does not fit: {why}.")));
     list
 }
 

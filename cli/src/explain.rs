@@ -103,7 +103,7 @@ struct Recomputed {
 pub(crate) fn run(args: &ExplainArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
     if let Some(choices) = &args.why_not {
-        let answer = WhyNot::of((&plan, &opened), choices, &args.threads)?;
+        let answer = WhyNot::of((&args.plan, &plan, &opened), choices, &args.threads)?;
         let text = if args.json.json { json(&answer)? } else { answer.text() };
         return Ok(write!(terminal.out, "{text}")?);
     }
@@ -276,7 +276,7 @@ fn describe((plan, opened): (&Plan, &OpenPlan), names: &[AxisNames], overlaps: &
     if let Some(predicted) = &plan.predicted {
         parts.push(report::time(predicted));
         parts.push(explain_overlap::text(overlaps));
-        parts.push(report::memory(predicted) + &report::hosts(predicted));
+        parts.push(report::memory(predicted) + &report::hosts(plan, predicted));
     }
     parts.push(runners_up(plan));
     parts.push(report::search(plan));

@@ -59,6 +59,15 @@ pub(crate) fn energy(joules: f64) -> String {
     scaled(joules, &[(1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")])
 }
 
+/// A price, in whatever the cluster's are in: three digits, however small: `12.3`, `0.316`, `0.000247`.
+pub(crate) fn price(amount: f64) -> String {
+    if amount == 0.0 || amount.abs() >= 0.9995 {
+        return three(amount);
+    }
+    let decimals = 2 - amount.abs().log10().floor().max(-12.0) as i32;
+    format!("{amount:.*}", decimals.max(2) as usize)
+}
+
 /// A large count: `8.03 B`, `124 M`.
 pub(crate) fn count(n: f64) -> String {
     if n.abs() < 9999.5 {
@@ -114,6 +123,11 @@ mod tests {
         assert_eq!(bytes(Bytes(512.0)), "512 B");
         assert_eq!(bandwidth(BytesPerSecond(450e9)), "450 GB/s");
         assert_eq!((energy(9.0e6), energy(0.0768)), ("9.00 MJ".into(), "76.8 mJ".into()));
+        assert_eq!(
+            (price(12.345), price(0.3163), price(0.000_247_4)),
+            ("12.3".into(), "0.316".into(), "0.000247".into())
+        );
+        assert_eq!(price(0.0), "0.00");
         assert_eq!(percent(0.47199), "47.2 %");
         assert_eq!(percent(0.0), "0.00 %");
         assert_eq!(count(8_030_261_248.0), "8.03 B");

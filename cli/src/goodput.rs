@@ -69,6 +69,10 @@ const MOST_WALKED: f64 = 0.9 * MOST_FAILURES as f64;
 /// Prices a plan and lets its devices fail.
 pub(crate) fn run(args: &GoodputArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
+    let mut stages = plan.predicted.iter().flat_map(|predicted| &predicted.stages);
+    if let Some(at) = stages.position(|stage| stage.peak_memory_bytes > stage.capacity_bytes) {
+        writeln!(terminal.err, "warning: the plan does not fit in the memory of stage {at}")?;
+    }
     let states = StateBytes::adamw(plan.job.precision, plan.job.engine.gradients);
     let n_trained = opened.model.n_trained() as f64;
     let of_plan = checkpoint(n_trained, states, &plan.cluster, &Constants::load());
@@ -81,11 +85,11 @@ pub(crate) fn run(args: &GoodputArgs, terminal: &mut Terminal<'_>) -> Result<(),
 fn answer(args: &GoodputArgs, plan: &Plan, checkpoint: Checkpoint) -> Result<Answer, Failure> {
     let predicted = plan.predicted.as_ref().ok_or_else(|| Failure::bug("the plan has no prediction"))?;
     let trace = args.trace.as_deref().map(read_trace).transpose()?;
-    let days = args.days.or_else(|| trace.as_ref().map(|trace| days_of(trace))).unwrap_or(DAYS);
-    let end = Seconds(DAY_S * days);
-    let between_failures = between_failures(args, plan, (trace.as_deref(), end))?;
-    let stall = args.stall.map_or(checkpoint.stall, Seconds);
     let restart = args.restart.map_or(Constants::load().restart_s, Seconds);
+    let period = Period::of((args, trace.as_deref()), restart)?;
+    let (end, days) = (period.end, period.end.0 / DAY_S);
+    let between_failures = between_failures(args, plan, period)?;
+    let stall = args.stall.map_or(checkpoint.stall, Seconds);
     let upkeep = Upkeep { between_failures, stall, restart };
     let interval = args.interval.map_or(upkeep.daly().max(checkpoint.write), Seconds);
     if !(interval.0.is_finite() && interval.0 > 0.0) {
@@ -113,16 +117,43 @@ fn answer(args: &GoodputArgs, plan: &Plan, checkpoint: Checkpoint) -> Result<Ans
     })
 }
 
+/// The time that is walked through.
+#[derive(Clone, Copy)]
+struct Period {
+    end: Seconds,
+    /// Mean time between the failures of the trace that are in it.
+    of_trace: Option<Seconds>,
+}
+
+impl Period {
+    /// As many days as were asked for; or all of a trace, until training goes on behind its last failure; or a month.
+    fn of((args, trace): (&GoodputArgs, Option<&[Stop]>), restart: Seconds) -> Result<Self, Failure> {
+        let asked = args.days.map(|days| Seconds(DAY_S * days));
+        let Some(trace) = trace else {
+            return Ok(Self { end: asked.unwrap_or(Seconds(DAY_S * DAYS)), of_trace: None });
+        };
+        let last = trace.last().copied().unwrap_or(Stop { at: Seconds::ZERO, gone: Seconds::ZERO });
+        let (end, observed) = match asked {
+            Some(end) => (end, end),
+            None => (last.at + last.gone + restart, last.at),
+        };
+        let n_failures = trace.iter().filter(|stop| stop.at < end).count();
+        if n_failures == 0 && args.failures.is_none() {
+            let hint = "take more --days, or say with --failures how often devices fail";
+            return Err(Failure::argument_with_hint(
+                "no failure of the trace is in the days asked for",
+                hint,
+            ));
+        }
+        Ok(Self { end, of_trace: Some(observed / n_failures as f64) })
+    }
+}
+
 /// Mean time between failures of the job: as told, as the cluster has it, or as the trace does.
-fn between_failures(
-    args: &GoodputArgs,
-    plan: &Plan,
-    (trace, end): (Option<&[Stop]>, Seconds),
-) -> Result<Seconds, Failure> {
-    let found = match (args.failures, trace) {
-        (Some(rate), _) => Some(Seconds(3600.0 * 1e6 / (rate * plan.n_whole_devices() as f64))),
-        (None, Some(trace)) => Some(end / trace.len() as f64),
-        (None, None) => between_failures_of(&plan.cluster),
+fn between_failures(args: &GoodputArgs, plan: &Plan, period: Period) -> Result<Seconds, Failure> {
+    let found = match args.failures {
+        Some(rate) => Some(Seconds(3600.0 * 1e6 / (rate * plan.n_whole_devices() as f64))),
+        None => period.of_trace.or_else(|| between_failures_of(&plan.cluster)),
     };
     found.ok_or_else(|| {
         let hint = "give a --trace, --failures per million device hours, or `failures_per_million_device_hours` in \
@@ -168,11 +199,6 @@ fn stops(text: &str) -> Result<Vec<Stop>, String> {
         failures.push(stop);
     }
     if failures.is_empty() { Err("it has no failure".into()) } else { Ok(failures) }
-}
-
-/// Whole days up to the last failure.
-fn days_of(trace: &[Stop]) -> f64 {
-    trace.last().map_or(DAYS, |last| (last.at.0 / DAY_S).floor() + 1.0)
 }
 
 impl Answer {
@@ -237,7 +263,7 @@ impl Answer {
         );
         let all = walked.useful_s + walked.lost_s + walked.checkpoints_s + walked.down_s;
         let row = |name: &str, part: Seconds| vec![name.to_owned(), time(part), figures::percent(part / all)];
-        let name = format!("{} days, failures {}", figures::three(walked.days), self.failures);
+        let name = format!("{}, failures {}", time(Seconds(walked.days * DAY_S)), self.failures);
         let columns = [(name.as_str(), Side::Left), ("time", Side::Right), ("share", Side::Right)];
         text += &table(
             &columns,

@@ -35,6 +35,7 @@ mod train;
 mod reshard;
 mod replan;
 mod replan_failures;
+mod restricted;
 mod check;
 mod validate;
 mod validate_against;

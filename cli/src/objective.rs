@@ -155,7 +155,7 @@ pub(crate) fn text(tried: &[Tried]) -> String {
         match &one.plan {
             Ok((roles, predicted)) => cells.extend([
                 figures::seconds(predicted.step_time_s),
-                predicted.cost_per_step.map_or("-".into(), figures::three),
+                predicted.cost_per_step.map_or("-".into(), figures::price),
                 predicted.energy_per_step_joules.map_or("-".into(), figures::energy),
                 predicted.upkeep.map_or("-".into(), |upkeep| figures::percent(upkeep.goodput)),
                 roles.clone(),

@@ -8,7 +8,7 @@ use planner::request::{Pins, Request, Solver};
 use planner::single_layers::single_layers;
 use planner::target::Target;
 
-use crate::args::{EffortArgs, ObjectiveArg, OptimizeArgs, SolverArg, TargetArg};
+use crate::args::{EffortArgs, ObjectiveArg, OptimizeArgs, SolverArg};
 use crate::constraints;
 use crate::failure::Failure;
 use crate::fewer;
@@ -18,6 +18,7 @@ use crate::output::{check_writable, json, write_and_say};
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
+use crate::restricted::recorded;
 use crate::search::{Changes, pool, search_for, search_within, with_changes};
 use crate::terminal::Terminal;
 
@@ -43,6 +44,7 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
         }
         other @ (ObjectiveArg::Cost | ObjectiveArg::Energy) => best(other, args, pins, terminal)?,
     };
+    let found = recorded(found, args.target, &args.forbid.forbid);
     let plan = proven(question.sign(found, &question.request.pins))?;
     let text = json(&plan)?;
     if let Some(path) = &args.output {
@@ -103,7 +105,7 @@ fn found(
 ) -> Result<Plan, Failure> {
     prepare(args, question)?;
     let request = &question.request;
-    let mut ask = |request: &Request| match args.target.map(target) {
+    let mut ask = |request: &Request| match args.target.map(Target::from) {
         Some(target) => search_for((request, target), effort, &args.threads, terminal),
         None => search_within((request, changes), effort, &args.threads, terminal),
     };
@@ -130,12 +132,4 @@ fn prepare(args: &OptimizeArgs, question: &mut Question) -> Result<(), Failure> 
         request.model = model.map_err(|what| Failure::argument(format!("{file}: {what}")))?;
     }
     Ok(())
-}
-
-fn target(arg: TargetArg) -> Target {
-    match arg {
-        TargetArg::Megatron => Target::Megatron,
-        TargetArg::TorchTitan => Target::TorchTitan,
-        TargetArg::DeepSpeed => Target::DeepSpeed,
-    }
 }

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &ProveArgs, terminal: &mut Terminal<'_>) -> Result<(), F
     let kinds = asked(args, &opened)?;
     let programs = match &args.program {
         None => of_plan(&plan, &opened, &kinds),
-        Some(file) => vec![of_file(file, (&plan, &opened), kinds[0])?],
+        Some(file) => of_file(file, (&plan, &opened), kinds[0])?,
     };
     let answer = Answer {
         proven: programs.iter().all(|tried| tried.proof == Proof::Proven),
@@ -107,25 +107,49 @@ fn of_plan(plan: &Plan, opened: &OpenPlan, kinds: &[usize]) -> Vec<Tried> {
     tried.into_iter().enumerate().filter(wanted).map(of).collect()
 }
 
-/// The same of a program that somebody wrote for a layer kind of the plan.
-fn of_file(file: &str, (plan, opened): (&Plan, &OpenPlan), kind: usize) -> Result<Tried, Failure> {
+/// The same of programs that somebody wrote for a layer kind of the plan, one after the other as `planner show` writes them.
+fn of_file(file: &str, (plan, opened): (&Plan, &OpenPlan), kind: usize) -> Result<Vec<Tried>, Failure> {
     let layer = &opened.model.layers[kind];
     let text = input::read_file(Path::new(file), file, input::MAX_PLAN_BYTES)?;
-    let entry = opened.entries.iter().position(|entry| entry.layer == kind).unwrap_or(0);
-    let mesh = plan.mesh_of_entry(entry);
-    let program = read_program(layer, mesh, &text).map_err(|error| InputError {
-        file: file.into(),
-        position: Some(Position { line: error.line, column: 1 }),
-        place: String::new(),
-        what: error.what,
-        hint: Some(format!("`planner show PLAN --program {}` writes the form of a program", layer.name)),
-    })?;
-    let sizes = layer.sizes(plan.micro_batch, plan.job.sequence);
     let counts = plan.entry_counts();
-    let of_kind = counts.iter().zip(&opened.entries).filter(|(_, entry)| entry.layer == kind);
-    let n_layers = of_kind.map(|(count, _)| count).sum();
-    let tried = attempt(layer, (mesh, &sizes), &program);
-    Ok(Tried::of(layer, (None, n_layers), claims(layer), tried))
+    let of_kind: Vec<usize> =
+        (0..opened.entries.len()).filter(|&entry| opened.entries[entry].layer == kind).collect();
+    let sizes = layer.sizes(plan.micro_batch, plan.job.sequence);
+    let one = |(at, (first_line, text)): (usize, (usize, String))| {
+        // Programs of a plan stand in the order of its entries, each on the mesh of its own.
+        let entry = of_kind.get(at).or(of_kind.first()).copied().unwrap_or(0);
+        let mesh = plan.mesh_of_entry(entry);
+        let program = read_program(layer, mesh, &text).map_err(|error| InputError {
+            file: file.into(),
+            position: Some(Position { line: first_line + error.line, column: 1 }),
+            place: String::new(),
+            what: error.what,
+            hint: Some(format!("`planner show PLAN --program {}` writes the form of a program", layer.name)),
+        })?;
+        let runs_it = of_kind.iter().filter(|&&entry| opened.entries[entry].program == program);
+        let n_layers = runs_it.map(|&entry| counts[entry]).sum();
+        let tried = attempt(layer, (mesh, &sizes), &program);
+        Ok(Tried::of(layer, (None, n_layers), claims(layer), tried))
+    };
+    texts(&text).into_iter().enumerate().map(one).collect()
+}
+
+/// The programs of a text, each from the line that begins it, and how many lines are before it; never none.
+fn texts(text: &str) -> Vec<(usize, String)> {
+    let begins = |line: &str| line.split_whitespace().next() == Some("program");
+    let mut list = vec![(0, String::new())];
+    let mut n_begun = 0;
+    for (at, line) in text.lines().enumerate() {
+        n_begun += usize::from(begins(line));
+        if n_begun > list.len() {
+            list.push((at, String::new()));
+        }
+        if let Some((_, program)) = list.last_mut() {
+            program.push_str(line);
+            program.push('\n');
+        }
+    }
+    list
 }
 
 /// What must hold of any program of a layer.
@@ -207,5 +231,18 @@ impl Answer {
         text.push_str("\nnot part of a proof:\n");
         self.not_covered.iter().for_each(|what| text.push_str(&format!("- {what}\n")));
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_a_text_begin_where_they_say_so() {
+        let all = texts("# mine\nprogram # one\nforward\n\nprogram\nforward\nbackward\n");
+        let expected = [(0, "# mine\nprogram # one\nforward\n\n"), (4, "program\nforward\nbackward\n")];
+        assert_eq!(all, expected.map(|(at, text)| (at, text.to_owned())));
+        assert_eq!(texts(""), [(0, String::new())]);
     }
 }

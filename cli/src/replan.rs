@@ -13,9 +13,10 @@ use ir::plan::check::{OpenPlan, open};
 use ir::units::{Bytes, Seconds};
 use planner::moving::moving;
 use planner::near::{Near, Outcome, optimize_near};
-use planner::request::{NoPlan, Request};
+use planner::request::{NoPlan, Pins, Request, Stop};
 use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes, is_numbered, larger};
 use planner::rewrite::parts::{Stands, parts};
+use planner::target::optimize_for;
 use serde::Serialize;
 
 use crate::args::{ReplanArgs, SizeArgs};
@@ -24,10 +25,12 @@ use crate::figures;
 use crate::forbid;
 use crate::input;
 use crate::output::{check_writable, json, write_and_say};
+use crate::pins;
 use crate::priced;
 use crate::proof::proven;
 use crate::question;
 use crate::replan_failures;
+use crate::restricted::{self, Restricted};
 use crate::search::pool;
 use crate::table::{Side, list, table};
 use crate::terminal::Terminal;
@@ -146,7 +149,8 @@ pub(crate) fn replanned(
     pool(&args.threads)?.install(|| {
         let (tried, next) = next(args, (plan, opened), now)?;
         let (tool_version, inputs) = (plan.tool_version.clone(), plan.inputs.clone());
-        let next = proven(Plan { tool_version, inputs, ..next })?;
+        let next = restricted::like(plan, &args.forbid.forbid, Plan { tool_version, inputs, ..next });
+        let next = proven(next)?;
         Ok((answer((plan, opened), &next, now, tried)?, next))
     })
 }
@@ -268,11 +272,14 @@ fn next(
     (plan, opened): (&Plan, &OpenPlan),
     now: &Now,
 ) -> Result<(Vec<Tried>, Plan), Failure> {
-    let pins = forbid::choices(&args.pin, &args.forbid)?;
-    forbid::check(&pins, "take back one of --pin and --forbid")?;
+    let Restricted { target, forbid } = Restricted::of(&args.plan, plan, &args.forbid.forbid)?;
+    let pins = Pins { forbid, ..pins::read(&args.pin)? };
+    forbid::check(&pins, "take back one of --pin and --forbid, which hold besides those of the plan")?;
     let asked = Request { pins, ..priced::request(plan, opened) };
     let clusters = sizes(now);
-    let n_near = match optimize_near(&asked, &clusters, plan)? {
+    // What an engine can run is a union of spaces: none of them is looked at near a plan.
+    let near = if target.is_some() { None } else { optimize_near(&asked, &clusters, plan)? };
+    let n_near = match near {
         Some(Near { plan, outcomes }) if !args.anew => {
             let tried = outcomes.into_iter();
             let tried = tried.map(|(at, outcome)| Tried::of(clusters[at].n_devices(), outcome));
@@ -288,8 +295,17 @@ fn next(
         let n_devices = cluster.n_devices();
         let request = Request { cluster, ..asked.clone() };
         let constants = Constants::load();
-        // Ranks are devices that hold states: groups of a mixed cluster stay where they are.
-        let found = planner::optimize_in_order(&request, &constants, &|_| ());
+        let found = match target {
+            Some(_) if request.cluster.is_mixed() => {
+                let hint = "ask `planner optimize` for the devices that are left, and `planner reshard` what must move";
+                let what =
+                    "a plan for one engine is not planned anew here where devices are of several kinds";
+                return Err(Failure::argument_with_hint(what, hint));
+            }
+            Some(target) => optimize_for(&request, target, (Stop::never(), &|_| ())),
+            // Ranks are devices that hold states: groups of a mixed cluster stay where they are.
+            None => planner::optimize_in_order(&request, &constants, &|_| ()),
+        };
         let (step_time_s, no_plan) = match found {
             Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
             Err(other) => {
@@ -350,7 +366,7 @@ fn answer(
                 "no device of the old plan is there, so that a checkpoint has all states"
             }
             true => "states stay on their nodes, and `planner ranks` says which rank is where",
-            false => "ranks keep their numbers, and lost ones are the last",
+            false => "ranks keep their numbers: lost and gained ones are the last",
         },
     })
 }
@@ -378,11 +394,15 @@ impl Answer {
         rows.extend(self.moves_per_tier.iter().map(|(tier, n)| vec![format!("move over {tier}"), bytes(*n)]));
         rows.push(vec!["come from a checkpoint".into(), bytes(self.from_checkpoint_bytes)]);
         parts.push(table(&[("parameters and optimizer states", Side::Left), ("bytes", Side::Right)], &rows));
-        parts.push(format!(
-            "moving takes at least {}, all ranks at once; {}\n",
-            figures::seconds(Seconds(self.moving_s)),
-            self.kept
-        ));
+        let moving = match self.moves_bytes {
+            0 => "nothing moves between devices".into(),
+            _ => format!(
+                "moving takes at least {}, all ranks at once",
+                figures::seconds(Seconds(self.moving_s))
+            ),
+        };
+        let reading = if self.from_checkpoint_bytes > 0 { ", reading the checkpoint apart" } else { "" };
+        parts.push(format!("{moving}{reading}; {}\n", self.kept));
         parts.join("\n")
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::cluster::{Calibration, DeviceGroup};
-use ir::names::Roles;
+use ir::names::{Offload, OnHost, Roles};
 use ir::numbers::Numbers;
 use ir::plan::Plan;
 use ir::plan::prediction::{Breakdown, Prediction, SharePrediction, StagePrediction};
@@ -25,7 +25,7 @@ pub(crate) fn report(plan: &Plan, defaults: &[&str]) -> String {
         parts.push(arrangement(plan));
         parts.push(time(predicted));
         parts.push(stages(plan, predicted));
-        parts.push(memory(predicted) + &hosts(predicted));
+        parts.push(memory(predicted) + &hosts(plan, predicted));
         parts.push(traffic(predicted));
     }
     parts.push(search(plan));
@@ -283,7 +283,7 @@ pub(crate) fn time(predicted: &Prediction) -> String {
         text.push_str(&format!("energy of a step: {}\n", figures::energy(joules)));
     }
     if let Some(price) = predicted.cost_per_step {
-        text.push_str(&format!("price of a step: {}\n", figures::three(price)));
+        text.push_str(&format!("price of a step: {}\n", figures::price(price)));
     }
     if let Some(price) = predicted.cost_per_trillion_tokens {
         text.push_str(&format!("price of 10^12 tokens: {}\n", figures::count(price)));
@@ -323,12 +323,24 @@ pub(crate) fn parts(breakdown: &Breakdown) -> Vec<(String, Seconds)> {
     parts
 }
 
-/// What hosts and their drives hold of the states, if anything: for a device of the stage where it is most.
-pub(crate) fn hosts(predicted: &Prediction) -> String {
-    let drives_hold = predicted.stages.iter().any(|stage| stage.nvme_bytes > Bytes::ZERO);
-    let of_hosts =
-        if drives_hold { "of gradients, and optimizer states or parameters," } else { "of optimizer states" };
-    let hosts = held_behind(predicted, ("hosts hold", of_hosts), |stage| stage.host_memory_bytes);
+/// What hosts and their drives hold, if anything: for a device of the stage where it is most.
+pub(crate) fn hosts(plan: &Plan, predicted: &Prediction) -> String {
+    let (roles, drives_hold) =
+        (&plan.roles, predicted.stages.iter().any(|stage| stage.nvme_bytes > Bytes::ZERO));
+    let of_hosts = [
+        (roles.offload != Offload::None && !drives_hold, "optimizer states"),
+        (roles.offload != Offload::None && drives_hold, "gradients and optimizer states on their way"),
+        (roles.kept_on_host != OnHost::None, "activations"),
+        (roles.parameters_on_host != OnHost::None, "parameters"),
+    ];
+    let of_hosts: Vec<&str> =
+        of_hosts.into_iter().filter(|(is_there, _)| *is_there).map(|(_, what)| what).collect();
+    let of_hosts = match of_hosts.as_slice() {
+        [] => String::new(),
+        [one] => format!("of {one}"),
+        [rest @ .., last] => format!("of {} and {last}", rest.join(", ")),
+    };
+    let hosts = held_behind(predicted, ("hosts hold", &of_hosts), |stage| stage.host_memory_bytes);
     let drives =
         held_behind(predicted, ("NVMe drives hold", "of optimizer states"), |stage| stage.nvme_bytes);
     hosts + &drives

@@ -232,7 +232,12 @@ pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
         .collect();
     let columns = [("a plan fits with", Side::Left), ("step time", Side::Right)];
     let rows = table(&columns, &rows);
-    format!("hint: each of these changes makes a plan fit\n{rows}{}", more.unwrap_or_default())
+    let hosts = match no_plan {
+        // Changes are tried for the devices alone: with hosts each search takes many times as long.
+        NoPlan::NothingFits { .. } => " (with the memory of hosts besides, a smaller one may do)",
+        NoPlan::Overflows { .. } | NoPlan::Impossible { .. } | NoPlan::Broken { .. } => "",
+    };
+    format!("hint: each of these changes makes a plan fit{hosts}\n{rows}{}", more.unwrap_or_default())
 }
 
 /// What was not tried when time was over, if it was.

@@ -370,7 +370,7 @@ pub(crate) fn text(over: &[Over], rows: &[Row], objective: ObjectiveArg) -> Stri
             None => cells.extend(std::iter::repeat_n("-".to_owned(), 4)),
         }
         let price = row.plan.as_ref().and_then(|plan| plan.cost_per_step);
-        cells.extend(has_price.then(|| price.map_or("-".into(), figures::three)));
+        cells.extend(has_price.then(|| price.map_or("-".into(), figures::price)));
         let energy = row.plan.as_ref().and_then(|plan| plan.energy_per_step_joules);
         cells.extend(is_asked.then(|| energy.map_or("-".into(), figures::energy)));
         let devices = row.plan.as_ref().map_or("-".into(), |plan| plan.n_devices.to_string());

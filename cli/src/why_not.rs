@@ -5,7 +5,8 @@ use cost_model::Constants;
 use ir::plan::Plan;
 use ir::plan::check::OpenPlan;
 use ir::units::Bytes;
-use planner::request::{NoPlan, Request};
+use planner::request::{NoPlan, Pins, Request, Stop};
+use planner::target::optimize_for;
 use serde::Serialize;
 
 use crate::args::ThreadArgs;
@@ -14,6 +15,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::pins;
 use crate::priced;
+use crate::restricted::Restricted;
 use crate::search::pool;
 
 /// The answer.
@@ -35,15 +37,19 @@ enum Answer {
 }
 
 impl WhyNot {
-    /// Searches for the best plan with the choices, for the question that a plan answers.
+    /// Searches for the best plan with the choices, for the question that a plan answers: among those that it was chosen from.
     pub(crate) fn of(
-        (plan, opened): (&Plan, &OpenPlan),
+        (file, plan, opened): (&str, &Plan, &OpenPlan),
         choices: &str,
         threads: &ThreadArgs,
     ) -> Result<Self, Failure> {
-        let request = Request { pins: pins::read_of("--why-not", choices)?, ..priced::request(plan, opened) };
-        let constants = Constants::load();
-        let found = pool(threads)?.install(|| planner::optimize_with(&request, &constants, &|_| ()));
+        let Restricted { target, forbid } = Restricted::of(file, plan, &[])?;
+        let pins = Pins { forbid, ..pins::read_of("--why-not", choices)? };
+        let request = Request { pins, ..priced::request(plan, opened) };
+        let found = pool(threads)?.install(|| match target {
+            Some(target) => optimize_for(&request, target, (Stop::never(), &|_| ())),
+            None => planner::optimize_with(&request, &Constants::load(), &|_| ()),
+        });
         let answer = match found {
             Ok(other) => Answer::Priced(Comparison::of(&[("the plan", plan.clone()), (choices, other)])?),
             Err(NoPlan::Impossible { what }) => Answer::Illegal { reason: what },

@@ -32,11 +32,16 @@ pub fn exposed_behind(
     n_buckets: u32,
     constants: &Constants,
 ) -> Seconds {
-    let n = f64::from(n_buckets.max(1));
+    exposed_with(communication, computation, f64::from(n_buckets), constants.overlap_slowdown_fraction)
+}
+
+/// The same with a slow-down of what is hidden.
+pub fn exposed_with(communication: Seconds, computation: Seconds, n_buckets: f64, slowdown: f64) -> Seconds {
+    let n = n_buckets.max(1.0);
     let bucket = communication / n;
     let exposed = bucket.max(communication - computation * ((n - 1.0) / n));
     let hidden = (communication - exposed).max(Seconds::ZERO);
-    exposed + hidden * constants.overlap_slowdown_fraction
+    exposed + hidden * slowdown
 }
 
 /// What shows of the gradient reduction behind the backward of the last micro-batch.

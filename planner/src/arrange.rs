@@ -414,7 +414,7 @@ fn runs(
             smaller -= 1;
         }
         let level = if down { cut.level + 1 } else { cut.level };
-        let entry = name(kind, shelf.levels[kind][level]);
+        let entry = name(kind, shelf.levels[kind][levels.price(level, kind)]);
         match list.last_mut() {
             Some((last, count)) if *last == entry => *count += 1,
             _ => list.push((entry, 1)),

@@ -222,6 +222,8 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
         gap: (best / least - 1.0).max(0.0),
         stopped_after: tally.stopped.then_some(tally.work),
         proof,
+        target: None,
+        forbidden: Vec::new(),
     }
 }
 

@@ -159,8 +159,7 @@ impl Arrangements {
     /// Levels of the fastest arrangement between which another price of memory could have other choices: the upper ones.
     fn between(&self, shelves: &[Shelf]) -> BTreeSet<usize> {
         let cuts = self.best.as_ref().and_then(|(at, _)| self.fitting(*at));
-        let chunks = cuts.into_iter().flatten();
-        let uppers = chunks.map(|chunk| if chunk.smaller > 0 { chunk.level + 1 } else { chunk.level });
+        let uppers = cuts.into_iter().flatten().map(|chunk| chunk.price);
         let differ = |level: &usize| {
             let kinds = || shelves.iter().flat_map(|shelf| &shelf.levels);
             *level > 0 && kinds().any(|levels| levels[level - 1] != levels[*level])
@@ -411,7 +410,7 @@ impl Scope<'_> {
         if self.arrange_all(candidate, &shelves, &mut known) && !shifts {
             return known.best.map(|(_, best)| (best, 1)).ok_or(Dropped::Slower);
         }
-        if self.least_divided(candidate, &self.levels_on(&shelves)) * CUT_SLACK >= limit {
+        if self.least_divided(candidate, &self.levels_on(candidate, &shelves)) * CUT_SLACK >= limit {
             return Err(Dropped::Slower);
         }
         let base = |ground: usize| on_ground(ground, (bound, streams), way, self.given());
@@ -468,12 +467,15 @@ impl Scope<'_> {
             }
             Some(())
         };
+        let mut fitted = false;
         for &multiple in &MEMORY_PRICES[1..] {
             add_level(&mut shelves, multiple, multiples.len()).ok_or(Dropped::NoStrategy)?;
             multiples.push(multiple);
-            if self.arrange_all(candidate, &shelves, &mut known) && !shifts {
+            let fits = self.arrange_all(candidate, &shelves, &mut known) && !shifts;
+            if fits && fitted {
                 break;
             }
+            fitted = fits;
         }
         known.finer = true;
         for _ in 0..rounds {
@@ -493,12 +495,12 @@ impl Scope<'_> {
         let fitting = known.best.as_ref().and_then(|(at, _)| known.fitting(*at)).filter(|_| shifts);
         let fitting = fitting.map(<[Chunk]>::to_vec);
         let best = known.best.map(|(_, best)| match fitting {
-            Some(chunks) => self.shifted(best, &chunks, (&self.levels_on(&shelves), &shelves)),
+            Some(chunks) => self.shifted(best, &chunks, (&self.levels_on(candidate, &shelves), &shelves)),
             None => best,
         });
         best.map(|best| (best, multiples.len())).ok_or_else(|| match beaten {
             true => Dropped::Slower,
-            false => self.overflow(candidate, &self.levels_on(&shelves)),
+            false => self.overflow(candidate, &self.levels_on(candidate, &shelves)),
         })
     }
 
@@ -580,7 +582,7 @@ impl Scope<'_> {
     ///
     /// Schedules are simulated in the order of what they take at least, until none left can be faster.
     fn arrange_all(&self, candidate: &Candidate, shelves: &[Shelf], known: &mut Arrangements) -> bool {
-        let levels = self.levels_on(shelves);
+        let levels = self.levels_on(candidate, shelves);
         let mut all_fit = true;
         let mut cut: Vec<Cut> = Vec::new();
         let ends = self.ends(candidate);
@@ -638,8 +640,8 @@ impl Scope<'_> {
         })
     }
 
-    fn levels_on(&self, shelves: &[Shelf]) -> Vec<Levels> {
-        shelves.iter().map(|shelf| self.levels(shelf)).collect()
+    fn levels_on(&self, candidate: &Candidate, shelves: &[Shelf]) -> Vec<Levels> {
+        shelves.iter().map(|shelf| self.levels(candidate, shelf)).collect()
     }
 
     fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Choosers<'s> {

@@ -58,8 +58,8 @@ impl<'a> Part<'a> {
 /// The chunks of one device.
 fn together(levels: &Levels, parts: &[Part<'_>], capacity: f64) -> Option<Vec<Chunk>> {
     let count = |kind: usize| parts.iter().map(|part| part.count(kind)).sum::<u64>();
-    let kind = (0..levels.costs[0].len()).rev().max_by_key(|&kind| count(kind))?;
-    let all = |level: usize| -> Vec<Chunk> { parts.iter().map(|part| part.at(level, kind)).collect() };
+    let main = (0..levels.costs[0].len()).rev().max_by_key(|&kind| count(kind))?;
+    let all = |level: usize| -> Vec<Chunk> { parts.iter().map(|part| part.at(level, main)).collect() };
     let needs = |chunks: &[Chunk]| {
         let passing = chunks.iter().map(|chunk| chunk.passing).fold(0.0, f64::max);
         chunks.iter().map(|chunk| chunk.lasting).sum::<f64>() + passing
@@ -73,7 +73,8 @@ fn together(levels: &Levels, parts: &[Part<'_>], capacity: f64) -> Option<Vec<Ch
         }
         let Some(faster) = faster else { return Some(plain) };
         let over = needs(&faster) - capacity;
-        return Some(mixed(levels, (parts, kind), (faster, &plain), over).unwrap_or(plain));
+        let kind = levels.going_down(level - 1, main);
+        return Some(mixed(levels, (parts, kind), faster, over).unwrap_or(plain));
     }
     None
 }
@@ -82,7 +83,7 @@ fn together(levels: &Levels, parts: &[Part<'_>], capacity: f64) -> Option<Vec<Ch
 fn mixed(
     levels: &Levels,
     (parts, kind): (&[Part<'_>], usize),
-    (faster, smaller): (Vec<Chunk>, &[Chunk]),
+    faster: Vec<Chunk>,
     over: f64,
 ) -> Option<Vec<Chunk>> {
     let level = faster.first()?.level;
@@ -103,6 +104,8 @@ fn mixed(
         before = behind;
         Chunk {
             smaller: own,
+            kind,
+            price: if own > 0 { levels.highest_price(level + 1) } else { chunk.price },
             time: chunk.time + own as f64 * (to.time - from.time),
             lasting: chunk.lasting - own as f64 * (part.lasts(from) - part.lasts(to)),
             passing: chunk.passing + more,
@@ -110,8 +113,13 @@ fn mixed(
         }
     });
     let chunks: Vec<Chunk> = chunks.collect();
-    let time = |chunks: &[Chunk]| chunks.iter().map(|chunk| chunk.time).sum::<f64>();
-    (time(&chunks) < time(smaller)).then_some(chunks)
+    let all = |level: usize, of: fn(&LayerCost) -> f64| -> f64 {
+        parts.iter().map(|part| part.range.sum(&levels.costs[level], of)).sum()
+    };
+    let n = parts.iter().map(|part| part.chunk.to - part.chunk.from).sum();
+    let own = levels.with_once(n, |of| all(level + 1, of));
+    let between = levels.with_once(n, |of| all(level, of) + needed as f64 * (of(to) - of(from)));
+    (between < own).then_some(chunks)
 }
 
 #[cfg(test)]

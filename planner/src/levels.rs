@@ -1,10 +1,12 @@
 //! What layers cost at every price of memory, and the fastest way to run consecutive ones within a memory.
 //!
-//! A level is a price of memory, at which every kind of layer has its choice. A chunk runs its layers at one level, or so many of the most
-//! frequent kind at the next as it must to fit.
+//! A level is a price of memory, at which every kind of layer has its choice. Where several frequent kinds have others at the next, there is
+//! a step between for each, the kind that pays least for a byte first. A chunk runs its layers at one step, or so many of one kind at the next
+//! as it must to fit: of that which has another choice there, or else of the most frequent.
 
 use cost_model::memory::{GatheredUnit, gathered_units};
-use ir::units::Bytes;
+use cost_model::overlap::exposed_with;
+use ir::units::{Bytes, Seconds};
 
 use crate::flights::Flight;
 use crate::partition::{Place, Used};
@@ -14,6 +16,14 @@ use crate::partition::{Place, Used};
 pub struct LayerCost {
     /// Forward and backward of one micro-batch, in seconds.
     pub time: f64,
+    /// Of that, forward.
+    pub forward: f64,
+    /// Seconds once per step, were nothing hidden: gradients reduced.
+    pub reduce: f64,
+    /// Parameters spread.
+    pub spread: f64,
+    /// Seconds of the update.
+    pub update: f64,
     /// Parameter, gradient and optimizer bytes on the device.
     pub state: f64,
     /// Bytes of optimizer states and parameters in the host's memory.
@@ -64,7 +74,19 @@ impl LayerCost {
     }
 }
 
-/// Costs of every kind at every level: a level is a price of memory, from fastest to smallest.
+/// How what a step has once shows beside its micro-batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Once {
+    /// Micro-batches of a step.
+    pub(crate) micro_batches: u64,
+    /// By how much it slows down the computation that it hides behind, if it does.
+    pub(crate) slowdown: Option<f64>,
+}
+
+/// A kind of layers is frequent of which there is at least one in so many of all.
+const FREQUENT: u64 = 16;
+
+/// Costs of every kind at every level: a level is a price of memory, from fastest to smallest, or a step between two.
 #[derive(Clone, Debug)]
 pub struct Levels {
     /// `costs[level][kind]`.
@@ -77,6 +99,11 @@ pub struct Levels {
     ends: Vec<Vec<usize>>,
     /// Per kind, the least seconds of a layer.
     least: Vec<f64>,
+    /// Per level and kind, the price of memory of its choice, where levels are steps between prices.
+    prices: Vec<Vec<usize>>,
+    /// Per level, the one frequent kind that has another choice at the next.
+    goes_down: Vec<Option<usize>>,
+    once: Once,
 }
 
 /// What consecutive layers consist of.
@@ -85,6 +112,13 @@ pub(crate) struct Range {
     layers: Vec<(usize, f64)>,
     /// Per such kind, the same of those behind its last.
     behind: Vec<Vec<(usize, f64)>>,
+}
+
+impl Range {
+    /// What its layers have of something together.
+    pub(crate) fn sum(&self, costs: &[LayerCost], of: impl Fn(&LayerCost) -> f64) -> f64 {
+        summed(&self.layers, costs, of)
+    }
 }
 
 /// What layers have of something together.
@@ -103,8 +137,10 @@ pub struct Chunk {
     pub level: usize,
     /// So many of its first layers of one kind run at the next level instead.
     pub smaller: u64,
-    /// That kind: the most frequent.
+    /// That kind.
     pub kind: usize,
+    /// The highest price of memory at which a layer of it has its choice.
+    pub(crate) price: usize,
     /// Seconds of one micro-batch.
     pub time: f64,
     /// Bytes that it holds all the time, with all micro-batches in flight.
@@ -135,7 +171,65 @@ impl Levels {
         }
         let time = |kind: usize| costs.iter().map(move |level| level[kind].time);
         let least = (0..n_kinds).map(|kind| time(kind).fold(f64::INFINITY, f64::min)).collect();
-        Self { costs, kinds, counts, ends, least }
+        let prices = (0..costs.len()).map(|level| vec![level; n_kinds]).collect();
+        let goes_down = vec![None; costs.len()];
+        Self { costs, kinds, counts, ends, least, prices, goes_down, once: Once::default() }
+    }
+
+    /// The same with a step between two prices of memory for every frequent kind that has other choices at the second, with so many
+    /// micro-batches in flight.
+    pub(crate) fn in_steps(
+        costs: &[Vec<LayerCost>],
+        kinds: Vec<usize>,
+        (in_flight, once): (f64, Once),
+    ) -> Self {
+        let n_kinds = costs.first().map_or(0, Vec::len);
+        let n_layers = |kind: usize| kinds.iter().filter(|own| **own == kind).count() as u64;
+        let frequent: Vec<usize> =
+            (0..n_kinds).filter(|&kind| n_layers(kind) * FREQUENT >= kinds.len() as u64).collect();
+        let differ = |kind: &usize, level: usize| costs[level - 1][*kind] != costs[level][*kind];
+        let mut prices: Vec<Vec<usize>> = vec![vec![0; n_kinds]];
+        let mut goes_down = Vec::new();
+        for level in 1..costs.len() {
+            let mut down: Vec<usize> = frequent.iter().copied().filter(|kind| differ(kind, level)).collect();
+            let flight = Flight::whole(in_flight);
+            let paid = |kind: usize| {
+                let [from, to] = [level - 1, level].map(|level| &costs[level][kind]);
+                (to.time - from.time) / (from.lasts(flight) - to.lasts(flight)).max(1.0)
+            };
+            down.sort_by(|&a, &b| paid(a).total_cmp(&paid(b)).then(a.cmp(&b)));
+            let (last, before) = match down.split_last() {
+                Some((last, before)) => (Some(*last), before),
+                None => (None, &[][..]),
+            };
+            for &kind in before {
+                let mut step = prices.last().cloned().unwrap_or_default();
+                step[kind] = level;
+                prices.push(step);
+                goes_down.push(Some(kind));
+            }
+            prices.push(vec![level; n_kinds]);
+            goes_down.push(last);
+        }
+        goes_down.push(None);
+        let cost = |step: &Vec<usize>| (0..n_kinds).map(|kind| costs[step[kind]][kind]).collect();
+        let costs = prices.iter().map(cost).collect();
+        Self { prices, goes_down, once, ..Self::new(costs, kinds) }
+    }
+
+    /// The price of memory of a kind's choice at a level.
+    pub(crate) fn price(&self, level: usize, kind: usize) -> usize {
+        self.prices[level][kind]
+    }
+
+    /// The highest price of memory of a level.
+    pub(crate) fn highest_price(&self, level: usize) -> usize {
+        self.prices[level].iter().copied().max().unwrap_or(0)
+    }
+
+    /// The kind of which some layers run at the next level where not all fit at this one, of layers of which so many are of one.
+    pub(crate) fn going_down(&self, level: usize, main: usize) -> usize {
+        self.goes_down[level].unwrap_or(main)
     }
 
     /// The same of layers that run so much of a sequence at a time.
@@ -201,6 +295,23 @@ impl Levels {
             + layers.iter().zip(behind).map(beside).fold(0.0, f64::max)
     }
 
+    /// Seconds of a micro-batch of layers that have so much of everything, with their share of what the step has once.
+    pub(crate) fn with_once(&self, n_layers: usize, of_all: impl Fn(fn(&LayerCost) -> f64) -> f64) -> f64 {
+        let time = of_all(|cost| cost.time);
+        let Once { micro_batches, slowdown } = self.once;
+        if micro_batches == 0 {
+            return time;
+        }
+        let forward = of_all(|cost| cost.forward);
+        let shown = |sent: f64, beside: f64| match slowdown {
+            Some(slowdown) => exposed_with(Seconds(sent), Seconds(beside), n_layers as f64, slowdown).0,
+            None => sent,
+        };
+        let (reduce, spread) = (of_all(|cost| cost.reduce), of_all(|cost| cost.spread));
+        let once = shown(reduce, time - forward) + shown(spread, forward) + of_all(|cost| cost.update);
+        time + once / micro_batches as f64
+    }
+
     /// The kind with most layers in a range; ties to the first.
     fn main_kind(&self, from: usize, to: usize) -> usize {
         let count = |kind: usize| self.counts[to][kind] - self.counts[from][kind];
@@ -222,6 +333,7 @@ impl Levels {
             level,
             smaller: 0,
             kind,
+            price: self.highest_price(level),
             time: summed(&range.layers, costs, |cost| cost.time),
             lasting: summed(&range.layers, costs, |cost| cost.lasts(flight)),
             passing: self.passing(range, level),
@@ -242,36 +354,54 @@ impl Levels {
         (flight, capacity): (Flight, f64),
         (used, later): (Used, f64),
     ) -> Option<Chunk> {
-        let kind = self.main_kind(from, to);
+        let main = self.main_kind(from, to);
         let range = self.range(from, to);
         let lasts = |cost: &LayerCost| cost.lasts(flight);
-        let each = |level: usize| lasts(&self.costs[level][kind]);
         let own = |level: usize| summed(&range.layers, &self.costs[level], lasts);
         let time = |level: usize| summed(&range.layers, &self.costs[level], |cost| cost.time);
-        let lasting =
-            |level: usize| used.lasting + own(level) + later * self.count(from, to, kind) * each(level);
+        let behind = |level: usize| self.count(from, to, main) * lasts(&self.costs[level][main]);
+        let lasting = |level: usize| used.lasting + own(level) + later * behind(level);
         let needs = |level: usize| lasting(level) + used.passing.max(self.passing(&range, level));
         // What it holds all the time rules most out, and takes less to say.
         let fits = |&level: &usize| lasting(level) <= capacity && needs(level) <= capacity;
         let level = (0..self.costs.len()).find(fits)?;
-        let plain = |level: usize| self.at((from, to), &range, (level, kind), flight);
+        let plain = |level: usize| self.at((from, to), &range, (level, main), flight);
         let Some(faster) = level.checked_sub(1) else { return Some(plain(level)) };
-        // Between two levels: only as many layers of the main kind go to the smaller one as must.
-        let gain = each(faster) - each(level);
+        // Between two levels: only as many layers of one kind go to the smaller one as must.
+        let kind = self.going_down(faster, main);
+        let gain = lasts(&self.costs[faster][kind]) - lasts(&self.costs[level][kind]);
         let working = self.costs[faster][kind].working_more(&self.costs[level][kind]);
         let over = needs(faster) + working - capacity;
         let needed = (over / (gain * (1.0 + later))).ceil();
-        if gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind) {
+        let mixed = || {
             let slower = self.costs[level][kind].time - self.costs[faster][kind].time;
-            let time = time(faster) + needed * slower;
-            let lasting = own(faster) - needed * gain;
-            let passing = self.passing(&range, faster) + working;
-            let mixed = Chunk { smaller: needed as u64, time, lasting, passing, ..plain(faster) };
-            if mixed.time < plain(level).time {
-                return Some(mixed);
+            Chunk {
+                smaller: needed as u64,
+                kind,
+                price: self.highest_price(level),
+                time: time(faster) + needed * slower,
+                lasting: own(faster) - needed * gain,
+                passing: self.passing(&range, faster) + working,
+                ..plain(faster)
             }
+        };
+        let is_between = gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind);
+        let all_at =
+            |level: usize| self.with_once(to - from, |of| summed(&range.layers, &self.costs[level], of));
+        let of_mixed = |of: fn(&LayerCost) -> f64| {
+            let more = of(&self.costs[level][kind]) - of(&self.costs[faster][kind]);
+            summed(&range.layers, &self.costs[faster], of) + needed * more
+        };
+        let (own, between) = (all_at(level), self.with_once(to - from, of_mixed));
+        let mixed = (is_between && between < own).then(mixed);
+        // What memory is dearer for may be faster than what just fits: programs hide what the sums of choices do not.
+        let limit = if mixed.is_some() { between } else { own };
+        let dearer = (level + 1..self.costs.len()).filter(|level| time(*level) < limit && fits(level));
+        let fastest = dearer.map(|level| (all_at(level), level)).min_by(|a, b| a.0.total_cmp(&b.0));
+        match fastest.filter(|(seconds, _)| *seconds < limit) {
+            Some((_, level)) => Some(plain(level)),
+            None => Some(mixed.unwrap_or_else(|| plain(level))),
         }
-        Some(plain(level))
     }
 
     /// What a chunk has that keeps so much in flight and may take so much memory, all for itself.

@@ -20,8 +20,9 @@ use ir::plan::Plan;
 use ir::program::{Home, StateHome};
 use ir::units::{Bytes, Seconds};
 
-use crate::candidate::Scope;
+use crate::candidate::{Candidate, Scope};
 use crate::clock::Clock;
+use crate::evaluate::DEAREST;
 use crate::found::{Found, Further};
 use crate::given::{HomeRule, StateRule};
 use crate::price::hosts::of_layers;
@@ -47,7 +48,8 @@ const PROMISING: f64 = 0.84;
 const PROMISING_CROWDED: f64 = 0.87;
 
 /// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
-/// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
+/// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind. Where hosts cannot hold what
+/// such choices keep, it counts so much that as little as can be is kept.
 const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
 
 /// A form of a layer kind with a choice for it.
@@ -175,6 +177,12 @@ impl Scope<'_> {
         Some(())
     }
 
+    /// Whether hosts may hold what no choice problem knows: the choices that fit are then some of many, also where memory is not crowded.
+    pub(crate) fn hosts_may_hold_more(&self) -> bool {
+        let given = self.given();
+        [given.kept, given.parameters] != [HomeRule::Device; 2]
+    }
+
     /// Whether no host may hold anything of a layer kind but optimizer states that its choice problem knows.
     pub(crate) fn is_on_device(&self, kind: usize) -> bool {
         let (given, layer) = (self.given(), &self.forms[kind][0].layer);
@@ -186,7 +194,7 @@ impl Scope<'_> {
     /// of their own, the same with parameters there, and with optimizer states on its drives.
     pub(crate) fn put_with_hosts(
         &self,
-        on: (&mut Shelf, usize),
+        (shelf, level): (&mut Shelf, usize),
         bench: &Bench<'_>,
         (kind, best): (usize, &dyn Fn(Option<f64>) -> Option<OfForm>),
         price: f64,
@@ -197,8 +205,16 @@ impl Scope<'_> {
         let on_device = if kept == HomeRule::Host { None } else { best(None) };
         let mut choices: Vec<OfForm> = on_device.into_iter().collect();
         if kept != HomeRule::Device {
-            let on_host = PARTS_SHOWN.into_iter().filter_map(at);
-            choices.extend(on_host.map(|(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice })));
+            let there = |(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice });
+            let on_host: Vec<OfForm> = PARTS_SHOWN.into_iter().filter_map(at).map(there).collect();
+            let is_held = |(form, choice): &OfForm| {
+                let entry = self.on_shelf(shelf, bench, (kind, *form), choice.clone());
+                let lacking = |at| self.lacking(bench, &shelf.entries[kind][at], &self.plain_clock(bench));
+                entry.is_some_and(|at| lacking(at) <= 0.0)
+            };
+            let overflows = !on_host.iter().any(is_held);
+            choices.extend(on_host);
+            choices.extend(at(DEAREST).filter(|_| overflows).map(there));
         }
         let in_both = |(form, choice): OfForm| {
             let homes = parameters.homes().iter();
@@ -215,7 +231,7 @@ impl Scope<'_> {
                 choices.iter().filter_map(|(form, choice)| Some((*form, on_nvme(choice, &is_tied)?)));
             choices.extend(on_nvme.collect::<Vec<_>>());
         }
-        self.put_lightest(on, bench, (kind, choices), price)
+        self.put_lightest((shelf, level), bench, (kind, choices), price)
     }
 
     fn plain_clock(&self, bench: &Bench<'_>) -> Clock {
@@ -223,9 +239,16 @@ impl Scope<'_> {
         self.clock(bench.candidate, given.covers)
     }
 
+    /// Micro-batches in flight on the stage that keeps most, in the schedule that keeps least.
+    fn least_in_flight(&self, candidate: &Candidate) -> f64 {
+        let flights = |schedule| self.in_flight(candidate, schedule);
+        let most = |schedule| flights(schedule).iter().map(|flight| flight.saved()).fold(0.0, f64::max);
+        self.schedules(candidate).into_iter().map(most).fold(f64::INFINITY, f64::min)
+    }
+
     /// Bytes that the fullest host, or its drives, lack for stages of such layers.
     fn lacking(&self, bench: &Bench<'_>, entry: &Entry, clock: &Clock) -> f64 {
-        let held = Held { kept: clock.in_flight, ..Held::default() };
+        let held = Held { kept: self.least_in_flight(bench.candidate), ..Held::default() };
         let all = of_layers(std::iter::once((entry, clock.layers)), held);
         let meshes = bench.candidate.meshes();
         let stage = |stage: u64| (all, meshes.of(stage).n_devices());

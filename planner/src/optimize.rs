@@ -321,9 +321,7 @@ fn work_out(
             .collect();
         for ((_, at), one) in tasks.into_iter().zip(done) {
             let one = without_misnamed(scope, one, tally);
-            let fits = |found: &Result<Worked, Dropped>| matches!(found, Ok(_) | Err(Dropped::Slower));
-            let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
-            if is_crowded && matches!(&one, Done::WorkedOut(found) if fits(found)) {
+            if fits_by_some_choices(&frontier, at, &one) {
                 crowded.push(at);
             }
             match one {
@@ -365,6 +363,15 @@ fn work_out(
     tally.n_illegal += frontier.n_illegal;
     tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
     (ranking, closest, promising)
+}
+
+/// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, or hosts may hold what no
+/// choice problem knows.
+fn fits_by_some_choices(frontier: &Frontier<'_>, at: usize, done: &Done) -> bool {
+    let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
+    let Done::WorkedOut(found) = done else { return false };
+    let fits = matches!(**found, Ok(_) | Err(Dropped::Slower));
+    fits && (is_crowded || frontier.scope().hosts_may_hold_more())
 }
 
 /// Whether a plan has not the degrees that were pinned; the fastest such is kept, to be told where there is no other.

@@ -46,7 +46,7 @@ impl Scope<'_> {
                 self.add(on, bench, (kind, ready), (price, Hides::BehindOperator))
                     .ok_or(Dropped::NoStrategy)?;
             }
-            smallest.push(self.levels(shelf));
+            smallest.push(self.levels(candidate, shelf));
             shelf.levels = levels;
         }
         let has_cut = !self.cuts(candidate, (Schedule::OneFOneB, Ends::Anywhere), &smallest).is_empty();

@@ -279,7 +279,7 @@ const TOLERANCE: f64 = 1e-7;
 mod tests {
     use proptest::prelude::*;
 
-    use crate::levels::LayerCost;
+    use crate::levels::{LayerCost, Once};
 
     use super::*;
 
@@ -320,6 +320,37 @@ mod tests {
         let chunk = levels.chunk(0, 8, Flight::whole(2.0), 20.0).unwrap();
         assert_eq!((chunk.level, chunk.smaller), (0, 3));
         assert!(chunk.memory() <= 20.0);
+    }
+
+    #[test]
+    fn of_two_kinds_that_alternate_the_one_that_pays_least_for_a_byte_goes_first() {
+        let cost = |time: f64, saved: f64| LayerCost { time, saved, ..LayerCost::default() };
+        let costs = [vec![cost(1.0, 4.0), cost(2.0, 4.0)], vec![cost(1.5, 2.0), cost(2.1, 2.0)]];
+        let levels = Levels::in_steps(&costs, [0, 1].repeat(4), (1.0, Once::default()));
+        let chunk = |capacity: f64| levels.chunk(0, 8, Flight::whole(1.0), capacity).unwrap();
+        let told =
+            |chunk: Chunk| (chunk.level, chunk.smaller, chunk.kind, (chunk.time * 10.0).round() as u64);
+        // Thirty-two bytes, of which each smaller layer saves two: all of the second kind, then as many of the first as must.
+        assert_eq!(told(chunk(32.0)), (0, 0, 0, 120));
+        assert_eq!(told(chunk(28.0)), (0, 2, 1, 122));
+        assert_eq!(told(chunk(21.0)), (1, 2, 0, 134));
+        assert_eq!(told(chunk(16.0)), (2, 0, 0, 144));
+        assert_eq!((levels.price(1, 0), levels.price(1, 1), levels.highest_price(1)), (0, 1, 1));
+    }
+
+    #[test]
+    fn what_a_step_has_once_counts_where_layers_are_made_smaller() {
+        // Smaller layers compute longer, but have fewer gradients to reduce, which nothing hides.
+        let cost = |time, state, reduce| LayerCost { time, state, reduce, ..LayerCost::default() };
+        let costs = [vec![cost(1.0, 4.0, 2.0)], vec![cost(1.5, 2.0, 0.5)]];
+        let chunk = |micro_batches: u64| {
+            let once = Once { micro_batches, slowdown: None };
+            let levels = Levels::in_steps(&costs, vec![0; 4], (1.0, once));
+            levels.chunk(0, 4, Flight::whole(1.0), 14.0).unwrap()
+        };
+        // With one micro-batch 2 seconds each instead of 3; with eight 1.56 instead of 1.25.
+        assert_eq!((chunk(1).level, chunk(1).smaller), (1, 0));
+        assert_eq!((chunk(8).level, chunk(8).smaller), (0, 1));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ir::engine::GradientOverlap;
 use ir::graph::{Sizes, TensorId};
 use ir::lower::{LayerChoice, lower, whole_axes};
 use ir::mesh::Mesh;
@@ -14,7 +15,7 @@ use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::given::{Given, StorageRule, TiedUse};
 use crate::layer_problem::LayerProblem;
-use crate::levels::{LayerCost, Levels};
+use crate::levels::{LayerCost, Levels, Once};
 use crate::memos::Memos;
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
@@ -163,10 +164,14 @@ impl<'a> Scope<'a> {
         })
     }
 
-    pub(crate) fn levels(&self, shelf: &Shelf) -> Levels {
+    pub(crate) fn levels(&self, candidate: &Candidate, shelf: &Shelf) -> Levels {
         let slack = self.constants.fragmentation_factor;
         let cost = |entry: &Entry| LayerCost {
             time: (entry.forward_seconds() + entry.backward_seconds()).0,
+            forward: entry.forward_seconds().0,
+            reduce: entry.price.update.gradient_reduce.0,
+            spread: entry.price.update.parameter_gather.0,
+            update: (entry.price.update.optimizer + entry.price.update.host).0,
             state: (entry.memory.states() + self.setting.copied_gradients(entry)).0,
             host: (entry.memory.host + entry.memory.parameters_on_host).0,
             nvme: entry.memory.nvme.0,
@@ -185,7 +190,14 @@ impl<'a> Scope<'a> {
         let at = |level: usize| {
             shelf.levels.iter().zip(&shelf.entries).map(|(levels, list)| cost(&list[levels[level]])).collect()
         };
-        Levels::new((0..depth).map(at).collect(), self.model().kinds_in_order())
+        let costs: Vec<Vec<LayerCost>> = (0..depth).map(at).collect();
+        let in_flight = candidate.n_stages.min(candidate.n_micro_batches) as f64;
+        let slowdown = match self.setting.job.engine.gradient_overlap {
+            GradientOverlap::Beside => Some(self.constants.overlap_slowdown_fraction),
+            GradientOverlap::Absent => None,
+        };
+        let once = Once { micro_batches: candidate.n_micro_batches, slowdown };
+        Levels::in_steps(&costs, self.model().kinds_in_order(), (in_flight, once))
     }
 
     /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree. Lists of those to

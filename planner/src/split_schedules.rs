@@ -65,7 +65,7 @@ pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question>
 /// looked at in more ways.
 pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> (Vec<ScheduleKind>, f64) {
     let none = (Vec::new(), REACH);
-    if !is_open(&request.pins) || request.cluster.is_mixed() || !found.scope.bends.is_empty() {
+    if !is_open(&request.pins) || !found.scope.bends.is_empty() {
         return none;
     }
     let n_candidates = found.tally.n_candidates;
@@ -94,8 +94,6 @@ pub(crate) fn contradiction(request: &Request) -> Option<String> {
     }
     let why = if !is_open(pins) {
         "pp=1, vpp and layers per stage leave no choice of schedules"
-    } else if request.cluster.is_mixed() {
-        "they are not asked together where devices are of several kinds"
     } else if !bends(model.kinds_in_order().iter().map(|&kind| &model.layers[kind])).is_empty() {
         "they are not asked together for a model with branches"
     } else {

@@ -53,6 +53,14 @@ enum Lacks {
 }
 
 impl Target {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Megatron, Self::TorchTitan, Self::DeepSpeed];
+
+    /// The engine of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|target| target.name() == name)
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {

@@ -91,7 +91,7 @@ pub(crate) struct GoodputArgs {
     /// Failures per million device hours [default: the cluster's, or the trace's]
     #[arg(long, value_name = "RATE", value_parser = positive)]
     pub(crate) failures: Option<f64>,
-    /// Days of training [default: 30, or to the last failure of the trace]
+    /// Days of training [default: 30, or until training goes on behind the last failure of the trace]
     #[arg(long, value_parser = positive)]
     pub(crate) days: Option<f64>,
     /// Of failures at random

@@ -212,6 +212,12 @@ pub struct SearchReport {
     pub stopped_after: Option<u64>,
     /// The proof, or what the gap leaves open, in words.
     pub proof: String,
+    /// The engine whose plans were searched, by its name; absent where all were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// What was ruled out, in the words in which it was said: `zero=3`, `pp`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forbidden: Vec<String>,
 }
 
 /// A plan that lost.

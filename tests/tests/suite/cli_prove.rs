@@ -219,6 +219,8 @@ fn spoilt_programs_are_refused_by_kind() {
             };
             let whole = prove("spoilt-true.txt", &text);
             assert_eq!(whole.code, 0, "{layer}: {whole}");
+            let all = prove("spoilt-none.txt", &shown);
+            assert_eq!(all.code, 0, "{layer}: {all}");
             for (kind, spoil) in KINDS {
                 for spoilt in spoil(&text) {
                     assert_ne!(spoilt, text, "{kind} changes nothing");

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use cost_model::Constants;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
-use ir::cluster::Cluster;
+use ir::cluster::{Cluster, Precision};
 use ir::plan::check::open;
 use ir::plan::{EntryRun, Plan};
-use planner::request::{Job, Pins, Progress, RecomputeKind, Request, Solver};
+use planner::request::{Job, Pins, Progress, RecomputeKind, Request, Solver, SplitKind};
 use tests::planner;
 
 /// Two nodes of A100 and two of V100.
@@ -105,6 +105,24 @@ fn a_plan_over_two_kinds_of_devices_runs_and_computes_what_one_device_does() {
     assert_eq!(verified.code, 0, "{verified}");
     let estimated = planner(&["estimate", "--plan", &file, "--json"]);
     assert_eq!(estimated.code, 0, "{estimated}");
+}
+
+#[test]
+fn schedules_that_split_backward_are_asked_of_unlike_devices_too() {
+    let of = |pins: Pins| {
+        let mut request = Request { pins, ..question() };
+        request.model = read_model("llama-2-13b", shipped_model("llama-2-13b").unwrap().text).unwrap();
+        request.job = Job { sequence: 256, global_batch: 1, precision: Precision::Fp32, ..request.job };
+        found(&request)
+    };
+    let free = of(Pins::default());
+    let whole = of(Pins { split_backward: Some(SplitKind::None), ..Pins::default() });
+    assert!(free.schedule.splits_backward(), "{}", free.schedule);
+    assert!(seconds(&free) < 0.9 * seconds(&whole), "{} {}", seconds(&free), seconds(&whole));
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("mixed-split.json");
+    std::fs::write(&path, serde_json::to_string(&free).unwrap()).unwrap();
+    let verified = planner(&["verify", &path.to_string_lossy()]);
+    assert_eq!(verified.code, 0, "{verified}");
 }
 
 #[test]

@@ -91,6 +91,28 @@ fn where_nothing_fits_hosts_have_what_pays() {
     assert!(time(&free) < 0.99 * time(&optimizer), "{} {}", time(&free), time(&optimizer));
 }
 
+/// Where all micro-batches are in flight, no host holds what layers keep: then they keep less there.
+#[test]
+fn hosts_that_cannot_hold_all_that_is_kept_hold_what_must_be() {
+    let job = "llama-3-8b dgx-h100";
+    let of = |words: &str| -> Value {
+        serde_json::from_str(&done(&format!("optimize {job} --json --pin schedule=gpipe,pp=4{words}")))
+            .unwrap()
+    };
+    let (free, full) = (of(""), of(",recompute=full,offload=activations"));
+    let time = |plan: &Value| plan["predicted"]["step_time_s"].as_f64().unwrap();
+    let bound = |plan: &Value| plan["search"]["lower_bound_s"].as_f64().unwrap();
+    // The second is among the plans that the first was chosen from.
+    assert!(
+        bound(&free) <= time(&full) && time(&free) < 1.1 * time(&full),
+        "{} {}",
+        time(&free),
+        time(&full)
+    );
+    let allowed = of(",recompute=full,offload=allowed");
+    assert!(bound(&allowed) <= time(&full), "{} {}", bound(&allowed), time(&full));
+}
+
 /// Long sequences compute long enough to hide their way to the host: nothing is computed again any more.
 #[test]
 fn activations_of_long_sequences_hide_on_their_way_to_the_host() {

@@ -1,9 +1,15 @@
 //! `--target`: the plan is one that the engine can run, and what it lacks is refused.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a test that cannot read its own input or output has failed"
+)]
+
+use std::fs;
 
 use serde_json::Value;
-use tests::{json, planner};
+use tests::{done, json, planner, scratch};
 
 const JOB: [&str; 5] = ["optimize", "llama-3-8b", "dgx-h100", "--nodes", "2"];
 
@@ -30,6 +36,47 @@ fn plans_stay_inside_what_the_engine_can_run() {
         let time = obeys(target, zeros, &[]);
         assert!(time >= free * (1.0 - 1e-9), "{target}: {time} beats {free}");
     }
+}
+
+#[test]
+fn questions_about_a_plan_are_asked_of_the_plans_that_it_was_chosen_from() {
+    let file = scratch!("of-an-engine.json");
+    done(&["optimize", "llama-3-8b", "dgx-h100", "--target", "megatron", "--forbid", "tp=8", "-o", &file]);
+    let why = |choice: &str| json(&["explain", &file, "--why-not", choice]);
+    let zero = why("zero=3");
+    assert!(
+        zero["answer"]["illegal"]["reason"].as_str().unwrap().contains("megatron cannot run zero=3"),
+        "{zero}"
+    );
+    let tp = why("tp=8");
+    assert!(
+        tp["answer"]["illegal"]["reason"]
+            .as_str()
+            .unwrap()
+            .contains("none of what the pins and prohibitions leave"),
+        "{tp}"
+    );
+    // One of its own plans: no faster than its fastest.
+    let priced = why("micro-batch=1");
+    let times: Vec<f64> = priced["answer"]["priced"]["plans"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|plan| plan["step_time_s"].as_f64().unwrap())
+        .collect();
+    assert!(times.len() == 2 && times[1] >= times[0] * (1.0 - 1e-9), "{times:?}");
+    let next = scratch!("of-an-engine-next.json");
+    done(&["replan", &file, "--lost", "4", "-o", &next]);
+    let next: Value = serde_json::from_str(&fs::read_to_string(&next).unwrap()).unwrap();
+    assert_eq!(
+        (&next["search"]["target"], &next["search"]["forbidden"]),
+        (&"megatron".into(), &serde_json::json!(["tp=8"]))
+    );
+    assert!(
+        ["none", "selective", "full"].contains(&next["roles"]["recompute"].as_str().unwrap()),
+        "{}",
+        next["roles"]
+    );
 }
 
 #[test]
