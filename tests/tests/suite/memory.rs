@@ -176,7 +176,7 @@ fn a_larger_micro_batch_overflows() {
 #[test]
 fn the_smaller_devices_of_a_mixed_cluster_overflow() {
     let file = scratch!("memory-mixed.json");
-    let pins = "pp=2,dp=16,tp=1,cp=1,micro-batch=4,shares=equal,recompute=none";
+    let pins = "pp=2,dp=16,tp=1,cp=1,micro-batch=4,shares=equal,recompute=none,split-backward=none";
     let mut plan = found(&file, &format!("gpt2 mixed-a100-v100 --global-batch 512 --pin {pins}"));
     let of_stages = |what: &str| [0, 1].map(|at| number(&plan["predicted"]["stages"][at][what]));
     let (need, capacity) = (of_stages("peak_memory_bytes"), of_stages("capacity_bytes"));

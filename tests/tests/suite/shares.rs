@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::plan::Plan;
 use ir::plan::check::open;
-use planner::request::{Job, NoPlan, Pins, Progress, Request, SharesKind, Solver, Stop};
+use planner::request::{Job, NoPlan, Pins, Progress, Request, SharesKind, Solver, SplitKind, Stop};
 use planner::target::{Target, optimize_for};
 use tests::planner;
 
@@ -17,7 +17,14 @@ fn question(pins: Pins) -> Request {
     let model = read_model("gpt2", shipped_model("gpt2").unwrap().text).unwrap();
     let cluster = read_cluster("mixed", shipped_cluster("mixed-a100-v100").unwrap().text).unwrap();
     let job = Job { global_batch: 512, ..Job::defaults(&model, &cluster) };
-    let pins = Pins { cp: Some(1), tp: Some(1), micro_batch: Some(4), ..pins };
+    // In 1F1B: schedules that split backward fill what equal shares leave idle, and take most of what unequal ones save.
+    let pins = Pins {
+        cp: Some(1),
+        tp: Some(1),
+        micro_batch: Some(4),
+        split_backward: Some(SplitKind::None),
+        ..pins
+    };
     Request { model, cluster, job, pins, solver: Solver::Structured }
 }
 
@@ -25,9 +32,9 @@ fn question(pins: Pins) -> Request {
 #[test]
 fn shares_are_found_where_equal_ones_are_of_one_micro_batch() {
     let asked = question(Pins::default());
-    let equal =
-        Request { pins: Pins { shares: Some(SharesKind::Equal), ..Pins::default() }, ..asked.clone() };
-    let free = Request { pins: Pins::default(), ..asked };
+    let whole = Pins { split_backward: Some(SplitKind::None), ..Pins::default() };
+    let equal = Request { pins: Pins { shares: Some(SharesKind::Equal), ..whole.clone() }, ..asked.clone() };
+    let free = Request { pins: whole, ..asked };
     let [plan, equal] = [free, equal].map(|request| answer(&request).unwrap());
     assert!(seconds(&plan) < 0.9 * seconds(&equal), "{} of {}", seconds(&plan), seconds(&equal));
     assert!(!plan.shares.is_empty());
