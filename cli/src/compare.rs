@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use ir::plan::Plan;
+use ir::graph::Model;
+use ir::plan::check::{OpenPlan, open};
+use ir::plan::{Plan, PlanError};
 use ir::units::{Bytes, Seconds};
+use planner::chosen::asked;
 use serde::Serialize;
 
 use crate::args::CompareArgs;
 use crate::failure::Failure;
 use crate::figures;
+use crate::memory::Memory;
 use crate::output::json;
 use crate::priced;
 use crate::report;
@@ -71,6 +75,9 @@ struct Column {
     fullest_stage: usize,
     peak_memory_bytes: f64,
     capacity_bytes: f64,
+    /// What overflows, if anything does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overflow: Option<String>,
     /// Bytes of the fullest device by category.
     memory: BTreeMap<String, f64>,
     /// Bytes that a device sends per step.
@@ -96,13 +103,20 @@ pub(crate) fn run(args: &CompareArgs, terminal: &mut Terminal<'_>) -> Result<(),
 impl Comparison {
     /// Of named plans, each with a prediction.
     pub(crate) fn of(plans: &[(&str, Plan)]) -> Result<Self, Failure> {
-        let plans: Vec<Column> =
-            plans.iter().map(|(name, plan)| Column::of(name, plan)).collect::<Result<_, _>>()?;
-        let unfit =
-            plans.first().and_then(|first| Some(format!("{} does not fit: {}.", first.plan, first.unfit()?)));
-        let others = plans.iter().skip(1).flat_map(|other| differences(&plans[0], other));
-        let differences = unfit.into_iter().chain(others).collect();
-        Ok(Self { plans, differences })
+        let fault = |error: PlanError| Failure::bug(format!("{}: {}", error.place, error.what));
+        let opened: Vec<OpenPlan> =
+            plans.iter().map(|(_, plan)| open(plan)).collect::<Result<_, _>>().map_err(fault)?;
+        let columns: Vec<Column> = plans
+            .iter()
+            .zip(&opened)
+            .map(|((name, plan), opened)| Column::of(name, plan, opened))
+            .collect::<Result<_, _>>()?;
+        let unfit = columns
+            .first()
+            .and_then(|first| Some(format!("{} does not fit: {}.", first.plan, first.overflow.as_ref()?)));
+        let others = columns.iter().skip(1).flat_map(|other| differences(&columns[0], other));
+        let differences = unlike(plans, &opened).into_iter().chain(unfit).chain(others).collect();
+        Ok(Self { plans: columns, differences })
     }
 
     /// Tables and words.
@@ -181,7 +195,7 @@ impl Comparison {
 }
 
 impl Column {
-    fn of(name: &str, plan: &Plan) -> Result<Self, Failure> {
+    fn of(name: &str, plan: &Plan, opened: &OpenPlan) -> Result<Self, Failure> {
         let none = || Failure::bug("a plan that is compared has no prediction");
         let predicted = plan.predicted.as_ref().ok_or_else(none)?;
         let fullest = report::fullest(&predicted.stages).ok_or_else(none)?;
@@ -203,16 +217,10 @@ impl Column {
             fullest_stage: fullest,
             peak_memory_bytes: stage.peak_memory_bytes.0,
             capacity_bytes: stage.capacity_bytes.0,
+            overflow: Memory::of(plan, opened, predicted).and_then(|memory| memory.overflow()),
             memory: amounts(&stage.memory),
             bytes_per_tier: amounts(&predicted.bytes_per_tier),
         })
-    }
-
-    /// Why it does not fit, if it does not.
-    fn unfit(&self) -> Option<String> {
-        let (needed, capacity) = (bytes(self.peak_memory_bytes), bytes(self.capacity_bytes));
-        let is_unfit = self.peak_memory_bytes > self.capacity_bytes;
-        is_unfit.then(|| format!("stage {} needs {needed} of {capacity}", self.fullest_stage))
     }
 
     fn words(&self, name: &str) -> String {
@@ -254,6 +262,20 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
     all.into_iter().collect()
 }
 
+/// Which plans are for a model or a cluster that bears the name of the first plan's and is another.
+fn unlike(plans: &[(&str, Plan)], opened: &[OpenPlan]) -> Vec<String> {
+    let models: Vec<Model> = opened.iter().map(asked).collect();
+    let told = |what: &str, is_other: &dyn Fn(usize) -> bool| {
+        let names: Vec<&str> = (1..plans.len()).filter(|&at| is_other(at)).map(|at| plans[at].0).collect();
+        let list = names.join(", ");
+        (!names.is_empty()).then(|| format!("The {what} of {list} bears the same name and is another one."))
+    };
+    let other_model = |at: usize| models[at].name == models[0].name && models[at] != models[0];
+    let cluster = |at: usize| &plans[at].1.cluster;
+    let other_cluster = |at| cluster(at).name == cluster(0).name && cluster(at) != cluster(0);
+    told("model", &other_model).into_iter().chain(told("cluster", &other_cluster)).collect()
+}
+
 /// What another plan has that the first lacks, in sentences.
 fn differences(first: &Column, other: &Column) -> Vec<String> {
     let mut list = Vec::new();
@@ -287,7 +309,7 @@ fn differences(first: &Column, other: &Column) -> Vec<String> {
             largest(&first.memory, &other.memory, bytes)
         ));
     }
-    list.extend(other.unfit().map(|why| format!("It does not fit: {why}.")));
+    list.extend(other.overflow.iter().map(|what| format!("It does not fit: {what}.")));
     list
 }
 

@@ -15,6 +15,7 @@ use crate::args::GoodputArgs;
 use crate::failure::Failure;
 use crate::figures;
 use crate::input::read_lines;
+use crate::memory::Memory;
 use crate::output::json;
 use crate::priced;
 use crate::table::{Side, table};
@@ -69,9 +70,9 @@ const MOST_WALKED: f64 = 0.9 * MOST_FAILURES as f64;
 /// Prices a plan and lets its devices fail.
 pub(crate) fn run(args: &GoodputArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
-    let mut stages = plan.predicted.iter().flat_map(|predicted| &predicted.stages);
-    if let Some(at) = stages.position(|stage| stage.peak_memory_bytes > stage.capacity_bytes) {
-        writeln!(terminal.err, "warning: the plan does not fit in the memory of stage {at}")?;
+    let memory = plan.predicted.as_ref().and_then(|predicted| Memory::of(&plan, &opened, predicted));
+    if let Some(what) = memory.and_then(|memory| memory.overflow()) {
+        writeln!(terminal.err, "warning: the plan does not fit: {what}")?;
     }
     let states = StateBytes::adamw(plan.job.precision, plan.job.engine.gradients);
     let n_trained = opened.model.n_trained() as f64;

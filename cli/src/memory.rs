@@ -119,6 +119,11 @@ impl Memory {
         })
     }
 
+    /// What overflows first, if anything does.
+    pub(crate) fn overflow(&self) -> Option<String> {
+        self.overflows.first().map(Filled::words)
+    }
+
     /// Whether everything fits.
     pub(crate) fn fits(&self) -> bool {
         self.fits

@@ -120,10 +120,10 @@ pub(crate) fn figure(objective: ObjectiveArg, predicted: &Prediction) -> Result<
 /// What to say where a cluster does not say what the objective is.
 fn unsaid(objective: ObjectiveArg) -> Failure {
     let (what, field) = match objective {
-        ObjectiveArg::Energy => ("draws", "watts"),
-        ObjectiveArg::Cost | ObjectiveArg::Time => ("costs", "price_per_device_hour"),
+        ObjectiveArg::Energy => ("draws", "`watts` to the device of every group"),
+        ObjectiveArg::Cost | ObjectiveArg::Time => ("costs", "`price_per_device_hour` to every group"),
     };
-    let hint = format!("give `{field}` in the cluster file");
+    let hint = format!("give {field} in the cluster file");
     Failure::argument_with_hint(format!("--objective: nothing says what a device {what}"), hint)
 }
 

@@ -10,6 +10,7 @@ use ir::slices::Slices;
 use ir::units::Seconds;
 
 use crate::bound::Work;
+use crate::by_device::by_device;
 use crate::candidate::{Candidate, Scope};
 use crate::flights::Flight;
 use crate::forbid::broken;
@@ -63,13 +64,15 @@ impl Share {
     }
 }
 
-/// Where chunks may end.
+/// How layers are cut into chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ends {
-    /// Behind any layer.
+pub(crate) enum Cutting {
+    /// For the least slowest chunk.
     Anywhere,
-    /// Also wherever branches begin and meet, so that no chunk has layers of two: they then run side by side.
+    /// The same, also wherever branches begin and meet, so that no chunk has layers of two: they then run side by side.
     AtBends,
+    /// For the least slowest device.
+    ByDevice,
 }
 
 /// The device of a chunk, and how many chunks come behind it there.
@@ -148,12 +151,19 @@ pub(crate) fn fastest(all: impl Iterator<Item = Arranged>) -> Option<Arranged> {
 }
 
 impl Scope<'_> {
-    /// Where chunks of a candidate may end, in the ways that are tried one after the other.
-    pub(crate) fn ends(&self, candidate: &Candidate) -> &'static [Ends] {
-        if self.bends.is_empty() || candidate.n_stages < 2 {
-            return &[Ends::Anywhere];
+    /// How the layers of a candidate are cut for a schedule, in the ways that are tried one after the other.
+    pub(crate) fn cuttings(&self, candidate: &Candidate, schedule: Schedule) -> &'static [Cutting] {
+        if candidate.n_stages < 2 || self.pins().layers_per_stage.is_some() {
+            return &[Cutting::Anywhere];
         }
-        &[Ends::Anywhere, Ends::AtBends]
+        if !self.bends.is_empty() {
+            return &[Cutting::Anywhere, Cutting::AtBends];
+        }
+        let ranks = schedule.placement().ranks(candidate.n_stages as u32, 0);
+        if schedule.n_virtual_stages() > 1 && ranks.len() == 1 {
+            return &[Cutting::Anywhere, Cutting::ByDevice];
+        }
+        &[Cutting::Anywhere]
     }
 
     /// Per kind, the form that most of its layers have; the leading one where there are none.
@@ -209,14 +219,22 @@ impl Scope<'_> {
     pub(crate) fn cuts(
         &self,
         candidate: &Candidate,
-        (schedule, ends): (Schedule, Ends),
+        (schedule, cutting): (Schedule, Cutting),
         levels: &[Levels],
     ) -> Vec<Vec<Chunk>> {
+        let p = candidate.n_stages as u32;
+        let device = |n_chunks: usize| -> Vec<usize> {
+            (0..n_chunks as u32).map(|chunk| device_of(schedule, p, chunk).0).collect()
+        };
         let cut = |places: &[Place<'_>]| match &self.pins().layers_per_stage {
             // The user counts decoder layers; embedding and head stand at the ends.
             Some(counts) if counts.len() == places.len() => as_given(&with_ends(counts), places),
             Some(_) => None,
-            None => partition(places, if ends == Ends::AtBends { &self.bends } else { &[] }),
+            None => match cutting {
+                Cutting::Anywhere => partition(places, &[]),
+                Cutting::AtBends => partition(places, &self.bends),
+                Cutting::ByDevice => by_device(places, &device(places.len())),
+            },
         };
         self.shared_out(candidate, (schedule, levels), cut)
     }

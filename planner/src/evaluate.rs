@@ -6,7 +6,7 @@ use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 use rayon::prelude::*;
 
-use crate::arrange::{Arranged, Ends, Failed, fastest};
+use crate::arrange::{Arranged, Cutting, Failed, fastest};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser, Question};
@@ -23,6 +23,9 @@ const NEARLY: f64 = 1.25;
 /// What a cut takes at least is taken at this fraction of itself: its layers count what hides behind their own operators,
 /// which a stage hides in larger pieces.
 const CUT_SLACK: f64 = 0.97;
+
+/// A cut for the slowest device is of no interest that saves less than this leaves of a cut for the slowest chunk.
+const EVENLY: f64 = 0.999;
 
 /// What one way to count what hides makes slower than the best by more than this, the other does not make the best: of
 /// candidates that crowd memory the step became up to 1.09 times as fast by it.
@@ -585,19 +588,23 @@ impl Scope<'_> {
         let levels = self.levels_on(candidate, shelves);
         let mut all_fit = true;
         let mut cut: Vec<Cut> = Vec::new();
-        let ends = self.ends(candidate);
-        let orders = self.schedules(candidate).into_iter();
-        let orders: Vec<(Schedule, Ends)> =
-            orders.flat_map(|schedule| ends.iter().map(move |&ends| (schedule, ends))).collect();
-        let cut_for = |&(schedule, ends): &(Schedule, Ends)| self.cuts(candidate, (schedule, ends), &levels);
+        let cuttings = |schedule| self.cuttings(candidate, schedule).iter().map(move |&own| (schedule, own));
+        let orders: Vec<(Schedule, Cutting)> =
+            self.schedules(candidate).into_iter().flat_map(cuttings).collect();
+        let cut_for = |&order: &(Schedule, Cutting)| self.cuts(candidate, order, &levels);
         let all_cuts: Vec<Vec<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
-        for ((at, (schedule, ends)), cuts) in orders.into_iter().enumerate().zip(all_cuts) {
+        for ((at, (schedule, cutting)), cuts) in orders.into_iter().enumerate().zip(all_cuts) {
             match cuts.first() {
                 Some(first) => {
                     let least = self.least_time(candidate, schedule, first);
-                    cut.push(Cut { least, at, schedule, cuts });
+                    // Cut for the slowest chunk first: where its devices are as even, there is no other.
+                    let even = cut.last().filter(|other: &&Cut| other.schedule == schedule);
+                    let is_even = even.is_some_and(|other| least > other.least * EVENLY);
+                    if cutting != Cutting::ByDevice || !is_even {
+                        cut.push(Cut { least, at, schedule, cuts });
+                    }
                 }
-                None => all_fit &= ends == Ends::AtBends,
+                None => all_fit &= cutting != Cutting::Anywhere,
             }
         }
         cut.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));

@@ -86,6 +86,11 @@ pub(crate) struct Once {
 /// A kind of layers is frequent of which there is at least one in so many of all.
 const FREQUENT: u64 = 16;
 
+/// Whether a model has as many layers of a kind as make what each of them costs count in choices.
+pub(crate) fn is_frequent(of_kind: u64, of_all: u64) -> bool {
+    of_kind * FREQUENT >= of_all
+}
+
 /// Costs of every kind at every level: a level is a price of memory, from fastest to smallest, or a step between two.
 #[derive(Clone, Debug)]
 pub struct Levels {
@@ -186,7 +191,7 @@ impl Levels {
         let n_kinds = costs.first().map_or(0, Vec::len);
         let n_layers = |kind: usize| kinds.iter().filter(|own| **own == kind).count() as u64;
         let frequent: Vec<usize> =
-            (0..n_kinds).filter(|&kind| n_layers(kind) * FREQUENT >= kinds.len() as u64).collect();
+            (0..n_kinds).filter(|&kind| is_frequent(n_layers(kind), kinds.len() as u64)).collect();
         let differ = |kind: &usize, level: usize| costs[level - 1][*kind] != costs[level][*kind];
         let mut prices: Vec<Vec<usize>> = vec![vec![0; n_kinds]];
         let mut goes_down = Vec::new();

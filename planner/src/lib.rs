@@ -40,6 +40,7 @@ pub mod schedules;
 pub mod shelf;
 mod shift;
 pub mod bound;
+mod by_device;
 mod known_bounds;
 pub mod mixed;
 pub mod cut_sequences;

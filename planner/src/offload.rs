@@ -32,8 +32,8 @@ use crate::request::{OffloadKind, Pins, Request, Untried};
 use crate::shelf::{Bench, Shelf};
 
 /// Part of the devices' memory from which optimizer states crowd it: 8 billion parameters on two devices of 80 GB take 0.6
-/// of it, and planned with hosts their step is 15 % shorter; 70 billion on 64 take 0.16.
-const CROWDED: f64 = 1.0 / 3.0;
+/// of it, and planned with hosts their step is 15 % shorter; 70 billion on 64 devices of 40 GiB 0.31, and 18 %; on 64 of 80 GB 0.16.
+const CROWDED: f64 = 0.3;
 
 /// A plan with hosts takes no more than this part of the fastest without.
 const WORTH_HOSTS: f64 = 0.9;
@@ -44,8 +44,10 @@ const WORTH_HOSTS: f64 = 0.9;
 const PROMISING: f64 = 0.84;
 
 /// Where states crowd memory, they need only be below this part of the best: what they leave room for is much faster, though bounds in so
-/// little memory see it (llama-3-8b on two H100 0.83 and 0.84, qwen2.5-7b 0.85 and 0.87, llama-2-70b on 16 A100 0.84 and 0.83).
-const PROMISING_CROWDED: f64 = 0.87;
+/// little memory see it (llama-3-8b on two H100 0.83 and 0.84, qwen2.5-7b 0.85 and 0.87, llama-2-70b on 16 A100 0.84 and 0.83). What
+/// would need much more memory than there is counts in no bound, and hosts have room for that too (llama-3-70b on 64 devices of 40 GiB 0.89
+/// and 0.82).
+const PROMISING_CROWDED: f64 = 0.9;
 
 /// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
 /// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind. Where hosts cannot hold what
@@ -64,7 +66,8 @@ pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Sec
     let is_crowded = crowding(&layouts[0]) > CROWDED && !layouts[0].cluster.is_mixed();
     let promises =
         |least: Seconds| least < in_memory * PROMISING || (is_crowded && least < best * PROMISING_CROWDED);
-    let promises = found.tally.roomy_bound.is_some_and(promises);
+    // Where nothing would do with a few times the memory, nobody knows.
+    let promises = found.tally.roomy_bound.is_none_or(promises);
     (is_open(&layouts[0].pins) && is_done && promises).then(|| best * WORTH_HOSTS)
 }
 
@@ -163,12 +166,13 @@ impl Scope<'_> {
         (kind, choices): (usize, Vec<OfForm>),
         price: f64,
     ) -> Option<()> {
-        let clock = self.plain_clock(bench);
+        let (clock, in_flight) = (self.plain_clock(bench), self.least_in_flight(bench.candidate));
         let mut lightest: Option<(f64, f64, usize)> = None;
         for (form, choice) in choices {
             let Some(at) = self.on_shelf(shelf, bench, (kind, form), choice) else { continue };
             let entry = &shelf.entries[kind][at];
-            let own = (self.lacking(bench, entry, &clock), weight(entry, &clock, price), at);
+            let lacking = self.lacking(bench, (entry, in_flight), &clock);
+            let own = (lacking, weight(entry, &clock, price), at);
             if lightest.is_none_or(|known| (own.0, own.1) < (known.0, known.1)) {
                 lightest = Some(own);
             }
@@ -207,10 +211,11 @@ impl Scope<'_> {
         if kept != HomeRule::Device {
             let there = |(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice });
             let on_host: Vec<OfForm> = PARTS_SHOWN.into_iter().filter_map(at).map(there).collect();
+            let (clock, in_flight) = (self.plain_clock(bench), self.least_in_flight(bench.candidate));
             let is_held = |(form, choice): &OfForm| {
-                let entry = self.on_shelf(shelf, bench, (kind, *form), choice.clone());
-                let lacking = |at| self.lacking(bench, &shelf.entries[kind][at], &self.plain_clock(bench));
-                entry.is_some_and(|at| lacking(at) <= 0.0)
+                let at = self.on_shelf(shelf, bench, (kind, *form), choice.clone());
+                let entry = at.map(|at| &shelf.entries[kind][at]);
+                entry.is_some_and(|entry| self.lacking(bench, (entry, in_flight), &clock) <= 0.0)
             };
             let overflows = !on_host.iter().any(is_held);
             choices.extend(on_host);
@@ -246,9 +251,9 @@ impl Scope<'_> {
         self.schedules(candidate).into_iter().map(most).fold(f64::INFINITY, f64::min)
     }
 
-    /// Bytes that the fullest host, or its drives, lack for stages of such layers.
-    fn lacking(&self, bench: &Bench<'_>, entry: &Entry, clock: &Clock) -> f64 {
-        let held = Held { kept: self.least_in_flight(bench.candidate), ..Held::default() };
+    /// Bytes that the fullest host, or its drives, lack for stages of such layers with so many micro-batches in flight.
+    fn lacking(&self, bench: &Bench<'_>, (entry, in_flight): (&Entry, f64), clock: &Clock) -> f64 {
+        let held = Held { kept: in_flight, ..Held::default() };
         let all = of_layers(std::iter::once((entry, clock.layers)), held);
         let meshes = bench.candidate.meshes();
         let stage = |stage: u64| (all, meshes.of(stage).n_devices());

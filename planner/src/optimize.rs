@@ -135,7 +135,8 @@ fn searched<'a>(
         work_out(&scope, (&candidates, of), Vec::new(), (&start, tally), (stop, on_progress));
     let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
     let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
-    let few_fit = some_fit && tally.n_unfit > FEW_FIT * tally.n_simulated;
+    // After another search most of what would fit is too slow to be worked out.
+    let few_fit = some_fit && start.bounds.is_none() && tally.n_unfit > FEW_FIT * tally.n_simulated;
     if few_fit && !tally.stopped {
         let named = named_candidates(&scope, least_degree);
         let (all, nearest, _) = work_out(&scope, (&named, of), worked, (&start, tally), (stop, on_progress));

@@ -4,7 +4,7 @@ use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::schedule::Schedule;
 use ir::units::Bytes;
 
-use crate::arrange::{Ends, with_ends};
+use crate::arrange::{Cutting, with_ends};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::evaluate::{Choosers, DEAREST, Hides};
@@ -49,7 +49,7 @@ impl Scope<'_> {
             smallest.push(self.levels(candidate, shelf));
             shelf.levels = levels;
         }
-        let has_cut = !self.cuts(candidate, (Schedule::OneFOneB, Ends::Anywhere), &smallest).is_empty();
+        let has_cut = !self.cuts(candidate, (Schedule::OneFOneB, Cutting::Anywhere), &smallest).is_empty();
         Ok((!has_cut).then(|| self.overflow(candidate, &smallest)))
     }
 

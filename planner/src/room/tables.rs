@@ -11,13 +11,11 @@ use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule};
 use crate::layer_problem::Shift;
+use crate::levels::is_frequent;
 use crate::shelf::{Asked, Bench};
 
 /// The first, in multiples of what a byte is worth by the fastest choices, as in menus.
 const FIRST_PRICE: f64 = 0.15;
-
-/// A kind of layers is rare of which there are fewer than this part of all.
-const FREQUENT: u64 = 16;
 
 /// The layers of a candidate with a choice for every price of memory.
 pub(super) struct Tables<'s> {
@@ -95,7 +93,7 @@ impl Scope<'_> {
 
     /// Whether so few layers are of a kind that what memory costs them is asked last.
     pub(super) fn is_rare(&self, kind: usize) -> bool {
-        self.counts[kind] * FREQUENT < self.model().n_layers()
+        !is_frequent(self.counts[kind], self.model().n_layers())
     }
 
     pub(super) fn priced_tables<'s>(

@@ -58,6 +58,18 @@ fn a_plan_has_no_difference_to_itself() {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "a test's own scratch file")]
+fn plans_of_unlike_clusters_of_one_name_are_told_from_each_other() {
+    let (file, other) = (plan("compare-like.json", &[]), scratch!("compare-unlike.json"));
+    let mut faster: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let rate = faster.pointer_mut("/cluster/groups/0/device/memory_bandwidth_bytes_per_s").unwrap();
+    *rate = Value::from(2.0 * rate.as_f64().unwrap());
+    std::fs::write(&other, faster.to_string()).unwrap();
+    let words = json(&["compare", &file, &other])["differences"][0].clone();
+    assert_eq!(words, format!("The cluster of {other} bears the same name and is another one."));
+}
+
+#[test]
 fn what_somebody_has_in_mind_is_priced_or_refused_for_a_reason() {
     let file = plan("why-not.json", &[]);
     let ask = |choices: &str| json(&["explain", &file, "--why-not", choices])["answer"].clone();

@@ -24,5 +24,6 @@ fn a_dense_model_has_one_plan_with_any_number_of_threads() {
 
 #[test]
 fn a_model_with_experts_has_one_plan_with_any_number_of_threads() {
-    assert_same_with_any_threads(&["gpt-oss-20b", "dgx-h100", "--global-batch", "16"]);
+    let pins = "split-backward=none";
+    assert_same_with_any_threads(&["gpt-oss-20b", "dgx-h100", "--global-batch", "16", "--pin", pins]);
 }

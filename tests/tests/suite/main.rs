@@ -51,3 +51,9 @@ mod training;
 mod unequal;
 mod validation;
 mod verify_shipped;
+
+use mimalloc::MiMalloc;
+
+/// As in the program: searches allocate many small lists.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;

@@ -67,8 +67,8 @@ fn a_module_runs_under_every_parallelism() {
 
 #[test]
 fn deepseek_v3_with_its_module_is_planned_on_2048_devices() {
-    let (found, _) =
-        found_and_verified("v3", &["deepseek-v3", "dgx-h100", "--devices", "2048", "--mtp", "1"]);
+    let question = ["deepseek-v3", "dgx-h100", "--devices", "2048", "--mtp", "1", "--pin", "pp=16,ep=64"];
+    let (found, _) = found_and_verified("v3", &question);
     assert!(found.out.contains("deepseek-v3, 683 B parameters"), "{found}");
 }
 

@@ -66,6 +66,21 @@ fn a_plan_says_how_much_other_choices_could_gain() {
     assert!(least > 0.87, "0.849 where memory is free: {said}");
 }
 
+/// A long head and a short chunk stand beside each other; by a chunk each, the head would decide.
+#[test]
+fn virtual_stages_by_name_find_no_faster_plan() {
+    let gpt2 =
+        (["gpt2", "dgx-a100-40", "--devices", "8"], "pp=2,vpp=2,micro-batch=16", &["4,3,5,0", "6,5,1,0"][..]);
+    let llama = (["llama-3-8b", "dgx-h100", "--devices", "8"], "pp=4,vpp=2", &["5,5,4,4,4,4,4,2"][..]);
+    for (question, pins, all) in [gpt2, llama] {
+        let found = time(&question, &["--pin", pins]);
+        for counts in all {
+            let named = time(&question, &["--pin", &format!("{pins},layers-per-stage={counts}")]);
+            assert!(found < named * 1.0025, "takes {} of what {counts} takes", found / named);
+        }
+    }
+}
+
 /// With few micro-batches a lighter last stage is worth a longer one before it.
 #[test]
 fn layers_by_name_find_no_faster_plan() {

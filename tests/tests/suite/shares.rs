@@ -123,7 +123,7 @@ fn a_pipeline_of_stages_on_parts_of_all_groups_runs_with_unequal_shares() {
 
 #[test]
 fn memory_is_that_of_the_share_in_flight() {
-    let pins = Pins { pp: Some(2), shares: Some(SharesKind::Unequal), ..Pins::default() };
+    let pins = Pins { pp: Some(2), vpp: Some(1), shares: Some(SharesKind::Unequal), ..Pins::default() };
     let mut plan = found(pins);
     let peak = |plan: &Plan| planner::price::price(plan).unwrap().stages[0].peak_memory_bytes;
     let both_in_flight = peak(&plan);
