@@ -307,8 +307,7 @@ impl Scope<'_> {
             ranks.into_iter().for_each(|rank| stages[rank as usize] += share);
         }
         let average = stages.iter().sum::<f64>() / f64::from(p);
-        let work =
-            Work { average, slowest: stages.into_iter().fold(0.0, f64::max), once: 0.0, together: None };
+        let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max), ..Work::default() };
         self.filled_time(candidate, schedule, work)
     }
 
@@ -316,7 +315,7 @@ impl Scope<'_> {
     pub(crate) fn least_divided(&self, candidate: &Candidate, levels: &[Levels]) -> f64 {
         let layers = levels.iter().map(Levels::least_of_all).fold(f64::INFINITY, f64::min);
         let average = layers / candidate.n_stages as f64;
-        let work = Work { average, slowest: average, once: 0.0, together: None };
+        let work = Work { average, slowest: average, ..Work::default() };
         let times = self.schedules(candidate).into_iter();
         times.map(|schedule| self.filled_time(candidate, schedule, work)).fold(f64::INFINITY, f64::min)
     }

@@ -8,6 +8,7 @@ use ir::units::Seconds;
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::{Cheapest, too_large};
 use crate::clock::{Clock, Covers, Spans};
+use crate::fill::{Forward, Passage};
 use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
 use crate::packing::Pieces;
@@ -63,17 +64,23 @@ pub struct Busy {
     pub step: f64,
     /// In its micro-batches, without what a step has once: choices that have least of it may be others.
     pub repeated: f64,
+    /// In the forward passes of its micro-batches, by whatever choices.
+    pub forward: f64,
 }
 
 impl Busy {
     /// The less of each.
     fn min(self, other: Self) -> Self {
-        Self { step: self.step.min(other.step), repeated: self.repeated.min(other.repeated) }
+        Self {
+            step: self.step.min(other.step),
+            repeated: self.repeated.min(other.repeated),
+            forward: self.forward.min(other.forward),
+        }
     }
 }
 
 /// Least seconds that the layers of a stage keep it busy in a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Of the average stage.
     pub average: f64,
@@ -83,6 +90,8 @@ pub struct Work {
     pub once: f64,
     /// What all stages take together, where some are faster than others.
     pub together: Option<Together>,
+    /// What forward takes, where stages are alike.
+    pub forward: Forward,
 }
 
 /// Least seconds that stages of unequal speed take together in the micro-batches of a step: the less, the longer the slowest may take,
@@ -306,9 +315,10 @@ impl Scope<'_> {
             }
             choices_made.push((*form, choice));
             let busy = |(at, (_, form)): (usize, &(usize, LayerProblem<'_>))| {
-                Some(Busy { step: self.chooser(form).cheapest(0.0)?.bound, repeated: repeated[kind][at] })
+                let step = self.chooser(form).cheapest(0.0)?.bound;
+                Some(Busy { step, repeated: repeated[kind][at], forward: form.least_forward() })
             };
-            let plain = Busy { step: time, repeated: repeated[kind][0] };
+            let plain = Busy { step: time, repeated: repeated[kind][0], forward: problem.least_forward() };
             let least = asked.iter().enumerate().skip(1).filter_map(busy).fold(plain, Busy::min);
             layers.push(LayerTimes { least, plain });
         }
@@ -368,7 +378,15 @@ impl Scope<'_> {
             };
             let average = all(&|busy| busy.step) / p;
             let slowest = self.pieces(ends, &steps).least_slowest(candidate.n_stages).max(average);
-            Work { average, slowest, once: average - all(&|busy| busy.repeated) / p, together: None }
+            let once = average - all(&|busy| busy.repeated) / p;
+            let frequent = || (0..layers.len()).filter(|&kind| !self.is_rare(kind));
+            let share = |kind: usize| of(&layers[kind]).forward / of(&layers[kind]).step;
+            let forward = Forward {
+                all: all(&|busy| busy.forward),
+                layers: frequent().map(|kind| self.counts[kind] as f64 * of(&layers[kind]).step).sum(),
+                share: frequent().map(share).reduce(f64::min).unwrap_or(0.0),
+            };
+            Work { average, slowest, once, together: None, forward }
         };
         let (least, plain) = (work(|layer| layer.least), work(|layer| layer.plain));
         let time = self.time_free(candidate, least);
@@ -469,7 +487,9 @@ impl Scope<'_> {
         let pipeline = |schedule: Schedule| {
             let waits = Sends::over(&borders, candidate, schedule).waits();
             let bubble = self.bubble(candidate, schedule);
-            work(FamilyKind::of(schedule)).filled_beside(candidate.n_stages, bubble, waits)
+            let work = work(FamilyKind::of(schedule));
+            let filled = work.filled_beside(candidate.n_stages, bubble, waits);
+            filled.max(least_filled(candidate, work, self.passage(schedule)))
         };
         let least = self.schedules(candidate).into_iter().map(pipeline).min_by(f64::total_cmp)?;
         Some(self.around(candidate, least))
@@ -491,7 +511,8 @@ impl Scope<'_> {
 
     /// The least time in the schedules of a family, whose slowest stage takes that beside the least that a stage waits for its sends.
     pub(crate) fn in_family(&self, candidate: &Candidate, work: Work, family: &Family) -> Seconds {
-        self.around(candidate, work.filled_beside(candidate.n_stages, family.bubble, family.sends.waits()))
+        let filled = work.filled_beside(candidate.n_stages, family.bubble, family.sends.waits());
+        self.around(candidate, filled.max(least_filled(candidate, work, family.passage)))
     }
 
     fn around(&self, candidate: &Candidate, pipeline: f64) -> Seconds {
@@ -501,6 +522,12 @@ impl Scope<'_> {
     }
 }
 
+/// Least seconds of a step in which micro-batches pass the stages of a candidate so.
+fn least_filled(candidate: &Candidate, work: Work, passage: Passage) -> f64 {
+    let counts = (candidate.n_stages as f64, candidate.n_micro_batches as f64);
+    work.forward.least_step(work.average, counts, passage)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -508,11 +535,12 @@ mod tests {
     #[test]
     fn a_bubble_is_as_long_as_the_least_of_its_micro_batches() {
         // In a step and in its micro-batches: where the bubble is four times as long, the second is the faster.
-        let choices = [(11.0, 10.0), (12.0, 9.0)].map(|(step, repeated)| Busy { step, repeated });
+        let choices =
+            [(11.0, 10.0), (12.0, 9.0)].map(|(step, repeated)| Busy { step, repeated, forward: 0.0 });
         let times = choices.map(|busy| busy.step + 4.0 * busy.repeated);
         assert_eq!(times, [51.0, 48.0]);
-        let Busy { step, repeated } = choices[0].min(choices[1]);
-        let work = Work { average: step, slowest: step, once: step - repeated, together: None };
+        let Busy { step, repeated, .. } = choices[0].min(choices[1]);
+        let work = Work { average: step, slowest: step, once: step - repeated, ..Work::default() };
         assert_eq!(work.filled(5, 4.0), 47.0);
     }
 
@@ -540,7 +568,7 @@ mod tests {
         let waits = Waits { average: 0.0, least: 0.5, rounds: 3.0, hides: 0.6 };
         for (bubble, all) in [(0.1, 40.0), (0.3, 40.0), (0.5, 40.0), (0.3, 20.0), (0.9, 90.0)] {
             let together = Some(Together { all, falls: 0.2 });
-            let work = Work { average: 8.0, slowest: 10.0, once: 8.0, together };
+            let work = Work { average: 8.0, slowest: 10.0, once: 8.0, together, ..Work::default() };
             let at = |longest: f64| {
                 let beside = 2.0 * (all - 1.2 * longest) / 3.0 - longest;
                 let rounds = 3.0 - 0.6 * (longest - 8.0);

@@ -179,6 +179,11 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
     } else {
         ""
     };
+    let parts = if arranged.schedule.splits_backward() {
+        "; gradients of inputs take no less than 0.85 of forward"
+    } else {
+        ""
+    };
     let layouts = match tally.n_layouts {
         1 => String::new(),
         n => format!("; {n} selections and orders of the groups of the cluster were searched"),
@@ -194,7 +199,7 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
     let proof = match tally.open_bound {
         _ if tally.stopped => format!(
             "the search was stopped after {} batches of work (--work {} finds the same plan); {} candidates were left \
-             open, and none of them can be faster than {:.3} of the plan's time ({given}{slices}); what it \
+             open, and none of them can be faster than {:.3} of the plan's time ({given}{slices}{parts}); what it \
              had not come to takes {:.3} of it for the products alone{forms}",
             tally.work,
             tally.work,
@@ -203,11 +208,11 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
             of_all.map_or(1.0, |all| all / best)
         ),
         None => format!(
-            "every candidate of the space was worked out, or has a bound above the plan's time ({given}{slices}){forms}"
+            "every candidate of the space was worked out, or has a bound above the plan's time ({given}{slices}{parts}){forms}"
         ),
         Some(_) => format!(
             "{} candidates were left open when the limit on work was reached; none of them can be faster than {:.3} of \
-             the plan's time ({given}{slices}){forms}",
+             the plan's time ({given}{slices}{parts}){forms}",
             tally.n_open,
             bound / best
         ),

@@ -41,6 +41,9 @@ pub(crate) struct Start {
     pub(crate) bounds: Option<Arc<KnownBounds>>,
     /// How what was found is looked at again.
     pub(crate) again: Again,
+    /// Whether it is of interest only where it undercuts the limit: it then ends where long nothing comes closer to that, and nobody asks
+    /// what else there could be.
+    pub(crate) is_aside: bool,
     /// For how long a first plan is waited for; where it is not, the search ends when somebody says so, though there is none yet.
     pub(crate) waits: Option<Wait>,
 }
@@ -66,7 +69,8 @@ impl Found<'_> {
 impl Default for Start {
     fn default() -> Self {
         let (reach, again) = (WORTH_SHOWING, Again::InMoreWays);
-        Self { work: 0, limit: None, reach, bounds: None, again, waits: Some(Wait::All) }
+        let waits = Some(Wait::All);
+        Self { work: 0, limit: None, reach, bounds: None, again, is_aside: false, waits }
     }
 }
 
@@ -82,6 +86,17 @@ impl Start {
     /// Whether a candidate could come to what must be undercut if it is looked at in more ways.
     pub(crate) fn is_within_reach(&self, one: &Arranged) -> bool {
         self.limit.is_none_or(|limit| one.step_time() <= limit * self.reach)
+    }
+
+    /// The time of what was found, or what must be undercut where that is less.
+    pub(crate) fn least(&self, best: &Arranged) -> Seconds {
+        self.limit.map_or(best.step_time(), |limit| limit.min(best.step_time()))
+    }
+
+    /// Whether what is found is of no interest, though it could still come to what must be undercut.
+    pub(crate) fn is_in_vain(&self, best: Option<&Arranged>) -> bool {
+        let undercuts = |limit: Seconds| best.is_some_and(|best| best.step_time() < limit);
+        self.is_aside && self.limit.is_some_and(|limit| !undercuts(limit))
     }
 }
 

@@ -28,7 +28,9 @@ pub(crate) fn split<'a>(
     let mut is_faster = false;
     for Question { layouts, reach, .. } in questions {
         let bounds = Some(Arc::clone(&found.scope.bounds));
-        let start = Start { work: found.tally.work, limit, reach: *reach, bounds, ..Start::default() };
+        let is_aside = layouts.len() == 1;
+        let start =
+            Start { work: found.tally.work, limit, reach: *reach, bounds, is_aside, ..Start::default() };
         let (other, own) = search_all(layouts, constants, start, watch);
         match other {
             Ok(other) => {
@@ -65,7 +67,8 @@ pub(crate) fn on_hosts<'a>(
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Option<Found<'a>> {
     let limit = offload::worth_asking(found, layouts)?;
-    let start = Start { work: found.tally.work, limit: Some(limit), ..Start::default() };
+    let is_aside = with_hosts.len() == 1;
+    let start = Start { work: found.tally.work, limit: Some(limit), is_aside, ..Start::default() };
     let (other, own) = search_all(with_hosts, constants, start, watch);
     let without = found.tally.clone();
     found.tally.go_on(&own);

@@ -23,8 +23,8 @@ const ROUNDS: usize = 48;
 /// Candidates that may be asked schedule by schedule, at most: that takes several times as long.
 const BY_SCHEDULE: usize = 24;
 
-/// Those that could come to no less than this part of the limit are asked no further: the gap is below 1 % then.
-const ENOUGH: f64 = 0.991;
+/// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent then.
+const ENOUGH: f64 = 0.995;
 
 /// What is known of a candidate.
 #[derive(Clone, Copy, Debug)]

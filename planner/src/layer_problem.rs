@@ -220,6 +220,12 @@ impl LayerProblem<'_> {
         picked.fold(Spans::default(), |sum, one| sum.plus(one, 1.0))
     }
 
+    /// Seconds that forward computes in the micro-batches of a step, at least.
+    pub(crate) fn least_forward(&self) -> f64 {
+        let of_op = |op: &Choices| op.forms.iter().map(|form| form.passes.forward).reduce(f64::min);
+        self.ops.iter().filter_map(of_op).sum::<f64>() * self.clock.micro_batches
+    }
+
     /// Seconds that forward and backward of a solution add to a step where they send for longer than they compute; negative
     /// where they compute for longer.
     pub(crate) fn excess(&self, choices: &[usize]) -> [f64; 2] {

@@ -77,7 +77,8 @@ impl Pieces<'_> {
         let average = self.average();
         let by_speed = (0..self.times.len()).map(|ground| self.by_speed(ground));
         let by_count = (0..self.counts.len()).map(|kind| self.by_count(kind));
-        Work { average, slowest: by_speed.chain(by_count).fold(average, f64::max), once: 0.0, together: None }
+        let slowest = by_speed.chain(by_count).fold(average, f64::max);
+        Work { average, slowest, ..Work::default() }
     }
 
     /// What stages take together, none of them longer than so many seconds.

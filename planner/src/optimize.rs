@@ -20,23 +20,14 @@ use ir::units::Seconds;
 use rayon::prelude::*;
 
 use crate::bound::Bound;
-use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
+use crate::candidate::{Candidate, Scope, same_mesh};
 use crate::enumerate::{candidates, named_candidates};
-use crate::evaluate::Asking;
 use crate::forms::Forms;
-use crate::found::{Again, Found, Misnamed, Start, Tally, WORTH_SHOWING, lesser};
-use crate::frontier::{Frontier, Refined, Task, dividing};
-use crate::inside::inside;
-use crate::polish::{CROWDED, Worked, insert, keep_distinct, polish, reconsider};
+use crate::found::{Again, Found, Start, Tally};
+use crate::polish::{Worked, insert, keep_distinct, polish, reconsider};
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
-use crate::request::{NoPlan, OnProgress, Progress, Request, Solver, Stop, Untried};
-use crate::room::Room;
-
-/// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
-pub(crate) const BATCH: usize = 8;
-
-/// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
-const FEW_LEFT: u64 = 16;
+use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
+use crate::work_out::{Ranked, is_misnamed, work_out};
 
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
 /// time of the search (deepseek-v2 on 128 and on 256 devices took four to five times as long for the same plans).
@@ -60,9 +51,6 @@ const HANDFUL: usize = 100;
 
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
-
-/// Multiples of the devices' memory that hosts can make up for: what lies beyond crosses their links too often.
-const ROOMY: f64 = 3.0;
 
 /// Finds the fastest arrangement.
 ///
@@ -131,18 +119,18 @@ fn searched<'a>(
     };
     (tally.bounds_leading, scope.leading) = scope.bounds.clone().forms(forms);
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
-    let (mut worked, mut closest, promising) =
-        work_out(&scope, (&candidates, of), Vec::new(), (&start, tally), (stop, on_progress));
+    let watch = (stop, on_progress);
+    let mut ranked = Ranked::default();
+    let left = work_out(&scope, (&candidates, of), &mut ranked, (&start, tally), watch);
     let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
-    let some_fit = !worked.is_empty() || closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
+    let nearly_fits = ranked.closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
+    let some_fit = ranked.best().is_some() || nearly_fits;
     // After another search most of what would fit is too slow to be worked out.
     let few_fit = some_fit && start.bounds.is_none() && tally.n_unfit > FEW_FIT * tally.n_simulated;
-    if few_fit && !tally.stopped {
-        let named = named_candidates(&scope, least_degree);
-        let (all, nearest, _) = work_out(&scope, (&named, of), worked, (&start, tally), (stop, on_progress));
-        worked = all;
-        closest = [closest, nearest].into_iter().flatten().reduce(nearer);
-    }
+    let named = if few_fit && !tally.stopped { named_candidates(&scope, least_degree) } else { Vec::new() };
+    let of_named = (!named.is_empty())
+        .then(|| work_out(&scope, (&named, of), &mut ranked, (&start, &mut *tally), watch));
+    let Ranked { mut worked, closest, .. } = ranked;
     if worked.first().is_some_and(|best| !start.is_within_reach(&best.arranged)) {
         let what = "nothing is within reach of what is known".into();
         return Err(NoPlan::Impossible { what });
@@ -151,10 +139,18 @@ fn searched<'a>(
         polish(&scope, &mut worked, tally, stop);
     }
     let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
+    let is_in_vain = start.is_in_vain(worked.first().map(|one| &one.arranged));
+    let mut promising = Vec::new();
+    if let Some(best) = worked.first().filter(|_| !is_in_vain) {
+        let limit = start.least(&best.arranged);
+        if let Some(left) = of_named {
+            left.look_inside(of, limit, tally);
+        }
+        promising = left.look_inside(of, limit, tally);
+    }
     let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.inside_bound, best));
-    if start.again == Again::InMoreWays && !tally.stopped && misses() {
+    if start.again == Again::InMoreWays && !is_in_vain && !tally.stopped && misses() {
         let named = if few_fit { Vec::new() } else { named_candidates(&scope, least_degree) };
-        let watch = (stop, on_progress);
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);
     }
     if let Some(what) = scope.troubles.first() {
@@ -194,7 +190,10 @@ fn look_again(
     let Some(best) = worked.first().map(|one| one.arranged.step_time()) else { return };
     let n_forms_open = tally.n_forms_open;
     let start = Start { work: tally.work, limit: Some(best), ..Start::default() };
-    let (mut others, ..) = work_out(scope, (named, of), Vec::new(), (&start, tally), watch);
+    let mut ranked = Ranked::default();
+    let left = work_out(scope, (named, of), &mut ranked, (&start, tally), watch);
+    let mut others = ranked.worked;
+    left.look_inside(of, others.first().map_or(best, |one| start.least(&one.arranged)), tally);
     reconsider(scope, &mut others, promising, best);
     polish(scope, &mut others, tally, watch.0);
     tally.n_forms_open += n_forms_open;
@@ -233,232 +232,4 @@ fn leading(scope: &Scope<'_>, candidates: &[Candidate]) -> Vec<usize> {
         forms.min_by(|a, b| share(*a).total_cmp(&share(*b))).unwrap_or(0)
     };
     (0..scope.forms.len()).map(of_kind).collect()
-}
-
-/// A candidate with its bound, and those of its mesh whose micro-batches divide its own.
-type Chain = ((usize, Bound), Vec<usize>);
-
-/// The candidates of a mesh, the smallest micro-batch first, by what they divide: the largest that the mesh can run at all,
-/// of the others the largest again. What cannot run is in none.
-fn chains(scope: &Scope<'_>, (candidates, of): (&[Candidate], Forms<'_>), group: &[usize]) -> Vec<Chain> {
-    let (mut rest, mut chains) = (group.to_vec(), Vec::new());
-    while let Some(largest) = rest.pop() {
-        let Some(bound) = scope.bound_by_known(&candidates[largest], of) else { continue };
-        let (left, others) = dividing((candidates, scope.request.job.sequence), largest, rest);
-        chains.push(((largest, bound), left));
-        rest = others;
-    }
-    chains
-}
-
-/// What can be done, from the bound of the largest micro-batch of every mesh.
-fn frontier<'a>(
-    scope: &'a Scope<'a>,
-    (candidates, of): (&'a [Candidate], Forms<'_>),
-    on_progress: OnProgress<'_>,
-) -> Frontier<'a> {
-    let all: Vec<usize> = (0..candidates.len()).collect();
-    let groups: Vec<&[usize]> = all.chunk_by(|a, b| same_mesh(&candidates[*a], &candidates[*b])).collect();
-    let mut frontier = Frontier::new(scope, candidates);
-    let mut done = 0;
-    for some in groups.chunks(BATCH * 16) {
-        let found: Vec<Vec<Chain>> =
-            some.par_iter().map(|group| chains(scope, (candidates, of), group)).collect();
-        for (group, chains) in some.iter().zip(found) {
-            let n_legal: usize = chains.iter().map(|(_, left)| 1 + left.len()).sum();
-            frontier.n_illegal += (group.len() - n_legal) as u64;
-            chains.into_iter().for_each(|(largest, left)| frontier.add(largest, left));
-            done += group.len() as u64;
-        }
-        on_progress(Progress { done, total: candidates.len() as u64, best: None, change: None });
-    }
-    frontier
-}
-
-/// Bounds candidates and works them out, the most promising first, until no bound left is below the best, or the limit is reached;
-/// fastest first, the closest that overflows, and those of which other choices could be faster.
-fn work_out(
-    scope: &Scope<'_>,
-    (candidates, of): (&[Candidate], Forms<'_>),
-    mut ranking: Vec<Worked>,
-    (start, tally): (&Start, &mut Tally),
-    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
-) -> (Vec<Worked>, Option<Dropped>, Vec<(Candidate, Bound)>) {
-    tally.n_candidates += candidates.len() as u64;
-    let mut frontier = frontier(scope, (candidates, of), on_progress);
-    // Whoever says how many batches to do gets as many.
-    let most = if stop.work.is_some() { u64::MAX } else { tally.work + frontier.affordable() };
-    let mut closest: Option<Dropped> = None;
-    // Worked out, and fit with choices that may not be the best that do.
-    let mut crowded: Vec<usize> = Vec::new();
-    let known = start.limit.map_or(f64::INFINITY, |limit| limit.0);
-    let limit =
-        |ranking: &[Worked]| ranking.first().map_or(known, |one| one.arranged.step_time().0.min(known));
-    let has_plan = |ranking: &[Worked]| !ranking.is_empty() || start.limit.is_some();
-    let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
-    while goes_on(tally.work, &frontier) || !has_plan(&ranking) {
-        let ends = if has_plan(&ranking) { stop.now(tally.work) } else { start.ends(stop, closest.as_ref()) };
-        if ends {
-            tally.stopped = true;
-            break;
-        }
-        let (tasks, n_dropped) = frontier.take((BATCH, tally.work), limit(&ranking));
-        tally.n_bounded += n_dropped;
-        if tasks.is_empty() {
-            break;
-        }
-        tally.work += 1;
-        let is_beaten =
-            |ranking: &[Worked]| ranking.first().is_none_or(|one| one.arranged.step_time().0 >= known);
-        let shown = if known.is_finite() && is_beaten(&ranking) { start.reach } else { WORTH_SHOWING };
-        let worth_showing = limit(&ranking) * shown;
-        let tasks: Vec<(Task, usize)> =
-            tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
-        let limits = (limit(&ranking), worth_showing);
-        let done: Vec<Done> = tasks
-            .par_iter()
-            .with_max_len(1)
-            .map(|&(task, at)| do_task(&frontier, (task, at), of, limits))
-            .collect();
-        for ((_, at), one) in tasks.into_iter().zip(done) {
-            let one = without_misnamed(scope, one, tally);
-            if fits_by_some_choices(&frontier, at, &one) {
-                crowded.push(at);
-            }
-            match one {
-                Done::Refined(group, at, found) => {
-                    let found = found.map(|found| *found);
-                    tally.n_bounded += frontier.refined((group, at), found, limits.0);
-                }
-                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room, limits.0),
-                Done::WorkedOut(found) => match *found {
-                    Ok(worked) => {
-                        tally.n_simulated += 1;
-                        insert(&mut ranking, worked);
-                    }
-                    Err(Dropped::Slower) => tally.n_bounded += 1,
-                    Err(dropped) => {
-                        tally.n_unfit += 1;
-                        closest = [closest, Some(dropped)].into_iter().flatten().reduce(nearer);
-                    }
-                },
-            }
-        }
-        let total = candidates.len() as u64;
-        let best = ranking.first().map(|found| found.arranged.step_time());
-        on_progress(Progress { done: total - frontier.n_left(), total, best, change: None });
-    }
-    // Of a search that found nothing nobody asks what it could have been.
-    if !ranking.first().is_some_and(|best| start.is_within_reach(&best.arranged)) {
-        crowded.clear();
-    }
-    let inside = inside(&frontier, &crowded, (of, limit(&ranking)));
-    tally.inside_bound = lesser(tally.inside_bound, inside.least);
-    let promising = inside.promising.iter().take(BATCH);
-    let promising =
-        promising.filter_map(|&at| Some((frontier.at(at).clone(), frontier.own(at)?.clone()))).collect();
-    tally.roomy_bound = lesser(tally.roomy_bound, frontier.roomy(ROOMY));
-    let (n_open, open_bound) = frontier.open(limit(&ranking));
-    tally.n_bounded += frontier.n_left() - n_open;
-    tally.n_open += n_open;
-    tally.n_illegal += frontier.n_illegal;
-    tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
-    (ranking, closest, promising)
-}
-
-/// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, or hosts may hold what no
-/// choice problem knows.
-fn fits_by_some_choices(frontier: &Frontier<'_>, at: usize, done: &Done) -> bool {
-    let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
-    let Done::WorkedOut(found) = done else { return false };
-    let fits = matches!(**found, Ok(_) | Err(Dropped::Slower));
-    fits && (is_crowded || frontier.scope().hosts_may_hold_more())
-}
-
-/// Whether a plan has not the degrees that were pinned; the fastest such is kept, to be told where there is no other.
-fn is_misnamed(scope: &Scope<'_>, worked: &Worked, tally: &mut Tally) -> bool {
-    let misnamed = Misnamed::of(scope, &worked.arranged);
-    let is_misnamed = misnamed.is_some();
-    tally.misnamed = tally.misnamed.take().into_iter().chain(misnamed).reduce(Misnamed::faster);
-    is_misnamed
-}
-
-/// What was done, where a plan without the degrees that were pinned is none.
-fn without_misnamed(scope: &Scope<'_>, done: Done, tally: &mut Tally) -> Done {
-    match done {
-        Done::WorkedOut(found) if found.as_ref().as_ref().is_ok_and(|one| is_misnamed(scope, one, tally)) => {
-            Done::WorkedOut(Box::new(Err(Dropped::NoStrategy)))
-        }
-        other @ (Done::Refined(..) | Done::Weighed(..) | Done::WorkedOut(_)) => other,
-    }
-}
-
-/// Does a task about a candidate, where nothing is of interest that takes as long as the first limit, and is shown up to the
-/// second.
-fn do_task(
-    frontier: &Frontier<'_>,
-    (task, at): (Task, usize),
-    of: Forms<'_>,
-    (limit, worth_showing): (f64, f64),
-) -> Done {
-    let (scope, candidate) = (frontier.scope(), frontier.at(at));
-    match task {
-        Task::Refine(group) => {
-            let worth = frontier.worth(task, at);
-            let at_once = frontier.weighs_at_once(group, at).filter(|_| limit.is_finite());
-            Done::Refined(
-                group,
-                at,
-                match at_once {
-                    Some(left) => scope.bound_and_rooms(candidate, &left, (of, limit, worth)),
-                    None => scope.bound_by_known(candidate, of).map(|bound| (bound, [None, None])),
-                }
-                .map(Box::new),
-            )
-        }
-        Task::Weigh(_) | Task::WeighAll(_) => {
-            let worth = frontier.worth(task, at);
-            let room = |(tables, all): (_, Vec<&Candidate>)| scope.room(tables, &all, (of, limit, worth));
-            Done::Weighed(task, frontier.weighs(task).and_then(room))
-        }
-        Task::WorkOut(_) => {
-            // Which choices lead where memory is free is asked again of those that compute nothing twice.
-            let own = match frontier.own(at) {
-                Some(own) if own.computes_again => scope.bound(candidate, of),
-                own => own.cloned(),
-            };
-            Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
-                let asked = Asking { limit: worth_showing, known: limit, ..Asking::of(Forms::Leading) };
-                let (arranged, way) = scope.evaluate_ways(candidate, &bound, asked)?;
-                let least = frontier.least(at);
-                debug_assert!(
-                    arranged.step_time().0 >= least,
-                    "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
-                    arranged.step_time(),
-                );
-                Ok(Worked { arranged, bound, way, forms: None, is_refined: false })
-            })))
-        }
-    }
-}
-
-/// What came of a task.
-enum Done {
-    /// The bound of a candidate of a mesh.
-    Refined(usize, usize, Option<Box<Refined>>),
-    /// Least work in the memory that there is.
-    Weighed(Task, Option<Room>),
-    /// A candidate worked out.
-    WorkedOut(Box<Result<Worked, Dropped>>),
-}
-
-/// Of two that overflow, the one that needs less; ties to the first.
-fn nearer(known: Dropped, next: Dropped) -> Dropped {
-    let need = |dropped: &Dropped| match dropped {
-        Dropped::Memory { needed, .. } => *needed,
-        // Its devices have room.
-        Dropped::Host { .. } => 0.0,
-        Dropped::NoStrategy | Dropped::Slower => f64::INFINITY,
-    };
-    if need(&known) <= need(&next) { known } else { next }
 }

@@ -13,9 +13,9 @@ use crate::evaluate::{Asking, ROUNDS, Way, ways};
 use crate::forms::Forms;
 use crate::found::Tally;
 use crate::given::{HomeRule, RecomputeRule};
-use crate::optimize::BATCH;
 use crate::request::Stop;
 use crate::shapes::{Facts, Shape, shapes};
+use crate::work_out::BATCH;
 use ir::units::Seconds;
 
 /// Candidates that are worked out again with all forms of their layers, at most.

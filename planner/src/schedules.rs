@@ -10,6 +10,7 @@ use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
 use crate::candidate::{Candidate, Scope};
+use crate::fill::Passage;
 use crate::flights::Flight;
 use crate::request::{ContextKind, Pins, ScheduleKind};
 use crate::sends::Sends;
@@ -30,6 +31,8 @@ pub(crate) struct Family {
     pub(crate) in_flight: Vec<f64>,
     /// What its stages wait for their sends; nothing where that was not asked.
     pub(crate) sends: Sends,
+    /// How micro-batches pass its stages, as far as it is the same in all.
+    pub(crate) passage: Passage,
 }
 
 /// How schedules go about it.
@@ -68,6 +71,7 @@ impl Family {
     /// Another of the family: the least of both.
     fn take(&mut self, other: &Self) {
         self.bubble = self.bubble.min(other.bubble);
+        self.passage = self.passage.min(other.passage);
         let least = |all: &mut Vec<f64>, others: &[f64]| {
             all.iter_mut().zip(others).for_each(|(least, one)| *least = least.min(*one));
         };
@@ -198,12 +202,18 @@ impl Scope<'_> {
             // Nothing runs backward before it ran forward.
             FamilyKind::Others => vec![1.0; p],
         };
-        Family { kind, bubble: self.bubble(candidate, schedule), in_flight, sends: Sends::default() }
+        let (bubble, passage) = (self.bubble(candidate, schedule), self.passage(schedule));
+        Family { kind, bubble, in_flight, sends: Sends::default(), passage }
     }
 
     /// The same, and what its stages wait for their sends.
     pub(crate) fn sending(&self, candidate: &Candidate, schedule: Schedule) -> Family {
         Family { sends: self.least_sends(candidate, schedule), ..self.family(candidate, schedule) }
+    }
+
+    /// How micro-batches pass the stages in a schedule; nothing is said where branches run side by side.
+    pub(crate) fn passage(&self, schedule: Schedule) -> Passage {
+        if self.bends.is_empty() { Passage::of(schedule) } else { Passage::Unknown }
     }
 
     /// What the chunks of a schedule hold at most; all micro-batches, where it has no table.

@@ -2,8 +2,8 @@
 //!
 //! Backward in two parts fills the bubble with gradients of weights, and keeps for them what the first part leaves. Each of these schedules
 //! is a search of its own, with the fastest so far as the limit, so that of most questions bounds say at once that it cannot be faster.
-//! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever the fastest plan has a pipeline. It is the
-//! fastest where a step has some dozen micro-batches for as many stages (llama-3.1-405b on 1,024 H100 0.96 of the time of 1F1B, on 100,000
+//! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever the fastest plan has a pipeline
+//! and some plan would be that much faster if it did not idle. It is the fastest where a step has some dozen micro-batches for as many stages (llama-3.1-405b on 1,024 H100 0.96 of the time of 1F1B, on 100,000
 //! 0.88; deepseek-v3 on 16,384 H800 0.90). The orders of the others are looked for one action at a
 //! time: they are asked where actions and candidates are few, and some plan would be that much faster if it did not idle, or the fastest has
 //! no pipeline and few sequences.
@@ -75,10 +75,11 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> (Vec<ScheduleKind>,
     }
     let are_few = |one: &Arranged| one.candidate.n_stages * one.candidate.n_micro_batches <= FEW_ACTIONS;
     let idles = |one: &Arranged| one.step_time() - one.step.parts.bubble < best.step_time() * WORTH;
-    let idles = found.ranking.iter().any(|one| are_few(one) && idles(one));
+    let idle: Vec<&Arranged> = found.ranking.iter().filter(|one| idles(one)).collect();
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES && are_few(best);
-    let all = request.pins.splits_any() || (idles || has_few) && n_candidates <= FEW_CANDIDATES;
-    let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES;
+    let all = request.pins.splits_any()
+        || (has_few || idle.iter().any(|one| are_few(one))) && n_candidates <= FEW_CANDIDATES;
+    let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES && !idle.is_empty();
     let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && is_long;
     let is_asked =
         |kind: &ScheduleKind| (all || by_rule(kind)) && !request.pins.forbid.schedule.contains(kind);

@@ -92,7 +92,7 @@ impl Scope<'_> {
     }
 
     /// Whether so few layers are of a kind that what memory costs them is asked last.
-    pub(super) fn is_rare(&self, kind: usize) -> bool {
+    pub(crate) fn is_rare(&self, kind: usize) -> bool {
         !is_frequent(self.counts[kind], self.model().n_layers())
     }
 

@@ -1,0 +1,298 @@
+//! Candidates bounded and worked out, the most promising first, until no bound left is below the best.
+
+use ir::units::Seconds;
+use rayon::prelude::*;
+
+use crate::arrange::Arranged;
+use crate::bound::Bound;
+use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
+use crate::evaluate::Asking;
+use crate::forms::Forms;
+use crate::found::{Misnamed, Start, Tally, WORTH_SHOWING, lesser};
+use crate::frontier::{Frontier, Refined, Task, dividing};
+use crate::inside::inside;
+use crate::polish::{CROWDED, Worked, insert};
+use crate::request::{OnProgress, Progress, Stop};
+use crate::room::Room;
+
+/// Candidates worked out between two looks at the best: a fixed number, so that threads do not change the work.
+pub(crate) const BATCH: usize = 8;
+
+/// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
+const FEW_LEFT: u64 = 16;
+
+/// Candidates that a search aside works out while nothing comes closer to what must be undercut: of 55 that split backward those
+/// that found something came closer after 18 at the most.
+const PATIENCE: u64 = 32;
+
+/// Multiples of the devices' memory that hosts can make up for: what lies beyond crosses their links too often.
+const ROOMY: f64 = 3.0;
+/// A candidate with its bound, and those of its mesh whose micro-batches divide its own.
+type Chain = ((usize, Bound), Vec<usize>);
+
+/// The candidates of a mesh, the smallest micro-batch first, by what they divide: the largest that the mesh can run at all,
+/// of the others the largest again. What cannot run is in none.
+fn chains(scope: &Scope<'_>, (candidates, of): (&[Candidate], Forms<'_>), group: &[usize]) -> Vec<Chain> {
+    let (mut rest, mut chains) = (group.to_vec(), Vec::new());
+    while let Some(largest) = rest.pop() {
+        let Some(bound) = scope.bound_by_known(&candidates[largest], of) else { continue };
+        let (left, others) = dividing((candidates, scope.request.job.sequence), largest, rest);
+        chains.push(((largest, bound), left));
+        rest = others;
+    }
+    chains
+}
+
+/// What can be done, from the bound of the largest micro-batch of every mesh.
+fn frontier<'a>(
+    scope: &'a Scope<'a>,
+    (candidates, of): (&'a [Candidate], Forms<'_>),
+    on_progress: OnProgress<'_>,
+) -> Frontier<'a> {
+    let all: Vec<usize> = (0..candidates.len()).collect();
+    let groups: Vec<&[usize]> = all.chunk_by(|a, b| same_mesh(&candidates[*a], &candidates[*b])).collect();
+    let mut frontier = Frontier::new(scope, candidates);
+    let mut done = 0;
+    for some in groups.chunks(BATCH * 16) {
+        let found: Vec<Vec<Chain>> =
+            some.par_iter().map(|group| chains(scope, (candidates, of), group)).collect();
+        for (group, chains) in some.iter().zip(found) {
+            let n_legal: usize = chains.iter().map(|(_, left)| 1 + left.len()).sum();
+            frontier.n_illegal += (group.len() - n_legal) as u64;
+            chains.into_iter().for_each(|(largest, left)| frontier.add(largest, left));
+            done += group.len() as u64;
+        }
+        on_progress(Progress { done, total: candidates.len() as u64, best: None, change: None });
+    }
+    frontier
+}
+
+/// What came of working candidates out.
+#[derive(Default)]
+pub(crate) struct Ranked {
+    /// The fastest first.
+    pub(crate) worked: Vec<Worked>,
+    /// The closest that overflows.
+    pub(crate) closest: Option<Dropped>,
+    /// Worked out since the fastest was.
+    since: u64,
+}
+
+impl Ranked {
+    pub(crate) fn best(&self) -> Option<&Arranged> {
+        self.worked.first().map(|one| &one.arranged)
+    }
+
+    /// Takes in a candidate that was worked out.
+    fn take(&mut self, found: Result<Worked, Dropped>, tally: &mut Tally) {
+        self.since += 1;
+        match found {
+            Ok(worked) => {
+                tally.n_simulated += 1;
+                if self.best().is_none_or(|best| worked.arranged.step_time() < best.step_time()) {
+                    self.since = 0;
+                }
+                insert(&mut self.worked, worked);
+            }
+            Err(Dropped::Slower) => tally.n_bounded += 1,
+            Err(dropped) => {
+                tally.n_unfit += 1;
+                self.closest = [self.closest.take(), Some(dropped)].into_iter().flatten().reduce(nearer);
+            }
+        }
+    }
+}
+
+/// What may be left in candidates that were worked out.
+pub(crate) struct Left<'a> {
+    frontier: Frontier<'a>,
+    /// Those that fit with choices that may not be the best that do.
+    crowded: Vec<usize>,
+}
+
+impl Left<'_> {
+    /// Bounds what other choices could come to; the candidates that could be faster than a limit by them, the most promising first.
+    pub(crate) fn look_inside(
+        &self,
+        of: Forms<'_>,
+        limit: Seconds,
+        tally: &mut Tally,
+    ) -> Vec<(Candidate, Bound)> {
+        let Self { frontier, crowded } = self;
+        let inside = inside(frontier, crowded, (of, limit.0));
+        tally.inside_bound = lesser(tally.inside_bound, inside.least);
+        let with_bound = |&at: &usize| Some((frontier.at(at).clone(), frontier.own(at)?.clone()));
+        inside.promising.iter().take(BATCH).filter_map(with_bound).collect()
+    }
+}
+
+/// Bounds candidates and works them out, the most promising first, until no bound left is below the best, or the limit is reached.
+pub(crate) fn work_out<'a>(
+    scope: &'a Scope<'a>,
+    (candidates, of): (&'a [Candidate], Forms<'_>),
+    ranked: &mut Ranked,
+    (start, tally): (&Start, &mut Tally),
+    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
+) -> Left<'a> {
+    tally.n_candidates += candidates.len() as u64;
+    let mut frontier = frontier(scope, (candidates, of), on_progress);
+    // Whoever says how many batches to do gets as many.
+    let most = if stop.work.is_some() { u64::MAX } else { tally.work + frontier.affordable() };
+    let mut crowded: Vec<usize> = Vec::new();
+    let known = start.limit.map_or(f64::INFINITY, |limit| limit.0);
+    let limit = |ranked: &Ranked| ranked.best().map_or(known, |best| best.step_time().0.min(known));
+    let has_plan = |ranked: &Ranked| ranked.best().is_some() || start.limit.is_some();
+    let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
+    while goes_on(tally.work, &frontier) || !has_plan(ranked) {
+        let has_plan = has_plan(ranked);
+        let ends = if has_plan { stop.now(tally.work) } else { start.ends(stop, ranked.closest.as_ref()) };
+        if ends {
+            tally.stopped = true;
+            break;
+        }
+        if ranked.since >= PATIENCE && start.is_in_vain(ranked.best()) {
+            break;
+        }
+        let (tasks, n_dropped) = frontier.take((BATCH, tally.work), limit(ranked));
+        tally.n_bounded += n_dropped;
+        if tasks.is_empty() {
+            break;
+        }
+        tally.work += 1;
+        let is_beaten = ranked.best().is_none_or(|best| best.step_time().0 >= known);
+        let shown = if known.is_finite() && is_beaten { start.reach } else { WORTH_SHOWING };
+        let tasks: Vec<(Task, usize)> =
+            tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
+        let limits = (limit(ranked), limit(ranked) * shown);
+        let done: Vec<Done> = tasks
+            .par_iter()
+            .with_max_len(1)
+            .map(|&(task, at)| do_task(&frontier, (task, at), of, limits))
+            .collect();
+        for ((_, at), one) in tasks.into_iter().zip(done) {
+            let one = without_misnamed(scope, one, tally);
+            if fits_by_some_choices(&frontier, at, &one) {
+                crowded.push(at);
+            }
+            match one {
+                Done::Refined(group, at, found) => {
+                    let found = found.map(|found| *found);
+                    tally.n_bounded += frontier.refined((group, at), found, limits.0);
+                }
+                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room, limits.0),
+                Done::WorkedOut(found) => ranked.take(*found, tally),
+            }
+        }
+        let total = candidates.len() as u64;
+        let best = ranked.best().map(Arranged::step_time);
+        on_progress(Progress { done: total - frontier.n_left(), total, best, change: None });
+    }
+    // Of a search that found nothing nobody asks what it could have been.
+    if !ranked.best().is_some_and(|best| start.is_within_reach(best)) {
+        crowded.clear();
+    }
+    tally.roomy_bound = lesser(tally.roomy_bound, frontier.roomy(ROOMY));
+    let (n_open, open_bound) = frontier.open(limit(ranked));
+    tally.n_bounded += frontier.n_left() - n_open;
+    tally.n_open += n_open;
+    tally.n_illegal += frontier.n_illegal;
+    tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
+    Left { frontier, crowded }
+}
+
+/// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, or hosts may hold what no
+/// choice problem knows.
+fn fits_by_some_choices(frontier: &Frontier<'_>, at: usize, done: &Done) -> bool {
+    let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
+    let Done::WorkedOut(found) = done else { return false };
+    let fits = matches!(**found, Ok(_) | Err(Dropped::Slower));
+    fits && (is_crowded || frontier.scope().hosts_may_hold_more())
+}
+
+/// Whether a plan has not the degrees that were pinned; the fastest such is kept, to be told where there is no other.
+pub(crate) fn is_misnamed(scope: &Scope<'_>, worked: &Worked, tally: &mut Tally) -> bool {
+    let misnamed = Misnamed::of(scope, &worked.arranged);
+    let is_misnamed = misnamed.is_some();
+    tally.misnamed = tally.misnamed.take().into_iter().chain(misnamed).reduce(Misnamed::faster);
+    is_misnamed
+}
+
+/// What was done, where a plan without the degrees that were pinned is none.
+fn without_misnamed(scope: &Scope<'_>, done: Done, tally: &mut Tally) -> Done {
+    match done {
+        Done::WorkedOut(found) if found.as_ref().as_ref().is_ok_and(|one| is_misnamed(scope, one, tally)) => {
+            Done::WorkedOut(Box::new(Err(Dropped::NoStrategy)))
+        }
+        other @ (Done::Refined(..) | Done::Weighed(..) | Done::WorkedOut(_)) => other,
+    }
+}
+
+/// Does a task about a candidate, where nothing is of interest that takes as long as the first limit, and is shown up to the
+/// second.
+fn do_task(
+    frontier: &Frontier<'_>,
+    (task, at): (Task, usize),
+    of: Forms<'_>,
+    (limit, worth_showing): (f64, f64),
+) -> Done {
+    let (scope, candidate) = (frontier.scope(), frontier.at(at));
+    match task {
+        Task::Refine(group) => {
+            let worth = frontier.worth(task, at);
+            let at_once = frontier.weighs_at_once(group, at).filter(|_| limit.is_finite());
+            Done::Refined(
+                group,
+                at,
+                match at_once {
+                    Some(left) => scope.bound_and_rooms(candidate, &left, (of, limit, worth)),
+                    None => scope.bound_by_known(candidate, of).map(|bound| (bound, [None, None])),
+                }
+                .map(Box::new),
+            )
+        }
+        Task::Weigh(_) | Task::WeighAll(_) => {
+            let worth = frontier.worth(task, at);
+            let room = |(tables, all): (_, Vec<&Candidate>)| scope.room(tables, &all, (of, limit, worth));
+            Done::Weighed(task, frontier.weighs(task).and_then(room))
+        }
+        Task::WorkOut(_) => {
+            // Which choices lead where memory is free is asked again of those that compute nothing twice.
+            let own = match frontier.own(at) {
+                Some(own) if own.computes_again => scope.bound(candidate, of),
+                own => own.cloned(),
+            };
+            Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
+                let asked = Asking { limit: worth_showing, known: limit, ..Asking::of(Forms::Leading) };
+                let (arranged, way) = scope.evaluate_ways(candidate, &bound, asked)?;
+                let least = frontier.least(at);
+                debug_assert!(
+                    arranged.step_time().0 >= least,
+                    "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
+                    arranged.step_time(),
+                );
+                Ok(Worked { arranged, bound, way, forms: None, is_refined: false })
+            })))
+        }
+    }
+}
+
+/// What came of a task.
+enum Done {
+    /// The bound of a candidate of a mesh.
+    Refined(usize, usize, Option<Box<Refined>>),
+    /// Least work in the memory that there is.
+    Weighed(Task, Option<Room>),
+    /// A candidate worked out.
+    WorkedOut(Box<Result<Worked, Dropped>>),
+}
+
+/// Of two that overflow, the one that needs less; ties to the first.
+fn nearer(known: Dropped, next: Dropped) -> Dropped {
+    let need = |dropped: &Dropped| match dropped {
+        Dropped::Memory { needed, .. } => *needed,
+        // Its devices have room.
+        Dropped::Host { .. } => 0.0,
+        Dropped::NoStrategy | Dropped::Slower => f64::INFINITY,
+    };
+    if need(&known) <= need(&next) { known } else { next }
+}
