@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use ir::graph::Model;
-use ir::plan::check::{OpenPlan, open};
-use ir::plan::{Plan, PlanError};
+use ir::plan::Plan;
+use ir::plan::check::OpenPlan;
 use ir::units::{Bytes, Seconds};
 use planner::chosen::asked;
 use serde::Serialize;
@@ -58,6 +58,13 @@ pub(crate) struct Comparison {
     differences: Vec<String>,
 }
 
+/// A plan that is compared, with a prediction.
+pub(crate) struct Named<'p> {
+    pub(crate) name: &'p str,
+    pub(crate) plan: &'p Plan,
+    pub(crate) opened: &'p OpenPlan,
+}
+
 /// One plan.
 #[derive(Serialize)]
 struct Column {
@@ -92,30 +99,25 @@ pub(crate) fn run(args: &CompareArgs, terminal: &mut Terminal<'_>) -> Result<(),
     }
     let mut plans = Vec::new();
     for file in &args.plans {
-        plans.push((file.as_str(), priced::plan(file, terminal)?.0));
+        plans.push((file, priced::plan(file, terminal)?));
     }
-    let comparison = Comparison::of(&plans)?;
+    let named: Vec<Named<'_>> =
+        plans.iter().map(|(name, (plan, opened))| Named { name, plan, opened }).collect();
+    let comparison = Comparison::of(&named)?;
     let text = if args.json.json { json(&comparison)? } else { comparison.text() };
     write!(terminal.out, "{text}")?;
     Ok(())
 }
 
 impl Comparison {
-    /// Of named plans, each with a prediction.
-    pub(crate) fn of(plans: &[(&str, Plan)]) -> Result<Self, Failure> {
-        let fault = |error: PlanError| Failure::bug(format!("{}: {}", error.place, error.what));
-        let opened: Vec<OpenPlan> =
-            plans.iter().map(|(_, plan)| open(plan)).collect::<Result<_, _>>().map_err(fault)?;
-        let columns: Vec<Column> = plans
-            .iter()
-            .zip(&opened)
-            .map(|((name, plan), opened)| Column::of(name, plan, opened))
-            .collect::<Result<_, _>>()?;
+    /// Of several plans.
+    pub(crate) fn of(plans: &[Named<'_>]) -> Result<Self, Failure> {
+        let columns: Vec<Column> = plans.iter().map(Column::of).collect::<Result<_, _>>()?;
         let unfit = columns
             .first()
             .and_then(|first| Some(format!("{} does not fit: {}.", first.plan, first.overflow.as_ref()?)));
         let others = columns.iter().skip(1).flat_map(|other| differences(&columns[0], other));
-        let differences = unlike(plans, &opened).into_iter().chain(unfit).chain(others).collect();
+        let differences = unlike(plans).into_iter().chain(unfit).chain(others).collect();
         Ok(Self { plans: columns, differences })
     }
 
@@ -195,7 +197,7 @@ impl Comparison {
 }
 
 impl Column {
-    fn of(name: &str, plan: &Plan, opened: &OpenPlan) -> Result<Self, Failure> {
+    fn of(&Named { name, plan, opened }: &Named<'_>) -> Result<Self, Failure> {
         let none = || Failure::bug("a plan that is compared has no prediction");
         let predicted = plan.predicted.as_ref().ok_or_else(none)?;
         let fullest = report::fullest(&predicted.stages).ok_or_else(none)?;
@@ -263,15 +265,15 @@ fn choices(plan: &Plan) -> BTreeMap<&'static str, String> {
 }
 
 /// Which plans are for a model or a cluster that bears the name of the first plan's and is another.
-fn unlike(plans: &[(&str, Plan)], opened: &[OpenPlan]) -> Vec<String> {
-    let models: Vec<Model> = opened.iter().map(asked).collect();
+fn unlike(plans: &[Named<'_>]) -> Vec<String> {
+    let models: Vec<Model> = plans.iter().map(|named| asked(named.opened)).collect();
     let told = |what: &str, is_other: &dyn Fn(usize) -> bool| {
-        let names: Vec<&str> = (1..plans.len()).filter(|&at| is_other(at)).map(|at| plans[at].0).collect();
+        let names: Vec<&str> = (1..plans.len()).filter(|&at| is_other(at)).map(|at| plans[at].name).collect();
         let list = names.join(", ");
         (!names.is_empty()).then(|| format!("The {what} of {list} bears the same name and is another one."))
     };
     let other_model = |at: usize| models[at].name == models[0].name && models[at] != models[0];
-    let cluster = |at: usize| &plans[at].1.cluster;
+    let cluster = |at: usize| &plans[at].plan.cluster;
     let other_cluster = |at| cluster(at).name == cluster(0).name && cluster(at) != cluster(0);
     told("model", &other_model).into_iter().chain(told("cluster", &other_cluster)).collect()
 }

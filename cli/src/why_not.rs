@@ -2,15 +2,15 @@
 //! what keeps such a plan from being one.
 
 use cost_model::Constants;
-use ir::plan::Plan;
-use ir::plan::check::OpenPlan;
+use ir::plan::check::{OpenPlan, open};
+use ir::plan::{Plan, PlanError};
 use ir::units::Bytes;
 use planner::request::{NoPlan, Pins, Request, Stop};
 use planner::target::optimize_for;
 use serde::Serialize;
 
 use crate::args::ThreadArgs;
-use crate::compare::Comparison;
+use crate::compare::{Comparison, Named};
 use crate::failure::Failure;
 use crate::figures;
 use crate::pins;
@@ -51,7 +51,13 @@ impl WhyNot {
             None => planner::optimize_with(&request, &Constants::load(), &|_| ()),
         });
         let answer = match found {
-            Ok(other) => Answer::Priced(Comparison::of(&[("the plan", plan.clone()), (choices, other)])?),
+            Ok(other) => {
+                let fault = |error: PlanError| Failure::bug(format!("{}: {}", error.place, error.what));
+                let found = open(&other).map_err(fault)?;
+                let first = Named { name: "the plan", plan, opened };
+                let second = Named { name: choices, plan: &other, opened: &found };
+                Answer::Priced(Comparison::of(&[first, second])?)
+            }
             Err(NoPlan::Impossible { what }) => Answer::Illegal { reason: what },
             Err(
                 NoPlan::NothingFits { stage, term, needed, capacity, .. }
