@@ -259,7 +259,7 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
         etp: product(&|axis| expert_loop(&arrangement.layers, axis) == Some(Loop::Weight)),
         pp: arrangement.n_stages,
         vpp: u64::from(arrangement.schedule.n_virtual_stages()),
-        zero: zero(mesh, &arrangement.layers),
+        zero: zero((mesh, dp), &arrangement.layers),
         offload: offload(&homes),
         optimizer_on_nvme: on_nvme(&homes),
         kept_on_host: on_host(&arrangement.layers, |choice| choice.kept),
@@ -537,12 +537,12 @@ fn cuts_vocabulary(layers: &[PlacedLayer], axis: AxisId) -> bool {
 
 /// The cut of most of the dense parameters, by elements. Frozen ones have one state, the parameter: where most of them
 /// are cut that is stage 3, else the learned ones say what is cut.
-fn zero(mesh: &Mesh, layers: &[PlacedLayer]) -> Zero {
+fn zero((mesh, dp): (&Mesh, u64), layers: &[PlacedLayer]) -> Zero {
     let votes = |held: fn(&Layer, TensorId) -> bool| {
         let of_layer = move |placed: PlacedLayer| {
             let layer = placed.layer;
             let dense = layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0]));
-            dense.flat_map(|op| parameter_cuts(mesh, placed, op, held)).collect::<Vec<_>>()
+            dense.flat_map(|op| parameter_cuts((mesh, dp), placed, op, held)).collect::<Vec<_>>()
         };
         majority(body(layers).into_iter().flat_map(of_layer))
     };
@@ -551,9 +551,10 @@ fn zero(mesh: &Mesh, layers: &[PlacedLayer]) -> Zero {
     Zero { stage, hybrid }
 }
 
-/// ZeRO stage and group of those parameters of an operator that are held so, weighted by elements.
+/// ZeRO stage and group of those parameters of an operator that are held so, weighted by elements: of what its use cuts among the
+/// replicas too nothing is left for ZeRO.
 fn parameter_cuts(
-    mesh: &Mesh,
+    (mesh, dp): (&Mesh, u64),
     placed: PlacedLayer,
     op: OpId,
     held: fn(&Layer, TensorId) -> bool,
@@ -566,10 +567,14 @@ fn parameter_cuts(
     parameters
         .filter_map(|(tensor, used)| {
             let storage = choice.storage.get(tensor)?;
+            let whole = size(whole_axes(mesh, used));
+            if whole == 1 && dp > 1 {
+                return None;
+            }
             let cuts = [(3, storage.parameter), (2, storage.gradient), (1, storage.optimizer)];
             let (stage, cut) =
                 cuts.into_iter().find(|(_, cut)| !cut.is_empty()).unwrap_or((0, AxisSet::EMPTY));
-            let hybrid = (stage > 0 && size(cut) < size(whole_axes(mesh, used))).then(|| size(cut));
+            let hybrid = (stage > 0 && size(cut) < whole).then(|| size(cut));
             Some(((stage, hybrid), layer.parameter_elements(*tensor).saturating_mul(placed.count)))
         })
         .collect()

@@ -2,11 +2,11 @@
 //!
 //! Backward in two parts fills the bubble with gradients of weights, and keeps for them what the first part leaves. Each of these schedules
 //! is a search of its own, with the fastest so far as the limit, so that of most questions bounds say at once that it cannot be faster.
-//! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever the fastest plan has a pipeline
-//! and some plan would be that much faster if it did not idle. It is the fastest where a step has some dozen micro-batches for as many stages (llama-3.1-405b on 1,024 H100 0.96 of the time of 1F1B, on 100,000
-//! 0.88; deepseek-v3 on 16,384 H800 0.90). The orders of the others are looked for one action at a
-//! time: they are asked where actions and candidates are few, and some plan would be that much faster if it did not idle, or the fastest has
-//! no pipeline and few sequences.
+//! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever the fastest plan has a pipeline and some
+//! plan would be that much faster if it did not idle. It is the fastest where a step has some dozen micro-batches for as many stages
+//! (llama-3.1-405b on 1,024 H100 0.97 of the time of 1F1B, on 100,000 0.86; deepseek-v3 on 16,384 H800 0.90). The orders of the others are
+//! looked for one action at a time: they are asked where actions and candidates are few, and the plan that idles has few of both, or the
+//! fastest has no pipeline and few sequences.
 
 use ir::links::bends;
 use ir::plan::Plan;

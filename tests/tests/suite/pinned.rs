@@ -49,6 +49,15 @@ fn a_plan_has_the_name_by_which_it_is_found_again() {
     assert!((named - 1.0).abs() < 0.02, "{pins} takes {named} of the time");
 }
 
+/// Products are cut along the axis of the replicas, so that nothing of them is left for ZeRO: they do not say what the others have.
+#[test]
+fn a_storage_has_its_name_where_only_some_parameters_are_whole() {
+    let question =
+        ["qwen2.5-7b", "rtx4090-x8", "--devices", "2", "--seq-len", "1000", "--global-batch", "12"];
+    let plan = json(&[&["optimize"], &question[..], &["--pin", "zero=3"]].concat());
+    assert_eq!(plan["roles"]["zero"]["stage"], 3, "{}", plan["roles"]);
+}
+
 #[test]
 fn recomputation_by_name_finds_no_faster_plan() {
     // Scores in memory: what attention needs while it runs is more than a layer keeps.
