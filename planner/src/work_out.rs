@@ -27,6 +27,7 @@ const PATIENCE: u64 = 32;
 
 /// Multiples of the devices' memory that hosts can make up for: what lies beyond crosses their links too often.
 const ROOMY: f64 = 3.0;
+
 /// A candidate with its bound, and those of its mesh whose micro-batches divide its own.
 type Chain = ((usize, Bound), Vec<usize>);
 
