@@ -321,7 +321,7 @@ impl Scope<'_> {
     }
 
     fn filled_time(&self, candidate: &Candidate, schedule: Schedule, work: Work) -> f64 {
-        let micro_batch = work.filled(candidate.n_stages, self.bubble(candidate, schedule));
+        let micro_batch = work.filled(candidate.n_stages, self.idle(candidate, schedule).bubble);
         candidate.n_micro_batches as f64 * micro_batch * stragglers(&self.setting, candidate.meshes())
     }
 

@@ -8,7 +8,7 @@ use ir::units::Seconds;
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::{Cheapest, too_large};
 use crate::clock::{Clock, Covers, Spans};
-use crate::fill::{Forward, Passage};
+use crate::fill::{Forward, Idle};
 use crate::forms::Forms;
 use crate::layer_problem::LayerProblem;
 use crate::packing::Pieces;
@@ -486,10 +486,7 @@ impl Scope<'_> {
         let borders = if self.request.cluster.is_mixed() { self.borders(candidate) } else { Vec::new() };
         let pipeline = |schedule: Schedule| {
             let waits = Sends::over(&borders, candidate, schedule).waits();
-            let bubble = self.bubble(candidate, schedule);
-            let work = work(FamilyKind::of(schedule));
-            let filled = work.filled_beside(candidate.n_stages, bubble, waits);
-            filled.max(least_filled(candidate, work, self.passage(schedule)))
+            least_filled(candidate, work(FamilyKind::of(schedule)), (self.idle(candidate, schedule), waits))
         };
         let least = self.schedules(candidate).into_iter().map(pipeline).min_by(f64::total_cmp)?;
         Some(self.around(candidate, least))
@@ -511,8 +508,7 @@ impl Scope<'_> {
 
     /// The least time in the schedules of a family, whose slowest stage takes that beside the least that a stage waits for its sends.
     pub(crate) fn in_family(&self, candidate: &Candidate, work: Work, family: &Family) -> Seconds {
-        let filled = work.filled_beside(candidate.n_stages, family.bubble, family.sends.waits());
-        self.around(candidate, filled.max(least_filled(candidate, work, family.passage)))
+        self.around(candidate, least_filled(candidate, work, (family.idle, family.sends.waits())))
     }
 
     fn around(&self, candidate: &Candidate, pipeline: f64) -> Seconds {
@@ -522,10 +518,11 @@ impl Scope<'_> {
     }
 }
 
-/// Least seconds of a step in which micro-batches pass the stages of a candidate so.
-fn least_filled(candidate: &Candidate, work: Work, passage: Passage) -> f64 {
+/// Least seconds of a step whose stages idle at least so, and wait so long for what they send.
+fn least_filled(candidate: &Candidate, work: Work, (idle, waits): (Idle, Waits)) -> f64 {
     let counts = (candidate.n_stages as f64, candidate.n_micro_batches as f64);
-    work.forward.least_step(work.average, counts, passage)
+    let passed = work.forward.least_step(work.average, counts, idle.passage);
+    work.filled_beside(candidate.n_stages, idle.bubble, waits).max(passed)
 }
 
 #[cfg(test)]

@@ -12,8 +12,6 @@
 //! The right sides are least where layers are so on the stages that all of the left ones are as long: the first stages hold most. A layer whose forward
 //! is a smaller part counts the less the closer to the front it is, by `(1 - r)^(p - 1)` at least.
 
-use ir::schedule::Schedule;
-
 /// Gradients of inputs take no less than this part of what forward computes: each product has one of the same size, of other shapes.
 const BACK: f64 = 0.85;
 
@@ -28,10 +26,10 @@ pub struct Forward {
     pub share: f64,
 }
 
-/// How a micro-batch passes the stages in a schedule.
+/// How a micro-batch passes the stages in a schedule, the least that is said of it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Passage {
-    /// Nothing is said of it.
+    /// Nothing is said of it: what is idle is said by the bubble.
     Unknown,
     /// Through all chunks, wherever they are.
     Through,
@@ -39,24 +37,24 @@ pub(crate) enum Passage {
     Straight,
 }
 
-impl Passage {
-    /// In a schedule: of those that split backward, for what the others idle is said by their bubble.
-    pub(crate) fn of(schedule: Schedule) -> Self {
-        match schedule {
-            Schedule::ZbH1 | Schedule::ZbH2 => Self::Straight,
-            Schedule::ZbV | Schedule::VHalf | Schedule::VMin | Schedule::DualPipeV => Self::Through,
-            Schedule::GPipe
-            | Schedule::OneFOneB
-            | Schedule::Eager
-            | Schedule::Dapple { .. }
-            | Schedule::Seq1F1B { .. }
-            | Schedule::TeraPipe { .. }
-            | Schedule::Interleaved { .. }
-            | Schedule::BreadthFirst { .. }
-            | Schedule::Hanayo { .. }
-            | Schedule::Chimera
-            | Schedule::Custom(_) => Self::Unknown,
-        }
+/// How much of its stages' time a schedule leaves idle, at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Idle {
+    /// Share of the work that it adds as bubble.
+    pub(crate) bubble: f64,
+    /// How micro-batches pass the stages.
+    pub(crate) passage: Passage,
+}
+
+impl Idle {
+    /// A bubble alone.
+    pub(crate) fn of(bubble: f64) -> Self {
+        Self { bubble, passage: Passage::Unknown }
+    }
+
+    /// The least of both.
+    pub(crate) fn min(self, other: Self) -> Self {
+        Self { bubble: self.bubble.min(other.bubble), passage: self.passage.min(other.passage) }
     }
 }
 

@@ -88,15 +88,20 @@ impl Start {
         self.limit.is_none_or(|limit| one.step_time() <= limit * self.reach)
     }
 
-    /// The time of what was found, or what must be undercut where that is less.
-    pub(crate) fn least(&self, best: &Arranged) -> Seconds {
-        self.limit.map_or(best.step_time(), |limit| limit.min(best.step_time()))
+    /// The time of what was found, or what must be undercut where that is less; nothing where there is neither.
+    pub(crate) fn least(&self, best: Option<&Arranged>) -> Option<Seconds> {
+        lesser(self.limit, best.map(Arranged::step_time))
+    }
+
+    /// Whether something must be undercut, and what was found does not.
+    pub(crate) fn is_unmet(&self, best: Option<&Arranged>) -> bool {
+        let undercuts = |limit: Seconds| best.is_some_and(|best| best.step_time() < limit);
+        self.limit.is_some_and(|limit| !undercuts(limit))
     }
 
     /// Whether what is found is of no interest, though it could still come to what must be undercut.
     pub(crate) fn is_in_vain(&self, best: Option<&Arranged>) -> bool {
-        let undercuts = |limit: Seconds| best.is_some_and(|best| best.step_time() < limit);
-        self.is_aside && self.limit.is_some_and(|limit| !undercuts(limit))
+        self.is_aside && self.is_unmet(best)
     }
 }
 

@@ -10,7 +10,7 @@ use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
 use crate::candidate::{Candidate, Scope};
-use crate::fill::Passage;
+use crate::fill::{Idle, Passage};
 use crate::flights::Flight;
 use crate::request::{ContextKind, Pins, ScheduleKind};
 use crate::sends::Sends;
@@ -25,14 +25,12 @@ const MAX_SINGLE_LAYERS: u64 = 24;
 #[derive(Clone, Debug)]
 pub(crate) struct Family {
     pub(crate) kind: FamilyKind,
-    /// Least share of the work that one of them adds as bubble.
-    pub(crate) bubble: f64,
+    /// What all of them leave idle.
+    pub(crate) idle: Idle,
     /// Least micro-batches per stage, in whole stages, of which it holds all that forward keeps.
     pub(crate) in_flight: Vec<f64>,
     /// What its stages wait for their sends; nothing where that was not asked.
     pub(crate) sends: Sends,
-    /// How micro-batches pass its stages, as far as it is the same in all.
-    pub(crate) passage: Passage,
 }
 
 /// How schedules go about it.
@@ -70,8 +68,7 @@ impl FamilyKind {
 impl Family {
     /// Another of the family: the least of both.
     fn take(&mut self, other: &Self) {
-        self.bubble = self.bubble.min(other.bubble);
-        self.passage = self.passage.min(other.passage);
+        self.idle = self.idle.min(other.idle);
         let least = |all: &mut Vec<f64>, others: &[f64]| {
             all.iter_mut().zip(others).for_each(|(least, one)| *least = least.min(*one));
         };
@@ -202,18 +199,12 @@ impl Scope<'_> {
             // Nothing runs backward before it ran forward.
             FamilyKind::Others => vec![1.0; p],
         };
-        let (bubble, passage) = (self.bubble(candidate, schedule), self.passage(schedule));
-        Family { kind, bubble, in_flight, sends: Sends::default(), passage }
+        Family { kind, idle: self.idle(candidate, schedule), in_flight, sends: Sends::default() }
     }
 
     /// The same, and what its stages wait for their sends.
     pub(crate) fn sending(&self, candidate: &Candidate, schedule: Schedule) -> Family {
         Family { sends: self.least_sends(candidate, schedule), ..self.family(candidate, schedule) }
-    }
-
-    /// How micro-batches pass the stages in a schedule; nothing is said where branches run side by side.
-    pub(crate) fn passage(&self, schedule: Schedule) -> Passage {
-        if self.bends.is_empty() { Passage::of(schedule) } else { Passage::Unknown }
     }
 
     /// What the chunks of a schedule hold at most; all micro-batches, where it has no table.
@@ -225,11 +216,14 @@ impl Scope<'_> {
         })
     }
 
-    /// Least share of the work that a schedule adds to a candidate as bubble; nothing is promised where branches run side
-    /// by side, for what then fills the pipeline depends on where they are cut, nor where the user cuts.
-    pub(crate) fn bubble(&self, candidate: &Candidate, schedule: Schedule) -> f64 {
-        let is_even = self.bends.is_empty() && self.pins().layers_per_stage.is_none();
-        if is_even { least_bubble(candidate, schedule) } else { 0.0 }
+    /// What a schedule leaves idle of a candidate at least; nothing is promised where branches run side by side, for what then fills
+    /// the pipeline depends on where they are cut, and of its bubble nothing where the user cuts.
+    pub(crate) fn idle(&self, candidate: &Candidate, schedule: Schedule) -> Idle {
+        if !self.bends.is_empty() {
+            return Idle::of(0.0);
+        }
+        let idle = least_idle(candidate, schedule);
+        if self.pins().layers_per_stage.is_none() { idle } else { Idle { bubble: 0.0, ..idle } }
     }
 }
 
@@ -252,15 +246,20 @@ const SPLIT_HALF: f64 = 0.75;
 /// The same in the least memory.
 const SPLIT_LEAST: f64 = 1.0;
 
-/// Least share of the work that a schedule adds to a chain as bubble: `(p - 1) / m` of those that do not split backward and pass every chunk once, in turn, with `k` slices
-/// `(p - 1) / (m k)`, for the longest is no shorter than a k-th, of `v` virtual stages most of `(p - 1) / (m v)`, and some of it where backward is split; nothing is
-/// promised of others.
+/// What a schedule leaves idle of a chain at least. Its bubble, as a share of the work: `(p - 1) / m` of those that do not split backward and pass
+/// every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no shorter than a k-th, of `v` virtual stages most of
+/// `(p - 1) / (m v)`, and some of it where backward is split, of which the way of the micro-batches says more; nothing is promised of others.
 ///
 /// That is of stages that take equally long. Where micro-batches are few, a heavier stage computes while the first of them is
 /// behind it, so that a lighter last stage can end earlier: with as many on four stages by 3.6 % (`polish::shift`). Taken
 /// for given (`document::report`).
-fn least_bubble(candidate: &Candidate, schedule: Schedule) -> f64 {
+fn least_idle(candidate: &Candidate, schedule: Schedule) -> Idle {
     let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
+    let straight = |bubble: f64| Idle { bubble, passage: Passage::Straight };
+    let through = |part: f64| {
+        let bubble = UNEQUAL_CHUNKS * part * (p - 1.0) / (2.0 * m);
+        Idle { bubble, passage: Passage::Through }
+    };
     match schedule {
         Schedule::GPipe
         | Schedule::OneFOneB
@@ -269,16 +268,17 @@ fn least_bubble(candidate: &Candidate, schedule: Schedule) -> f64 {
         | Schedule::Seq1F1B { .. }
         | Schedule::TeraPipe { .. } => {
             let counted = if m < p + 2.0 { UNFILLED } else { 1.0 };
-            counted * (p - 1.0) / (m * f64::from(schedule.n_slices()))
+            Idle::of(counted * (p - 1.0) / (m * f64::from(schedule.n_slices())))
         }
         Schedule::Interleaved { .. } | Schedule::BreadthFirst { .. } => {
-            UNEQUAL_CHUNKS * (p - 1.0) / (m * f64::from(schedule.n_virtual_stages()))
+            Idle::of(UNEQUAL_CHUNKS * (p - 1.0) / (m * f64::from(schedule.n_virtual_stages())))
         }
-        Schedule::ZbH1 => UNFILLED * SPLIT_WHOLE * (p - 1.0) / m,
-        Schedule::ZbV | Schedule::DualPipeV => UNEQUAL_CHUNKS * SPLIT_WHOLE * (p - 1.0) / (2.0 * m),
-        Schedule::VHalf => UNEQUAL_CHUNKS * SPLIT_HALF * (p - 1.0) / (2.0 * m),
-        Schedule::VMin => UNEQUAL_CHUNKS * SPLIT_LEAST * (p - 1.0) / (2.0 * m),
-        Schedule::ZbH2 | Schedule::Hanayo { .. } | Schedule::Chimera | Schedule::Custom(_) => 0.0,
+        Schedule::ZbH1 => straight(UNFILLED * SPLIT_WHOLE * (p - 1.0) / m),
+        Schedule::ZbH2 => straight(0.0),
+        Schedule::ZbV | Schedule::DualPipeV => through(SPLIT_WHOLE),
+        Schedule::VHalf => through(SPLIT_HALF),
+        Schedule::VMin => through(SPLIT_LEAST),
+        Schedule::Hanayo { .. } | Schedule::Chimera | Schedule::Custom(_) => Idle::of(0.0),
     }
 }
 

@@ -53,7 +53,7 @@ impl Scope<'_> {
         let work = bound.work.average;
         let idle = |schedule: Schedule| {
             let n_sends = n_sends(candidate, schedule);
-            (self.bubble(candidate, schedule) * work + n_sends * own, n_sends)
+            (self.idle(candidate, schedule).bubble * work + n_sends * own, n_sends)
         };
         let least = self.schedules(candidate).into_iter().map(idle).min_by(|a, b| a.0.total_cmp(&b.0));
         let (_, n_sends) = least?;

@@ -75,8 +75,6 @@ pub(crate) struct Ranked {
     pub(crate) worked: Vec<Worked>,
     /// The closest that overflows.
     pub(crate) closest: Option<Dropped>,
-    /// Worked out since the fastest was.
-    since: u64,
 }
 
 impl Ranked {
@@ -84,16 +82,15 @@ impl Ranked {
         self.worked.first().map(|one| &one.arranged)
     }
 
-    /// Takes in a candidate that was worked out.
-    fn take(&mut self, found: Result<Worked, Dropped>, tally: &mut Tally) {
-        self.since += 1;
+    /// Takes in a candidate that was worked out; whether it is the fastest by now.
+    fn take(&mut self, found: Result<Worked, Dropped>, tally: &mut Tally) -> bool {
         match found {
             Ok(worked) => {
                 tally.n_simulated += 1;
-                if self.best().is_none_or(|best| worked.arranged.step_time() < best.step_time()) {
-                    self.since = 0;
-                }
+                let is_fastest =
+                    self.best().is_none_or(|best| worked.arranged.step_time() < best.step_time());
                 insert(&mut self.worked, worked);
+                return is_fastest;
             }
             Err(Dropped::Slower) => tally.n_bounded += 1,
             Err(dropped) => {
@@ -101,6 +98,7 @@ impl Ranked {
                 self.closest = [self.closest.take(), Some(dropped)].into_iter().flatten().reduce(nearer);
             }
         }
+        false
     }
 }
 
@@ -140,9 +138,10 @@ pub(crate) fn work_out<'a>(
     // Whoever says how many batches to do gets as many.
     let most = if stop.work.is_some() { u64::MAX } else { tally.work + frontier.affordable() };
     let mut crowded: Vec<usize> = Vec::new();
-    let known = start.limit.map_or(f64::INFINITY, |limit| limit.0);
-    let limit = |ranked: &Ranked| ranked.best().map_or(known, |best| best.step_time().0.min(known));
-    let has_plan = |ranked: &Ranked| ranked.best().is_some() || start.limit.is_some();
+    // Candidates worked out since the fastest was.
+    let mut since = 0;
+    let limit = |ranked: &Ranked| start.least(ranked.best()).map_or(f64::INFINITY, |least| least.0);
+    let has_plan = |ranked: &Ranked| start.least(ranked.best()).is_some();
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
     while goes_on(tally.work, &frontier) || !has_plan(ranked) {
         let has_plan = has_plan(ranked);
@@ -151,7 +150,7 @@ pub(crate) fn work_out<'a>(
             tally.stopped = true;
             break;
         }
-        if ranked.since >= PATIENCE && start.is_in_vain(ranked.best()) {
+        if since >= PATIENCE && start.is_in_vain(ranked.best()) {
             break;
         }
         let (tasks, n_dropped) = frontier.take((BATCH, tally.work), limit(ranked));
@@ -160,8 +159,7 @@ pub(crate) fn work_out<'a>(
             break;
         }
         tally.work += 1;
-        let is_beaten = ranked.best().is_none_or(|best| best.step_time().0 >= known);
-        let shown = if known.is_finite() && is_beaten { start.reach } else { WORTH_SHOWING };
+        let shown = if start.is_unmet(ranked.best()) { start.reach } else { WORTH_SHOWING };
         let tasks: Vec<(Task, usize)> =
             tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
         let limits = (limit(ranked), limit(ranked) * shown);
@@ -181,7 +179,7 @@ pub(crate) fn work_out<'a>(
                     tally.n_bounded += frontier.refined((group, at), found, limits.0);
                 }
                 Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room, limits.0),
-                Done::WorkedOut(found) => ranked.take(*found, tally),
+                Done::WorkedOut(found) => since = if ranked.take(*found, tally) { 0 } else { since + 1 },
             }
         }
         let total = candidates.len() as u64;
