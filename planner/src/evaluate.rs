@@ -410,8 +410,11 @@ impl Scope<'_> {
         }
         let mut known = Arrangements { limit, ..Arrangements::default() };
         // Where layers move, some stage may need choices that take less memory.
-        if self.arrange_all(candidate, &shelves, &mut known) && !shifts {
-            return known.best.map(|(_, best)| (best, 1)).ok_or(Dropped::Slower);
+        if self.arrange_all(candidate, &shelves, &mut known) && (!shifts || self.has_free_memory()) {
+            return self
+                .moved(candidate, known, (&shelves, shifts))
+                .map(|best| (best, 1))
+                .ok_or(Dropped::Slower);
         }
         if self.least_divided(candidate, &self.levels_on(candidate, &shelves)) * CUT_SLACK >= limit {
             return Err(Dropped::Slower);
@@ -495,15 +498,27 @@ impl Scope<'_> {
             self.arrange_all(candidate, &shelves, &mut known);
         }
         let beaten = known.beaten;
-        let fitting = known.best.as_ref().and_then(|(at, _)| known.fitting(*at)).filter(|_| shifts);
-        let fitting = fitting.map(<[Chunk]>::to_vec);
-        let best = known.best.map(|(_, best)| match fitting {
-            Some(chunks) => self.shifted(best, &chunks, (&self.levels_on(candidate, &shelves), &shelves)),
-            None => best,
-        });
+        let best = self.moved(candidate, known, (&shelves, shifts));
         best.map(|best| (best, multiples.len())).ok_or_else(|| match beaten {
             true => Dropped::Slower,
             false => self.overflow(candidate, &self.levels_on(candidate, &shelves)),
+        })
+    }
+
+    /// The best of some arrangements, where layers have moved between its stages if they are to.
+    fn moved(
+        &self,
+        candidate: &Candidate,
+        known: Arrangements,
+        (shelves, shifts): (&[Shelf], bool),
+    ) -> Option<Arranged> {
+        let fitting = known.best.as_ref().and_then(|(at, _)| known.fitting(*at)).filter(|_| shifts);
+        let fitting = fitting.map(<[Chunk]>::to_vec);
+        known.best.map(|(_, best)| match fitting {
+            Some(chunks) if self.may_shift(&best) => {
+                self.shifted(best, &chunks, (&self.levels_on(candidate, shelves), shelves))
+            }
+            Some(_) | None => best,
         })
     }
 

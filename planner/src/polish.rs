@@ -50,7 +50,7 @@ const MOST_TO_SHIFT: u64 = 4;
 const MAX_SHIFTED: usize = 16;
 
 /// They take no more than so many times the best: a step became up to 1.25 times as fast by it.
-const NEAR_BEST_TO_SHIFT: f64 = 1.1;
+pub(crate) const NEAR_BEST_TO_SHIFT: f64 = 1.1;
 
 /// Times that differ by no more than this fraction are those of the same plan: sums in another order.
 const SAME: f64 = 1e-6;
@@ -210,13 +210,18 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
     by_time(worked);
 }
 
+/// Whether micro-batches are so few that layers may be worth moving between stages.
+pub(crate) fn are_few(candidate: &Candidate) -> bool {
+    candidate.n_stages > 1 && candidate.n_micro_batches <= MOST_TO_SHIFT * candidate.n_stages
+}
+
 /// Lets layers of the best pipelines move between their stages, as far as micro-batches are few.
 fn shift(scope: &Scope<'_>, worked: &mut [Worked]) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let is_asked = |one: &Worked| {
-        let Candidate { n_stages, n_micro_batches, .. } = one.arranged.candidate;
-        let are_few = n_stages > 1 && n_micro_batches <= MOST_TO_SHIFT * n_stages;
-        are_few && scope.may_shift(&one.arranged) && one.arranged.step_time().0 <= best * NEAR_BEST_TO_SHIFT
+        are_few(&one.arranged.candidate)
+            && scope.may_shift(&one.arranged)
+            && one.arranged.step_time().0 <= best * NEAR_BEST_TO_SHIFT
     };
     let first = worked.len().min(MAX_SHIFTED);
     let found: Vec<Option<Arranged>> = worked[..first]

@@ -110,18 +110,19 @@ pub(crate) struct Left<'a> {
 }
 
 impl Left<'_> {
-    /// Bounds what other choices could come to; the candidates that could be faster than a limit by them, the most promising first.
+    /// Bounds what other choices could come to; the candidates that could be faster than a limit by sums of these, the most promising first,
+    /// and the least of those.
     pub(crate) fn look_inside(
         &self,
         of: Forms<'_>,
         limit: Seconds,
         tally: &mut Tally,
-    ) -> Vec<(Candidate, Bound)> {
+    ) -> (Vec<(Candidate, Bound)>, Option<Seconds>) {
         let Self { frontier, crowded } = self;
         let inside = inside(frontier, crowded, (of, limit.0));
         tally.inside_bound = lesser(tally.inside_bound, inside.least);
         let with_bound = |&at: &usize| Some((frontier.at(at).clone(), frontier.own(at)?.clone()));
-        inside.promising.iter().take(BATCH).filter_map(with_bound).collect()
+        (inside.promising.iter().take(BATCH).filter_map(with_bound).collect(), inside.by_sums)
     }
 }
 
