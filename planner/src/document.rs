@@ -23,7 +23,7 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::Scope;
 use crate::chosen::chosen;
-use crate::found::Found;
+use crate::found::{Found, Tally};
 use crate::layouts::least_time;
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
@@ -154,6 +154,23 @@ fn of_all(found: &Found<'_>) -> Option<Seconds> {
     found.tally.stopped.then(|| least_time(&all(), found.scope.constants))
 }
 
+/// What other choices of layers could come to, in parts of the plan's time.
+fn inside_words(tally: &Tally, best: Seconds) -> String {
+    let Some(least) = tally.by_sums.map(|least| least / best).filter(|least| *least < 1.0) else {
+        return String::new();
+    };
+    let freely = match tally.inside_bound.map_or(1.0, |freely| freely / best) {
+        same if same <= least => String::new(),
+        freely => format!(
+            ", but by what these take were memory free to no less than {:.3} of it, which is taken for given",
+            freely.min(1.0)
+        ),
+    };
+    format!(
+        "; by their own bounds, other choices of layers in the candidates that just fit could come to {least:.3} of it{freely}"
+    )
+}
+
 fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
     let (tally, best) = (&found.tally, arranged.step_time());
     let bound = tally.open_bound.map_or(best, |bound| bound.min(best));
@@ -188,12 +205,7 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
         1 => String::new(),
         n => format!("; {n} selections and orders of the groups of the cluster were searched"),
     };
-    let inside = match tally.inside_bound.map(|least| least.0 / best.0) {
-        Some(least) if least < 1.0 => format!(
-            "; by their own bounds, other choices of layers in the candidates that just fit could come to {least:.3} of it"
-        ),
-        Some(_) | None => String::new(),
-    };
+    let inside = inside_words(tally, best);
     let further: String = tally.further.iter().map(|further| further.words()).collect();
     let forms = format!("{layouts}{inside}{forms}{further}");
     let proof = match tally.open_bound {

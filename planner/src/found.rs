@@ -129,8 +129,10 @@ pub struct Tally {
     /// Least bound among them, and among those that forms could still make the best when the search was stopped.
     pub open_bound: Option<Seconds>,
     /// Least bound of those that fit and crowd memory, in the memory that there is: what other choices inside them could
-    /// come to.
+    /// come to, or what these candidates take were memory free, whichever is more.
     pub inside_bound: Option<Seconds>,
+    /// The same by their bounds alone.
+    pub by_sums: Option<Seconds>,
     /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what much more memory
     /// could make of a step.
     pub roomy_bound: Option<Seconds>,
@@ -161,6 +163,7 @@ impl Tally {
             n_open: self.n_open + next.n_open,
             open_bound: lesser(self.open_bound, next.open_bound),
             inside_bound: lesser(self.inside_bound, next.inside_bound),
+            by_sums: lesser(self.by_sums, next.by_sums),
             roomy_bound: lesser(self.roomy_bound, next.roomy_bound),
             misnamed: self.misnamed.into_iter().chain(next.misnamed).reduce(Misnamed::faster),
             further: self.further.into_iter().chain(next.further).collect(),
@@ -220,6 +223,8 @@ pub(crate) fn lesser(a: Option<Seconds>, b: Option<Seconds>) -> Option<Seconds> 
 pub enum Further {
     /// `DualPipeV` was asked for a plan that is worth it.
     DualPipeInVain,
+    /// A plan of it was found, and others were not asked.
+    DualPipeAlone,
     /// All schedules that split backward were.
     SplitInVain,
     /// All of them were for any that is faster.
@@ -239,6 +244,9 @@ impl Further {
             Self::DualPipeInVain => {
                 "; by dualpipe-v no plan was found that takes a fortieth less, and others that split backward were not asked \
                  (--pin split-backward=any)"
+            }
+            Self::DualPipeAlone => {
+                "; schedules that split backward but dualpipe-v were not asked (--pin split-backward=any)"
             }
             Self::SplitInVain => {
                 "; of schedules that split backward no plan was found that takes a fortieth less"

@@ -46,14 +46,17 @@ pub(crate) fn split<'a>(
             break;
         }
     }
-    if !is_faster && !questions.is_empty() && !found.tally.stopped {
+    if !questions.is_empty() && !found.tally.stopped {
         let is_any = found.scope.request.pins.splits_any();
         let is_dual_pipe = questions.iter().all(|question| question.kind == ScheduleKind::DualPipeV);
-        found.tally.further.insert(match (is_any, is_dual_pipe) {
-            (true, _) => Further::NoSplitFaster,
-            (false, true) => Further::DualPipeInVain,
-            (false, false) => Further::SplitInVain,
-        });
+        let words = match (is_faster, is_any, is_dual_pipe) {
+            (true, false, true) => Some(Further::DualPipeAlone),
+            (true, ..) => None,
+            (false, true, _) => Some(Further::NoSplitFaster),
+            (false, false, true) => Some(Further::DualPipeInVain),
+            (false, false, false) => Some(Further::SplitInVain),
+        };
+        found.tally.further.extend(words);
     }
     (found, whole.filter(|_| is_faster))
 }

@@ -32,7 +32,7 @@ mod levelled;
 pub mod partition;
 pub mod price;
 pub mod forms;
-mod freely;
+pub mod freely;
 mod frontier;
 pub mod candidate;
 mod fill;

@@ -23,7 +23,7 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope, same_mesh};
 use crate::enumerate::{candidates, named_candidates};
 use crate::forms::Forms;
-use crate::found::{Again, Found, Start, Tally, lesser};
+use crate::found::{Again, Found, Start, Tally};
 use crate::polish::{Worked, insert, keep_distinct, polish, reconsider};
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
@@ -140,16 +140,15 @@ fn searched<'a>(
     }
     let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
     let is_in_vain = start.is_in_vain(worked.first().map(|one| &one.arranged));
-    let (mut promising, mut by_sums) = (Vec::new(), None);
+    let mut promising = Vec::new();
     if let Some(best) = worked.first().filter(|_| !is_in_vain) {
         let limit = start.least(Some(&best.arranged)).unwrap_or(best.arranged.step_time());
         if let Some(left) = of_named {
-            by_sums = left.look_inside(of, limit, tally).1;
+            left.look_inside(of, limit, tally);
         }
-        let (found, least) = left.look_inside(of, limit, tally);
-        (promising, by_sums) = (found, lesser(by_sums, least));
+        promising = left.look_inside(of, limit, tally);
     }
-    let misses = || worked.first().is_some_and(|best| misses(n_candidates(), by_sums, best));
+    let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.by_sums, best));
     if start.again == Again::InMoreWays && !is_in_vain && !tally.stopped && misses() {
         let named = if few_fit { Vec::new() } else { named_candidates(&scope, least_degree) };
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);

@@ -51,9 +51,14 @@ pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> 
     let missed = degrees.iter().find_map(|(name, pin, found)| {
         let pin = pin.filter(|pin| pin != found)?;
         let is_dense = Facts::of(request).experts == 1;
-        let why =
-            if name.starts_with('e') && is_dense { "has no experts" } else { "has no loops that divide so" };
-        Some(format!("{name}={pin}: `{}` {why}", request.model.name))
+        let batch = request.job.global_batch;
+        Some(match *name {
+            "dp" if !batch.is_multiple_of(pin) => {
+                format!("dp={pin}: {pin} replicas do not divide a global batch of {batch} sequences")
+            }
+            "ep" | "etp" if is_dense => format!("{name}={pin}: `{}` has no experts", request.model.name),
+            _ => format!("{name}={pin}: `{}` has no loops that divide so", request.model.name),
+        })
     });
     let others = |kind: &ContextKind| forbid::context_kinds(roles.context).iter().any(|one| one != kind);
     let what = missed.or_else(|| {

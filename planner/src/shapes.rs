@@ -273,7 +273,8 @@ fn pinned(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     list
 }
 
-/// Axes for given degrees. Experts take whole axes: part of data, data, data and context, or all with tensor.
+/// Axes for given degrees. Experts take whole axes: part of data, part of context where that does not go, or context with part of data; or
+/// all with tensor.
 fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins) -> Option<Shape> {
     let between = match pins.sequence_parallel {
         Some(SequenceParallel::On) => Between::Tokens,
@@ -295,7 +296,16 @@ fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins)
         _ if dp.is_multiple_of(ep) => {
             (vec![dp / ep, ep, cp], vec![AxisRule::Sequences, AxisRule::Experts, AxisRule::Tokens])
         }
-        _ if ep == dp * cp => (vec![dp, cp], vec![AxisRule::Experts, AxisRule::TokensAndExperts]),
+        _ if cp.is_multiple_of(ep) => {
+            (vec![dp, cp / ep, ep], vec![AxisRule::Sequences, AxisRule::Tokens, AxisRule::TokensAndExperts])
+        }
+        _ if ep.is_multiple_of(cp) && dp.is_multiple_of(ep / cp) => {
+            let beside = ep / cp;
+            (
+                vec![dp / beside, beside, cp],
+                vec![AxisRule::Sequences, AxisRule::Experts, AxisRule::TokensAndExperts],
+            )
+        }
         _ => return None,
     };
     let tensor_rule = if etp_is_one { AxisRule::InsideAndExperts(between) } else { inside };
@@ -396,6 +406,24 @@ mod tests {
         let found = shapes(128, facts, &pins);
         assert_eq!(found[0].mesh, Mesh::of_sizes(&[2, 32, 2]).unwrap());
         assert_eq!(found[0].rules[1], AxisRule::Experts);
+    }
+
+    #[test]
+    fn experts_lie_along_context_where_data_cannot_be_cut_so() {
+        let facts = Facts { experts: 32, ..FACTS };
+        let of = |dp: u64, cp: u64, ep: u64| {
+            let pins = Pins { dp: Some(dp), cp: Some(cp), ep: Some(ep), ..Pins::default() };
+            let found = shapes(dp * cp, facts, &pins).into_iter().next()?;
+            let sizes: Vec<u64> = found.mesh.axes.iter().map(|axis| axis.size).collect();
+            Some((sizes, found.rules))
+        };
+        use AxisRule::{Experts, Sequences, Tokens, TokensAndExperts};
+        assert_eq!(of(5, 8, 8), Some((vec![5, 8], vec![Sequences, TokensAndExperts])));
+        assert_eq!(of(5, 8, 4), Some((vec![5, 2, 4], vec![Sequences, Tokens, TokensAndExperts])));
+        assert_eq!(of(4, 8, 16), Some((vec![2, 2, 8], vec![Sequences, Experts, TokensAndExperts])));
+        assert_eq!(of(4, 8, 32), Some((vec![4, 8], vec![Experts, TokensAndExperts])));
+        assert_eq!(of(8, 4, 8), Some((vec![8, 4], vec![Experts, Tokens])));
+        assert_eq!(of(4, 6, 16), None);
     }
 
     #[test]

@@ -110,19 +110,19 @@ pub(crate) struct Left<'a> {
 }
 
 impl Left<'_> {
-    /// Bounds what other choices could come to; the candidates that could be faster than a limit by sums of these, the most promising first,
-    /// and the least of those.
+    /// Bounds what other choices could come to; the candidates that could be faster than a limit by their bounds alone, the most promising first.
     pub(crate) fn look_inside(
         &self,
         of: Forms<'_>,
         limit: Seconds,
         tally: &mut Tally,
-    ) -> (Vec<(Candidate, Bound)>, Option<Seconds>) {
+    ) -> Vec<(Candidate, Bound)> {
         let Self { frontier, crowded } = self;
         let inside = inside(frontier, crowded, (of, limit.0));
         tally.inside_bound = lesser(tally.inside_bound, inside.least);
+        tally.by_sums = lesser(tally.by_sums, inside.by_sums);
         let with_bound = |&at: &usize| Some((frontier.at(at).clone(), frontier.own(at)?.clone()));
-        (inside.promising.iter().take(BATCH).filter_map(with_bound).collect(), inside.by_sums)
+        inside.promising.iter().take(BATCH).filter_map(with_bound).collect()
     }
 }
 
