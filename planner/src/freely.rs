@@ -1,18 +1,18 @@
 //! What a candidate takes were memory free: its fastest choices, cut and simulated as plans are.
 //!
-//! Bounds say by formulas what stages idle, for any cut of the layers; of cuts that are tried, schedules that are simulated say more. No other
-//! choices are faster than the fastest, so a candidate whose fastest fit in any case takes just that.
+//! Bounds say by formulas what stages idle, for any cut of the layers; of cuts that are tried, schedules that are simulated say more. Where the
+//! fastest choices fit after all, there is nothing else to gain. Elsewhere that is no bound in the strict sense: prices of choices miss some of
+//! what programs hide, so that rarely others are faster (`tests/tests/suite/exhaustive.rs` counts them).
 
 use std::sync::Arc;
 
 use ir::units::Seconds;
 
-use crate::arrange::fastest;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::Troubles;
 use crate::cut_sequences::SlicedEntries;
-use crate::evaluate::{Asking, ways};
+use crate::evaluate::Asking;
 use crate::flights::Flights;
 use crate::forms::Forms;
 use crate::memos::Memos;
@@ -56,25 +56,28 @@ impl Scope<'_> {
         self.capacity >= MORE_THAN_ANY
     }
 
-    /// On such devices, what a candidate takes at least, by cuts that are tried; infinite where that
-    /// is clearly more than a limit.
-    pub fn time_freely(&self, candidate: &Candidate, bound: &Bound, limit: Seconds) -> Seconds {
+    /// On such devices, what a candidate takes by its fastest choices, in the leading forms or in all, by the cuts that are tried; infinite where that is
+    /// more than a limit.
+    pub fn time_freely(
+        &self,
+        candidate: &Candidate,
+        bound: &Bound,
+        (of, limit): (Forms<'_>, Seconds),
+    ) -> Seconds {
         let shifts = are_few(candidate);
-        let reach = if shifts { NEAR_BEST_TO_SHIFT } else { 1.0 };
-        let known = limit.0 * reach;
-        let asked = |forms: Forms<'static>| Asking { limit: known, known, shifts, ..Asking::of(forms) };
-        // What fused forms save by prices is less than what they save in programs, and so is what is gathered and reduced in buckets.
-        let has_forms = self.forms.iter().any(|forms| forms.len() > 1);
+        let known = limit.0 * if shifts { NEAR_BEST_TO_SHIFT } else { 1.0 };
+        let asked = |forms: Forms<'static>| Asking { limit: known, known, ..Asking::of(forms) };
+        // What fused forms save by prices is less than what they save in programs.
+        let has_forms = of == Forms::All && self.forms.iter().any(|forms| forms.len() > 1);
         let forms = [Some(Forms::Leading), has_forms.then_some(Forms::All)].into_iter().flatten();
         let of_forms = |forms: Forms<'static>| {
-            let stored: Vec<Asking<'static>> =
-                ways(self.pins()).skip(1).map(|way| Asking { way, ..asked(forms) }).collect();
-            let stored =
-                self.evaluate_in(candidate, bound, &stored).into_iter().filter_map(|(_, found)| found);
-            let own = self.evaluate_ways(candidate, bound, asked(forms)).map(|(found, _)| found);
-            own.into_iter().chain(stored)
+            let (found, way) = self.evaluate_ways(candidate, bound, asked(forms)).ok()?;
+            Some((found.step_time(), Asking { way, ..asked(forms) }))
         };
-        let fastest = fastest(forms.flat_map(of_forms));
-        fastest.map_or(Seconds(f64::INFINITY), |found| found.step_time())
+        let fastest = forms.filter_map(of_forms).min_by(|a, b| a.0.0.total_cmp(&b.0.0));
+        let Some((time, asked)) = fastest else { return Seconds(f64::INFINITY) };
+        let shifted = || self.evaluate_below(candidate, bound, Asking { shifts, ..asked }).ok();
+        let shifted = if shifts { shifted() } else { None };
+        shifted.map_or(time, |found| found.step_time().min(time))
     }
 }

@@ -121,7 +121,7 @@ fn freely(frontier: &Frontier<'_>, all: &mut [Open], (of, limit): (Forms<'_>, f6
         asked.into_par_iter().with_max_len(1).for_each(|(is_new, one)| {
             let Some(own) = frontier.own(one.at) else { return };
             let found = if is_new {
-                free.time_freely(frontier.at(one.at), own, Seconds(limit)).0
+                free.time_freely(frontier.at(one.at), own, (of, Seconds(limit))).0
             } else {
                 one.next = None;
                 in_memory(frontier, one.at, (of, Together::Schedule), known)

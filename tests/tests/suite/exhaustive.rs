@@ -112,7 +112,7 @@ fn brute(request: &Request) -> Brute {
         let freely = free
             .as_ref()
             .filter(|_| of.crowding > 0.6)
-            .map_or(0.0, |free| free.time_freely(&candidate, &of, Seconds(f64::INFINITY)).0);
+            .map_or(0.0, |free| free.time_freely(&candidate, &of, (Forms::All, Seconds(f64::INFINITY))).0);
         assert!(freely <= time * MISSED, "{freely} where memory is free, above {time} of {candidate:?}");
         n_missed += usize::from(freely > time * 1.001);
         let larger = bounded.iter().filter(|(other, _): &&(Candidate, Bound)| {
