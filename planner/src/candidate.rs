@@ -33,6 +33,7 @@ use crate::shapes::{Shape, divisors};
 use crate::space::AxisRule;
 
 /// Everything that all candidates share.
+#[derive(Clone)]
 pub struct Scope<'a> {
     /// The question.
     pub request: &'a Request,

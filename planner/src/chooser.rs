@@ -5,7 +5,7 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use ir::mesh::Mesh;
 
@@ -20,9 +20,9 @@ use crate::solve::Prepared;
 /// hours.
 pub const MAX_VARIABLES: usize = 20_000;
 
-/// What kept a solver from an answer; empty where all went well.
-#[derive(Debug, Default)]
-pub struct Troubles(Mutex<BTreeSet<String>>);
+/// What kept a solver from an answer; empty where all went well. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Troubles(Arc<Mutex<BTreeSet<String>>>);
 
 impl Troubles {
     fn note(&self, what: String) {

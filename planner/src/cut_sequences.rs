@@ -1,7 +1,7 @@
 //! Where a schedule of slices cuts sequences: into equal parts, and so that all slices take equally long.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use cost_model::{SliceCost, balanced_slices, equal_slices};
 use ir::graph::{Extent, Layer};
@@ -28,9 +28,9 @@ type Cut = (usize, usize, LayerChoice, Vec<u64>);
 type Priced = BTreeMap<Cut, Option<Entry>>;
 
 /// Entries that were priced by slices, of the candidates that were looked at last: where layers move from stage to stage the same ones are
-/// asked for again and again, and each costs as many prices as there are slices.
-#[derive(Default)]
-pub(crate) struct SlicedEntries(Mutex<VecDeque<(Candidate, Priced)>>);
+/// asked for again and again, and each costs as many prices as there are slices. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct SlicedEntries(Arc<Mutex<VecDeque<(Candidate, Priced)>>>);
 
 impl SlicedEntries {
     fn known(&self, candidate: &Candidate, cut: &Cut) -> Option<Option<Entry>> {

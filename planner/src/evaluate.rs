@@ -1,31 +1,23 @@
 //! How fast a candidate is: choices at rising prices of memory until every schedule has an arrangement that fits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use ir::schedule::Schedule;
 use ir::sharding::{Placement, Sharding};
 use rayon::prelude::*;
 
-use crate::arrange::{Arranged, Cutting, Failed, fastest};
+use crate::arrange::{Arranged, fastest};
+use crate::arrangements::{Arrangements, CUT_SLACK};
+use crate::asking::{Asking, Way, ways};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser, Question};
-use crate::clock::Covers;
 use crate::forms::Forms;
-use crate::given::{Given, HomeRule, RecomputeRule, StorageRule};
-use crate::levels::{Chunk, Levels};
-use crate::request::Pins;
+use crate::given::{Given, HomeRule, StorageRule};
+use crate::levels::Levels;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
 const NEARLY: f64 = 1.25;
-
-/// What a cut takes at least is taken at this fraction of itself: its layers count what hides behind their own operators,
-/// which a stage hides in larger pieces.
-const CUT_SLACK: f64 = 0.97;
-
-/// A cut for the slowest device is of no interest that saves less than this leaves of a cut for the slowest chunk.
-const EVENLY: f64 = 0.999;
 
 /// What one way to count what hides makes slower than the best by more than this, the other does not make the best: of
 /// candidates that crowd memory the step became up to 1.09 times as fast by it.
@@ -53,64 +45,6 @@ const FIRST: f64 = 0.25;
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
 
-/// What all layers have in common, in place of what the request says.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Way {
-    /// What all parameters keep to.
-    pub(crate) storage: Option<StorageRule>,
-    /// What all layers compute again.
-    pub(crate) recompute: Option<RecomputeRule>,
-    /// What compute covers of what a step sends once, in place of what the bound says.
-    pub(crate) covers: Option<Covers>,
-}
-
-impl Way {
-    /// Parameters that all keep to a storage.
-    pub(crate) fn stored(storage: StorageRule) -> Self {
-        Self { storage: Some(storage), ..Self::default() }
-    }
-
-    /// Layers that all compute as much again.
-    pub(crate) fn again(recompute: RecomputeRule) -> Self {
-        Self { recompute: Some(recompute), ..Self::default() }
-    }
-}
-
-/// What is tried for all layers: nothing, then storages that are left open.
-pub(crate) fn ways(pins: &Pins) -> impl Iterator<Item = Way> + use<> {
-    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
-    let storages = STORAGES.into_iter().filter(move |_| is_free);
-    std::iter::once(Way::default()).chain(storages.map(Way::stored))
-}
-
-/// Storages that are tried.
-const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
-
-/// How a candidate is worked out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asking<'f> {
-    /// Forms of its layers.
-    pub(crate) forms: Forms<'f>,
-    /// What takes no less is of no interest.
-    pub(crate) limit: f64,
-    /// What takes so many times less is known: choices by other sums do not make that up.
-    pub(crate) known: f64,
-    /// What all layers have in common.
-    pub(crate) way: Way,
-    /// Times that prices of memory between those in use are tried, at most.
-    pub(crate) rounds: usize,
-    /// Whether layers of the fastest move between its stages as long as that makes it faster.
-    pub(crate) shifts: bool,
-}
-
-impl<'f> Asking<'f> {
-    /// In some forms, whatever it takes, at the first prices of memory alone.
-    pub(crate) fn of(forms: Forms<'f>) -> Self {
-        let (limit, known) = (f64::INFINITY, f64::INFINITY);
-        Self { forms, limit, known, way: Way::default(), rounds: 0, shifts: false }
-    }
-}
-
 /// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hides {
@@ -122,64 +56,6 @@ pub(crate) enum Hides {
 
 /// The forms of a layer kind that are asked, in the hands of the solver.
 pub(crate) type Choosers<'s> = Vec<(usize, Chooser<'s>)>;
-
-/// Chunks of a candidate for a schedule, in other ways to share devices.
-struct Cut {
-    /// What they take at least.
-    least: f64,
-    /// Place among all schedules and ends that are tried.
-    at: usize,
-    schedule: Schedule,
-    cuts: Vec<Vec<Chunk>>,
-}
-
-/// Arrangements of a candidate so far, by the place of their schedule.
-#[derive(Default)]
-struct Arrangements {
-    /// What takes no less is not simulated.
-    limit: f64,
-    /// Whether something was not for that.
-    beaten: bool,
-    /// Whether prices of memory are those between the first.
-    finer: bool,
-    /// The fastest; of equal ones that of the first schedule. At finer prices, those that are worth their programs.
-    best: Option<(usize, Arranged)>,
-    /// What was simulated last, and which of it was the first that fitted.
-    simulated: BTreeMap<usize, (Vec<Vec<Chunk>>, Option<usize>)>,
-}
-
-impl Arrangements {
-    fn best_time(&self) -> f64 {
-        self.best.as_ref().map_or(f64::INFINITY, |(_, best)| best.step_time().0)
-    }
-
-    /// The chunks that fitted at a place.
-    fn fitting(&self, at: usize) -> Option<&[Chunk]> {
-        let (cuts, fitting) = self.simulated.get(&at)?;
-        Some(&cuts[(*fitting)?])
-    }
-
-    /// Levels of the fastest arrangement between which another price of memory could have other choices: the upper ones.
-    fn between(&self, shelves: &[Shelf]) -> BTreeSet<usize> {
-        let cuts = self.best.as_ref().and_then(|(at, _)| self.fitting(*at));
-        let uppers = cuts.into_iter().flatten().map(|chunk| chunk.price);
-        let differ = |level: &usize| {
-            let kinds = || shelves.iter().flat_map(|shelf| &shelf.levels);
-            *level > 0 && kinds().any(|levels| levels[level - 1] != levels[*level])
-        };
-        uppers.filter(differ).collect()
-    }
-
-    fn take(&mut self, at: usize, found: Arranged) {
-        let is_better = |(known_at, known): &(usize, Arranged)| {
-            let order = found.step_time().0.total_cmp(&known.step_time().0).then(at.cmp(known_at));
-            if self.finer { found.is_worth_it(known) } else { order.is_lt() }
-        };
-        if self.best.as_ref().is_none_or(is_better) {
-            self.best = Some((at, found));
-        }
-    }
-}
 
 impl Scope<'_> {
     /// Works a candidate out for every schedule; the fastest that fits. Where nothing fits, layers pass the stream in the
@@ -408,7 +284,7 @@ impl Scope<'_> {
             let given = (&base(ground), tied);
             self.fastest_level(shelf, (bench, bound), given, forms).ok_or(Dropped::NoStrategy)?;
         }
-        let mut known = Arrangements { limit, ..Arrangements::default() };
+        let mut known = Arrangements::below(limit);
         // Where layers move, some stage may need choices that take less memory.
         if self.arrange_all(candidate, &shelves, &mut known) && (!shifts || self.has_free_memory()) {
             return self
@@ -462,7 +338,7 @@ impl Scope<'_> {
         (limit, rounds, shifts): (f64, usize, bool),
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
-        let mut known = Arrangements { limit, ..Arrangements::default() };
+        let mut known = Arrangements::below(limit);
         let mut multiples = vec![MEMORY_PRICES[0]];
         let add_level = |shelves: &mut [Shelf], multiple: f64, level: usize| {
             for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
@@ -502,23 +378,6 @@ impl Scope<'_> {
         best.map(|best| (best, multiples.len())).ok_or_else(|| match beaten {
             true => Dropped::Slower,
             false => self.overflow(candidate, &self.levels_on(candidate, &shelves)),
-        })
-    }
-
-    /// The best of some arrangements, where layers have moved between its stages if they are to.
-    fn moved(
-        &self,
-        candidate: &Candidate,
-        known: Arrangements,
-        (shelves, shifts): (&[Shelf], bool),
-    ) -> Option<Arranged> {
-        let fitting = known.best.as_ref().and_then(|(at, _)| known.fitting(*at)).filter(|_| shifts);
-        let fitting = fitting.map(<[Chunk]>::to_vec);
-        known.best.map(|(_, best)| match fitting {
-            Some(chunks) if self.may_shift(&best) => {
-                self.shifted(best, &chunks, (&self.levels_on(candidate, shelves), shelves))
-            }
-            Some(_) | None => best,
         })
     }
 
@@ -596,73 +455,7 @@ impl Scope<'_> {
         self.put_with_hosts(on, bench, (kind, &best), price)
     }
 
-    /// Arranges what is on the shelves in every schedule; says whether all had an arrangement.
-    ///
-    /// Schedules are simulated in the order of what they take at least, until none left can be faster.
-    fn arrange_all(&self, candidate: &Candidate, shelves: &[Shelf], known: &mut Arrangements) -> bool {
-        let levels = self.levels_on(candidate, shelves);
-        let mut all_fit = true;
-        let mut cut: Vec<Cut> = Vec::new();
-        let cuttings = |schedule| self.cuttings(candidate, schedule).iter().map(move |&own| (schedule, own));
-        let orders: Vec<(Schedule, Cutting)> =
-            self.schedules(candidate).into_iter().flat_map(cuttings).collect();
-        let cut_for = |&order: &(Schedule, Cutting)| self.cuts(candidate, order, &levels);
-        let all_cuts: Vec<Vec<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
-        for ((at, (schedule, cutting)), cuts) in orders.into_iter().enumerate().zip(all_cuts) {
-            match cuts.first() {
-                Some(first) => {
-                    let least = self.least_time(candidate, schedule, first);
-                    // Cut for the slowest chunk first: where its devices are as even, there is no other.
-                    let even = cut.last().filter(|other: &&Cut| other.schedule == schedule);
-                    let is_even = even.is_some_and(|other| least > other.least * EVENLY);
-                    if cutting != Cutting::ByDevice || !is_even {
-                        cut.push(Cut { least, at, schedule, cuts });
-                    }
-                }
-                None => all_fit &= cutting != Cutting::Anywhere,
-            }
-        }
-        cut.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
-        for Cut { least, at, schedule, cuts } in cut {
-            if let Some((_, fitting)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
-                all_fit &= fitting.is_some();
-            } else if least * CUT_SLACK >= known.limit {
-                known.beaten = true;
-            } else if least * CUT_SLACK < known.best_time() {
-                let found = self.arrange_first(candidate, (schedule, &cuts), (&levels, shelves), known);
-                let fitting = found.as_ref().map(|(place, _)| *place);
-                known.simulated.insert(at, (cuts, fitting));
-                all_fit &= fitting.is_some();
-                match found {
-                    Some((_, Some(found))) => known.take(at, found),
-                    Some((_, None)) => known.beaten = true,
-                    None => {}
-                }
-            }
-        }
-        all_fit
-    }
-
-    /// Arranges the first chunks that fit, of those that share devices in other ways: which they are, and nothing of them where they take
-    /// no less than what is known.
-    fn arrange_first(
-        &self,
-        candidate: &Candidate,
-        (schedule, all): (Schedule, &[Vec<Chunk>]),
-        (levels, shelves): (&[Levels], &[Shelf]),
-        known: &Arrangements,
-    ) -> Option<(usize, Option<Arranged>)> {
-        let limit = known.best_time().min(known.limit);
-        all.iter().enumerate().find_map(|(place, cuts)| {
-            match self.arrange(candidate, (schedule, cuts), (levels, shelves), limit) {
-                Ok(found) => Some((place, Some(found))),
-                Err(Failed::Slower) => Some((place, None)),
-                Err(Failed::Unfit) => None,
-            }
-        })
-    }
-
-    fn levels_on(&self, candidate: &Candidate, shelves: &[Shelf]) -> Vec<Levels> {
+    pub(crate) fn levels_on(&self, candidate: &Candidate, shelves: &[Shelf]) -> Vec<Levels> {
         shelves.iter().map(|shelf| self.levels(candidate, shelf)).collect()
     }
 

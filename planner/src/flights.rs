@@ -67,9 +67,12 @@ impl Flight {
 /// A schedule, its stages and its micro-batches.
 type Order = (Schedule, u64, u64);
 
-/// What was counted so far.
-#[derive(Default)]
-pub(crate) struct Flights(Mutex<BTreeMap<Order, Option<Arc<[Flight]>>>>);
+/// What every chunk holds at most, by the order of actions; nothing where there is none.
+type Counted = BTreeMap<Order, Option<Arc<[Flight]>>>;
+
+/// What was counted so far. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct Flights(Arc<Mutex<Counted>>);
 
 impl Flights {
     /// What every chunk of a candidate holds at most; `None` where the schedule has no table for so many stages and

@@ -93,6 +93,11 @@ impl Start {
         lesser(self.limit, best.map(Arranged::step_time))
     }
 
+    /// A time, or what must be undercut where that is less.
+    pub(crate) fn at_most(&self, time: Seconds) -> Seconds {
+        self.limit.map_or(time, |limit| limit.min(time))
+    }
+
     /// Whether something must be undercut, and what was found does not.
     pub(crate) fn is_unmet(&self, best: Option<&Arranged>) -> bool {
         let undercuts = |limit: Seconds| best.is_some_and(|best| best.step_time() < limit);

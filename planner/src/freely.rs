@@ -8,14 +8,12 @@ use std::sync::Arc;
 
 use ir::units::Seconds;
 
+use crate::arrange::Arranged;
+use crate::asking::Asking;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::Troubles;
-use crate::cut_sequences::SlicedEntries;
-use crate::evaluate::Asking;
-use crate::flights::Flights;
 use crate::forms::Forms;
-use crate::memos::Memos;
 use crate::polish::{NEAR_BEST_TO_SHIFT, are_few};
 use crate::price::setting::Setting;
 
@@ -32,23 +30,9 @@ impl Scope<'_> {
             return None;
         }
         let setting = Setting { memory: MORE_THAN_ANY, capacity: MORE_THAN_ANY, ..self.setting.clone() };
-        Some(Self {
-            request: self.request,
-            constants: self.constants,
-            setting,
-            machine: self.machine.clone(),
-            capacity: MORE_THAN_ANY,
-            counts: self.counts.clone(),
-            troubles: Troubles::default(),
-            forms: self.forms.clone(),
-            leading: self.leading.clone(),
-            wide: self.wide.clone(),
-            bends: self.bends.clone(),
-            memos: Memos::default(),
-            flights: Flights::default(),
-            sliced: SlicedEntries::default(),
-            bounds: Arc::default(),
-        })
+        // Bounds that are known are of the memory that there is; what kept a solver from an answer here keeps nobody from a plan.
+        let (troubles, bounds) = (Troubles::default(), Arc::default());
+        Some(Self { setting, capacity: MORE_THAN_ANY, troubles, bounds, ..self.clone() })
     }
 
     /// Whether it is that of such devices.
@@ -72,12 +56,13 @@ impl Scope<'_> {
         let forms = [Some(Forms::Leading), has_forms.then_some(Forms::All)].into_iter().flatten();
         let of_forms = |forms: Forms<'static>| {
             let (found, way) = self.evaluate_ways(candidate, bound, asked(forms)).ok()?;
-            Some((found.step_time(), Asking { way, ..asked(forms) }))
+            Some((found, Asking { way, shifts: true, ..asked(forms) }))
         };
-        let fastest = forms.filter_map(of_forms).min_by(|a, b| a.0.0.total_cmp(&b.0.0));
-        let Some((time, asked)) = fastest else { return Seconds(f64::INFINITY) };
-        let shifted = || self.evaluate_below(candidate, bound, Asking { shifts, ..asked }).ok();
-        let shifted = if shifts { shifted() } else { None };
-        shifted.map_or(time, |found| found.step_time().min(time))
+        let time = |one: &(Arranged, Asking<'_>)| one.0.step_time().0;
+        let fastest = forms.filter_map(of_forms).min_by(|a, b| time(a).total_cmp(&time(b)));
+        let Some((found, asked)) = fastest else { return Seconds(f64::INFINITY) };
+        let may_shift = shifts && self.may_shift(&found);
+        let shifted = may_shift.then(|| self.evaluate_below(candidate, bound, asked).ok()).flatten();
+        shifted.map_or(found.step_time(), |shifted| shifted.step_time().min(found.step_time()))
     }
 }

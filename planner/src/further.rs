@@ -9,7 +9,7 @@ use ir::units::Seconds;
 use crate::found::{Found, Further, Start};
 use crate::layouts::search_all;
 use crate::offload;
-use crate::request::{OnProgress, Request, ScheduleKind, Stop};
+use crate::request::{OnProgress, Request, Stop};
 use crate::split_schedules::{self, Question};
 
 /// What was found, or what is so much faster under one of the schedules that split backward; then also what the fastest of the others
@@ -47,9 +47,9 @@ pub(crate) fn split<'a>(
         }
     }
     if !questions.is_empty() && !found.tally.stopped {
-        let is_any = found.scope.request.pins.splits_any();
-        let is_dual_pipe = questions.iter().all(|question| question.kind == ScheduleKind::DualPipeV);
-        let words = match (is_faster, is_any, is_dual_pipe) {
+        let pins = &found.scope.request.pins;
+        // Where not all are asked, `DualPipeV` alone is.
+        let words = match (is_faster, pins.splits_any(), split_schedules::leaves_some(pins, questions)) {
             (true, false, true) => Some(Further::DualPipeAlone),
             (true, ..) => None,
             (false, true, _) => Some(Further::NoSplitFaster),

@@ -4,13 +4,14 @@
 //! come to is its bound in the memory that there is: asked of those alone whose bounds are the least, once the best
 //! is known. Those of which that is still the least are then asked what they take were memory free (`freely.rs`).
 
+use std::cell::OnceCell;
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
 
 use ir::units::Seconds;
 use rayon::prelude::*;
 
 use crate::bound::Bound;
+use crate::candidate::Scope;
 use crate::forms::Forms;
 use crate::frontier::Frontier;
 use crate::room::Together;
@@ -30,19 +31,31 @@ const MORE_BY_SCHEDULE: usize = 12;
 /// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent then.
 const ENOUGH: f64 = 0.995;
 
+/// What a candidate can be asked.
+#[derive(Clone, Copy)]
+enum Ask<'s> {
+    /// What it could come to in the memory that there is.
+    InMemory(Together),
+    /// What it takes in a scope whose memory is free.
+    Freely(&'s Scope<'s>),
+}
+
 /// What is known of a candidate.
-#[derive(Clone, Copy, Debug)]
-struct Open {
+struct Open<'s> {
     /// Seconds that it cannot beat.
     least: f64,
     at: usize,
-    /// What it is asked next.
-    next: Option<Together>,
+    /// What it is asked next, the first of it last.
+    next: Vec<Ask<'s>>,
 }
 
-impl Open {
+impl Open<'_> {
     fn by_bound(&self, other: &Self) -> Ordering {
         self.least.total_cmp(&other.least).then(self.at.cmp(&other.at))
+    }
+
+    fn is_asked_by_schedule(&self) -> bool {
+        matches!(self.next.last(), Some(Ask::InMemory(Together::Schedule)))
     }
 }
 
@@ -60,71 +73,51 @@ pub(crate) struct Inside {
 /// What some candidates could come to, as far as that is less than a limit: those with the least bounds are asked until no
 /// more can be said of the least, or it is nearly the limit.
 pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit): (Forms<'_>, f64)) -> Inside {
-    let enough = limit * ENOUGH;
-    let open = |&at: &usize| Open { least: frontier.least(at), at, next: Some(Together::Family) };
-    let mut all: Vec<Open> = worked_out.iter().map(open).collect();
-    let mut left = BY_SCHEDULE;
-    for _ in 0..ROUNDS {
-        all.sort_by(Open::by_bound);
-        let is_open = |one: &Open| match one.next {
-            Some(Together::Family) => true,
-            Some(Together::Schedule) => left > 0,
-            None => false,
-        };
-        let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(enough, f64::min);
-        let asked = all.iter_mut().filter(|one| is_open(one) && one.least < known).take(AT_ONCE);
-        let asked: Vec<&mut Open> = asked.collect();
-        if asked.is_empty() {
-            break;
-        }
-        left = left.saturating_sub(asked.iter().filter(|one| one.next == Some(Together::Schedule)).count());
-        asked.into_par_iter().for_each(|one| {
-            let Some(together) = one.next else { return };
-            one.least = one.least.max(in_memory(frontier, one.at, (of, together), known));
-            one.next = match together {
-                Together::Family => Some(Together::Schedule),
-                Together::Schedule => None,
-            };
-        });
-    }
-    all.sort_by(Open::by_bound);
-    let least = |all: &[Open]| {
+    let (free, next) = (OnceCell::new(), [Together::Schedule, Together::Family].map(Ask::InMemory));
+    let open = |&at: &usize| Open { least: frontier.least(at), at, next: next.to_vec() };
+    let mut all: Vec<Open<'_>> = worked_out.iter().map(open).collect();
+    ask_least(frontier, &mut all, (of, limit), BY_SCHEDULE);
+    let least = |all: &[Open<'_>]| {
         all.iter().map(|one| one.least).filter(|least| least.is_finite()).min_by(f64::total_cmp).map(Seconds)
     };
     let by_sums = least(&all);
     let promising = all.iter().take_while(|one| one.least < limit).map(|one| one.at).collect();
-    freely(frontier, &mut all, (of, limit));
+    if all.first().is_some_and(|one| one.least < limit * ENOUGH)
+        && let Some(free) = free.get_or_init(|| frontier.scope().with_free_memory())
+    {
+        all.iter_mut().for_each(|one| one.next.push(Ask::Freely(free)));
+        ask_least(frontier, &mut all, (of, limit), MORE_BY_SCHEDULE);
+    }
     Inside { least: least(&all), by_sums, promising }
 }
 
-/// Raises what candidates could come to, the least first, to what they take were memory free, and asks those of which that is not enough
-/// schedule by schedule, until nothing more can be said of the least, or it is nearly the limit.
-fn freely(frontier: &Frontier<'_>, all: &mut [Open], (of, limit): (Forms<'_>, f64)) {
-    let enough = limit * ENOUGH;
-    if all.first().is_none_or(|one| one.least >= enough) {
-        return;
-    }
-    let Some(free) = frontier.scope().with_free_memory() else { return };
-    let mut was_asked: BTreeSet<usize> = BTreeSet::new();
-    let mut left = MORE_BY_SCHEDULE;
+/// Asks those that could come to the least, so many of them schedule by schedule, until no more can be said of the least, or it is nearly the
+/// limit; sorts them by what is known then.
+fn ask_least<'s>(
+    frontier: &Frontier<'_>,
+    all: &mut [Open<'s>],
+    (of, limit): (Forms<'_>, f64),
+    mut by_schedule: usize,
+) {
     for _ in 0..ROUNDS {
         all.sort_by(Open::by_bound);
-        let is_open = |one: &Open| !was_asked.contains(&one.at) || (left > 0 && one.next.is_some());
+        let is_open =
+            |one: &Open<'_>| !one.next.is_empty() && (by_schedule > 0 || !one.is_asked_by_schedule());
+        let enough = limit * ENOUGH;
         let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(enough, f64::min);
         let asked = all.iter_mut().filter(|one| is_open(one) && one.least < known).take(AT_ONCE);
-        let asked: Vec<(bool, &mut Open)> = asked.map(|one| (!was_asked.contains(&one.at), one)).collect();
+        let asked: Vec<&mut Open<'s>> = asked.collect();
         if asked.is_empty() {
             break;
         }
-        left = left.saturating_sub(asked.iter().filter(|(is_new, _)| !is_new).count());
-        was_asked.extend(asked.iter().map(|(_, one)| one.at));
-        asked.into_par_iter().with_max_len(1).for_each(|(is_new, one)| {
-            let Some(own) = frontier.own(one.at) else { return };
-            let found = if is_new {
-                free.time_freely(frontier.at(one.at), own, (of, Seconds(limit))).0
-            } else {
-                one.next = None;
-                in_memory(frontier, one.at, (of, Together::Schedule), known)
+        by_schedule =
+            by_schedule.saturating_sub(asked.iter().filter(|one| one.is_asked_by_schedule()).count());
+        asked.into_par_iter().with_max_len(1).for_each(|one| {
+            let Some(own) = frontier.own(one.at) else { return one.next.clear() };
+            let found = match one.next.pop() {
+                Some(Ask::InMemory(together)) => in_memory(frontier, (one.at, own), (of, together), known),
+                Some(Ask::Freely(free)) => free.time_freely(frontier.at(one.at), own, (of, Seconds(limit))).0,
+                None => 0.0,
             };
             one.least = one.least.max(found);
         });
@@ -134,10 +127,14 @@ fn freely(frontier: &Frontier<'_>, all: &mut [Open], (of, limit): (Forms<'_>, f6
 
 /// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing. Where memory is dear
 /// another count of what compute covers may say more than where it is free: schedule by schedule all are asked.
-fn in_memory(frontier: &Frontier<'_>, at: usize, asked: (Forms<'_>, Together), limit: f64) -> f64 {
+fn in_memory(
+    frontier: &Frontier<'_>,
+    (at, own): (usize, &Bound),
+    asked: (Forms<'_>, Together),
+    limit: f64,
+) -> f64 {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
     let room = |bound: &Bound| scope.bound_in_room((candidate, bound), candidate, (asked, Seconds(limit)));
-    let Some(own) = frontier.own(at) else { return 0.0 };
     let mut most = room(own).map_or(0.0, |time| time.0);
     let others = if asked.1 == Together::Schedule { own.other_covers.as_slice() } else { &[] };
     for &covers in others {

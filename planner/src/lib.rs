@@ -47,6 +47,8 @@ mod known_bounds;
 pub mod mixed;
 pub mod cut_sequences;
 mod arrange;
+mod arrangements;
+mod asking;
 pub mod overflow;
 pub mod evaluate;
 mod sends;

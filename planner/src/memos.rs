@@ -2,7 +2,7 @@
 //! and keep the same parameters.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::candidate::{Candidate, same_mesh};
 use crate::prices::Memo;
@@ -10,9 +10,9 @@ use crate::prices::Memo;
 /// Meshes that are kept at most: a megabyte each where layers have experts. A search comes back to the same ones.
 const MOST: usize = 64;
 
-/// What was priced on the meshes of the candidates that were looked at last, each on one ground of its stages.
-#[derive(Default)]
-pub(crate) struct Memos(Mutex<VecDeque<(Candidate, usize, Memo)>>);
+/// What was priced on the meshes of the candidates that were looked at last, each on one ground of its stages. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct Memos(Arc<Mutex<VecDeque<(Candidate, usize, Memo)>>>);
 
 impl Memos {
     /// What was priced on the mesh of a candidate; nothing while another thread has it.

@@ -142,7 +142,7 @@ fn searched<'a>(
     let is_in_vain = start.is_in_vain(worked.first().map(|one| &one.arranged));
     let mut promising = Vec::new();
     if let Some(best) = worked.first().filter(|_| !is_in_vain) {
-        let limit = start.least(Some(&best.arranged)).unwrap_or(best.arranged.step_time());
+        let limit = start.at_most(best.arranged.step_time());
         if let Some(left) = of_named {
             left.look_inside(of, limit, tally);
         }
@@ -193,7 +193,8 @@ fn look_again(
     let mut ranked = Ranked::default();
     let left = work_out(scope, (named, of), &mut ranked, (&start, tally), watch);
     let mut others = ranked.worked;
-    left.look_inside(of, start.least(others.first().map(|one| &one.arranged)).unwrap_or(best), tally);
+    let limit = others.first().map_or(best, |one| start.at_most(one.arranged.step_time()));
+    left.look_inside(of, limit, tally);
     reconsider(scope, &mut others, promising, best);
     polish(scope, &mut others, tally, watch.0);
     tally.n_forms_open += n_forms_open;

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use rayon::prelude::*;
 
 use crate::arrange::{Arranged, fastest};
+use crate::asking::{Asking, Way, ways};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope};
 use crate::enumerate::takes_finest;
-use crate::evaluate::{Asking, ROUNDS, Way, ways};
+use crate::evaluate::ROUNDS;
 use crate::forms::Forms;
 use crate::found::Tally;
 use crate::given::{HomeRule, RecomputeRule};

@@ -45,7 +45,7 @@ const REACH_OF_SHORT: f64 = 1.3;
 
 /// The question with one of these schedules, on every selection and order of the groups of the cluster.
 pub(crate) struct Question {
-    pub(crate) kind: ScheduleKind,
+    kind: ScheduleKind,
     pub(crate) layouts: Vec<Request>,
     /// What is slower than so many times what must be undercut is not looked at in more ways.
     pub(crate) reach: f64,
@@ -85,6 +85,12 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> (Vec<ScheduleKind>,
         |kind: &ScheduleKind| (all || by_rule(kind)) && !request.pins.forbid.schedule.contains(kind);
     let reach = if all { REACH_OF_SHORT } else { REACH };
     (KINDS.into_iter().filter(is_asked).collect(), reach)
+}
+
+/// Whether some that nobody forbids are not among those that are asked.
+pub(crate) fn leaves_some(pins: &Pins, questions: &[Question]) -> bool {
+    let is_asked = |kind: &ScheduleKind| questions.iter().any(|question| question.kind == *kind);
+    KINDS.iter().any(|kind| !is_asked(kind) && !pins.forbid.schedule.contains(kind))
 }
 
 /// Why all of them cannot be asked, where somebody wants that.
@@ -133,4 +139,19 @@ pub(crate) fn is_open(pins: &Pins) -> bool {
 fn of_kind(request: &Request, kind: ScheduleKind) -> Request {
     let pins = Pins { schedule: Some(kind), split_backward: None, ..request.pins.clone() };
     Request { pins, ..request.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Forbid;
+
+    #[test]
+    fn what_is_forbidden_is_not_left_unasked() {
+        let by_rule = [Question { kind: ScheduleKind::DualPipeV, layouts: Vec::new(), reach: REACH }];
+        assert!(leaves_some(&Pins::default(), &by_rule));
+        let others = KINDS.into_iter().filter(|kind| *kind != ScheduleKind::DualPipeV).collect();
+        let pins = Pins { forbid: Forbid { schedule: others, ..Forbid::default() }, ..Pins::default() };
+        assert!(!leaves_some(&pins, &by_rule));
+    }
 }

@@ -4,9 +4,9 @@ use ir::units::Seconds;
 use rayon::prelude::*;
 
 use crate::arrange::Arranged;
+use crate::asking::Asking;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
-use crate::evaluate::Asking;
 use crate::forms::Forms;
 use crate::found::{Misnamed, Start, Tally, WORTH_SHOWING, lesser};
 use crate::frontier::{Frontier, Refined, Task, dividing};
