@@ -123,7 +123,9 @@ pub(crate) fn runs(file: &str) -> Result<Vec<Row>, Failure> {
         Failure::argument_with_hint(format!("{file}: {error}"), hint)
     })?;
     if rows.is_empty() {
-        return Err(Failure::argument(format!("{file}: no run")));
+        let hint =
+            "a line under the header is a run; the columns are those of fixtures/published/training.csv";
+        return Err(Failure::argument_with_hint(format!("{file}: no run"), hint));
     }
     Ok(rows)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use frontends::shipped_clusters;
+use frontends::{ClusterFile, shipped_clusters};
 use ir::cluster::{Cluster, DeviceGroup, Link, Nvme, Precision};
 use serde::Serialize;
 
@@ -31,7 +31,13 @@ pub(crate) fn run(args: &ClustersArgs, terminal: &mut Terminal<'_>) -> Result<()
     let text = match &args.cluster {
         Some(argument) => {
             let cluster = resized(input::cluster(argument)?.value, &args.size)?;
-            if args.json.json { json(&cluster)? } else { describe(&cluster) }
+            if args.native {
+                json(&ClusterFile::of(&cluster).map_err(Failure::bug)?)?
+            } else if args.json.json {
+                json(&cluster)?
+            } else {
+                describe(&cluster)
+            }
         }
         None if args.size.is_given() => {
             let what = "--nodes, --devices, --groups and --on-nodes need the name of a cluster";

@@ -180,7 +180,7 @@ impl Comparison {
         let row = |name: &str, amounts: Vec<f64>| {
             let mut cells = vec![name.to_owned()];
             cells.extend(amounts.iter().map(|amount| word(*amount)));
-            cells.extend(two.then(|| signed(amounts[1] - amounts[0], word)));
+            cells.extend(two.then(|| signed(apart(amounts[0], amounts[1]), word)));
             cells
         };
         let named = |(name, _): &(&str, f64)| {
@@ -297,14 +297,14 @@ fn differences(first: &Column, other: &Column) -> Vec<String> {
     let slower = if its >= mine { "longer" } else { "less" };
     let by = format!("{} ({})", seconds((its - mine).abs()), figures::percent((its / mine - 1.0).abs()));
     let time = largest(&first.time, &other.time, seconds);
-    list.push(if its == mine {
+    list.push(if apart(mine, its) == 0.0 {
         format!("Both take {}.", seconds(mine))
     } else {
         format!("A step of it takes {by} {slower}{time}.")
     });
     let (mine, its) = (first.peak_memory_bytes, other.peak_memory_bytes);
     let more = if its >= mine { "more" } else { "less" };
-    if its != mine {
+    if apart(mine, its) != 0.0 {
         let by = bytes((its - mine).abs());
         list.push(format!(
             "Its fullest device holds {by} {more}{}.",
@@ -320,13 +320,20 @@ fn largest(first: &BTreeMap<String, f64>, other: &BTreeMap<String, f64>, word: f
     let names: std::collections::BTreeSet<&String> = first.keys().chain(other.keys()).collect();
     let amount = |map: &BTreeMap<String, f64>, name: &String| map.get(name).copied().unwrap_or(0.0);
     let mut terms: Vec<(&String, f64)> =
-        names.into_iter().map(|name| (name, amount(other, name) - amount(first, name))).collect();
+        names.into_iter().map(|name| (name, apart(amount(first, name), amount(other, name)))).collect();
     terms.retain(|(_, difference)| *difference != 0.0);
     terms.sort_by(|a, b| b.1.abs().total_cmp(&a.1.abs()).then(a.0.cmp(b.0)));
     let words =
         terms.iter().take(TOLD).map(|(name, difference)| format!("{} {name}", signed(*difference, word)));
     let words: Vec<String> = words.collect();
     if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) }
+}
+
+/// How much more the second amount is; nothing where they are sums of the same in another order.
+fn apart(first: f64, second: f64) -> f64 {
+    const SAME: f64 = 1e-9;
+    let apart = second - first;
+    if apart.abs() <= SAME * first.abs().max(second.abs()) { 0.0 } else { apart }
 }
 
 fn signed(amount: f64, word: fn(f64) -> String) -> String {

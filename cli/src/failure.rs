@@ -15,6 +15,8 @@ pub mod exit_code {
     pub const NO_PLAN: u8 = 3;
     /// A plan computes or moves something else than it should.
     pub const NOT_VERIFIED: u8 = 4;
+    /// Ctrl-C ended it before it was done, as shells have it: 128 and the number of the signal.
+    pub const INTERRUPTED: u8 = 130;
 }
 
 /// What to do about a fault of the program.
@@ -45,6 +47,16 @@ pub(crate) enum Failure {
     NoPoint {
         /// How many were asked.
         n_points: usize,
+    },
+    /// Ctrl-C, before all of many questions were asked; what came of the others has been printed.
+    #[error("stopped: {n_done} of {n_points} points are worked out\nhint: {hint}")]
+    Stopped {
+        /// How many were asked.
+        n_done: usize,
+        /// How many there are.
+        n_points: usize,
+        /// How to go on.
+        hint: &'static str,
     },
     /// A plan overflows the memory of its cluster; all that does has been reported.
     #[error("{file}: {what}\nhint: `planner estimate --plan {file}` names changes that make a plan fit")]
@@ -85,9 +97,18 @@ impl From<InputError> for Failure {
     }
 }
 
-/// The parser's complaint, without what Rust calls a word that is no number.
+/// The parser's complaint, without what Rust calls a word that is no number, and without its notation for ranges.
 pub(crate) fn plain(complaint: &str) -> String {
-    complaint.replace("invalid digit found in string", "expected a whole number")
+    let complaint = complaint.replace("invalid digit found in string", "expected a whole number");
+    let Some((before, after)) = complaint.split_once(" is not in ") else { return complaint };
+    let (range, rest) = after.split_at(after.find('\n').unwrap_or(after.len()));
+    let before = before.rsplit_once(": ").map_or(before, |(before, _)| before);
+    let expected = match range.split_once("..=") {
+        Some((low, "18446744073709551615")) => format!("at least {low}"),
+        Some((low, high)) => format!("a number from {low} to {high}"),
+        None => return complaint,
+    };
+    format!("{before}: expected {expected}{rest}")
 }
 
 impl Failure {
@@ -115,6 +136,7 @@ impl Failure {
             Self::NoPlan(NoPlan::NothingFits { .. } | NoPlan::Overflows { .. }) => exit_code::NO_PLAN,
             Self::Overflows { .. } | Self::NoPoint { .. } => exit_code::NO_PLAN,
             Self::NotVerified(_) => exit_code::NOT_VERIFIED,
+            Self::Stopped { .. } => exit_code::INTERRUPTED,
             Self::Bug { .. } | Self::NoPlan(NoPlan::Broken { .. }) => exit_code::BUG,
             // Whoever closed the pipe has what they wanted: `planner models | head`.
             Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => exit_code::DONE,

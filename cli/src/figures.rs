@@ -13,11 +13,14 @@ pub(crate) fn three(figure: f64) -> String {
     format!("{figure:.decimals$}")
 }
 
+/// Of the smallest unit, what two decimals show as nothing.
+const LEAST_SHOWN: f64 = 0.005;
+
 /// The figure in the largest unit in which it is at least one; `units` from the largest, each with its size.
 fn scaled(figure: f64, units: &[(f64, &str)]) -> String {
     let fits = |(size, _): &&(f64, &str)| (figure / size).abs() >= 0.9995;
     let Some((size, unit)) = units.iter().find(fits).or(units.last()) else { return three(figure) };
-    let text = if figure == 0.0 { "0".into() } else { three(figure / size) };
+    let text = if (figure / size).abs() < LEAST_SHOWN { "0".into() } else { three(figure / size) };
     format!("{text} {unit}")
 }
 

@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(read_one("tpp=2"), Err("--forbid: unexpected argument 'tpp' found".into()));
         assert_eq!(
             read_one("zero=7"),
-            Err("--forbid: invalid value '7' for 'zero <0..3>': 7 is not in 0..=3".into())
+            Err("--forbid: invalid value '7' for 'zero <0..3>': expected a number from 0 to 3".into())
         );
         assert!(read_one("layers-per-stage=4,4").unwrap_err().contains("not forbidden"));
     }

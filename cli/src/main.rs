@@ -14,15 +14,12 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 /// Ctrl-C comes from outside: who hears it can only leave a note.
 static INTERRUPT: Interrupt = Interrupt::new();
 
-/// Exit code of a program that Ctrl-C has ended, as shells have it: 128 and the number of the signal.
-const INTERRUPTED: i32 = 130;
-
 fn main() -> ExitCode {
     set_hook(Box::new(confess));
     // Without a handler Ctrl-C ends the program, which then loses the plan that a search has so far, and nothing else.
     let _ = ctrlc::set_handler(|| {
         if !INTERRUPT.raise() {
-            std::process::exit(INTERRUPTED);
+            std::process::exit(exit_code::INTERRUPTED.into());
         }
     });
     let code = catch_unwind(|| {

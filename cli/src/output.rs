@@ -77,6 +77,10 @@ fn is_device(target: &Path) -> bool {
 
 /// A new file in the folder of what is replaced.
 fn file_beside(path: &Path, target: &Path) -> Result<PathBuf, Failure> {
+    if path.as_os_str() == "-" {
+        let hint = "to have it on standard output give /dev/stdout; a file of this name is ./-";
+        return Err(Failure::argument_with_hint("-: expected a file", hint));
+    }
     neighbour(target).filter(|_| !target.is_dir()).ok_or_else(|| {
         let what = format!("{}: this is no name of a file", path.display());
         Failure::argument_with_hint(what, "give a file, not a folder")
@@ -171,6 +175,7 @@ mod tests {
         let error = check_writable(&folder).unwrap_err().to_string();
         assert!(error.contains("not a folder"), "{error}");
         assert!(check_writable(&folder.join("no/plan.json")).is_err());
+        assert!(check_writable(Path::new("-")).unwrap_err().to_string().contains("/dev/stdout"));
         fs::remove_dir_all(folder).unwrap();
     }
 

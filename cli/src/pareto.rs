@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
         return Err(Failure::argument(what));
     }
     let over: Vec<Over> = vec![("devices".into(), devices), ("memory".into(), memory)];
-    let rows = sweep::rows(&args.grid, &over, terminal)?;
+    let sweep::Rows { rows, stopped } = sweep::rows(&args.grid, &over, terminal)?;
     let planned: Vec<&Row> = rows.iter().filter(|row| row.plan.is_some()).collect();
     let has_price =
         planned.iter().all(|row| row.plan.as_ref().is_some_and(|plan| plan.cost_per_step.is_some()));
@@ -64,6 +64,9 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     };
     let text = if args.grid.json.json { json(&answer)? } else { answer.text(&over[..1], objective) };
     write!(terminal.out, "{text}")?;
+    if let Some(stopped) = stopped {
+        return Err(stopped);
+    }
     if planned.is_empty() { Err(Failure::NoPoint { n_points: rows.len() }) } else { Ok(()) }
 }
 
@@ -97,13 +100,14 @@ fn outcome(row: &Row, objective: ObjectiveArg) -> Vec<f64> {
 impl Front<'_> {
     fn text(&self, over: &[Over], objective: ObjectiveArg) -> String {
         let rows: Vec<Row> = self.front.iter().map(|row| (*row).clone()).collect();
-        let mut text = sweep::text(over, &rows, objective);
-        text.push_str(&format!(
-            "\n{} of {} worked out have no better in {} at once",
-            rows.len(),
-            figures::counted(self.n_points as u64, "point"),
-            self.objectives.join(", ")
-        ));
+        let table = if rows.is_empty() { String::new() } else { sweep::text(over, &rows, objective) + "\n" };
+        let mut text = table
+            + &format!(
+                "{} of {} worked out have no better in {} at once",
+                rows.len(),
+                figures::counted(self.n_points as u64, "point"),
+                self.objectives.join(", ")
+            );
         if self.n_without_plan > 0 {
             text.push_str(&format!("; {} of them have no plan", self.n_without_plan));
         }

@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(read_one("tpp=8"), Err("--pin: unexpected argument 'tpp' found".into()));
         assert_eq!(
             read_one("tp=0"),
-            Err("--pin: invalid value '0' for 'tp <N>': 0 is not in 1..=4294967296".into())
+            Err("--pin: invalid value '0' for 'tp <N>': expected a number from 1 to 4294967296".into())
         );
         assert_eq!(
             read_one("tp=2,tp=4"),

@@ -174,6 +174,11 @@ fn now(args: &ReplanArgs, plan: &Plan) -> Result<Now, Failure> {
             Err(Failure::argument(format!("--lost: {lost} of the plan's {old} devices leave none")))
         }
         (Some(lost), _, _) => Ok(Now::first(&cluster, old - lost)),
+        (_, Some(_), _) if cluster.groups.len() > 1 => {
+            let what = "--gained: the plan's cluster has several groups, and nothing says to which of them these devices come";
+            let hint = "give the cluster as it is now, in a file, with --cluster FILE (`planner clusters NAME --native` prints one to edit)";
+            Err(Failure::argument_with_hint(what, hint))
+        }
         (_, Some(gained), _) => Ok(Now::first(&cluster, old + gained)),
         (_, _, Some(file)) => {
             let size = SizeArgs { nodes: args.nodes, ..SizeArgs::default() };

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use cost_model::Constants;
 use frontends::{Size, rescale};
 use indicatif::ProgressBar as Bar;
 use ir::cluster_limits::{BYTES_PER_S, MEMORY_BYTES, Range};
 use ir::plan::Plan;
 use ir::units::{BytesPerSecond, GIB, Seconds};
-use planner::request::{NoPlan, Request};
+use planner::request::{NoPlan, Request, Stop};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{GridArgs, JobArgs, ObjectiveArg, SizeArgs, SweepArgs};
@@ -16,6 +15,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::forbid;
 use crate::input;
+use crate::interrupt::Interrupt;
 use crate::objective;
 use crate::output::json;
 use crate::question::Question;
@@ -70,10 +70,10 @@ pub(crate) fn run(args: &SweepArgs, terminal: &mut Terminal<'_>) -> Result<(), F
     if over.iter().any(|(name, _)| name == "devices" || name == "nodes") {
         sized_once(&args.grid, "--over")?;
     }
-    let rows = rows(&args.grid, &over, terminal)?;
+    let Rows { rows, stopped } = rows(&args.grid, &over, terminal)?;
     let text = if args.grid.json.json { json(&rows)? } else { text(&over, &rows, args.grid.objective) };
     write!(terminal.out, "{text}")?;
-    Ok(())
+    stopped.map_or(Ok(()), Err)
 }
 
 /// Refuses a size of the cluster beside one that an option gives.
@@ -135,10 +135,18 @@ fn points(over: &[Over]) -> Result<Vec<Point>, Failure> {
     Ok(points)
 }
 
+/// What came of the points.
+pub(crate) struct Rows {
+    /// A line each, in the order asked.
+    pub(crate) rows: Vec<Row>,
+    /// What to say where Ctrl-C came before the last of them; there are those before it then.
+    pub(crate) stopped: Option<Failure>,
+}
+
 /// The outcome of every point: of the file where it is there, else searched for and written to it. A point that cannot be
 /// asked has the reason for an outcome, unless none can.
-pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) -> Result<Vec<Row>, Failure> {
-    let mut asked = Vec::new();
+pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) -> Result<Rows, Failure> {
+    let mut asked: Vec<Asked> = Vec::new();
     for point in points(over)? {
         let question = question(grid, &point);
         asked.push((question.map(|question| (digest(&question, grid.objective), question)), point));
@@ -149,17 +157,40 @@ pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) 
         return Err(wrong);
     }
     let mut file = ResultFile::open(grid.output.as_deref())?;
-    let known = file.rows.clone();
-    let there = |digest: &str| known.iter().find(|row| row.question == *digest);
-    let is_there = |(digest, _): &(String, Question)| there(digest).is_some();
+    let is_there = |(digest, _): &(String, Question)| file.rows.iter().any(|row| row.question == *digest);
     let n_there = asked.iter().filter(|(question, _)| question.as_ref().is_ok_and(is_there)).count();
     if n_there > 0 {
         writeln!(terminal.err, "{n_there} of {} points are in the file already", asked.len())?;
     }
     let bar = bar(terminal.progress, "points");
-    bar.set_length(asked.len() as u64);
+    let (n_points, interrupt) = (asked.len(), terminal.interrupt);
+    bar.set_length(n_points as u64);
+    let rows = interrupt.heard_by(|| answered(asked, grid, &mut file, (interrupt, &bar)))?;
+    bar.finish_and_clear();
+    let n_done = rows.len();
+    let hint = match &grid.output {
+        Some(_) => "the same command asks the others",
+        None => "-o FILE keeps them for the next time",
+    };
+    let stopped = (n_done < n_points).then_some(Failure::Stopped { n_done, n_points, hint });
+    Ok(Rows { rows, stopped })
+}
+
+/// A question with its digest, or why it cannot be asked; and the point that it is of.
+type Asked = (Result<(String, Question), Failure>, Point);
+
+/// What came of the points until somebody says to end.
+fn answered(
+    asked: Vec<Asked>,
+    grid: &GridArgs,
+    file: &mut ResultFile,
+    (interrupt, bar): (&Interrupt, &Bar),
+) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::with_capacity(asked.len());
     for (question, point) in asked {
+        if interrupt.is_raised() {
+            break;
+        }
         let row = match question {
             Err(wrong) => Row {
                 question: String::new(),
@@ -167,19 +198,22 @@ pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) 
                 plan: None,
                 no_plan: wrong.to_string().lines().next().map(str::to_owned),
             },
-            Ok((digest, question)) => match there(&digest) {
+            Ok((digest, question)) => match file.rows.iter().find(|row| row.question == digest) {
                 Some(row) => row.clone(),
                 None => {
-                    let row = worked_out((digest, &question), point, grid)?;
+                    let row = worked_out((digest, &question), point, grid, interrupt)?;
+                    // A search that was stopped has not the best plan.
+                    if interrupt.is_raised() {
+                        break;
+                    }
                     file.append(&row)?;
                     row
                 }
             },
         };
-        advance(&bar, &row);
+        advance(bar, &row);
         rows.push(row);
     }
-    bar.finish_and_clear();
     Ok(rows)
 }
 
@@ -279,12 +313,21 @@ fn worked_out(
     (digest, question): (String, &Question),
     point: Point,
     grid: &GridArgs,
+    interrupt: &Interrupt,
 ) -> Result<Row, Failure> {
-    let (constants, threads) = (Constants::load(), pool(&grid.threads)?);
+    let threads = pool(&grid.threads)?;
+    let asked = |request: &Request| {
+        let is_over = || interrupt.is_raised();
+        planner::optimize_alone(
+            request,
+            Stop { work: None, asked: &is_over, overdue: &|_| is_over() },
+            &|_| (),
+        )
+    };
     let mut best: Option<(f64, Plan)> = None;
     let mut no_plan: Option<String> = None;
     for request in requests(grid.objective, question, &point)? {
-        match threads.install(|| planner::optimize_with(&request, &constants, &|_| ())) {
+        match threads.install(|| asked(&request)) {
             Ok(plan) => {
                 let predicted = plan.predicted.as_ref();
                 let predicted = predicted.ok_or_else(|| Failure::bug("the plan has no prediction"))?;

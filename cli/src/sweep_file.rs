@@ -28,6 +28,11 @@ impl ResultFile {
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, Failure> {
         let Some(path) = path else { return Ok(Self { rows: Vec::new(), to: None }) };
         let shown = path.display().to_string();
+        // A device or a pipe gives nothing back, or no end of it.
+        if path.as_os_str() == "-" || path.exists() && !path.is_file() {
+            let hint = "give a file: what it holds is asked no second time";
+            return Err(Failure::argument_with_hint(format!("{shown}: expected a regular file"), hint));
+        }
         let text = if path.exists() { input::read_file(path, &shown, MAX_BYTES)? } else { String::new() };
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         let rows = text[..whole].lines().enumerate().map(|(at, line)| row(&shown, at, line));

@@ -78,7 +78,7 @@ fn absurd_fields_of_a_model_are_refused() {
         ("llama-3-8b", "/rms_norm_eps", json!(0), "rms_norm_eps: expected a positive number, found 0"),
         ("llama-3-8b", "/hidden_act", json!("softsign"), "hidden_act: activation \"softsign\" is not known\nhint: known: silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu, relu2"),
         ("llama-3-8b", "/tie_word_embeddings", json!("no"), "tie_word_embeddings: expected true or false, found \"no\""),
-        ("llama-3-8b", "/head_dim", json!(7), "partial_rotary_factor: 1 of a head of 7 is 7 rotated elements, expected an even part of it"),
+        ("llama-3-8b", "/head_dim", json!(7), "head_dim: a head of 7 elements cannot be rotated, which takes pairs of them\nhint: expected an even number"),
         ("gpt-neox-20b", "/rotary_pct", json!(0.001), "rotary_pct: 0.001 of a head of 96 is 0 rotated elements, expected an even part of it"),
         ("opt-13b", "/word_embed_proj_dim", json!(512), "word_embed_proj_dim: 512 differs from a hidden size of 5120, which is not supported\nhint: describe the model natively instead: layers of operators with named dims, see docs/models.md"),
         ("opt-13b", "/do_layer_norm_before", json!(false), "do_layer_norm_before: only true is supported for family `opt`\nhint: describe the model natively instead: layers of operators with named dims, see docs/models.md"),

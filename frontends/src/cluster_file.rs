@@ -12,9 +12,9 @@ use ir::units::{Bytes, BytesPerSecond, FlopsPerSecond, GIB, Seconds};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-const GIGA: f64 = 1e9;
-const TERA: f64 = 1e12;
-const MICRO: f64 = 1e-6;
+pub(crate) const GIGA: f64 = 1e9;
+pub(crate) const TERA: f64 = 1e12;
+pub(crate) const MICRO: f64 = 1e-6;
 
 /// A cluster, as a user writes it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -6,6 +6,7 @@ mod scan;
 mod sentence;
 mod document;
 mod cluster_file;
+mod cluster_written;
 mod cluster_check;
 mod cluster;
 mod shipped_clusters;

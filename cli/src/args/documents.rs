@@ -26,7 +26,8 @@ pub(crate) struct ModelsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     planner clusters\n  \
-    planner clusters dgx-h100 --nodes 16 --json")]
+    planner clusters dgx-h100 --nodes 16 --json\n  \
+    planner clusters dgx-h100 --native > my-cluster.json")]
 pub(crate) struct ClustersArgs {
     /// File or name of a cluster
     pub(crate) cluster: Option<String>,
@@ -34,6 +35,9 @@ pub(crate) struct ClustersArgs {
     pub(crate) size: SizeArgs,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
+    /// Print the cluster as a file, to be changed and planned for
+    #[arg(long, requires = "cluster", conflicts_with = "json")]
+    pub(crate) native: bool,
 }
 
 #[derive(Debug, Args)]

@@ -108,6 +108,12 @@ pub(crate) fn rotary(
     let theta = fields.rope_number(&["rope_theta", "rotary_emb_base"], defaults.theta)?;
     let share = fields.rope_number(SHARE, defaults.share)?;
     let dims = (head_dim as f64 * share) as u64;
+    if share == 1.0 && !dims.is_multiple_of(2) {
+        let what = format!("a head of {head_dim} elements cannot be rotated, which takes pairs of them");
+        return Err(fields
+            .fail(&["head_dim", "hidden_size", "n_embd", "n_embed"], what)
+            .with_hint("expected an even number"));
+    }
     if dims == 0 || dims > head_dim || !dims.is_multiple_of(2) {
         let what = format!(
             "{share} of a head of {head_dim} is {dims} rotated elements, expected an even part of it"

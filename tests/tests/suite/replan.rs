@@ -199,6 +199,9 @@ fn a_node_that_is_lost_takes_its_domain_where_domains_must_be_alike() {
     done(&["optimize", "llama-3-8b", "three-regions", "--global-batch", "96", "--pin", pins, "-o", &file]);
     let answer = json(&["replan", &file, "--lost-nodes", "0"]);
     assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&32.into(), &8.into()));
+    let said = planner(&["replan", &file, "--gained", "8"]);
+    assert_eq!(said.code, 2, "{said}");
+    assert!(said.err.contains("several groups") && said.err.contains("--cluster FILE"), "{said}");
 }
 
 #[test]

@@ -2,9 +2,12 @@
 
 #![expect(clippy::disallowed_methods, reason = "a test of files")]
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use planner_cli::{Interrupt, ProgressBar, Terminal, exit_code, run};
 use serde_json::Value;
 use tests::{done, json, planner};
 
@@ -52,6 +55,33 @@ fn a_point_of_a_sweep_is_the_question_asked_alone() {
         assert_eq!(row["plan"]["step_time_s"], plan["predicted"]["step_time_s"]);
         assert_eq!(row["plan"]["peak_memory_bytes"], plan["predicted"]["peak_memory_bytes"]);
     }
+}
+
+#[test]
+fn a_sweep_that_is_stopped_gives_the_points_that_it_has() {
+    let file = scratch("stopped.jsonl");
+    let batches = (1..400).map(|n| (8 * n).to_string()).collect::<Vec<_>>().join(",");
+    let over = format!("global-batch={batches}");
+    let words =
+        ["planner", "sweep", "gpt2", "dgx-h100", "--devices", "2", "--over", &over, "--json", "-o", &file];
+    let (mut out, mut err, interrupt) = (Vec::new(), Vec::new(), Interrupt::new());
+    let mut terminal =
+        Terminal { out: &mut out, err: &mut err, progress: ProgressBar::Hidden, interrupt: &interrupt };
+    let is_done = AtomicBool::new(false);
+    let code = std::thread::scope(|threads| {
+        // It is heard only once the first point is asked.
+        threads.spawn(|| while !interrupt.raise() && !is_done.load(Ordering::SeqCst) {});
+        let code = run(words.map(OsString::from), &mut terminal);
+        is_done.store(true, Ordering::SeqCst);
+        code
+    });
+    assert_eq!(code, exit_code::INTERRUPTED);
+    let err = String::from_utf8(err).unwrap();
+    assert!(err.contains("of 399 points are worked out"), "{err}");
+    let rows: Value = serde_json::from_slice(&out).unwrap();
+    assert!(rows.as_array().unwrap().len() < 399);
+    let kept = fs::read_to_string(&file).unwrap();
+    assert_eq!(kept.lines().count(), rows.as_array().unwrap().len());
 }
 
 #[test]
