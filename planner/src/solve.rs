@@ -18,6 +18,7 @@ mod bucket;
 mod capacity;
 mod labels;
 mod narrow;
+mod parts;
 mod weighed;
 
 pub use branch::solve;
@@ -192,11 +193,26 @@ impl<'a> Prepared<'a> {
         edges: Weights,
         more: impl Fn(usize, usize) -> f64,
     ) -> Option<(f64, Vec<usize>)> {
-        let moved = Moved::new(self.weighed(nodes, edges, more)?).narrow(Aim::Cheapest)?;
-        let choices = moved.weighed.choices.clone();
-        let (value, classes) = bucket::cheapest(moved.weighed)?;
-        let choice = |(node, &class): (usize, &usize)| choices[node][class];
-        Some((value, classes.iter().enumerate().map(choice).collect()))
+        self.least_in_parts((nodes, edges), more, parts::MOST_WORK)
+    }
+
+    /// The same where what takes more than so much work to eliminate is done in parts.
+    fn least_in_parts(
+        &self,
+        (nodes, edges): (Weights, Weights),
+        more: impl Fn(usize, usize) -> f64,
+        most_work: f64,
+    ) -> Option<(f64, Vec<usize>)> {
+        let aim = Aim::CheapestBelow(f64::INFINITY);
+        let narrowed = Moved::new(self.weighed(nodes, edges, more)?).narrow(aim)?;
+        parts::cheapest(narrowed, most_work)
+    }
+
+    /// As [`Self::eliminate`], in parts of so little work that hardly any node is eliminated before all but one of its choices are closed.
+    #[cfg(test)]
+    pub(crate) fn eliminate_in_parts(&self, price: f64, most_work: f64) -> Option<(f64, Vec<usize>)> {
+        let weights = Weights::priced(price);
+        self.least_in_parts((weights, weights), |_, _| 0.0, most_work)
     }
 
     /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice. `None` where all choices

@@ -84,6 +84,17 @@ proptest! {
     }
 
     #[test]
+    fn what_is_eliminated_in_parts_is_as_cheap(problem in problem(), price in 0_u32..5, work in 0_u32..20) {
+        let price = f64::from(price);
+        let prepared = Prepared::new(&problem);
+        let [whole, parts] = [f64::INFINITY, f64::from(work)].map(|work| prepared.eliminate_in_parts(price, work));
+        prop_assert_eq!(whole.as_ref().map(|one| one.0), parts.as_ref().map(|one| one.0));
+        if let Some((value, choices)) = parts {
+            prop_assert_eq!(problem.total(&choices).map(|cost| cost.time + price * cost.memory), Some(value));
+        }
+    }
+
+    #[test]
     fn a_price_of_edges_by_itself_is_the_time_of_edges(problem in problem(), price in 0_u32..5, kept in 0_u32..5) {
         let (price, kept) = (f64::from(price), f64::from(kept));
         let apart = solve::Prepared::new(&problem).eliminate_apart(price, kept);

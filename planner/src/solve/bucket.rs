@@ -86,6 +86,46 @@ pub(super) fn next_node<T>(left: &[usize], tables: &[Table<T>]) -> Option<usize>
     sizes.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, node)| node)
 }
 
+/// Where eliminating all nodes takes more than so many look-ups, at most, the node with the most classes of those whose table is the first
+/// that is too large.
+pub(super) fn heaviest(weighed: &Weighed, most: f64) -> Option<usize> {
+    let n_classes = |node: usize| weighed.costs[node].len();
+    let is_open = |node: usize| n_classes(node) > 1;
+    let mut left: Vec<usize> = (0..weighed.costs.len()).filter(|&node| is_open(node)).collect();
+    // Most problems are narrowed to a few combinations.
+    if left.iter().map(|&node| n_classes(node) as f64).product::<f64>() <= most {
+        return None;
+    }
+    // Of tables nothing but which open nodes they see by how many ports.
+    let of_pair = |pair: &Pairs| {
+        let mut table: Table<()> = Table::of_pair(pair, Vec::new());
+        table.scope.retain(|(node, ..)| is_open(*node));
+        table
+    };
+    let mut tables: Vec<Table<()>> = weighed.tables.iter().map(of_pair).collect();
+    let mut work = 0.0;
+    while let Some(node) = next_node(&left, &tables) {
+        left.retain(|&other| other != node);
+        let (touching, rest): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| table.sees(node));
+        tables = rest;
+        let others = neighbours(node, &touching);
+        let n_ports = |other: usize| -> usize {
+            let seen = touching.iter().flat_map(|table| &table.scope).filter(|(n, ..)| *n == other);
+            seen.fold(1_usize, |all, (_, _, ports)| all.saturating_mul(*ports)).min(n_classes(other))
+        };
+        let scope: Vec<(usize, Ports, usize)> =
+            others.iter().map(|&other| (other, Ports::default(), n_ports(other))).collect();
+        work += scope.iter().map(|(.., ports)| *ports as f64).product::<f64>() * n_classes(node) as f64;
+        if work > most {
+            return others.into_iter().chain([node]).max_by_key(|&one| (n_classes(one), one));
+        }
+        if scope.len() > 1 {
+            tables.push(Table { scope, values: Vec::new() });
+        }
+    }
+    None
+}
+
 /// Nodes that some table sees beside a node, in rising order.
 pub(super) fn neighbours<T>(node: usize, tables: &[Table<T>]) -> Vec<usize> {
     let all = tables.iter().flat_map(|table| table.scope.iter().map(|(n, ..)| *n));

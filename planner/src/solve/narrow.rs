@@ -17,7 +17,7 @@ use super::weighed::{Kept, Weighed, select};
 const MAX_ROUNDS: usize = 8;
 
 /// Classes are closed only if they are worse by this part of the best, so that rounding closes no equal.
-const TOLERANCE: f64 = 1e-9;
+pub(super) const TOLERANCE: f64 = 1e-9;
 
 /// A problem whose costs are moved.
 pub(super) struct Moved {
@@ -40,8 +40,8 @@ pub(super) struct Moved {
 /// Which combinations must be left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Aim {
-    /// The cheapest.
-    Cheapest,
+    /// The cheapest, if it costs no more than this.
+    CheapestBelow(f64),
     /// All that cost no more than this.
     Below(f64),
 }
@@ -77,14 +77,13 @@ impl Moved {
     /// Sweeps until few classes are left or nothing moves. `None` where every combination is forbidden or above the
     /// limit.
     pub(super) fn narrow(mut self, aim: Aim) -> Option<Self> {
-        if let Aim::Below(limit) = aim {
-            self.limit = limit;
-        }
+        let (Aim::CheapestBelow(limit) | Aim::Below(limit)) = aim;
+        self.limit = limit;
         let mut before = f64::NEG_INFINITY;
         for _ in 0..MAX_ROUNDS {
             for sweep in [Sweep::Forward, Sweep::Backward] {
                 let picked = self.sweep(sweep)?;
-                if aim == Aim::Cheapest {
+                if matches!(aim, Aim::CheapestBelow(_)) {
                     let known = self.weighed.total(&picked);
                     self.limit = self.limit.min(known + TOLERANCE * known.abs());
                 }
@@ -267,6 +266,20 @@ impl Moved {
                 .filter(|(cost, _)| cost.is_finite())
                 .for_each(|(cost, &port)| *cost -= pushed[port as usize]);
         }
+    }
+
+    /// Two parts of the problem, by the classes of a node: those whose bounds are the higher, then the others.
+    pub(super) fn halves(&self, node: usize) -> [Weighed; 2] {
+        let mut classes: Vec<usize> = (0..self.nodes[node].len()).collect();
+        classes.sort_by(|&a, &b| self.nodes[node][a].total_cmp(&self.nodes[node][b]).then(a.cmp(&b)));
+        let (low, high) = classes.split_at(classes.len().div_ceil(2));
+        [high, low].map(|half| {
+            let mut open: Vec<Vec<usize>> =
+                self.nodes.iter().map(|costs| (0..costs.len()).collect()).collect();
+            open[node] = half.to_vec();
+            open[node].sort_unstable();
+            self.weighed.keep(&Kept::new(&self.weighed, open))
+        })
     }
 
     /// The same without closed classes and shut ports.
