@@ -110,6 +110,9 @@ fn found(
         None => search_within((request, changes), effort, &args.threads, terminal),
     };
     match (ask(request), &args.constraints) {
+        (Err(Failure::NoPlan(no_plan)), Some(file)) if constraints::are_wrong(&no_plan) => {
+            Err(constraints::refused(file, &no_plan))
+        }
         (Err(Failure::NoPlan(no_plan)), Some(file)) if !request.pins.constraints.is_empty() => {
             let pins = Pins { constraints: Constraints::default(), ..request.pins.clone() };
             // Names are right, or the question would not stand without them either.

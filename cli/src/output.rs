@@ -114,8 +114,7 @@ fn write_bytes(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 /// Writes files into a new folder, through a temporary neighbour of it, so that nobody ever sees some of them. An empty
 /// folder may be there already.
 pub(crate) fn write_folder(path: &Path, files: &[(String, Vec<u8>)]) -> Result<(), Failure> {
-    let neighbour = neighbour(path)
-        .ok_or_else(|| Failure::argument(format!("{}: this is no name of a folder", path.display())))?;
+    let neighbour = neighbour_of_folder(path)?;
     let fill = || {
         fs::create_dir(&neighbour)?;
         files.iter().try_for_each(|(name, bytes)| write_bytes(&neighbour.join(name), bytes))?;
@@ -127,6 +126,20 @@ pub(crate) fn write_folder(path: &Path, files: &[(String, Vec<u8>)]) -> Result<(
         let _ = fs::remove_dir_all(&neighbour);
     }
     written.map_err(unwritten(path))
+}
+
+/// Whether a folder can be made there, before the work whose result it is to hold.
+///
+/// # Errors
+/// Where its own folder is missing or takes none.
+pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
+    let neighbour = neighbour_of_folder(path)?;
+    fs::create_dir(&neighbour).and_then(|()| fs::remove_dir(&neighbour)).map_err(unwritten(path))
+}
+
+fn neighbour_of_folder(path: &Path) -> Result<PathBuf, Failure> {
+    neighbour(path)
+        .ok_or_else(|| Failure::argument(format!("{}: this is no name of a folder", path.display())))
 }
 
 /// Whether files can be written there as a new folder: nothing is there, or an empty folder.
@@ -175,6 +188,8 @@ mod tests {
         let error = check_writable(&folder).unwrap_err().to_string();
         assert!(error.contains("not a folder"), "{error}");
         assert!(check_writable(&folder.join("no/plan.json")).is_err());
+        check_folder(&folder.join("checkpoint")).unwrap();
+        assert!(names(&folder).is_empty() && check_folder(&folder.join("no/checkpoint")).is_err());
         assert!(check_writable(Path::new("-")).unwrap_err().to_string().contains("/dev/stdout"));
         fs::remove_dir_all(folder).unwrap();
     }

@@ -38,6 +38,10 @@ use crate::terminal::Terminal;
 /// Sizes of the cluster that are thought of, from the largest: one that uses all devices may divide badly.
 const MOST_SIZES: usize = 4096;
 
+/// Where what is near leaves more than the rest of the devices idle, everything is looked at: few numbers divide the batch, and other degrees use
+/// more of them.
+const MOST_OF: f64 = 0.75;
+
 /// Of these, the largest for which everything is looked at, where it is.
 const SIZES_ANEW: usize = 3;
 
@@ -82,7 +86,7 @@ impl Tried {
     fn of(n_devices: u64, outcome: Outcome) -> Self {
         let (step_time_s, no_plan) = match outcome {
             Outcome::Found(time) => (Some(time.0), None),
-            Outcome::NoFaster => (None, Some("none is faster".into())),
+            Outcome::NoFaster => (None, Some("none near the old plan is faster".into())),
             Outcome::NoPlan(why) => (None, Some(why)),
         };
         Self { n_devices, step_time_s, no_plan }
@@ -285,7 +289,9 @@ fn next(
     // What an engine can run is a union of spaces: none of them is looked at near a plan.
     let near = if target.is_some() { None } else { optimize_near(&asked, &clusters, plan)? };
     let n_near = match near {
-        Some(Near { plan, outcomes }) if !args.anew => {
+        Some(Near { plan, outcomes })
+            if !args.anew && plan.n_devices() as f64 >= MOST_OF * now.n_devices as f64 =>
+        {
             let tried = outcomes.into_iter();
             let tried = tried.map(|(at, outcome)| Tried::of(clusters[at].n_devices(), outcome));
             return Ok((tried.collect(), plan));

@@ -18,7 +18,7 @@ use crate::copy::{SEED, SmallRun, small};
 use crate::failure::Failure;
 use crate::figures;
 use crate::input;
-use crate::output::{is_free, json, write_whole};
+use crate::output::{check_folder, check_writable, is_free, json, write_whole};
 use crate::terminal::Terminal;
 
 mod checkpoint;
@@ -48,6 +48,8 @@ pub(crate) fn run(args: &RunArgs, terminal: &mut Terminal<'_>) -> Result<(), Fai
         let what = format!("{}: there is something already", folder.display());
         return Err(Failure::argument_with_hint(what, "name a folder that does not exist"));
     }
+    args.save.as_deref().map_or(Ok(()), check_folder)?;
+    args.trace.as_deref().map_or(Ok(()), check_writable)?;
     let parts = checkpoint::parts_of(&whole, (&small.plan, &opened))?;
     let precision = precision(args.precision);
     let before = args.load.as_ref().map(|folder| checkpoint::load(folder, args, &parts)).transpose()?;

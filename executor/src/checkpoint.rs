@@ -282,6 +282,12 @@ pub struct Checkpoint {
 /// By parameter of a plan's model, the rank that wrote each element.
 pub type Writers = BTreeMap<ParameterName, ArrayD<u32>>;
 
+/// Steps and sequences that no training has done.
+const MOST_DONE: u64 = 1 << 48;
+
+/// Place of the second moment, a mean of squares, among the states.
+const SECOND_MOMENT: usize = 2;
+
 /// Reads a checkpoint; `read` gives the bytes of a file.
 ///
 /// # Errors
@@ -327,6 +333,15 @@ fn read_index(bytes: &[u8]) -> Result<Index, CheckpointError> {
     if index.planner_checkpoint != VERSION {
         let what = format!("version {} of the form, expected {VERSION}", index.planner_checkpoint);
         return Err(fault(INDEX, what));
+    }
+    for (what, count) in [("steps", index.steps), ("sequences", index.sequences)] {
+        if count > MOST_DONE {
+            return Err(fault(INDEX, format!("{what}: {count}, expected no more than {MOST_DONE}")));
+        }
+    }
+    let rate = index.training.learning_rate;
+    if !(rate > 0.0 && rate.is_finite()) {
+        return Err(fault(INDEX, format!("training.learning_rate: {rate}, expected a number above 0")));
     }
     let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && name != "..";
     if let Some(file) = index.files.iter().find(|file| !plain(&file.name)) {
@@ -397,6 +412,11 @@ fn read_file(
             return Err(wrong("the index says that it has no moments"));
         };
         for (at, value) in places(&all, &place.region).into_iter().zip(numbers.read(tensor.data())) {
+            if !value.is_finite() || (place.state == SECOND_MOMENT && value < 0.0) {
+                return Err(wrong(&format!(
+                    "element {at} of the parameter is {value}, which no training goes on from"
+                )));
+            }
             if let Some(other) = writers[at].replace(file.rank as u32) {
                 return Err(wrong(&format!(
                     "element {at} of the parameter is also in the file of rank {other}"

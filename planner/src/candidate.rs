@@ -339,17 +339,19 @@ pub fn micro_batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<u64
     let all: Vec<u64> = divisors(batch).into_iter().filter(allows).collect();
     let good: Vec<u64> =
         all.iter().copied().filter(|&b| (LEAST_TOKENS..=most).contains(&tokens(b))).collect();
-    if good.iter().all(|b| batch / b < n_stages) && !good.is_empty() {
-        // Stages without a micro-batch each idle for longer than short kernels take.
-        let shorter = all.iter().copied().filter(|&b| tokens(b) < LEAST_TOKENS).max();
-        return shorter.into_iter().chain(good).collect();
+    if good.iter().any(|b| batch / b >= n_stages) {
+        return good;
     }
-    if good.is_empty() {
-        // Nothing is near: the micro-batch nearest to the range from below, or the smallest.
-        let near = all.iter().copied().filter(|&b| tokens(b) <= most).max();
-        return near.or_else(|| all.first().copied()).into_iter().collect();
-    }
-    good
+    // Stages without a micro-batch each idle for longer than short kernels take, and few schedules run them: the nearest to the range from below,
+    // and the largest of which every stage has one.
+    let near = if good.is_empty() {
+        all.iter().copied().filter(|&b| tokens(b) <= most).max().or_else(|| all.first().copied())
+    } else {
+        all.iter().copied().filter(|&b| tokens(b) < LEAST_TOKENS).max()
+    };
+    let fills = all.iter().copied().filter(|&b| batch / b >= n_stages).max();
+    let fills = fills.filter(|fills| near.is_some_and(|near| *fills < near));
+    fills.into_iter().chain(near).chain(good).collect()
 }
 
 /// Fewest tokens that a device gets of a micro-batch, unless stages then have none each: below, kernels are short.

@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use crate::forbid::kind_of;
 use crate::found::{Again, Found, Further, Start};
 use crate::optimize::search_from;
-use crate::request::{NoPlan, OnProgress, Pins, Request, ScheduleKind, SharesKind, Stop};
+use crate::request::{Forbid, NoPlan, OnProgress, Pins, Request, ScheduleKind, SharesKind, Stop};
 use crate::shapes::divisors;
 use crate::{offload, on_cluster, split_schedules, written};
 
@@ -51,7 +51,7 @@ const WORTH_TELLING: f64 = 0.95;
 const FURTHER: f64 = 0.05;
 
 /// Why some number of devices has no plan.
-const UNDIVIDED: &str = "no numbers of replicas and stages divide the devices and the batch";
+const UNDIVIDED: &str = "no numbers of replicas and stages that are allowed divide the devices and the batch";
 
 /// All of it takes about as long as others take between two reports.
 const UNWATCHED: (Stop<'_>, OnProgress<'_>) = (Stop::never(), &|_| ());
@@ -97,6 +97,14 @@ impl Degrees {
             cuts_experts: pins.etp.unwrap_or(roles.etp) > 1,
             micro_batch: pins.micro_batch.unwrap_or(roles.micro_batch),
         }
+    }
+
+    /// Whether none of them is forbidden.
+    fn are_allowed(self, forbid: &Forbid) -> bool {
+        forbid.tp.allows(self.tp)
+            && forbid.cp.allows(self.cp)
+            && forbid.ep.allows(self.ep)
+            && forbid.micro_batch.allows(self.micro_batch)
     }
 
     /// One of them twice or half as large, as far as the user leaves it open.
@@ -150,9 +158,11 @@ fn places(
         let sequences = request.job.global_batch / dp;
         let micro_batch = divisors(sequences).into_iter().rev().find(|b| *b <= degrees.micro_batch)?;
         let divides = divides && pins.micro_batch.is_none_or(|wanted| wanted == micro_batch);
+        let (forbid, degrees) = (&pins.forbid, Degrees { micro_batch, ..degrees });
+        let is_allowed = forbid.pp.allows(n_stages) && forbid.dp.allows(dp) && degrees.are_allowed(forbid);
         let pipeline = (n_stages, sequences / micro_batch, n_devices);
         let promise = promise(request.model.n_layers(), pipeline, (before.pp, before.vpp));
-        divides.then_some(Place { at, degrees: Degrees { micro_batch, ..degrees }, n_stages, promise })
+        (divides && is_allowed).then_some(Place { at, degrees, n_stages, promise })
     };
     numbers.filter_map(place).collect()
 }

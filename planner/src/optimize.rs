@@ -149,7 +149,9 @@ fn searched<'a>(
         promising = left.look_inside(of, limit, tally);
     }
     let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.by_sums, best));
-    if start.again == Again::InMoreWays && !is_in_vain && !tally.stopped && misses() {
+    // Of a handful what is in vain so far may still come to what must be undercut: where kernels are short, other forms or named degrees do.
+    let is_looked_at = !is_in_vain || n_candidates() <= HANDFUL;
+    if start.again == Again::InMoreWays && is_looked_at && !tally.stopped && misses() {
         let named = if few_fit { Vec::new() } else { named_candidates(&scope, least_degree) };
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);
     }

@@ -5,6 +5,7 @@
 #![warn(missing_docs)]
 
 pub mod row;
+mod row_check;
 mod express_model;
 mod express_cluster;
 pub mod express;

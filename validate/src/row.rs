@@ -157,7 +157,12 @@ impl Row {
 /// # Errors
 /// Line and column of what cannot be read.
 pub fn read(text: &str) -> Result<Vec<Row>, RowError> {
-    read_as(text)
+    let rows: Vec<Row> = read_as(text)?;
+    for (at, row) in rows.iter().enumerate() {
+        let named = |what: String| RowError(format!("row {} ({}), {what}", at + 1, row.id));
+        row.check().map_err(named)?;
+    }
+    Ok(rows)
 }
 
 /// What is wrong with a table: `line 3, column time_us: invalid float literal`.
@@ -184,10 +189,11 @@ fn fault(error: &csv::Error, header: &StringRecord) -> RowError {
     if let Some(column) = what.strip_prefix("missing field ") {
         return RowError(format!("the header has no column {column}"));
     }
-    let line = pos.as_ref().map_or(String::new(), |pos| format!("line {}", pos.line()));
+    // Where lines end in two characters the position is that of the line before.
+    let line = pos.as_ref().map_or(0, |pos| pos.line().max(pos.record() + 1));
     let column = err.field().and_then(|at| header.get(usize::try_from(at).ok()?));
     let column = column.map_or(String::new(), |name| format!(", column {name}"));
-    RowError(format!("{line}{column}: {what}"))
+    RowError(format!("line {line}{column}: {what}"))
 }
 
 /// The rows that are shipped.
@@ -222,5 +228,40 @@ mod tests {
         let cells = vec!["x"; header.split(',').count()].join(",");
         let error = read(&format!("{header}\n{cells}\n")).unwrap_err().to_string();
         assert_eq!(error, "line 2, column complete: invalid digit found in string");
+        let error = read(&format!("{header}\r\n{cells}\r\n")).unwrap_err().to_string();
+        assert_eq!(error, "line 2, column complete: invalid digit found in string");
+    }
+
+    #[test]
+    fn a_cell_that_means_nothing_is_named() {
+        let table = include_str!("../../fixtures/published/training.csv");
+        let lines: Vec<&str> = table.lines().take(2).collect();
+        let columns: Vec<&str> = lines[0].split(',').collect();
+        let with = |column: &str, cell: &str| {
+            let at = columns.iter().position(|name| *name == column).unwrap();
+            let mut cells: Vec<&str> = lines[1].split(',').collect();
+            cells[at] = cell;
+            read(&format!("{}\n{}\n", lines[0], cells.join(","))).map_err(|error| error.to_string())
+        };
+        assert!(with("recompute", "full").is_ok() && with("overlap", "gradients;tensor").is_ok());
+        for (column, cell) in [
+            ("recompute", "Full"),
+            ("recompute", "mlp+zzz"),
+            ("stack", "zzz"),
+            ("attention", "Flash"),
+            ("date", "zzz"),
+            ("zero", "7"),
+            ("zero", "-1"),
+            ("schedule", "GPipe"),
+            ("overlap", "all"),
+            ("sequence_parallel", "yes"),
+            ("capacity", "-1"),
+            ("step_s", "-14"),
+            ("tp", "0"),
+            ("micro_batch", "0"),
+        ] {
+            let error = with(column, cell).unwrap_err();
+            assert!(error.starts_with("row 1 (") && error.contains(&format!("column {column}: ")), "{error}");
+        }
     }
 }

@@ -362,6 +362,20 @@ fn broken_checkpoints_are_refused() {
         complaint(&plan, at, |folder| fs::write(folder.join("checkpoint.json"), "{").unwrap(), &[]),
         complaint(&plan, at, index(|index| index["planner_checkpoint"] = 9.into()), &[]),
         complaint(&plan, at, index(|index| index["colour"] = "red".into()), &[]),
+        complaint(&plan, at, index(|index| index["steps"] = u64::MAX.into()), &[]),
+        complaint(&plan, at, index(|index| index["training"]["learning_rate"] = (-0.01).into()), &[]),
+        complaint(
+            &plan,
+            at,
+            |folder| {
+                let last = |bytes: &mut Vec<u8>| {
+                    let from = bytes.len() - 8;
+                    bytes[from..].copy_from_slice(&f64::NAN.to_le_bytes());
+                };
+                signed(&spoil(last), folder);
+            },
+            &[],
+        ),
         complaint(&plan, at, index(|index| index["files"][1]["name"] = "../../etc/passwd".into()), &[]),
         complaint(&plan, at, index(|index| _ = index["files"].as_array_mut().unwrap().pop()), &[]),
         complaint(

@@ -67,7 +67,7 @@ fn a_batch_that_does_not_divide_leaves_devices_spare_and_says_why() {
     let words = ["replan", &file, "--gained", "8", "--pin", "tp=8,pp=1,cp=1,micro-batch=1"];
     let answer = json(&words);
     let tried = answer["tried"].as_array().unwrap();
-    assert!(tried[0]["no_plan"].as_str().unwrap().contains("divide the devices and the batch"), "{answer}");
+    assert!(tried[0]["no_plan"].as_str().unwrap().contains("must divide the global batch"), "{answer}");
     assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&16.into(), &8.into()));
     let text = done(&words).out;
     assert!(text.contains("64 sequences a step, as before") && text.contains("8 devices"), "{text}");
@@ -211,4 +211,15 @@ fn nothing_stays_on_devices_that_are_others() {
     let [stays, moves, read] =
         ["stays_bytes", "moves_bytes", "from_checkpoint_bytes"].map(|name| number(&answer[name]));
     assert!(stays == 0.0 && moves == 0.0 && read > 0.0, "{answer}");
+}
+
+/// Of 32 sequences few numbers of replicas and stages divide 48 devices: what is near stays on 32.
+#[test]
+fn everything_is_looked_at_where_what_is_near_leaves_many_devices_idle() {
+    let file = scratch!("replan-idle.json");
+    let question = ["optimize", "llama-3-8b", "dgx-h100", "--nodes", "4", "--global-batch", "32"];
+    done(&[&question[..], &["--seq-len", "8192", "--pin", "split-backward=none", "-o", &file]].concat());
+    let answer = json(&["replan", &file, "--gained", "16", "--pin", "split-backward=none"]);
+    assert_eq!(number(&answer["to"]["n_devices"]), 48.0, "{answer}");
+    assert!(number(&answer["to"]["step_time_s"]) < 0.95 * number(&answer["from"]["step_time_s"]), "{answer}");
 }
