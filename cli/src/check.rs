@@ -248,7 +248,7 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
 fn report(checked: &Checked) -> String {
     let slices =
         if checked.n_slices > 1 { format!(" of {} slices", checked.n_slices) } else { String::new() };
-    let micro_batches = format!("{} micro-batches{slices}", checked.n_micro_batches);
+    let micro_batches = figures::counted(u64::from(checked.n_micro_batches), "micro-batch");
     let order = match checked.n_overtaken {
         0 => "received in the order sent".to_owned(),
         n => format!("{n} of them received after a later one"),
@@ -257,7 +257,7 @@ fn report(checked: &Checked) -> String {
         (
             "schedule",
             format!(
-                "{}, {}, {} of each, {micro_batches}",
+                "{}, {}, {} of each, {micro_batches}{slices}",
                 checked.schedule,
                 figures::counted(u64::from(checked.n_stages), "stage"),
                 figures::counted(u64::from(checked.n_virtual_stages), "virtual stage")

@@ -105,7 +105,12 @@ pub(crate) fn grouped(n: u64) -> String {
 
 /// A count and its noun, with an `s` where there is not one: `1 node`, `4 nodes`.
 pub(crate) fn counted(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", grouped(n), if n == 1 { "" } else { "s" })
+    let ending = match n {
+        1 => "",
+        _ if noun.ends_with("ch") => "es",
+        _ => "s",
+    };
+    format!("{} {noun}{ending}", grouped(n))
 }
 
 #[cfg(test)]

@@ -205,8 +205,25 @@ struct Reader<'a> {
     mesh: &'a Mesh,
     program: Program,
     part: Option<Part>,
+    /// Of the lines that stand once, those that were read.
+    read: BTreeSet<&'static str>,
     last: usize,
 }
+
+/// What lines begin with that stand in a program no more than once.
+const ONCE: [&str; 11] = [
+    "program",
+    "updates",
+    "forward",
+    "backward",
+    "stream",
+    "out",
+    "out-gradient",
+    "stream-gradient",
+    "saved",
+    "kept",
+    "parameters",
+];
 
 impl<'a> Reader<'a> {
     fn new(layer: &'a Layer, mesh: &'a Mesh) -> Self {
@@ -225,7 +242,7 @@ impl<'a> Reader<'a> {
             out_gradient: Vec::new(),
             stream_gradient: Vec::new(),
         };
-        Self { layer, mesh, program, part: None, last: 1 }
+        Self { layer, mesh, program, part: None, read: BTreeSet::new(), last: 1 }
     }
 
     fn finish(self) -> Result<Program, TextError> {
@@ -238,6 +255,11 @@ impl<'a> Reader<'a> {
 
     fn line(&mut self, line: &Line<'_>) -> Result<(), TextError> {
         self.last = line.number;
+        if let Some(word) = ONCE.into_iter().find(|word| *word == line.words[0])
+            && !self.read.insert(word)
+        {
+            return Err(line.error(format!("`{word}` stands here a second time")));
+        }
         match line.words[0] {
             "program" => {}
             "updates" => self.part = None,
@@ -343,12 +365,26 @@ impl<'a> Reader<'a> {
         from..n.map_or(line.words.len(), |n| from + n)
     }
 
+    /// Between what an instruction takes and what it gives.
+    fn arrow(line: &Line<'_>, at: usize) -> Result<(), TextError> {
+        match line.words.get(at) {
+            Some(&"->") => Ok(()),
+            found => {
+                Err(line.error(format!("expected `->`, found `{}`", found.copied().unwrap_or("the end"))))
+            }
+        }
+    }
+
     fn instruction(&self, line: &Line<'_>) -> Result<Instruction, TextError> {
         let list = |range: std::ops::Range<usize>| range.map(|at| self.value(line, at)).collect();
         let maybes = |range: std::ops::Range<usize>| range.map(|at| self.maybe(line, at)).collect();
         match line.words[0] {
-            "load" => Ok(Instruction::Load { output: self.value(line, 2)? }),
+            "load" => {
+                Self::arrow(line, 1)?;
+                Ok(Instruction::Load { output: self.value(line, 2)? })
+            }
             "parameter" => {
+                Self::arrow(line, 1)?;
                 Ok(Instruction::Parameter { output: self.value(line, 2)?, gather: self.steps(line, 3)? })
             }
             "run" => {
@@ -366,11 +402,11 @@ impl<'a> Reader<'a> {
                 let (operands, gradients, results) = (operands?, gradients?, results?);
                 Ok(Instruction::Backward { op: self.op(line)?, operands, gradients, results })
             }
-            "convert" => Ok(Instruction::Convert {
-                input: self.value(line, 1)?,
-                output: self.value(line, 3)?,
-                steps: self.steps(line, 4)?,
-            }),
+            "convert" => {
+                Self::arrow(line, 2)?;
+                let (input, output) = (self.value(line, 1)?, self.value(line, 3)?);
+                Ok(Instruction::Convert { input, output, steps: self.steps(line, 4)? })
+            }
             "accumulate" => {
                 Ok(Instruction::Accumulate { gradient: self.value(line, 1)?, reduce: self.steps(line, 2)? })
             }
@@ -494,6 +530,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_stands_twice_or_points_nowhere_is_refused() {
+        let sample = Sample::new(Family::Dense, &[(2, Policy::Data), (2, Policy::TensorSequence)]);
+        let (model, mesh) = (sample.model(), sample.mesh());
+        let layer = &model.layers[1];
+        let program = lower(layer, &mesh, &layer.sizes(4, 64), &sample.choice(layer, &mesh)).unwrap();
+        let text = write_program(layer, &mesh, &program);
+        let said = |text: &str| read_program(layer, &mesh, text).unwrap_err().what;
+        let line = |word: &str| text.lines().find(|line| line.trim_start().starts_with(word)).unwrap();
+        let out = line("out ");
+        assert_eq!(said(&text.replace(out, &format!("{out}\n{out}"))), "`out` stands here a second time");
+        let load = line("load ");
+        assert_eq!(said(&text.replace(load, &load.replace("->", "-0"))), "expected `->`, found `-0`");
     }
 
     #[test]

@@ -315,7 +315,7 @@ fn complaint(plan: &str, at: &Path, change: impl Fn(&Path), more: &[&str]) -> St
 }
 
 /// Makes the last value of a file in f64 one that is no number.
-fn end_in_no_number(bytes: &mut Vec<u8>) {
+fn end_in_no_number(bytes: &mut [u8]) {
     let from = bytes.len() - 8;
     bytes[from..].copy_from_slice(&f64::NAN.to_le_bytes());
 }
@@ -370,7 +370,7 @@ fn broken_checkpoints_are_refused() {
         complaint(&plan, at, index(|index| index["colour"] = "red".into()), &[]),
         complaint(&plan, at, index(|index| index["steps"] = u64::MAX.into()), &[]),
         complaint(&plan, at, index(|index| index["training"]["learning_rate"] = (-0.01).into()), &[]),
-        complaint(&plan, at, |folder| signed(&spoil(end_in_no_number), folder), &[]),
+        complaint(&plan, at, |folder| signed(&spoil(|bytes| end_in_no_number(bytes)), folder), &[]),
         complaint(&plan, at, index(|index| index["files"][1]["name"] = "../../etc/passwd".into()), &[]),
         complaint(&plan, at, index(|index| _ = index["files"].as_array_mut().unwrap().pop()), &[]),
         complaint(
