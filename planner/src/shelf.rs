@@ -4,6 +4,7 @@
 //! of them is taken. What an entry costs is read off its program, not off the problem.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 
 use ir::engine::GradientOverlap;
 use ir::graph::{Sizes, TensorId};
@@ -16,7 +17,7 @@ use crate::forms::Forms;
 use crate::given::{Given, StorageRule, TiedUse};
 use crate::layer_problem::LayerProblem;
 use crate::levels::{LayerCost, Levels, Once};
-use crate::memos::Memos;
+use crate::memos::{Memos, lock};
 use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
 use crate::prices::Prices;
@@ -40,6 +41,9 @@ pub(crate) struct Bench<'s> {
     pub(crate) setting: Setting<'s>,
     pub(crate) prices: Prices<'s>,
     pub(crate) sizes: Vec<Vec<Sizes>>,
+    /// What choices of layer kinds of the wide model come to, nothing where they have no program: ways to work a candidate out come to
+    /// the same ones.
+    priced: Mutex<BTreeMap<(usize, LayerChoice), Option<Entry>>>,
     memos: &'s Memos,
 }
 
@@ -91,7 +95,8 @@ impl<'a> Scope<'a> {
             .keeping(self.pins().gradients)
             .passing(passed.into_iter().collect());
         prices.memo = self.memos.take(candidate, setting.ground);
-        Bench { candidate, setting: setting.clone(), prices, sizes, memos: &self.memos }
+        let (setting, priced) = (setting.clone(), Mutex::default());
+        Bench { candidate, setting, prices, sizes, priced, memos: &self.memos }
     }
 
     /// The choice problems of the forms of a layer kind; forms without a legal strategy are left out.
@@ -155,13 +160,24 @@ impl<'a> Scope<'a> {
         Some(match known {
             Some(at) => at,
             None => {
-                let (mesh, sizes) = (bench.prices.mesh(), &bench.sizes[kind][form]);
-                let program = lower(&self.wide.layers[wide], mesh, sizes, &choice).ok()?;
-                let entry = bench.setting.entry(&self.wide, (wide, choice), (mesh, sizes), &program);
+                let entry = self.entry_of(bench, &bench.sizes[kind][form], (wide, choice))?;
                 shelf.entries[kind].push(entry);
                 shelf.entries[kind].len() - 1
             }
         })
+    }
+
+    /// What a choice of a layer kind of the wide model comes to by its program; nothing where it has none.
+    fn entry_of(&self, bench: &Bench<'_>, sizes: &Sizes, chosen: (usize, LayerChoice)) -> Option<Entry> {
+        if let Some(known) = lock(&bench.priced).get(&chosen) {
+            return known.clone();
+        }
+        let mesh = bench.prices.mesh();
+        let program = lower(&self.wide.layers[chosen.0], mesh, sizes, &chosen.1).ok();
+        let price = |program| bench.setting.entry(&self.wide, chosen.clone(), (mesh, sizes), &program);
+        let entry = program.map(price);
+        lock(&bench.priced).insert(chosen, entry.clone());
+        entry
     }
 
     pub(crate) fn levels(&self, candidate: &Candidate, shelf: &Shelf) -> Levels {
