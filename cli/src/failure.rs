@@ -103,10 +103,10 @@ pub(crate) fn plain(complaint: &str) -> String {
     let Some((before, after)) = complaint.split_once(" is not in ") else { return complaint };
     let (range, rest) = after.split_at(after.find('\n').unwrap_or(after.len()));
     let before = before.rsplit_once(": ").map_or(before, |(before, _)| before);
-    let expected = match range.split_once("..=") {
-        Some((low, "18446744073709551615")) => format!("at least {low}"),
-        Some((low, high)) => format!("a number from {low} to {high}"),
-        None => return complaint,
+    let Some((low, high)) = range.split_once("..") else { return complaint };
+    let expected = match high.strip_prefix('=') {
+        Some(high) => format!("a number from {low} to {high}"),
+        None => format!("a number from {low}"),
     };
     format!("{before}: expected {expected}{rest}")
 }
@@ -147,5 +147,22 @@ impl Failure {
     /// True where there is nobody left to tell.
     pub(crate) fn is_silent(&self) -> bool {
         matches!(self, Self::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::plain;
+
+    #[test]
+    fn ranges_are_told_in_words() {
+        let said = plain("error: invalid value '4' for '--zero <0..3>': 4 is not in 0..=3\n\nFor more");
+        assert_eq!(
+            said,
+            "error: invalid value '4' for '--zero <0..3>': expected a number from 0 to 3\n\nFor more"
+        );
+        let said = plain("error: invalid value '0' for '--work <N>': 0 is not in 1..18446744073709551615");
+        assert_eq!(said, "error: invalid value '0' for '--work <N>': expected a number from 1");
+        assert_eq!(plain("a word is not in the list"), "a word is not in the list");
     }
 }

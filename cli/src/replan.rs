@@ -38,8 +38,8 @@ use crate::terminal::Terminal;
 /// Sizes of the cluster that are thought of, from the largest: one that uses all devices may divide badly.
 const MOST_SIZES: usize = 4096;
 
-/// Where what is near leaves more than the rest of the devices idle, everything is looked at: few numbers divide the batch, and other degrees use
-/// more of them.
+/// Where what is near leaves more than the rest of the devices that make a cluster idle, everything is looked at: few numbers divide the batch, and
+/// other degrees use more of them.
 const MOST_OF: f64 = 0.75;
 
 /// Of these, the largest for which everything is looked at, where it is.
@@ -286,11 +286,12 @@ fn next(
     forbid::check(&pins, "take back one of --pin and --forbid, which hold besides those of the plan")?;
     let asked = Request { pins, ..priced::request(plan, opened) };
     let clusters = sizes(now);
+    let largest = clusters.first().map_or(0, Cluster::n_devices);
     // What an engine can run is a union of spaces: none of them is looked at near a plan.
     let near = if target.is_some() { None } else { optimize_near(&asked, &clusters, plan)? };
     let n_near = match near {
         Some(Near { plan, outcomes })
-            if !args.anew && plan.n_devices() as f64 >= MOST_OF * now.n_devices as f64 =>
+            if !args.anew && plan.n_devices() as f64 >= MOST_OF * largest as f64 =>
         {
             let tried = outcomes.into_iter();
             let tried = tried.map(|(at, outcome)| Tried::of(clusters[at].n_devices(), outcome));
