@@ -25,23 +25,17 @@ pub(crate) fn read(file: &str) -> Result<Constraints, Failure> {
     Ok(read)
 }
 
-/// How a search's answer begins that names a fault of the constraints themselves.
-const WRONG: &str = "constraints: ";
-
-/// Whether a search found a fault of the constraints themselves: then nobody need ask what there is without them.
-pub(crate) fn are_wrong(no_plan: &NoPlan) -> bool {
-    no_plan.to_string().starts_with(WRONG)
+/// In place of a search's answer that there is no plan, where that names a fault of the constraints themselves: nobody need ask what there
+/// is without them.
+pub(crate) fn wrong(file: &str, no_plan: &NoPlan) -> Option<Failure> {
+    let said = no_plan.to_string();
+    Some(Failure::argument(format!("{file}: {}", said.strip_prefix("constraints: ")?)))
 }
 
-/// In place of a search's answer that there is no plan, where there would be one without the constraints: a wrong name
-/// is said as it is.
+/// The same where there would be a plan without the constraints.
 pub(crate) fn refused(file: &str, no_plan: &NoPlan) -> Failure {
-    let said = no_plan.to_string();
-    match said.strip_prefix(WRONG) {
-        Some(wrong) => Failure::argument(format!("{file}: {wrong}")),
-        None => Failure::argument_with_hint(
-            format!("{file}: no plan honours all that it says of layers and tensors: {said}"),
-            "without it there is a plan: take annotations back, or pin degrees that go with them",
-        ),
-    }
+    Failure::argument_with_hint(
+        format!("{file}: no plan honours all that it says of layers and tensors: {no_plan}"),
+        "without it there is a plan: take annotations back, or pin degrees that go with them",
+    )
 }

@@ -110,10 +110,10 @@ fn found(
         None => search_within((request, changes), effort, &args.threads, terminal),
     };
     match (ask(request), &args.constraints) {
-        (Err(Failure::NoPlan(no_plan)), Some(file)) if constraints::are_wrong(&no_plan) => {
-            Err(constraints::refused(file, &no_plan))
-        }
         (Err(Failure::NoPlan(no_plan)), Some(file)) if !request.pins.constraints.is_empty() => {
+            if let Some(wrong) = constraints::wrong(file, &no_plan) {
+                return Err(wrong);
+            }
             let pins = Pins { constraints: Constraints::default(), ..request.pins.clone() };
             // Names are right, or the question would not stand without them either.
             let without = ask(&Request { pins, ..request.clone() });

@@ -4,7 +4,6 @@
 //! come to is its bound in the memory that there is: asked of those alone whose bounds are the least, once the best
 //! is known. Those of which that is still the least are then asked what they take were memory free (`freely.rs`).
 
-use std::cell::OnceCell;
 use std::cmp::Ordering;
 
 use ir::units::Seconds;
@@ -73,7 +72,9 @@ pub(crate) struct Inside {
 /// What some candidates could come to, as far as that is less than a limit: those with the least bounds are asked until no
 /// more can be said of the least, or it is nearly the limit.
 pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit): (Forms<'_>, f64)) -> Inside {
-    let (free, next) = (OnceCell::new(), [Together::Schedule, Together::Family].map(Ask::InMemory));
+    // What is asked freely holds on to it.
+    let free;
+    let next = [Together::Schedule, Together::Family].map(Ask::InMemory);
     let open = |&at: &usize| Open { least: frontier.least(at), at, next: next.to_vec() };
     let mut all: Vec<Open<'_>> = worked_out.iter().map(open).collect();
     ask_least(frontier, &mut all, (of, limit), BY_SCHEDULE);
@@ -83,9 +84,10 @@ pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit):
     let by_sums = least(&all);
     let promising = all.iter().take_while(|one| one.least < limit).map(|one| one.at).collect();
     if all.first().is_some_and(|one| one.least < limit * ENOUGH)
-        && let Some(free) = free.get_or_init(|| frontier.scope().with_free_memory())
+        && let Some(scope) = frontier.scope().with_free_memory()
     {
-        all.iter_mut().for_each(|one| one.next.push(Ask::Freely(free)));
+        free = scope;
+        all.iter_mut().for_each(|one| one.next.push(Ask::Freely(&free)));
         ask_least(frontier, &mut all, (of, limit), MORE_BY_SCHEDULE);
     }
     Inside { least: least(&all), by_sums, promising }
