@@ -17,6 +17,7 @@ use crate::forbid::broken;
 use crate::levelled::levelled;
 use crate::levels::{Chunk, Levels};
 use crate::partition::{Place, as_given, partition};
+use crate::price::held::Held;
 use crate::price::hosts;
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_peak;
@@ -376,7 +377,13 @@ impl Scope<'_> {
             return Err(Failed::Slower);
         }
         let step = step(&self.setting, &staged).map_err(|_| Failed::Unfit)?;
-        let peak = |stage: usize| stage_peak(&self.setting, &staged, stage, step.held[stage]).0;
+        // Bounds take the chunks of a stage for alike: what fits only because they are not is none of the space.
+        let peak = |stage: usize| {
+            let held = &step.held[stage];
+            let of = |held: &Held| stage_peak(&self.setting, &staged, stage, held).0;
+            let own = of(held);
+            if held.holds_less_than_alike() { own.max(of(&held.were_alike())) } else { own }
+        };
         let grounds = self.grounds(candidate);
         let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
         let fits = fits && hosts::fullest(&self.setting, &staged, &step.held).is_none_or(|host| host.fits());

@@ -25,9 +25,9 @@ use crate::clock::Clock;
 use crate::evaluate::DEAREST;
 use crate::found::{Found, Further};
 use crate::given::{HomeRule, StateRule};
+use crate::price::held::Held;
 use crate::price::hosts::of_layers;
 use crate::price::setting::Entry;
-use crate::price::step::Held;
 use crate::request::{OffloadKind, Pins, Request, Untried};
 use crate::shelf::{Bench, Shelf};
 
@@ -254,7 +254,7 @@ impl Scope<'_> {
     /// Bytes that the fullest host, or its drives, lack for stages of such layers with so many micro-batches in flight.
     fn lacking(&self, bench: &Bench<'_>, (entry, in_flight): (&Entry, f64), clock: &Clock) -> f64 {
         let held = Held { kept: in_flight, ..Held::default() };
-        let all = of_layers(std::iter::once((entry, clock.layers)), held);
+        let all = of_layers(std::iter::once((entry, clock.layers)), &held);
         let meshes = bench.candidate.meshes();
         let stage = |stage: u64| (all, meshes.of(stage).n_devices());
         let stages: Vec<(OnNode, u64)> = (0..bench.candidate.n_stages).map(stage).collect();

@@ -21,6 +21,7 @@ pub mod setting;
 pub mod grounds;
 pub mod crossing;
 pub mod staged;
+pub mod held;
 pub mod step;
 pub mod stage_memory;
 pub mod replicas;

@@ -73,6 +73,24 @@ impl Turns {
         self.n_units().min(self.warm_up(rank).saturating_add(1))
     }
 
+    /// Shows what a rank has under way of each of its virtual stages, after every forward until that repeats: then it is most.
+    ///
+    /// Virtual stages take turns every `n_stages` forwards, from the first to the last, and the other way round backward.
+    pub fn under_way(&self, rank: u32, mut see: impl FnMut(&[u32])) {
+        let (p, v) = (self.shape.n_stages, self.shape.n_virtual_stages());
+        let turn = |unit: u32| unit / self.shape.n_slices % p.saturating_mul(v) / p;
+        let (n_units, ahead) = (self.n_units(), self.warm_up(rank));
+        let repeats = ahead.saturating_add(p.saturating_mul(v).saturating_mul(self.shape.n_slices));
+        let mut counts = vec![0; v as usize];
+        for unit in 0..n_units.min(repeats.saturating_add(1)) {
+            counts[turn(unit) as usize] += 1;
+            see(&counts);
+            if let Some(back) = unit.checked_sub(ahead) {
+                counts[(v - 1 - turn(back)) as usize] -= 1;
+            }
+        }
+    }
+
     /// The same as [`totals`] of the schedule's table, to [`EXACT`].
     ///
     /// # Errors
@@ -407,6 +425,31 @@ mod tests {
             (2..5_u32).prop_map(|slices| Schedule::Seq1F1B { slices }),
             (2..5_u32).prop_map(|slices| Schedule::TeraPipe { slices }),
         ]
+    }
+
+    proptest! {
+        /// Whatever its chunks weigh, a rank has as much under way as along its row of the table.
+        #[test]
+        fn chunks_under_way_are_those_of_the_table(
+            (v, p, groups) in (1..5_u32, 1..6_u32, 1..6_u32),
+            weights in proptest::collection::vec(0..9_u32, 4),
+        ) {
+            let schedule = if v == 1 { Schedule::OneFOneB } else { Schedule::Interleaved { virtual_stages: v } };
+            let m = p * groups;
+            let turns = Turns::new(schedule, p, m).unwrap();
+            let weigh = |counts: &[u32]| counts.iter().zip(&weights).map(|(n, weight)| n * weight).sum::<u32>();
+            for (rank, row) in (0..).zip(table(schedule, p, m).unwrap()) {
+                let (mut counts, mut most) = (vec![0; v as usize], 0);
+                for action in row {
+                    let own = &mut counts[action.virtual_stage as usize];
+                    *own = if action.section == Section::Forward { *own + 1 } else { *own - 1 };
+                    most = most.max(weigh(&counts));
+                }
+                let mut told = 0;
+                turns.under_way(rank, |counts| told = told.max(weigh(counts)));
+                prop_assert_eq!(told, most);
+            }
+        }
     }
 
     /// Chunks of which every `alike`-th has times of its own.

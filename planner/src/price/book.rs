@@ -225,7 +225,7 @@ impl<'a> Book<'a> {
         let streams = self.streams(staged);
         let step = step_between(&self.setting, staged, &streams)?;
         let peak = |(stage, held)| stage_peak(&self.setting, staged, stage, held);
-        let peaks = step.held.iter().copied().enumerate().map(peak).collect();
+        let peaks = step.held.iter().enumerate().map(peak).collect();
         Ok(Evaluation { step_time: step.time, peaks })
     }
 

@@ -243,7 +243,7 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
     let grounds = Grounds::new(setting, staged.n_stages, staged.meshes);
     let differ = differ(staged);
     let one = |stage: usize| {
-        let of_all = || (stage_memory(setting, staged, stage, step.held[stage]), grounds.at(stage).memory);
+        let of_all = || (stage_memory(setting, staged, stage, &step.held[stage]), grounds.at(stage).memory);
         let (memory, capacity) = replicas::fullest(setting, staged, stage).unwrap_or_else(of_all);
         let time = |of: &dyn Fn(&Entry) -> Seconds| slowest.sum(stage, of);
         StagePrediction {

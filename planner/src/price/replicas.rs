@@ -92,8 +92,8 @@ impl Replica {
     /// Peak memory of its devices of a stage.
     pub fn memory(&self, setting: &Setting<'_>, staged: &Staged<'_>, stage: usize) -> MemoryBreakdown {
         let own = staged.of(self);
-        let held = peaks(&own).ok().and_then(|held| held.get(stage).copied());
-        stage_memory(setting, &own, stage, held.unwrap_or_default())
+        let held = peaks(&own).ok().and_then(|held| held.get(stage).cloned());
+        stage_memory(setting, &own, stage, &held.unwrap_or_default())
     }
 }
 

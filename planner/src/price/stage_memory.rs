@@ -11,10 +11,10 @@ use cost_model::MemoryBreakdown;
 use cost_model::memory::{Owned, copied_bytes, gathered_units};
 use ir::units::Bytes;
 
+use crate::price::held::Held;
 use crate::price::hosts;
 use crate::price::setting::Setting;
 use crate::price::staged::Staged;
-use crate::price::step::Held;
 
 /// What the second part of backward waits with.
 const CARRIED: &str = "carried to weight gradients";
@@ -29,19 +29,26 @@ const WAITING: &str = "streams that wait";
 const OWED: &str = "gradients owed to earlier slices";
 
 /// Peak memory of a stage by category; `held` counts its micro-batches in whole stages.
-pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, held: Held) -> MemoryBreakdown {
+pub fn stage_memory(
+    setting: &Setting<'_>,
+    staged: &Staged<'_>,
+    stage: usize,
+    held: &Held,
+) -> MemoryBreakdown {
     let (mut memory, _) = but_activations(setting, staged, stage, held);
-    for (entry, count) in staged.runs(stage) {
+    let chunks = staged.chunks_of(stage).enumerate();
+    let runs = chunks.flat_map(|(chunk, runs)| runs.iter().map(move |&run| (run, held.of_chunk(chunk))));
+    for ((entry, count), [saved, carried]) in runs {
+        let (entry, count) = (&staged.entries[entry], count as f64);
         for (kind, bytes) in &entry.memory.saved {
-            let all = *bytes * (count as f64 * held.saved);
-            *memory.activations.entry(kind.name().to_string()).or_default() += all;
+            *memory.activations.entry(kind.name().to_string()).or_default() += *bytes * (count * saved);
         }
-        let carried = entry.carried() * (count as f64 * held.carried);
+        let carried = entry.carried() * (count * carried);
         if carried > Bytes::ZERO {
             *memory.activations.entry(CARRIED.to_string()).or_default() += carried;
         }
     }
-    let outputs = staged.held_outputs(setting, stage, held.saved);
+    let outputs = staged.held_outputs(setting, stage, held.streams);
     if outputs > Bytes::ZERO {
         memory.activations.insert(OUTPUTS.to_string(), outputs);
     }
@@ -56,7 +63,7 @@ pub fn stage_memory(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, he
 }
 
 /// All of it together, for whoever asks again and again.
-pub fn stage_peak(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, held: Held) -> Bytes {
+pub fn stage_peak(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize, held: &Held) -> Bytes {
     let (memory, activations) = but_activations(setting, staged, stage, held);
     memory.total() + activations
 }
@@ -66,7 +73,7 @@ fn but_activations(
     setting: &Setting<'_>,
     staged: &Staged<'_>,
     stage: usize,
-    held: Held,
+    held: &Held,
 ) -> (MemoryBreakdown, Bytes) {
     let mut memory = MemoryBreakdown::default();
     let mut kept = held.owed;
@@ -87,7 +94,7 @@ fn but_activations(
         *most = most.max(own.stand_ins);
     }
     memory.on_node = hosts::of_stage(staged, stage, held);
-    kept += staged.held_outputs(setting, stage, held.saved) + staged.waiting(setting, stage);
+    kept += staged.held_outputs(setting, stage, held.streams) + staged.waiting(setting, stage);
     let (working, logits) = beside_all_saved(staged, stage);
     memory.logits = logits;
     let (precision, constants) = (setting.job.precision, setting.machine.constants);

@@ -15,11 +15,12 @@ use cost_model::{
 };
 use ir::engine::{GradientOverlap, StageTransfers};
 use ir::mesh::{Mesh, Meshes};
-use ir::schedule::{Action, InFlight, ScheduleError, table};
-use ir::units::{Bytes, Seconds};
+use ir::schedule::{Action, ScheduleError, table};
+use ir::units::Seconds;
 
 use crate::price::crossing::taken_over;
-use crate::price::setting::{Backward, Entry, Setting, SliceFigures};
+use crate::price::held::{Held, held, held_in_turns};
+use crate::price::setting::{Backward, Entry, Setting};
 use crate::price::staged::{Staged, Takeover, Transfer};
 
 /// A step in time.
@@ -33,19 +34,6 @@ pub struct Step {
     pub held: Vec<Held>,
     /// The pipeline of every replica, where they run unequal shares.
     pub pipelines: Vec<Seconds>,
-}
-
-/// Micro-batches that a stage holds, in whole stages.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Held {
-    /// All that forward keeps.
-    pub saved: f64,
-    /// The same where that alone is most: what hosts hold.
-    pub kept: f64,
-    /// What the second part of backward needs.
-    pub carried: f64,
-    /// Bytes of gradients that slices leave for those before them.
-    pub owed: Bytes,
 }
 
 /// Where the time of a step goes.
@@ -112,10 +100,7 @@ pub(crate) fn peaks(staged: &Staged<'_>) -> Result<Vec<Held>, SimulateError> {
 fn all_held(staged: &Staged<'_>, order: &Order<'_>) -> Result<Vec<Held>, SimulateError> {
     Ok(match order {
         Order::Turns(turns) if !staged.slices.is_cut() => {
-            let v = f64::from(staged.schedule.n_virtual_stages());
-            let most = |stage: u64| f64::from(turns.most_in_flight(stage as u32)) / v;
-            let held = |stage: u64| Held { saved: most(stage), kept: most(stage), ..Held::default() };
-            (0..staged.n_stages).map(held).collect()
+            (0..staged.n_stages).map(|stage| held_in_turns(staged, stage as usize, turns)).collect()
         }
         Order::Turns(_) | Order::Rows(_) => {
             let rows = order.rows(staged)?;
@@ -259,88 +244,6 @@ pub(crate) fn stragglers(setting: &Setting<'_>, meshes: Meshes<'_>) -> f64 {
     let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
     let widest = meshes.each.iter().map(Mesh::n_devices).max().unwrap_or(meshes.alike.n_devices());
     jitter(widest.div_ceil(node), setting.machine.constants)
-}
-
-/// What a stage holds at its peak: when all bytes together are most, its chunks being much alike.
-fn held(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
-    match staged.slices.n() {
-        1 => held_whole(staged, stage, row),
-        _ => held_sliced(staged, stage, row),
-    }
-}
-
-/// The same of whole sequences, which owe nothing.
-fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
-    let sum = |of: &dyn Fn(&SliceFigures) -> Bytes| -> f64 {
-        staged.runs(stage).map(|(entry, count)| of(&entry.slice(0)).0 * count as f64).sum()
-    };
-    let (saved, carried) = (sum(&|one| one.saved), sum(&|one| one.carried));
-    let (mut now, mut most) = (InFlight::default(), (f64::NEG_INFINITY, InFlight::default()));
-    let mut kept = 0;
-    for action in row {
-        now.pass(action.section);
-        kept = kept.max(now.saved);
-        let bytes = f64::from(now.saved) * saved + f64::from(now.carried) * carried;
-        if bytes.total_cmp(&most.0).then(now.total().cmp(&most.1.total())).is_ge() {
-            most = (bytes, now);
-        }
-    }
-    let v = f64::from(staged.schedule.n_virtual_stages());
-    let InFlight { saved, carried } = most.1;
-    let [saved, carried, kept] = [saved, carried, kept].map(|n| f64::from(n) / v);
-    Held { saved, carried, kept, owed: Bytes::ZERO }
-}
-
-/// The same of sequences that are cut.
-fn held_sliced(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
-    let (v, n_slices) = (f64::from(staged.schedule.n_virtual_stages()), staged.slices.n());
-    let sums = |of: &dyn Fn(&SliceFigures) -> Bytes| -> Vec<f64> {
-        let one = |slice: u32| {
-            let runs = staged.runs(stage);
-            runs.map(|(entry, count)| of(&entry.slice(slice as usize)).0 * count as f64).sum::<f64>()
-        };
-        (0..n_slices).map(one).collect()
-    };
-    let (saved, carried, owed) = (sums(&|one| one.saved), sums(&|one| one.carried), sums(&|one| one.owed));
-    let total = |counts: &dyn Fn(&InFlight) -> u32, now: &[InFlight], each: &[f64]| -> f64 {
-        now.iter().zip(each).map(|(now, each)| f64::from(counts(now)) * each).sum()
-    };
-    let mut left: BTreeMap<(u32, u32), f64> = BTreeMap::new();
-    let mut most = (f64::NEG_INFINITY, 0, Held::default());
-    let mut now = vec![InFlight::default(); n_slices as usize];
-    for action in row {
-        now[action.slice as usize].pass(action.section);
-        if action.section.yields_gradient() {
-            let (of, owes) = ((action.virtual_stage, action.micro_batch), owed[action.slice as usize]);
-            // The first slice owes nothing: only micro-batches under way are kept.
-            if owes > 0.0 {
-                left.insert(of, owes);
-            } else {
-                left.remove(&of);
-            }
-        }
-        let (kept, carries) = (total(&|n| n.saved, &now, &saved), total(&|n| n.carried, &now, &carried));
-        let owes: f64 = left.values().sum();
-        let (bytes, count) = (kept + carries + owes, now.iter().map(|n| n.total()).sum::<u32>());
-        if bytes.total_cmp(&most.0).then(count.cmp(&most.1)).is_ge() {
-            // Slices may differ; micro-batches are counted, so that no rounding comes in.
-            let whole = |part: f64, each: &[f64], counts: u32| match each.iter().sum::<f64>() {
-                all if all > 0.0 && n_slices > 1 => part / all / v,
-                _ => f64::from(counts) / f64::from(n_slices) / v,
-            };
-            let count_of = |of: &dyn Fn(&InFlight) -> u32| now.iter().map(of).sum::<u32>();
-            let saved_now = whole(kept, &saved, count_of(&|n| n.saved));
-            let held = Held {
-                saved: saved_now,
-                // Hosts hold nothing of slices.
-                kept: saved_now,
-                carried: whole(carries, &carried, count_of(&|n| n.carried)),
-                owed: Bytes(owes / v),
-            };
-            most = (bytes, count, held);
-        }
-    }
-    most.2
 }
 
 /// The schedule's own time, from step to step, and how the busiest stage spends it.

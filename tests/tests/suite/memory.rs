@@ -53,6 +53,31 @@ fn most(plan: &Value) -> f64 {
     stages.iter().map(|stage| number(&stage["peak_memory_bytes"])).fold(0.0, f64::max)
 }
 
+/// Chunks of a stage that hold more layers than others, or the head, count as they are under way: as the bytes that a walk along
+/// the order of actions counts.
+#[test]
+fn chunks_of_a_stage_hold_what_is_under_way_of_each() {
+    let questions = [
+        "phi-3-mini rtx4090-x8 --devices 8 --global-batch 24",
+        "qwen3-8b rtx4090-x8 --devices 24 --global-batch 8",
+        "llama-2-7b dgx-a100-40 --devices 8 --global-batch 64 --pin schedule=v-half,pp=2",
+        "llama-2-7b dgx-a100-40 --devices 8 --global-batch 64 --pin schedule=hanayo,pp=2",
+    ];
+    let file = scratch!("memory-chunks.json");
+    for question in questions {
+        let plan = found(&file, question);
+        let checked: Value = serde_json::from_str(&done(&["check", &file, "--json"]).out).unwrap();
+        let stages = plan["predicted"]["stages"].as_array().unwrap();
+        for (priced, walked) in stages.iter().zip(checked["stages"].as_array().unwrap()) {
+            let categories = priced["memory"].as_object().unwrap().iter();
+            let kept = categories.filter(|(name, _)| name.starts_with("activations"));
+            let kept: f64 = kept.map(|(_, bytes)| number(bytes)).sum();
+            let walked = number(&walked["peak_activation_bytes"]);
+            assert!((kept / walked - 1.0).abs() < 1e-6, "{question}: {kept} {walked}");
+        }
+    }
+}
+
 /// Models on clusters that they just fit on, some by what hosts, drives or other devices hold.
 #[test]
 fn plans_that_are_found_where_memory_is_scarce_pass() {
