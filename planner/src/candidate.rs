@@ -335,7 +335,11 @@ pub fn micro_batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<u64
     }
     let most = if n_stages == 1 { MOST_TOKENS_ALONE } else { MOST_TOKENS };
     let tokens = |b: u64| b * request.job.sequence / shape.mesh.n_devices().max(1);
-    let allows = |b: &u64| request.pins.forbid.micro_batch.allows(b.div_ceil(shape.data_degree.max(1)));
+    let forbid = &request.pins.forbid;
+    let replicas = shape.data_degree.max(1);
+    let allows = |b: &u64| {
+        forbid.micro_batch.allows(b.div_ceil(replicas)) && (!forbid.copies || b.is_multiple_of(replicas))
+    };
     let all: Vec<u64> = divisors(batch).into_iter().filter(allows).collect();
     let good: Vec<u64> =
         all.iter().copied().filter(|&b| (LEAST_TOKENS..=most).contains(&tokens(b))).collect();

@@ -313,6 +313,8 @@ pub struct Forbid {
     pub cp_kind: Vec<ContextKind>,
     /// Orders of tokens.
     pub token_order: Vec<TokenOrder>,
+    /// Replicas that have no sequences of their own, and compute what others do: engines run none.
+    pub copies: bool,
 }
 
 /// Degrees that are ruled out.

@@ -37,6 +37,8 @@ pub struct Shape {
 /// What of a model decides which meshes make sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
+    /// Greatest common divisor of the numbers of query heads; 0 where there is no attention.
+    pub heads: u64,
     /// Greatest common divisor of the numbers of KV heads.
     pub kv_heads: u64,
     /// Experts of a layer, or 1.
@@ -56,7 +58,7 @@ impl Facts {
     /// Reads the facts off a model.
     pub fn new(model: &Model, sequence: u64, node: u64) -> Self {
         let length = |extent: Extent| extent.fixed().unwrap_or(1);
-        let (mut kv_heads, mut experts) = (0, 1);
+        let (mut heads, mut kv_heads, mut experts) = (0, 0, 1);
         for layer in &model.layers {
             for op in &layer.ops {
                 let dim = |tensor: usize, at: usize| {
@@ -64,13 +66,14 @@ impl Facts {
                     dims.get(at).map_or(1, |d| length(layer.dims[d.0].extent))
                 };
                 if matches!(op.kind, OpKind::Attention { .. }) {
+                    heads = gcd(heads, dim(0, 2) * dim(0, 3));
                     kv_heads = gcd(kv_heads, dim(1, 2));
                 } else if matches!(op.kind, OpKind::Route { .. }) {
                     experts = experts.max(dim(0, 2));
                 }
             }
         }
-        Self { kv_heads: kv_heads.max(1), experts, sequence, node }
+        Self { heads, kv_heads: kv_heads.max(1), experts, sequence, node }
     }
 }
 
@@ -325,7 +328,7 @@ fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins)
 mod tests {
     use super::*;
 
-    const FACTS: Facts = Facts { kv_heads: 8, experts: 1, sequence: 4096, node: 8 };
+    const FACTS: Facts = Facts { heads: 32, kv_heads: 8, experts: 1, sequence: 4096, node: 8 };
 
     #[test]
     fn a_node_of_eight_is_seen_in_every_factorisation() {

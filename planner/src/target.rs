@@ -10,6 +10,9 @@
 //! where nothing fits without, or where the user says so. Each space is searched, the fastest plan counts, and nothing in the union is
 //! faster than the least of their bounds.
 //!
+//! None of them has replicas without sequences of their own, or heads that tensor parallel devices share: the degree divides the heads (`transformer_config.py`
+//! of Megatron-Core), in TorchTitan those of keys and values too, whose `Attention` takes as many of both for its own as the device has columns.
+//!
 //! | engine | ZeRO | optimizer on hosts | recompute | schedules | keys of other devices | between products of tp | tokens to experts |
 //! |---|---|---|---|---|---|---|---|
 //! | Megatron-Core `arguments.py` | 0, 1 | with 1 (`--optimizer-cpu-offload`) | none, selective, full | 1F1B, interleaved | all | tokens cut | every copy, or once to a node (`flex`), beside another micro-batch |
@@ -29,6 +32,7 @@ use crate::request::{
     ContextKind, GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
     SequenceParallel, SharesKind, Stop,
 };
+use crate::shapes::{Facts, divisors};
 use crate::split_schedules;
 
 /// An engine whose space is known.
@@ -181,6 +185,28 @@ impl Target {
             return Err(format!("{name} cannot run launches=graph: its host launches kernels"));
         }
         Ok(())
+    }
+
+    /// What the user has chosen without degrees of which the model, or the batch, has no equal parts for all devices.
+    ///
+    /// # Errors
+    /// The choice that leaves some device without one.
+    fn in_equal_parts(self, request: &Request) -> Result<Pins, String> {
+        let (name, mut pins) = (self.name(), request.pins.clone());
+        let (facts, batch) = (Facts::of(request), request.job.global_batch);
+        let heads = if self == Self::TorchTitan && facts.heads > 0 { facts.kv_heads } else { facts.heads };
+        if let Some(tp) = pins.tp.filter(|&tp| tp > 0 && !heads.is_multiple_of(tp)) {
+            let of = if heads == facts.heads { "heads" } else { "heads of keys and values" };
+            return Err(format!(
+                "{name} cannot run tp={tp}: the {heads} {of} of `{}` do not divide so",
+                request.model.name
+            ));
+        }
+        let all = divisors(request.cluster.n_devices());
+        pins.forbid.tp.single.extend(all.iter().filter(|&&tp| !heads.is_multiple_of(tp)));
+        pins.forbid.dp.single.extend(all.iter().filter(|&&dp| !batch.is_multiple_of(dp)));
+        pins.forbid.copies = true;
+        Ok(pins)
     }
 
     /// The spaces of the engine within what the user has chosen, none empty by contradiction.
@@ -339,7 +365,9 @@ pub fn optimize_for(
 ) -> Result<Plan, NoPlan> {
     let impossible = |what| NoPlan::Impossible { what };
     target.check_features(&request.job.engine).map_err(impossible)?;
-    let spaces = target.spaces(&request.pins).map_err(impossible)?;
+    target.check(&request.pins).map_err(impossible)?;
+    let pins = target.in_equal_parts(request).map_err(impossible)?;
+    let spaces = target.spaces(&pins).map_err(impossible)?;
     let constants = Constants::load();
     let (mut plans, mut refused): (Vec<Plan>, Option<NoPlan>) = (Vec::new(), None);
     for pins in spaces {

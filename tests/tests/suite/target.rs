@@ -88,6 +88,43 @@ fn deepspeed_has_one_chunk_per_stage_and_small_stages_of_zero_in_a_pipeline() {
 }
 
 #[test]
+fn devices_of_an_engine_have_equal_parts_of_heads_and_of_the_batch() {
+    // 25 heads, and a single sequence for eight devices.
+    for target in ["megatron", "torchtitan", "deepspeed"] {
+        let job = [
+            "optimize",
+            "gpt2-xl",
+            "dgx-h100",
+            "--seq-len",
+            "1024",
+            "--global-batch",
+            "1",
+            "--target",
+            target,
+        ];
+        let plan = json(&job);
+        let runners = plan["runners_up"].as_array().unwrap().iter().map(|one| &one["roles"]);
+        for roles in std::iter::once(&plan["roles"]).chain(runners) {
+            // What is 1 may go without saying.
+            let same = roles.get("same").unwrap_or(&Value::Null);
+            assert!(roles["tp"] == 1 && (same.is_null() || *same == 1), "{target}: {roles}");
+        }
+    }
+    let said = |target: &str| {
+        let words = ["optimize", "qwen2.5-7b", "dgx-h100", "--pin", "tp=8", "--target", target];
+        let said = planner(&words);
+        assert_eq!(said.code, 2, "{said}");
+        said.err
+    };
+    assert_eq!(
+        said("megatron"),
+        "error: megatron cannot run tp=8: the 28 heads of `qwen2.5-7b` do not divide so\n"
+    );
+    let of_keys = "error: torchtitan cannot run tp=8: the 4 heads of keys and values of `qwen2.5-7b` do not divide so\n";
+    assert_eq!(said("torchtitan"), of_keys);
+}
+
+#[test]
 fn a_pin_that_an_engine_lacks_is_refused_with_what_it_has() {
     let said = |words: &[&str]| {
         let found = planner(&[&JOB[..], words].concat());
