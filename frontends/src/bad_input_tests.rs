@@ -1,5 +1,6 @@
 //! What a user reads when a file is wrong: one change to a shipped description, and the error.
 
+use ir::op::OpKind;
 use serde_json::{Value, json};
 
 use crate::{read_cluster, read_model, shipped_cluster, shipped_model};
@@ -39,7 +40,7 @@ fn short(error: String) -> String {
 #[test]
 fn the_place_is_that_of_the_value() {
     let text = "{\n  \"model_type\": \"mixtral\",\n  \"vocab_size\": 32000, \"hidden_size\": 64,\n  \"num_hidden_layers\": 2, \
-                \"num_attention_heads\": 4,\n  \"num_local_experts\": 8, \"intermediate_size\": 64,\n  \
+                \"num_attention_heads\": 4, \"num_key_value_heads\": 4,\n  \"num_local_experts\": 8, \"intermediate_size\": 64,\n  \
                 \"num_experts_per_tok\": 9\n}";
     assert_eq!(
         read_model("dir/model.json", text).unwrap_err().to_string(),
@@ -217,6 +218,13 @@ fn what_changes_the_model_and_is_not_read_is_refused() {
             "\"LlamaForSequenceClassification\"",
         ),
         ("llama-3-8b", "layer_types", json!(["full_attention", "linear_attention"]), "\"linear_attention\""),
+        ("llama-3-8b", "architectures", json!(["LlamaForRewardModel"]), "\"LlamaForRewardModel\""),
+        ("mistral-7b", "architectures", json!(["MistralModel"]), "\"MistralModel\""),
+        ("llama-3-8b", "mm_vision_tower", json!("clip"), "\"clip\""),
+        ("llama-3-8b", "n_shared_experts", json!(2), "2"),
+        ("llama-3-8b", "attn_logit_softcapping", json!(50.0), "50.0"),
+        ("llama-3-8b", "alibi", json!(true), "true"),
+        ("qwen2.5-7b", "is_causal", json!(false), "false"),
         ("deepseek-v3", "index_topk", json!(2048), "2048"),
     ];
     for (model, field, value, said) in all {
@@ -228,12 +236,54 @@ fn what_changes_the_model_and_is_not_read_is_refused() {
 }
 
 #[test]
+fn what_a_family_has_of_one_of_its_models_is_not_guessed_for_others() {
+    let said = |model: &str, field: &str| model_fault(model, &format!("/{field}"), Value::Null);
+    for (model, field) in [
+        ("mistral-7b", "num_key_value_heads"),
+        ("mixtral-8x7b", "num_key_value_heads"),
+        ("gemma-2-9b", "num_key_value_heads"),
+        ("gemma-2-9b", "head_dim"),
+        ("qwen3-8b", "head_dim"),
+        ("gpt-oss-20b", "head_dim"),
+    ] {
+        assert!(said(model, field).starts_with(&format!("`{field}` is missing\n")), "{}", said(model, field));
+    }
+    // Without a word Mistral's layers see a window, with `null` none.
+    let window =
+        |text: &str| {
+            let model = read_model("model.json", text).unwrap();
+            let ops = model.layers.iter().flat_map(|layer| &layer.ops);
+            let mut windows = ops.filter_map(|op| {
+                if let OpKind::Attention { window, .. } = op.kind { Some(window) } else { None }
+            });
+            windows.next().unwrap()
+        };
+    let shipped = shipped_model("mistral-7b").unwrap().text;
+    let absent = shipped.lines().filter(|line| !line.contains("\"sliding_window\"")).collect::<String>();
+    assert_eq!(window(&absent), Some(4096));
+    let none = shipped.replacen("\"sliding_window\": 4096", "\"sliding_window\": null", 1);
+    assert_eq!(window(&none), None);
+}
+
+#[test]
+fn no_more_of_a_head_is_rotated_than_there_is() {
+    let model = read_model("llama", shipped_model("llama-3-8b").unwrap().text).unwrap();
+    let mut native = serde_json::to_value(ir::native::write(&model)).unwrap();
+    let ops = native["layers"][1]["ops"].as_array_mut().unwrap();
+    let rotates = |op: &&mut Value| op["kind"]["op"] == "rope" || op["kind"].get("theta").is_some();
+    ops.iter_mut().find(rotates).unwrap()["kind"]["dims"] = json!(256);
+    let fault = read_model("model.json", &native.to_string()).unwrap_err().to_string();
+    assert!(fault.contains("dims is 256, more than the 128 of the last dim of what it rotates"), "{fault}");
+}
+
+#[test]
 fn what_says_that_nothing_changes_is_read() {
     for (field, value) in [
         ("is_encoder_decoder", json!(false)),
         ("num_local_experts", json!(1)),
         ("layer_types", json!(vec!["full_attention"; 32])),
         ("architectures", json!(["LlamaForCausalLM"])),
+        ("is_causal", json!(true)),
     ] {
         let text = changed(shipped_model("llama-3-8b").unwrap().text, &format!("/{field}"), value);
         assert!(read_model("model.json", &text).is_ok(), "{field}");

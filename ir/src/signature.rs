@@ -300,6 +300,14 @@ fn shape_rule(layer: &Layer, op: &Op) -> Result<(), String> {
     let operand = |i: usize| dims(op.operands[i]);
     let result = dims(op.results[0]);
     let has = |all: &[DimId], part: &[DimId]| part.iter().all(|dim| all.contains(dim));
+    if let OpKind::Rope { dims: rotated, .. } = &op.kind {
+        let there = last_fixed(layer, operand(0));
+        if *rotated > there {
+            return Err(format!(
+                "dims is {rotated}, more than the {there} of the last dim of what it rotates"
+            ));
+        }
+    }
     let ok = match &op.kind {
         OpKind::Linear => {
             let both = |dim: &DimId| operand(0).contains(dim) || operand(1).contains(dim);

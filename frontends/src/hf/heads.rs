@@ -32,10 +32,19 @@ pub(crate) fn sizes(fields: &Fields<'_>, sequence: u64) -> Result<Sizes, InputEr
     })
 }
 
+/// Families whose key and value heads are as many as those of one of their models where the file does not say: a guess for any other.
+const SAY_KV_HEADS: [&str; 9] =
+    ["gemma2", "gpt_oss", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"];
+
+/// The same of the length of a head.
+const SAY_HEAD_DIM: [&str; 3] = ["gemma2", "gpt_oss", "qwen3"];
+
 /// Length of a head: its own field, or the hidden size divided by the heads.
 pub(crate) fn head_dim(fields: &Fields<'_>, sizes: &Sizes) -> Result<u64, InputError> {
-    match fields.optional(&["head_dim"], WIDTH)? {
+    const HEAD_DIM: &[&str] = &["head_dim"];
+    match fields.optional(HEAD_DIM, WIDTH)? {
         Some(dim) => Ok(dim),
+        None if SAY_HEAD_DIM.contains(&fields.family) => fields.count(HEAD_DIM, WIDTH),
         None => divided_head_dim(fields, sizes),
     }
 }
@@ -60,7 +69,10 @@ pub(crate) fn grouped_attention(
     theta: f64,
 ) -> Result<HeadsAttention, InputError> {
     const KV_HEADS: &[&str] = &["num_key_value_heads"];
-    let kv_heads = fields.count_or(KV_HEADS, HEADS, sizes.heads)?;
+    let kv_heads = match SAY_KV_HEADS.contains(&fields.family) {
+        true => fields.count(KV_HEADS, HEADS)?,
+        false => fields.count_or(KV_HEADS, HEADS, sizes.heads)?,
+    };
     if !sizes.heads.is_multiple_of(kv_heads) {
         let what = format!("{} query heads cannot share {kv_heads} key/value heads evenly", sizes.heads);
         return Err(fields

@@ -19,17 +19,22 @@ pub(crate) fn llama(fields: &Fields<'_>) -> Result<Arch, InputError> {
     uniform(fields, &sizes, attention, mlp)
 }
 
-/// Mistral 7B and its successors of the same type.
+/// Mistral 7B and its successors of the same type: a window of 4,096 where the file does not say that there is none.
 pub(crate) fn mistral(fields: &Fields<'_>) -> Result<Arch, InputError> {
-    let sizes = sizes(fields, 131_072)?;
-    let attention =
-        HeadsAttention { window: uniform_window(fields)?, ..grouped_attention(fields, &sizes, 1e4)? };
-    uniform(fields, &sizes, attention, gated_mlp(fields)?)
+    let said = fields.document.value.get("sliding_window").is_some();
+    let window = if said { uniform_window(fields)? } else { Some(4096) };
+    grouped(fields, window)
 }
 
 /// Phi-3.
 pub(crate) fn phi3(fields: &Fields<'_>) -> Result<Arch, InputError> {
-    mistral(fields)
+    grouped(fields, uniform_window(fields)?)
+}
+
+fn grouped(fields: &Fields<'_>, window: Option<u64>) -> Result<Arch, InputError> {
+    let sizes = sizes(fields, 131_072)?;
+    let attention = HeadsAttention { window, ..grouped_attention(fields, &sizes, 1e4)? };
+    uniform(fields, &sizes, attention, gated_mlp(fields)?)
 }
 
 /// Qwen 2 and 2.5: biases on queries, keys and values.

@@ -6,6 +6,7 @@ use super::NATIVE_HINT;
 use super::fields::Fields;
 use crate::document::kind;
 use crate::input_error::InputError;
+use crate::scan::clip;
 
 /// What a field may say without changing the model.
 #[derive(Clone, Copy)]
@@ -14,6 +15,8 @@ enum Harmless {
     Absent,
     /// That a switch is off.
     Off,
+    /// That a switch is on.
+    On,
     /// That there is no more than one.
     One,
 }
@@ -21,36 +24,49 @@ enum Harmless {
 /// A field, what it may say, and the families whose readers know it.
 type Unread = (&'static str, Harmless, &'static [&'static str]);
 
+/// Families whose readers know compressed keys and values, and experts that every token visits.
+const COMPRESSED: [&str; 2] = ["deepseek_v2", "deepseek_v3"];
+
 /// Families whose readers know how many experts there are, by any of the names.
 const MIXTURES: [&str; 6] = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"];
 
 #[rustfmt::skip]
-const UNREAD: [Unread; 16] = [
-    ("attention_multiplier", Harmless::One,    &[]),
-    ("audio_config",         Harmless::Absent, &[]),
-    ("block_configs",        Harmless::Absent, &[]),
-    ("embedding_multiplier", Harmless::One,    &[]),
-    ("index_head_dim",       Harmless::Absent, &[]),
-    ("index_n_heads",        Harmless::Absent, &[]),
-    ("index_topk",           Harmless::Absent, &[]),
-    ("is_encoder_decoder",   Harmless::Off,    &[]),
-    ("logits_scaling",       Harmless::One,    &[]),
-    ("n_routed_experts",     Harmless::One,    &MIXTURES),
-    ("num_experts",          Harmless::One,    &MIXTURES),
-    ("num_local_experts",    Harmless::One,    &MIXTURES),
-    ("residual_multiplier",  Harmless::One,    &[]),
-    ("text_config",          Harmless::Absent, &[]),
-    ("use_qk_norm",          Harmless::Off,    &[]),
-    ("vision_config",        Harmless::Absent, &[]),
+const UNREAD: [Unread; 31] = [
+    ("add_cross_attention",     Harmless::Off,    &[]),
+    ("alibi",                   Harmless::Off,    &["falcon"]),
+    ("attention_chunk_size",    Harmless::Absent, &[]),
+    ("attention_multiplier",    Harmless::One,    &[]),
+    ("attn_logit_softcapping",  Harmless::Absent, &["gemma2"]),
+    ("audio_config",            Harmless::Absent, &[]),
+    ("block_configs",           Harmless::Absent, &[]),
+    ("clip_qkv",                Harmless::Absent, &[]),
+    ("cross_attention_layers",  Harmless::Absent, &[]),
+    ("draft_vocab_size",        Harmless::Absent, &[]),
+    ("embedding_multiplier",    Harmless::One,    &[]),
+    ("final_logit_softcapping", Harmless::Absent, &["gemma2"]),
+    ("index_head_dim",          Harmless::Absent, &[]),
+    ("index_n_heads",           Harmless::Absent, &[]),
+    ("index_topk",              Harmless::Absent, &[]),
+    ("is_causal",               Harmless::On,     &[]),
+    ("is_encoder_decoder",      Harmless::Off,    &[]),
+    ("kv_lora_rank",            Harmless::Absent, &COMPRESSED),
+    ("lm_head_bias",            Harmless::Off,    &[]),
+    ("logits_scaling",          Harmless::One,    &[]),
+    ("mm_vision_tower",         Harmless::Absent, &[]),
+    ("n_routed_experts",        Harmless::One,    &MIXTURES),
+    ("n_shared_experts",        Harmless::Absent, &COMPRESSED),
+    ("no_rope_layers",          Harmless::Absent, &[]),
+    ("num_experts",             Harmless::One,    &MIXTURES),
+    ("num_kv_shared_layers",    Harmless::Absent, &[]),
+    ("num_local_experts",       Harmless::One,    &MIXTURES),
+    ("residual_multiplier",     Harmless::One,    &[]),
+    ("text_config",             Harmless::Absent, &[]),
+    ("use_qk_norm",             Harmless::Off,    &[]),
+    ("vision_config",           Harmless::Absent, &[]),
 ];
 
-/// Heads other than that of a language model, by how the name of an architecture ends.
-const OTHER_HEADS: [&str; 4] = [
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForQuestionAnswering",
-    "ForConditionalGeneration",
-];
+/// How the name of an architecture with the head of a language model ends.
+const LANGUAGE_HEADS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
 
 /// Families whose readers know which layers see a window.
 const KNOW_LAYER_TYPES: [&str; 4] = ["gemma2", "gpt_oss", "qwen2", "qwen3"];
@@ -65,6 +81,7 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
         let is_harmless = match harmless {
             Harmless::Absent => false,
             Harmless::Off => value.as_bool() == Some(false),
+            Harmless::On => value.as_bool() == Some(true),
             Harmless::One => value.as_f64().is_some_and(|value| value == 1.0 || value == 0.0),
         };
         if !is_harmless && !families.contains(&fields.family) {
@@ -73,8 +90,9 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
     }
     let architectures = fields.document.value.get("architectures").and_then(Value::as_array);
     let names = architectures.into_iter().flatten().filter_map(Value::as_str);
-    if let Some(other) = names.into_iter().find(|name| OTHER_HEADS.iter().any(|end| name.ends_with(end))) {
-        return Err(unread(fields, "architectures", format!("\"{other}\"")));
+    let is_other = |name: &&str| !LANGUAGE_HEADS.iter().any(|end| name.ends_with(end));
+    if let Some(other) = names.into_iter().find(is_other) {
+        return Err(unread(fields, "architectures", format!("\"{}\"", clip(other))));
     }
     layer_types(fields)
 }
