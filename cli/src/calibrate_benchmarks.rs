@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use cost_model::Constants;
+use cost_model::rates::peak;
 use ir::cluster::Cluster;
 use validate::benchmarks::{Product, Settled, device, from_collectives, from_products, rate_of};
 use validate::nccl_log::{self, CollectiveRun, kind_of};
@@ -18,6 +19,9 @@ use crate::question::resized;
 
 /// What a constant leaves unexplained is told from here on, as a part.
 const TOLD: f64 = 0.01;
+
+/// Products are no faster than the peak of their device, but for rounding.
+const OVER_PEAK: f64 = 1.01;
 
 /// What the benchmarks say.
 pub(crate) struct Benchmarked {
@@ -39,7 +43,7 @@ pub(crate) fn benchmarked(args: &CalibrateArgs, start: &Constants) -> Result<Ben
     let size = SizeArgs { nodes: args.nodes, ..SizeArgs::default() };
     let cluster = resized(input::cluster(cluster)?.value, &size)?;
     if let Some(file) = &args.gemm {
-        let products = products(file, &cluster)?;
+        let products = products(file, (&cluster, start))?;
         let (constants, settled) = from_products(&products, &cluster, &found.constants);
         found.constants = constants;
         let what = figures::counted(products.len() as u64, "matrix product");
@@ -63,7 +67,7 @@ pub(crate) fn benchmarked(args: &CalibrateArgs, start: &Constants) -> Result<Ben
 }
 
 /// A table of products, each of a device of the cluster and with a time.
-fn products(file: &str, cluster: &Cluster) -> Result<Vec<Product>, Failure> {
+fn products(file: &str, (cluster, start): (&Cluster, &Constants)) -> Result<Vec<Product>, Failure> {
     let text = read_lines(file, frontends::MAX_FILE_BYTES)?;
     let hint = "columns are precision, m, n, k, and time_us or tflops; batch and device may be added";
     let fault = |what: String| Failure::argument_with_hint(format!("{file}: {what}"), hint);
@@ -73,7 +77,7 @@ fn products(file: &str, cluster: &Cluster) -> Result<Vec<Product>, Failure> {
     }
     for (at, product) in products.iter().enumerate() {
         let row = at + 1;
-        product.seconds().map_err(|what| fault(format!("row {row}: {what}")))?;
+        let seconds = product.seconds().map_err(|what| fault(format!("row {row}: {what}")))?;
         let Some(device) = device(product, cluster) else {
             let devices = device_names(cluster);
             return Err(fault(match &product.device {
@@ -81,6 +85,17 @@ fn products(file: &str, cluster: &Cluster) -> Result<Vec<Product>, Failure> {
                 None => format!("row {row}: column device must say which of {devices}"),
             }));
         };
+        let (rate, _) = peak(device, product.precision, start);
+        let reached = product.operations() / seconds;
+        if reached > rate.0 * OVER_PEAK {
+            return Err(fault(format!(
+                "row {row}: {:.0} TFLOP/s, and {} has no more than {:.0} in {}: rates of sparse matrices are twice as high",
+                reached * 1e-12,
+                device.name,
+                rate.0 * 1e-12,
+                product.precision.name()
+            )));
+        }
         if rate_of(device.architecture, product.precision).is_none() {
             let format = product.precision.name();
             let what = format!("row {row}: no constant is the rate of {format} products of {}", device.name);

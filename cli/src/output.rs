@@ -40,7 +40,9 @@ pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), Failure> {
         return write_device(&target, text).map_err(unwritten(path));
     }
     let neighbour = file_beside(path, &target)?;
-    let written = write_new(&neighbour, text).and_then(|()| fs::rename(&neighbour, &target));
+    let written = write_new(&neighbour, text)
+        .and_then(|()| allow_the_same(&neighbour, &target))
+        .and_then(|()| fs::rename(&neighbour, &target));
     if written.is_err() {
         // It may not exist; the first error is the one to tell.
         let _ = fs::remove_file(&neighbour);
@@ -59,6 +61,14 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), Failure> {
     }
     let neighbour = file_beside(path, &target)?;
     write_new(&neighbour, "").and_then(|()| fs::remove_file(&neighbour)).map_err(unwritten(path))
+}
+
+/// Lets those read and write a file who may another, where that is there.
+fn allow_the_same(file: &Path, other: &Path) -> std::io::Result<()> {
+    match fs::metadata(other) {
+        Ok(found) => fs::set_permissions(file, found.permissions()),
+        Err(_) => Ok(()),
+    }
 }
 
 /// What to say of a file or folder that cannot be written.
@@ -93,10 +103,14 @@ pub(crate) fn write_and_say(path: &Path, text: &str, terminal: &mut Terminal<'_>
     Ok(writeln!(terminal.err, "wrote {}", path.display())?)
 }
 
+/// Characters of a name that its neighbour has too.
+const MOST_OF_A_NAME: usize = 32;
+
 /// A name in the same folder that nobody else uses, no other thread either.
 fn neighbour(target: &Path) -> Option<PathBuf> {
     static USED: AtomicU64 = AtomicU64::new(0);
-    let name = target.file_name()?.to_string_lossy();
+    // A name may be as long as folders take them.
+    let name: String = target.file_name()?.to_string_lossy().chars().take(MOST_OF_A_NAME).collect();
     let nth = USED.fetch_add(1, Ordering::Relaxed);
     Some(target.with_file_name(format!(".{name}.{}-{nth}.part", std::process::id())))
 }
@@ -177,6 +191,20 @@ mod tests {
         write_whole(&path, "newer").unwrap();
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
         assert_eq!(fs::metadata(&path).unwrap().len(), 5);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_is_replaced_is_read_by_no_more_than_before() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = folder("permissions");
+        // As long a name as folders take.
+        let path = folder.join("p".repeat(255));
+        write_whole(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        write_whole(&path, "newer").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::remove_dir_all(folder).unwrap();
     }
 

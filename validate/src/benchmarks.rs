@@ -65,16 +65,25 @@ impl Product {
     /// # Errors
     /// What its row lacks.
     pub fn seconds(&self) -> Result<f64, &'static str> {
-        let sizes = [self.batch.unwrap_or(1.0), self.m, self.n, self.k];
+        let sizes = self.sizes();
         if sizes.iter().any(|size| !(size.is_finite() && *size >= 1.0)) {
             return Err("batch, m, n and k must be numbers from 1");
         }
         let seconds = match (self.time_us, self.tflops) {
             (Some(us), None) => us * 1e-6,
-            (None, Some(tflops)) => 2.0 * sizes.iter().product::<f64>() / (tflops * 1e12),
+            (None, Some(tflops)) => self.operations() / (tflops * 1e12),
             _ => return Err("expected one of time_us and tflops"),
         };
         if seconds.is_finite() && seconds > 0.0 { Ok(seconds) } else { Err("the time must be above 0") }
+    }
+
+    /// Operations of it: an addition behind every multiplication.
+    pub fn operations(&self) -> f64 {
+        2.0 * self.sizes().iter().product::<f64>()
+    }
+
+    fn sizes(&self) -> [f64; 4] {
+        [self.batch.unwrap_or(1.0), self.m, self.n, self.k]
     }
 
     /// What it computes.

@@ -70,7 +70,8 @@ pub(crate) enum Memory {
 }
 
 pub(crate) fn cluster(row: &Row, memory: Memory) -> Result<Cluster, Reason> {
-    let usual = usual(&row.device).ok_or_else(|| Reason::Cluster(row.device.clone()))?;
+    let usual =
+        usual(&row.device).ok_or_else(|| Reason::Cluster(format!("device `{}` is not known", row.device)))?;
     let scale_up = usual.domain.unwrap_or(row.node).min(row.devices);
     let mut tiers = vec![json!({
         "name": "node", "devices": scale_up, "bandwidth_gb_per_s": row.node_gb_per_s.unwrap_or(usual.node),

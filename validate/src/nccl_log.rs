@@ -27,7 +27,7 @@ pub struct CollectiveRun {
 }
 
 /// What is wrong with a log, at the line where it shows, from 1.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LogError {
     /// No line with a size and times.
     #[error("no line of nccl-tests with a size and times")]
@@ -57,6 +57,30 @@ pub enum LogError {
         /// What it is.
         name: String,
     },
+    /// Rates that are not those of the collective.
+    #[error(
+        "line {line}: `busbw` is {found:.3} of `algbw`, and of {name} on as many ranks it is {expected:.3}"
+    )]
+    Rates {
+        /// Where.
+        line: usize,
+        /// What they are to each other.
+        found: f64,
+        /// What it is said to be.
+        name: String,
+        /// What they would be then.
+        expected: f64,
+    },
+    /// Results that are not what they should be.
+    #[error(
+        "line {line}: {found} results are wrong: a run that computes something else says nothing of links"
+    )]
+    Wrong {
+        /// Where.
+        line: usize,
+        /// How many.
+        found: u64,
+    },
     /// Some nodes have more ranks than others.
     #[error("line {0}: nodes have unequal numbers of ranks")]
     Uneven(usize),
@@ -78,6 +102,22 @@ const TESTS: [(&str, CollectiveKind); 4] = [
     ("alltoall", CollectiveKind::AllToAll),
 ];
 
+/// What a rank sends, in parts of the whole tensor: `busbw` over `algbw` (nccl-tests doc/PERFORMANCE.md).
+fn sent(kind: CollectiveKind, ranks: u64) -> Option<f64> {
+    let others = (ranks.saturating_sub(1)) as f64 / ranks as f64;
+    match kind {
+        CollectiveKind::AllReduce => Some(2.0 * others),
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => Some(others),
+        CollectiveKind::SendRecv | CollectiveKind::Broadcast => None,
+    }
+}
+
+/// Rates are printed to hundredths: below, they say little of each other.
+const TOLD_GB_PER_S: f64 = 1.0;
+
+/// They are those of a collective where they are to each other what they would be, but for so much.
+const NEARLY: f64 = 0.05;
+
 /// The kind of a collective by the name that a user may give: `all-reduce`, `all_reduce`, `alltoall`.
 pub fn kind_of(name: &str) -> Option<CollectiveKind> {
     let plain = |name: &str| name.trim_end_matches("_perf").replace(['-', '_'], "");
@@ -93,8 +133,14 @@ fn names() -> String {
 /// # Errors
 /// The first thing that is wrong with it.
 pub fn read(text: &str, named: Option<CollectiveKind>) -> Result<Vec<CollectiveRun>, LogError> {
-    let mut reader =
-        Reader { name: None, hosts: BTreeMap::new(), is_over: false, time_at: None, runs: Vec::new() };
+    let mut reader = Reader {
+        name: None,
+        hosts: BTreeMap::new(),
+        is_over: false,
+        time_at: None,
+        wrong_at: None,
+        runs: Vec::new(),
+    };
     for (at, line) in text.lines().enumerate() {
         reader.read(at + 1, line, named)?;
     }
@@ -111,6 +157,8 @@ struct Reader<'a> {
     is_over: bool,
     /// Words from a size to its time.
     time_at: Option<usize>,
+    /// Words from a size to the number of wrong results, where they are counted.
+    wrong_at: Option<usize>,
     runs: Vec<CollectiveRun>,
 }
 
@@ -131,14 +179,21 @@ impl<'a> Reader<'a> {
             && let Some(time) = words.iter().position(|word| *word == "time")
         {
             self.time_at = time.checked_sub(columns);
+            let wrong = words.iter().position(|word| *word == "#wrong");
+            self.wrong_at = wrong.and_then(|wrong| wrong.checked_sub(columns));
         }
         let Some((bytes, size_at)) = size(&words) else { return Ok(()) };
         let time_at = self.time_at.ok_or(LogError::NoHeader(at))?;
         let Some(&time) = words.get(size_at + time_at) else { return Ok(()) };
+        let wrong = self.wrong_at.and_then(|wrong| words.get(size_at + wrong)?.parse::<u64>().ok());
         let run = self.run(at, named)?;
         if time == "N/A" || bytes == 0 {
             return Ok(());
         }
+        if let Some(found) = wrong.filter(|&found| found > 0) {
+            return Err(LogError::Wrong { line: at, found });
+        }
+        check_rates(run, at, &words[size_at + time_at + 1..])?;
         match time.parse::<f64>() {
             Ok(us) if us > 0.0 && us.is_finite() => run.times.push((bytes as f64, us * 1e-6)),
             _ => return Err(LogError::Time { line: at, found: time.into() }),
@@ -171,6 +226,20 @@ impl<'a> Reader<'a> {
         }
         self.runs.last_mut().ok_or(LogError::NoRows)
     }
+}
+
+/// Refuses rates behind a time that are not to each other as those of the run's collective are.
+fn check_rates(run: &CollectiveRun, line: usize, rates: &[&str]) -> Result<(), LogError> {
+    let rate = |at: usize| rates.get(at)?.parse::<f64>().ok().filter(|rate| *rate >= TOLD_GB_PER_S);
+    let Some((whole, bus)) = rate(0).zip(rate(1)) else { return Ok(()) };
+    let Some(expected) = sent(run.kind, run.n_nodes * run.ranks_per_node) else { return Ok(()) };
+    let found = bus / whole;
+    if (found / expected - 1.0).abs() <= NEARLY {
+        return Ok(());
+    }
+    let test = TESTS.iter().find(|(_, kind)| *kind == run.kind);
+    let name = test.map_or_else(String::new, |(name, _)| format!("{name}_perf"));
+    Err(LogError::Rates { line, found, name, expected })
 }
 
 /// `./build/all_reduce_perf`, `all_reduce_perf_mpi`: the test's name without `_perf`.
@@ -219,7 +288,7 @@ mod tests {
 
     const COLUMNS: &str = "[1,0]<stdout>:#       size         count      type   redop    root     time   algbw   busbw #wrong\n";
 
-    const ROW: &str = "[1,0]<stdout>:   536870912     134217728     float     sum      -1   2789.9  192.43  192.43      0\n";
+    const ROW: &str = "[1,0]<stdout>:   536870912     134217728     float     sum      -1   2789.9  192.43  288.64      0\n";
 
     fn all(parts: &[&str]) -> Result<Vec<CollectiveRun>, LogError> {
         read(&parts.concat(), None)
@@ -268,8 +337,20 @@ mod tests {
     }
 
     #[test]
+    fn figures_of_another_collective_and_of_wrong_results_are_refused() {
+        let said = |rows: &str| read(&[RANKS, COLUMNS, rows].concat(), kind_of("all-gather")).unwrap_err();
+        assert_eq!(
+            said(ROW).to_string(),
+            "line 7: `busbw` is 1.500 of `algbw`, and of all_gather_perf on as many ranks it is 0.750"
+        );
+        let wrong = ROW.replace("288.64      0", "144.32      3");
+        assert_eq!(said(&wrong), LogError::Wrong { line: 7, found: 3 });
+    }
+
+    #[test]
     fn a_name_from_outside_does_for_a_log_without_one() {
-        let found = read(&[RANKS, COLUMNS, ROW].concat(), kind_of("reduce-scatter")).unwrap();
+        let row = ROW.replace("288.64", "144.32");
+        let found = read(&[RANKS, COLUMNS, &row].concat(), kind_of("reduce-scatter")).unwrap();
         assert_eq!(found[0].kind, CollectiveKind::ReduceScatter);
         assert_eq!(kind_of("all-to-all"), Some(CollectiveKind::AllToAll));
         assert_eq!(kind_of("broadcast"), None);

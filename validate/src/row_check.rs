@@ -95,6 +95,21 @@ impl Row {
         if !self.zero.starts_with("auto") {
             known("zero", &self.zero, &[&ZERO[..], &["auto"]].concat())?;
         }
+        let of_experts = [
+            ("experts", self.experts),
+            ("topk", self.topk),
+            ("expert_ffn", self.expert_ffn),
+            ("shared_experts", self.shared_experts),
+            ("dense_layers", self.dense_layers),
+        ];
+        if !self.arch.starts_with("moe")
+            && let Some((column, Some(n))) = of_experts.into_iter().find(|(_, n)| n.is_some_and(|n| n > 0))
+        {
+            return Err(format!(
+                "column {column}: {n} in arch `{}`, expected arch moe or moe-mla",
+                self.arch
+            ));
+        }
         if !self.date.is_empty() && !self.date.starts_with(|first: char| first.is_ascii_digit()) {
             return Err(format!("column date: expected a year or a release first, found `{}`", self.date));
         }

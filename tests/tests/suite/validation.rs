@@ -193,7 +193,9 @@ fn nccl_log(gb_per_s: f64) -> String {
     for power in 20..34 {
         let bytes = 1_u64 << power;
         let us = 40.0 + bytes as f64 * 7.0 / 8.0 / (gb_per_s * 1e3);
-        text += &format!("{bytes:12} {:12}  float    none      -1 {us:.2}  1.0  1.0  0\n", bytes / 4);
+        let rate = bytes as f64 / us * 1e-3;
+        let rates = format!("{rate:.2} {:.2}", rate * 7.0 / 8.0);
+        text += &format!("{bytes:12} {:12}  float    none      -1 {us:.2}  {rates}  0\n", bytes / 4);
     }
     text
 }
