@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cost_model::CollectiveKind;
 use cost_model::dispatch::Routing;
@@ -89,12 +90,51 @@ pub(crate) struct Routes {
     known: BTreeMap<Vec<HopKey>, u32>,
     /// Per pair of numbers: not asked yet, or which route; none where there is no way.
     places: Vec<Vec<Option<Option<u32>>>>,
+    /// From the shardings of a list to those of another: micro-batches of other sizes mostly ask for the same.
+    between: BTreeMap<[Vec<u32>; 2], Arc<Between>>,
+}
+
+/// Routes from every sharding of one list to every one of another.
+#[derive(Debug, Default)]
+struct Between {
+    /// Row by row: one more than which of the distinct routes; nothing where there is no way.
+    places: Vec<Option<NonZeroU32>>,
+    /// Numbers of the distinct routes, as they come.
+    routes: Vec<u32>,
 }
 
 impl Routes {
     /// Numbers of shardings.
-    pub(crate) fn numbers(&mut self, shardings: &[Sharding]) -> Vec<usize> {
-        shardings.iter().map(|&sharding| self.number(sharding) as usize).collect()
+    pub(crate) fn numbers(&mut self, shardings: &[Sharding]) -> Vec<u32> {
+        shardings.iter().map(|&sharding| self.number(sharding)).collect()
+    }
+
+    /// Routes from every sharding of one list to every one of another, by their numbers.
+    fn between(&mut self, lists: [Vec<u32>; 2]) -> Arc<Between> {
+        if let Some(known) = self.between.get(&lists) {
+            return Arc::clone(known);
+        }
+        let [rows, columns] = &lists;
+        let mut found = Between::default();
+        // Per route, as far as it was met: one more than which of the distinct ones.
+        let mut met: Vec<Option<NonZeroU32>> = Vec::new();
+        for &row in rows {
+            for &column in columns {
+                let place = self.route(row as usize, column as usize).map(|route| {
+                    if let Some(Some(known)) = met.get(route as usize) {
+                        return *known;
+                    }
+                    let place = NonZeroU32::MIN.saturating_add(found.routes.len() as u32);
+                    found.routes.push(route);
+                    note(&mut met, route as usize, place);
+                    place
+                });
+                found.places.push(place);
+            }
+        }
+        let found = Arc::new(found);
+        self.between.insert(lists, Arc::clone(&found));
+        found
     }
 
     fn number(&mut self, sharding: Sharding) -> u32 {
@@ -195,56 +235,41 @@ pub(crate) struct Sent {
 }
 
 /// Conversions from every sharding of one list to every one of another.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Conversions {
-    /// Row by row: one more than which of the distinct ones; nothing where there is no way.
-    places: Vec<Option<NonZeroU32>>,
+    between: Arc<Between>,
     n_columns: usize,
+    /// Per distinct route, which of the distinct ones.
+    along: Vec<u32>,
     distinct: Vec<Conversion>,
 }
 
 impl Conversions {
     /// Those of tensors as they are sent from the shardings of one list to those of another, by their numbers.
     pub(crate) fn new(
-        (rows, columns): (&[usize], &[usize]),
+        lists: [Vec<u32>; 2],
         (routes, sent): (&mut Routes, &mut Sent),
         by: &impl Sends,
     ) -> Self {
-        let mut all = Self {
-            places: Vec::with_capacity(rows.len() * columns.len()),
-            n_columns: columns.len(),
-            ..Self::default()
+        let n_columns = lists[1].len();
+        let between = routes.between(lists);
+        let mut distinct: Vec<Conversion> = Vec::new();
+        let mut place = |route: &u32| {
+            let one = sent.along(*route, routes, by);
+            let known = distinct.iter().position(|known| *known == one);
+            known.unwrap_or_else(|| {
+                distinct.push(one);
+                distinct.len() - 1
+            }) as u32
         };
-        // Per route, as far as it was met: one more than which of the distinct ones.
-        let mut met: Vec<Option<NonZeroU32>> = Vec::new();
-        for &row in rows {
-            for &column in columns {
-                let place = routes.route(row, column).map(|route| {
-                    if let Some(Some(known)) = met.get(route as usize) {
-                        return *known;
-                    }
-                    let place = all.place(sent.along(route, routes, by));
-                    note(&mut met, route as usize, place);
-                    place
-                });
-                all.places.push(place);
-            }
-        }
-        all
-    }
-
-    fn place(&mut self, one: Conversion) -> NonZeroU32 {
-        let known = self.distinct.iter().position(|known| *known == one);
-        let at = known.unwrap_or_else(|| {
-            self.distinct.push(one);
-            self.distinct.len() - 1
-        });
-        NonZeroU32::MIN.saturating_add(at as u32)
+        let along = between.routes.iter().map(&mut place).collect();
+        Self { between, n_columns, along, distinct }
     }
 
     /// Which of the distinct ones leads from a sharding of the first list to one of the second; `None` where there is no way.
     pub(crate) fn which(&self, row: usize, column: usize) -> Option<usize> {
-        self.places[row * self.n_columns + column].map(|place| place.get() as usize - 1)
+        let place = self.between.places[row * self.n_columns + column]?;
+        Some(self.along[place.get() as usize - 1] as usize)
     }
 
     /// The distinct ones.

@@ -28,7 +28,7 @@ fn a_conversion_takes_what_its_steps_take() {
     // Twice, and a shape that does not divide evenly: what was asked before is looked up.
     for (shape, filled) in [([16, 4096, 1024], 1.0), ([6, 48, 512], 0.5), ([16, 4096, 1024], 1.0)] {
         let found = prices.conversions((&shape, filled, None), &from, &to);
-        assert_eq!(found.places.len(), from.len() * to.len());
+        assert_eq!(found.between.places.len(), from.len() * to.len());
         for (i, &before) in from.iter().enumerate() {
             for (j, &after) in to.iter().enumerate() {
                 let sum = steps(before, after).map(|steps| -> f64 {

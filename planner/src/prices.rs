@@ -288,10 +288,10 @@ impl<'a> Prices<'a> {
         to: &[Sharding],
     ) -> Conversions {
         let mut routes = lock(&self.memo.routes);
-        let (rows, columns) = (routes.numbers(from), routes.numbers(to));
+        let lists = [from, to].map(|list| routes.numbers(list));
         let mut all = lock(&self.sent);
         let sent = Sent::of(&mut all, (shape, filled, routing));
-        Conversions::new((&rows, &columns), (&mut routes, sent), self)
+        Conversions::new(lists, (&mut routes, sent), self)
     }
 
     /// What an exchange of a tensor's tokens may hide behind.

@@ -12,7 +12,7 @@ use crate::candidate::{Dropped, Scope};
 use crate::forbid;
 use crate::request::{ContextKind, GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind, Untried};
 use crate::schedules::contradiction;
-use crate::shapes::Facts;
+use crate::shapes::{Facts, names_degrees};
 
 /// Of two refusals the one that says more: what needs less memory, then what is only impossible.
 pub(crate) fn closer(known: Option<NoPlan>, next: NoPlan) -> NoPlan {
@@ -236,11 +236,14 @@ pub(crate) fn nothing_fits(
             relaxations: Vec::new(),
             untried,
         },
-        Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => NoPlan::Impossible {
-            what: format!(
-                "no strategy divides the model over {} devices as asked; try other degrees",
-                request.cluster.n_devices()
-            ),
-        },
+        Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => {
+            let pins = &request.pins;
+            let is_asked = names_degrees(pins) || pins.pp.is_some() || !pins.forbid.is_empty();
+            let way =
+                if is_asked { " as asked; try other degrees" } else { "; try another number of devices" };
+            let what =
+                format!("no strategy divides the model over {} devices{way}", request.cluster.n_devices());
+            NoPlan::Impossible { what }
+        }
     }
 }

@@ -86,8 +86,8 @@ impl Costs {
 /// A problem whose choices are sorted into classes that every edge sees alike; made once, asked at many prices.
 pub struct Prepared<'a> {
     problem: &'a Problem,
-    /// Per node, the choices of each class.
-    members: Vec<Vec<Vec<usize>>>,
+    /// Per node, its choices by class.
+    members: Vec<Classes>,
     /// Per edge, the ports of the classes of its two nodes.
     ports: Vec<[Ports; 2]>,
     /// Per edge, its pairs.
@@ -118,9 +118,9 @@ impl<'a> Prepared<'a> {
             seen[edge.from].push(&edge.from_port);
             seen[edge.to].push(&edge.to_port);
         }
-        let members: Vec<Vec<Vec<usize>>> =
-            open.iter().zip(&seen).map(|(open, seen)| classes(open, seen)).collect();
-        let side = |node: usize, ports: &[u32], members: &[Vec<Vec<usize>>]| -> Ports {
+        let members: Vec<Classes> =
+            open.iter().zip(&seen).map(|(open, seen)| Classes::of(open, seen)).collect();
+        let side = |node: usize, ports: &[u32], members: &[Classes]| -> Ports {
             members[node].iter().map(|class| ports[class[0]]).collect()
         };
         let of_edge = |edge: &Edge| {
@@ -136,8 +136,8 @@ impl<'a> Prepared<'a> {
 
     /// The choices that are sorted.
     fn open(&self) -> Vec<Vec<usize>> {
-        let sorted = |classes: &Vec<Vec<usize>>| {
-            let mut list = classes.concat();
+        let sorted = |classes: &Classes| {
+            let mut list = classes.choices.clone();
             list.sort_unstable();
             list
         };
@@ -218,23 +218,17 @@ impl<'a> Prepared<'a> {
     /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice. `None` where all choices
     /// of a node cost infinitely much.
     fn weighed(&self, nodes: Weights, edges: Weights, more: impl Fn(usize, usize) -> f64) -> Option<Weighed> {
-        let cheapest = |node: usize, class: &Vec<usize>| {
+        let cheapest = |node: usize, class: &[usize]| {
             let own = |choice: usize| nodes.of(self.problem.nodes[node].choices[choice]) + more(node, choice);
             let cost = |&choice: &usize| (own(choice), choice);
             let first = cost(&class[0]);
             class[1..].iter().map(cost).fold(first, |best, next| if next.0 < best.0 { next } else { best })
         };
-        let classes: Vec<Vec<(f64, usize)>> = self
-            .members
-            .iter()
-            .enumerate()
-            .map(|(node, classes)| classes.iter().map(|class| cheapest(node, class)).collect())
-            .collect();
-        let weighed = Weighed {
-            costs: classes.iter().map(|list| list.iter().map(|(cost, _)| *cost).collect()).collect(),
-            choices: classes.iter().map(|list| list.iter().map(|(_, choice)| *choice).collect()).collect(),
-            tables: self.tables(edges, self.ports.clone()),
+        let of_node = |(node, classes): (usize, &Classes)| -> (Vec<f64>, Vec<usize>) {
+            classes.iter().map(|class| cheapest(node, class)).unzip()
         };
+        let (costs, choices) = self.members.iter().enumerate().map(of_node).unzip();
+        let weighed = Weighed { costs, choices, tables: self.tables(edges, self.ports.clone()) };
         let all_open = weighed.costs.iter().flatten().all(|cost| cost.is_finite());
         if self.no_idle && all_open { Some(weighed) } else { weighed.without_idle() }
     }
@@ -284,29 +278,51 @@ impl<'a> Prepared<'a> {
 }
 
 /// Choices with the same port on every edge, class by class.
-///
-/// A class is split by one edge after the other: the ports of all edges at once could be more than any number holds.
-fn classes(open: &[usize], seen: &[&[u32]]) -> Vec<Vec<usize>> {
-    let (mut class_of, mut n_classes) = (vec![0; open.len()], 1);
-    for ports in seen {
-        let n_ports = open.iter().map(|&choice| ports[choice] as usize + 1).max().unwrap_or(0);
-        // By class and port, the number of the new class plus one.
-        let mut numbers = vec![0; n_classes * n_ports];
-        n_classes = 0;
-        for (class, &choice) in class_of.iter_mut().zip(open) {
-            let number = &mut numbers[*class * n_ports + ports[choice] as usize];
-            if *number == 0 {
-                n_classes += 1;
-                *number = n_classes;
+struct Classes {
+    choices: Vec<usize>,
+    /// Where among them each class ends.
+    ends: Vec<usize>,
+}
+
+impl Classes {
+    /// The classes of some choices of a node whose edges see them so.
+    ///
+    /// A class is split by one edge after the other: the ports of all edges at once could be more than any number holds.
+    fn of(open: &[usize], seen: &[&[u32]]) -> Self {
+        let (mut class_of, mut n_classes) = (vec![0; open.len()], 1);
+        for ports in seen {
+            let n_ports = open.iter().map(|&choice| ports[choice] as usize + 1).max().unwrap_or(0);
+            // By class and port, the number of the new class plus one.
+            let mut numbers = vec![0; n_classes * n_ports];
+            n_classes = 0;
+            for (class, &choice) in class_of.iter_mut().zip(open) {
+                let number = &mut numbers[*class * n_ports + ports[choice] as usize];
+                if *number == 0 {
+                    n_classes += 1;
+                    *number = n_classes;
+                }
+                *class = *number - 1;
             }
-            *class = *number - 1;
         }
+        let mut ends = vec![0; if open.is_empty() { 0 } else { n_classes }];
+        class_of.iter().for_each(|&class| ends[class] += 1);
+        // Where each begins; every choice that it takes moves that on, to its end at last.
+        let mut before = 0;
+        for end in &mut ends {
+            before += std::mem::replace(end, before);
+        }
+        let mut choices = vec![0; open.len()];
+        for (&choice, &class) in open.iter().zip(&class_of) {
+            choices[ends[class]] = choice;
+            ends[class] += 1;
+        }
+        Self { choices, ends }
     }
-    let mut classes: Vec<Vec<usize>> = vec![Vec::new(); if open.is_empty() { 0 } else { n_classes }];
-    for (&choice, &class) in open.iter().zip(&class_of) {
-        classes[class].push(choice);
+
+    fn iter(&self) -> impl Iterator<Item = &[usize]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, &end)| &self.choices[start..end])
     }
-    classes
 }
 
 /// Whether every one of so many ports is that of some class.
