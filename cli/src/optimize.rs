@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::fewer;
 use crate::forbid;
 use crate::objective::{self, Tried};
-use crate::output::{check_writable, json, write_and_say};
+use crate::output::{check_other, check_writable, json, write_and_say};
 use crate::proof::proven;
 use crate::question::Question;
 use crate::report::report;
@@ -24,7 +24,13 @@ use crate::terminal::Terminal;
 
 /// Searches, writes the plan where asked, and reports it.
 pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    args.output.as_deref().map_or(Ok(()), check_writable)?;
+    if let Some(path) = &args.output {
+        check_writable(path)?;
+        let files = [&args.constraints, &args.job.measured.calibration].into_iter().flatten();
+        let read: Vec<&str> =
+            [&args.model, &args.cluster].into_iter().chain(files).map(String::as_str).collect();
+        check_other(path, &read)?;
+    }
     let mut pins = forbid::choices(&args.pin, &args.forbid)?;
     forbid::check(&pins, "take back one of --pin and --forbid")?;
     if let Some(file) = &args.constraints {

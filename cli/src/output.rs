@@ -71,6 +71,20 @@ fn allow_the_same(file: &Path, other: &Path) -> std::io::Result<()> {
     }
 }
 
+/// Whether a file is none of those that are read for it: it would replace that one.
+///
+/// # Errors
+/// Where it is.
+pub(crate) fn check_other(path: &Path, read: &[&str]) -> Result<(), Failure> {
+    let Ok(own) = fs::canonicalize(path) else { return Ok(()) };
+    // Devices may be read and written.
+    if is_device(&own) || !read.iter().any(|one| fs::canonicalize(one).is_ok_and(|other| other == own)) {
+        return Ok(());
+    }
+    let what = format!("{}: is read for what would be written there", path.display());
+    Err(Failure::argument_with_hint(what, "give another file"))
+}
+
 /// What to say of a file or folder that cannot be written.
 fn unwritten(path: &Path) -> impl Fn(std::io::Error) -> Failure {
     move |error| Failure::argument(format!("{}: cannot be written: {error}", path.display()))
@@ -205,6 +219,18 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         write_whole(&path, "newer").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_is_read_is_not_replaced_by_what_comes_of_it() {
+        let folder = folder("other");
+        let [model, plan] = ["model.json", "plan.json"].map(|name| folder.join(name));
+        write_whole(&model, "read").unwrap();
+        let read = [model.to_str().unwrap(), "dgx-h100"];
+        check_other(&plan, &read).unwrap();
+        let error = check_other(&folder.join("./model.json"), &read).unwrap_err().to_string();
+        assert!(error.contains("model.json: is read for what would be written there"), "{error}");
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::args::RanksArgs;
 use crate::failure::Failure;
 use crate::input;
-use crate::output::{json, write_and_say};
+use crate::output::{check_other, json, write_and_say};
 use crate::terminal::Terminal;
 
 /// A rank, where it is and what it is.
@@ -31,6 +31,7 @@ struct Rank {
 
 /// Lists the ranks of a plan.
 pub(crate) fn run(args: &RanksArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
+    args.output.as_deref().map_or(Ok(()), |path| check_other(path, &[&args.plan]))?;
     let (plan, _) = input::plan(&args.plan)?;
     let ranks = ranks(&plan);
     let text = if args.json.json { json(&ranks)? } else { csv(&plan, &ranks) };

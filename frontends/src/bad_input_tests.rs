@@ -236,6 +236,17 @@ fn what_changes_the_model_and_is_not_read_is_refused() {
 }
 
 #[test]
+fn names_are_lines_of_a_table() {
+    let name = "a\u{1b}[31mRED\nb";
+    assert_eq!(
+        cluster_fault("dgx-h100", "/name", json!(name)),
+        "name: `a\\u{1b}[31mRED\\nb` has characters that are no text\nhint: expected a name of one line"
+    );
+    let family = model_fault("llama-3-8b", "/model_type", json!(name));
+    assert!(family.contains("a\\u{1b}[31mRED\\nb") && !family.contains('\u{1b}'), "{family}");
+}
+
+#[test]
 fn what_a_family_has_of_one_of_its_models_is_not_guessed_for_others() {
     let said = |model: &str, field: &str| model_fault(model, &format!("/{field}"), Value::Null);
     for (model, field) in [

@@ -68,6 +68,7 @@ pub(crate) fn check_device(
     device: &DeviceFile,
 ) -> Result<(), InputError> {
     let at = At { document, path: path.to_vec() };
+    check_name(&at, &device.name)?;
     if device.peak_tflops.is_empty() {
         return Err(at.fail(
             "peak_tflops",
@@ -100,6 +101,8 @@ pub(crate) fn check_cluster(
             check_link(&At { document, path }, (link, &group.links[..at]), &file.tiers)?;
         }
     }
+    let at = At { document, path: Vec::new() };
+    file.name.as_deref().map_or(Ok(()), |name| check_name(&at, name))?;
     let total = file.groups.iter().fold(0_u64, |sum, group| sum.saturating_add(group.count));
     if total > MAX_DEVICES {
         return Err(document
@@ -176,8 +179,17 @@ fn check_tier(at: &At<'_, '_>, tier: &TierFile) -> Result<(), InputError> {
     at.range("bandwidth_gb_per_s", tier.bandwidth_gb_per_s, BYTES_PER_S.per(GIGA))?;
     at.range("latency_us", tier.latency_us, LATENCY_S.per(MICRO))?;
     at.range("oversubscription", tier.oversubscription, OVERSUBSCRIPTION)?;
-    if tier.name.is_empty() {
+    check_name(at, &tier.name)
+}
+
+/// A name is a line of a table.
+fn check_name(at: &At<'_, '_>, name: &str) -> Result<(), InputError> {
+    if name.is_empty() {
         return Err(at.fail("name", "the name is empty".into()));
+    }
+    if name.chars().any(char::is_control) {
+        let what = format!("`{}` has characters that are no text", crate::scan::clip(name));
+        return Err(at.fail("name", what).with_hint("expected a name of one line"));
     }
     Ok(())
 }

@@ -37,8 +37,12 @@ const SHOWN_CHARACTERS: usize = 60;
 
 /// A text short enough to be shown.
 pub(crate) fn clip(text: &str) -> String {
-    let mut short: String = text.chars().take(SHOWN_CHARACTERS).collect();
-    if short.len() < text.len() {
+    let (mut short, mut rest) = (String::new(), text.chars());
+    for one in rest.by_ref().take(SHOWN_CHARACTERS) {
+        // What would move a terminal's cursor, or colour what follows.
+        if one.is_control() { short.extend(one.escape_default()) } else { short.push(one) }
+    }
+    if rest.next().is_some() {
         short.push('…');
     }
     short

@@ -148,7 +148,8 @@ pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
 
 /// What to say where no schedule that is allowed has a table for any candidate.
 pub(crate) const NO_SCHEDULE: &str = "no pipeline can run the schedules that are allowed: interleaved needs micro-batches in multiples of the \
-    stages, dualpipe-v two per stage, every virtual stage a layer, and all but 1f1b and gpipe two stages at least";
+    stages, dualpipe-v two per stage, every virtual stage a layer, and all but 1f1b and gpipe two stages at least; vpp above 1 is \
+    interleaved unless a schedule is named";
 
 /// Why a request has no candidate.
 pub(crate) fn no_candidate(request: &Request) -> String {

@@ -202,6 +202,11 @@ impl Target {
                 request.model.name
             ));
         }
+        if let Some(dp) = pins.dp.filter(|&dp| dp > 0 && !batch.is_multiple_of(dp)) {
+            return Err(format!(
+                "{name} cannot run dp={dp}: {dp} replicas do not divide a global batch of {batch} sequences"
+            ));
+        }
         let all = divisors(request.cluster.n_devices());
         pins.forbid.tp.single.extend(all.iter().filter(|&&tp| !heads.is_multiple_of(tp)));
         pins.forbid.dp.single.extend(all.iter().filter(|&&dp| !batch.is_multiple_of(dp)));

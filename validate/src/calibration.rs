@@ -28,6 +28,9 @@ pub struct Calibration {
     pub runs_off: Option<f64>,
 }
 
+/// Runs that are off by more than so many times their time say nothing.
+const MOST_OFF: f64 = 10.0;
+
 /// What is wrong with a calibration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CalibrationError {
@@ -35,8 +38,16 @@ pub enum CalibrationError {
     #[error("schema_version: expected {CALIBRATION_SCHEMA_VERSION}, found {0}")]
     Version(u32),
     /// An error that is none.
-    #[error("runs_off: expected a number from 0, found {0}")]
+    #[error("runs_off: expected a number from 0 to {MOST_OFF}, found {0}")]
     RunsOff(f64),
+    /// A deviation that is none.
+    #[error("deviations.{name}: expected a number from 0, found {off}")]
+    Deviation {
+        /// Of which constant.
+        name: String,
+        /// What it is.
+        off: f64,
+    },
     /// A constant that is none, or a value without meaning.
     #[error("constants.{0}")]
     Constant(#[from] cost_model::CalibrationError),
@@ -51,8 +62,12 @@ impl Calibration {
         if self.schema_version != CALIBRATION_SCHEMA_VERSION {
             return Err(CalibrationError::Version(self.schema_version));
         }
-        if let Some(off) = self.runs_off.filter(|off| !(off.is_finite() && *off >= 0.0)) {
+        if let Some(off) = self.runs_off.filter(|off| !(0.0..=MOST_OFF).contains(off)) {
             return Err(CalibrationError::RunsOff(off));
+        }
+        let is_none = |off: &f64| !(off.is_finite() && *off >= 0.0);
+        if let Some((name, &off)) = self.deviations.iter().find(|(_, off)| is_none(off)) {
+            return Err(CalibrationError::Deviation { name: name.clone(), off });
         }
         // Applied once, so that a name or a value that is wrong shows where the file is read.
         Constants::load().calibrated(&self.constants)?;
@@ -126,6 +141,10 @@ mod tests {
             "constants.memory_efficiency_fraction: 7 is outside 0.3 to 1"
         );
         let off = Calibration { runs_off: Some(-1.0), ..read("").unwrap() };
-        assert_eq!(off.check().unwrap_err().to_string(), "runs_off: expected a number from 0, found -1");
+        let said = |one: &Calibration| one.check().unwrap_err().to_string();
+        assert_eq!(said(&off), "runs_off: expected a number from 0 to 10, found -1");
+        assert!(Calibration { runs_off: Some(1e9), ..off.clone() }.check().is_err());
+        let below = Calibration { runs_off: None, deviations: BTreeMap::from([("x".into(), -5.0)]), ..off };
+        assert_eq!(said(&below), "deviations.x: expected a number from 0, found -5");
     }
 }

@@ -110,12 +110,16 @@ fn devices_of_an_engine_have_equal_parts_of_heads_and_of_the_batch() {
             assert!(roles["tp"] == 1 && (same.is_null() || *same == 1), "{target}: {roles}");
         }
     }
-    let said = |target: &str| {
-        let words = ["optimize", "qwen2.5-7b", "dgx-h100", "--pin", "tp=8", "--target", target];
-        let said = planner(&words);
+    let refused = |pins: &str, target: &str| {
+        let job = ["optimize", "qwen2.5-7b", "dgx-h100", "--global-batch", "12"];
+        let said = planner(&[&job[..], &["--pin", pins, "--target", target]].concat());
         assert_eq!(said.code, 2, "{said}");
         said.err
     };
+    let of_batch =
+        "error: deepspeed cannot run dp=8: 8 replicas do not divide a global batch of 12 sequences\n";
+    assert_eq!(refused("dp=8", "deepspeed"), of_batch);
+    let said = |target: &str| refused("tp=8", target);
     assert_eq!(
         said("megatron"),
         "error: megatron cannot run tp=8: the 28 heads of `qwen2.5-7b` do not divide so\n"
