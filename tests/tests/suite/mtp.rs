@@ -113,7 +113,7 @@ fn a_model_in_the_native_form_keeps_its_modules() {
     let model = small();
     let native = planner(&["models", &model, "--mtp", "1", "--native"]);
     assert_eq!(native.code, 0, "{native}");
-    let file = scratch("mtp-native.json");
+    let file = scratch("mtp-native-model.json");
     #[expect(clippy::disallowed_methods, reason = "a test of files")]
     std::fs::write(&file, &native.out).unwrap();
     let again = planner(&["models", &file, "--native"]);
