@@ -99,17 +99,16 @@ pub(crate) fn contradiction(request: &Request) -> Option<String> {
     if !pins.splits_any() || pins.schedule.is_some() {
         return None;
     }
-    let said = [
-        (pins.pp == Some(1), "pp=1"),
-        (pins.vpp.is_some(), "vpp"),
-        (pins.layers_per_stage.is_some(), "layers-per-stage"),
-    ];
-    let said: Vec<&str> = said.into_iter().filter(|(is_said, _)| *is_said).map(|(_, name)| name).collect();
-    let chosen = format!("what is said of {} leaves no choice of schedules", said.join(" and "));
     let why = if !is_open(pins) {
-        chosen.as_str()
+        let all = [
+            (pins.pp == Some(1), "pp=1"),
+            (pins.vpp.is_some(), "vpp"),
+            (pins.layers_per_stage.is_some(), "layers-per-stage"),
+        ];
+        let said: Vec<&str> = all.into_iter().filter(|(is_said, _)| *is_said).map(|(_, name)| name).collect();
+        format!("what is said of {} leaves no choice of schedules", said.join(" and "))
     } else if !bends(model.kinds_in_order().iter().map(|&kind| &model.layers[kind])).is_empty() {
-        "they are not asked together for a model with branches"
+        "they are not asked together for a model with branches".into()
     } else {
         return None;
     };

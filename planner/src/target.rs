@@ -214,12 +214,11 @@ impl Target {
         Ok(pins)
     }
 
-    /// The spaces of the engine within what the user has chosen, none empty by contradiction.
+    /// The spaces of the engine within what the user has chosen, as far as it can run that; none is empty by contradiction.
     ///
     /// # Errors
-    /// The choice that the engine cannot run, and what it can.
-    pub fn spaces(self, pins: &Pins) -> Result<Vec<Pins>, String> {
-        self.check(pins)?;
+    /// Where none is left.
+    fn spaces(self, pins: &Pins) -> Result<Vec<Pins>, String> {
         let of_home = |home: OffloadKind| self.spaces_in(home, pins);
         let list: Vec<Pins> = self.homes(pins).into_iter().flat_map(of_home).collect();
         if list.is_empty() {
@@ -474,7 +473,8 @@ mod tests {
 
     #[test]
     fn what_an_engine_lacks_is_refused_with_what_it_has() {
-        let said = |target: Target, pins: &Pins| target.spaces(pins).unwrap_err();
+        let spaces = |target: Target, pins: &Pins| target.check(pins).and_then(|()| target.spaces(pins));
+        let said = |target: Target, pins: &Pins| spaces(target, pins).unwrap_err();
         let zero = Pins { zero: Some(3), ..Pins::default() };
         assert_eq!(said(Target::Megatron, &zero), "megatron cannot run zero=3: it has 0, 1");
         let staged = Pins { pp: Some(2), ..zero };

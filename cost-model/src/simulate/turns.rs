@@ -75,12 +75,14 @@ impl Turns {
 
     /// Shows what a rank has under way of each of its virtual stages, after every forward until that repeats: then it is most.
     ///
-    /// Virtual stages take turns every `n_stages` forwards, from the first to the last, and the other way round backward.
+    /// Virtual stages take turns every `n_stages` forwards, from the first to the last, and the other way round backward. Sequences are cut
+    /// on one of them alone.
     pub fn under_way(&self, rank: u32, mut see: impl FnMut(&[u32])) {
         let (p, v) = (self.shape.n_stages, self.shape.n_virtual_stages());
-        let turn = |unit: u32| unit / self.shape.n_slices % p.saturating_mul(v) / p;
+        let cycle = p.saturating_mul(v);
+        let turn = |unit: u32| unit % cycle / p;
         let (n_units, ahead) = (self.n_units(), self.warm_up(rank));
-        let repeats = ahead.saturating_add(p.saturating_mul(v).saturating_mul(self.shape.n_slices));
+        let repeats = ahead.saturating_add(cycle);
         let mut counts = vec![0; v as usize];
         for unit in 0..n_units.min(repeats.saturating_add(1)) {
             counts[turn(unit) as usize] += 1;

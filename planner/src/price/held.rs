@@ -32,7 +32,8 @@ pub struct Held {
 }
 
 impl Held {
-    fn of_one_chunk(saved: f64) -> Self {
+    /// Of chunks that are alike, which carry nothing.
+    fn of_alike(saved: f64) -> Self {
         Self { saved, kept: saved, streams: saved, alike: [saved, 0.0], ..Self::default() }
     }
 
@@ -111,7 +112,7 @@ fn plainly(counts: &[u32]) -> f64 {
 pub(super) fn held_in_turns(staged: &Staged<'_>, stage: usize, turns: &Turns) -> Held {
     let rank = stage as u32;
     let v = staged.schedule.n_virtual_stages();
-    let mut most = Held::of_one_chunk(f64::from(turns.most_in_flight(rank)) / f64::from(v));
+    let mut most = Held::of_alike(f64::from(turns.most_in_flight(rank)) / f64::from(v));
     if v == 1 {
         return most;
     }
