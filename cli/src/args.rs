@@ -17,7 +17,7 @@ mod documents;
 
 pub(crate) use changes::{GoodputArgs, ReplanArgs, ReshardArgs};
 pub(crate) use choices::{
-    ContextArg, ForbidArgs, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg,
+    AxesArg, ContextArg, ForbidArgs, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg,
     SplitArg, SwitchArg, TensorSharesArg, TokenOrderArg,
 };
 pub(crate) use constants::{CalibrateArgs, ValidateArgs};

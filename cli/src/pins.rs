@@ -6,13 +6,13 @@ use ir::names::Roles;
 use ir::token_order::TokenOrder;
 use planner::constraints::Constraints;
 use planner::request::{
-    ContextKind, Forbid, GradientsKind, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel,
-    SharesKind, SplitKind,
+    AxesKind, ContextKind, Forbid, GradientsKind, OffloadKind, Pins, RecomputeKind, ScheduleKind,
+    SequenceParallel, SharesKind, SplitKind,
 };
 
 use crate::args::{
-    ContextArg, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SplitArg, SwitchArg,
-    TensorSharesArg, TokenOrderArg,
+    AxesArg, ContextArg, GradientsArg, OffloadArg, PinArgs, RecomputeArg, ScheduleArg, SharesArg, SplitArg,
+    SwitchArg, TensorSharesArg, TokenOrderArg,
 };
 use crate::failure::{Failure, plain};
 
@@ -95,24 +95,7 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
         etp: args.etp,
         vpp: args.vpp,
         micro_batch: args.micro_batch,
-        schedule: args.schedule.map(|schedule| match schedule {
-            ScheduleArg::GPipe => ScheduleKind::GPipe,
-            ScheduleArg::OneFOneB => ScheduleKind::OneFOneB,
-            ScheduleArg::Eager => ScheduleKind::Eager,
-            ScheduleArg::Dapple => ScheduleKind::Dapple,
-            ScheduleArg::Interleaved => ScheduleKind::Interleaved,
-            ScheduleArg::BreadthFirst => ScheduleKind::BreadthFirst,
-            ScheduleArg::ZbH1 => ScheduleKind::ZbH1,
-            ScheduleArg::ZbH2 => ScheduleKind::ZbH2,
-            ScheduleArg::ZbV => ScheduleKind::ZbV,
-            ScheduleArg::VHalf => ScheduleKind::VHalf,
-            ScheduleArg::VMin => ScheduleKind::VMin,
-            ScheduleArg::Hanayo => ScheduleKind::Hanayo,
-            ScheduleArg::DualPipeV => ScheduleKind::DualPipeV,
-            ScheduleArg::Chimera => ScheduleKind::Chimera,
-            ScheduleArg::Seq1F1B => ScheduleKind::Seq1F1B,
-            ScheduleArg::TeraPipe => ScheduleKind::TeraPipe,
-        }),
+        schedule: args.schedule.map(schedule),
         slices: args.slices,
         recompute: args.recompute.map(|recompute| match recompute {
             RecomputeArg::None => RecomputeKind::None,
@@ -161,9 +144,35 @@ pub(crate) fn of(args: &PinArgs) -> Pins {
             TensorSharesArg::Equal => SharesKind::Equal,
             TensorSharesArg::Unequal => SharesKind::Unequal,
         }),
+        axes: args.axes.map(|axes| match axes {
+            AxesArg::Named => AxesKind::Named,
+            AxesArg::Any => AxesKind::Any,
+        }),
         layers_per_stage: args.layers_per_stage.clone(),
         forbid: Forbid::default(),
         constraints: Constraints::default(),
+    }
+}
+
+/// A schedule by its name.
+fn schedule(name: ScheduleArg) -> ScheduleKind {
+    match name {
+        ScheduleArg::GPipe => ScheduleKind::GPipe,
+        ScheduleArg::OneFOneB => ScheduleKind::OneFOneB,
+        ScheduleArg::Eager => ScheduleKind::Eager,
+        ScheduleArg::Dapple => ScheduleKind::Dapple,
+        ScheduleArg::Interleaved => ScheduleKind::Interleaved,
+        ScheduleArg::BreadthFirst => ScheduleKind::BreadthFirst,
+        ScheduleArg::ZbH1 => ScheduleKind::ZbH1,
+        ScheduleArg::ZbH2 => ScheduleKind::ZbH2,
+        ScheduleArg::ZbV => ScheduleKind::ZbV,
+        ScheduleArg::VHalf => ScheduleKind::VHalf,
+        ScheduleArg::VMin => ScheduleKind::VMin,
+        ScheduleArg::Hanayo => ScheduleKind::Hanayo,
+        ScheduleArg::DualPipeV => ScheduleKind::DualPipeV,
+        ScheduleArg::Chimera => ScheduleKind::Chimera,
+        ScheduleArg::Seq1F1B => ScheduleKind::Seq1F1B,
+        ScheduleArg::TeraPipe => ScheduleKind::TeraPipe,
     }
 }
 
@@ -221,6 +230,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         token_order: pins.token_order,
         shares: pins.shares.or(Some(SharesKind::Equal)),
         tensor_shares: Some(SharesKind::Equal),
+        axes: pins.axes.or(Some(AxesKind::Named)),
         layers_per_stage: pins.layers_per_stage.clone(),
         forbid: pins.forbid.clone(),
         constraints: pins.constraints.clone(),

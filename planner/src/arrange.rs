@@ -45,6 +45,9 @@ pub struct Arranged {
 /// What more programs must save to be worth them, as a fraction of the step: whoever runs the plan has to read them.
 const WORTH_PROGRAMS: f64 = 0.002;
 
+/// What a cut misses of a stage's memory, at most, that is left out for another cut.
+const LITTLE: f64 = 0.05;
+
 /// How the chunks of a device share its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
@@ -84,11 +87,48 @@ fn device_of(schedule: Schedule, n_stages: u32, chunk: u32) -> (usize, u32) {
     (rank as usize, later as u32)
 }
 
+/// Bytes that stages of an arrangement need beyond what they have, which the cut of its layers did not see: it takes the chunks of a stage
+/// for alike, and no queues between stages for granted.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Over {
+    of_stages: Vec<f64>,
+}
+
+impl Over {
+    fn is_none(&self) -> bool {
+        self.most().1 == 0.0
+    }
+
+    /// Whether it is so little of each stage's memory that other cuts of these layers may do with less.
+    pub(crate) fn is_little(&self, capacity: f64) -> bool {
+        self.most().1 <= LITTLE * capacity
+    }
+
+    /// The stage that overflows most, the first of equals, and by how much.
+    pub(crate) fn most(&self) -> (usize, f64) {
+        let most = |most: (usize, f64), one: (usize, f64)| if one.1 > most.1 { one } else { most };
+        self.of_stages.iter().copied().enumerate().fold((0, 0.0), most)
+    }
+
+    /// That which overflows less, the first of equals.
+    pub(crate) fn lesser(self, other: Self) -> Self {
+        if other.most().1 < self.most().1 { other } else { self }
+    }
+
+    /// What is left out for both.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        let sum = |(stage, bytes): (usize, &f64)| bytes + self.of_stages.get(stage).unwrap_or(&0.0);
+        Self { of_stages: other.of_stages.iter().enumerate().map(sum).collect() }
+    }
+}
+
 /// Why chunks are no arrangement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Failed {
-    /// A stage overflows, or somebody forbade it.
+    /// Somebody forbade it, or no host or schedule has room for it.
     Unfit,
+    /// Stages overflow.
+    Overflows(Over),
     /// It takes no less than the limit.
     Slower,
 }
@@ -221,7 +261,7 @@ impl Scope<'_> {
         &self,
         candidate: &Candidate,
         (schedule, cutting): (Schedule, Cutting),
-        levels: &[Levels],
+        (levels, over): (&[Levels], &Over),
     ) -> Vec<Vec<Chunk>> {
         let p = candidate.n_stages as u32;
         let device = |n_chunks: usize| -> Vec<usize> {
@@ -237,18 +277,18 @@ impl Scope<'_> {
                 Cutting::ByDevice => by_device(places, &device(places.len())),
             },
         };
-        self.shared_out(candidate, (schedule, levels), cut)
+        self.shared_out(candidate, (schedule, levels, over), cut)
     }
 
     /// Chunks in every way in which those of a device may share it, that with the least time first; of equals the first.
     fn shared_out(
         &self,
         candidate: &Candidate,
-        (schedule, levels): (Schedule, &[Levels]),
+        (schedule, levels, over): (Schedule, &[Levels], &Over),
         cut: impl Fn(&[Place<'_>]) -> Option<Vec<Chunk>>,
     ) -> Vec<Vec<Chunk>> {
         let of = |(levels, share): (&[Levels], &Share)| {
-            let places = self.places(candidate, (schedule, *share), levels);
+            let places = self.places(candidate, (schedule, *share), (levels, over));
             let cuts = cut(&places)?;
             let together = levelled(&places, &cuts).filter(|other| *other != cuts);
             Some(std::iter::once(cuts).chain(together))
@@ -263,18 +303,41 @@ impl Scope<'_> {
         all.into_iter().map(|(_, cuts)| cuts).collect()
     }
 
+    /// Layers cut as if memory were free, at levels that are chosen for all chunks of a device together: what a chunk leaves to those behind
+    /// it is a guess otherwise, by which none may be left for the last. Nothing where devices have one chunk each.
+    pub(crate) fn cut_together(
+        &self,
+        candidate: &Candidate,
+        schedule: Schedule,
+        (levels, over): (&[Levels], &Over),
+    ) -> Option<Vec<Chunk>> {
+        if !Share::of(schedule, levels.len()).contains(&Share::Device) {
+            return None;
+        }
+        let places = self.places(candidate, (schedule, Share::Device), (levels, over));
+        let roomy: Vec<Place<'_>> =
+            places.iter().map(|place| Place { capacity: f64::INFINITY, ..*place }).collect();
+        let cuts = match &self.pins().layers_per_stage {
+            Some(counts) => as_given(&with_ends(counts), &roomy)?,
+            None => partition(&roomy, &[])?,
+        };
+        levelled(&places, &cuts)
+    }
+
     /// Where the chunks of a schedule run.
     fn places<'l>(
         &self,
         candidate: &Candidate,
         (schedule, share): (Schedule, Share),
-        levels: &'l [Levels],
+        (levels, over): (&'l [Levels], &Over),
     ) -> Vec<Place<'l>> {
         let (flights, grounds) = (self.in_flight(candidate, schedule), self.grounds(candidate));
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let buckets = self.setting.copied_buckets().0;
         let place = |(chunk, &flight): (usize, &Flight)| {
-            let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk) - buckets;
+            let ranks = schedule.placement().ranks(candidate.n_stages as u32, chunk as u32).into_iter();
+            let over = ranks.filter_map(|rank| over.of_stages.get(rank as usize)).fold(0.0, |a, b| b.max(a));
+            let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk) - buckets - over;
             let levels = &levels[ground(chunk)];
             match share {
                 Share::Equal => levels.place(flight, capacity / f64::from(schedule.n_virtual_stages())),
@@ -294,7 +357,8 @@ impl Scope<'_> {
         (schedule, counts): (Schedule, &[usize]),
         levels: &[Levels],
     ) -> Option<Vec<Chunk>> {
-        let all = self.shared_out(candidate, (schedule, levels), |places| as_given(counts, places));
+        let all = self
+            .shared_out(candidate, (schedule, levels, &Over::default()), |places| as_given(counts, places));
         all.into_iter().next()
     }
 
@@ -385,8 +449,12 @@ impl Scope<'_> {
             if held.holds_less_than_alike() { own.max(of(&held.were_alike())) } else { own }
         };
         let grounds = self.grounds(candidate);
-        let fits = (0..step.held.len()).all(|stage| peak(stage) <= grounds.at(stage).memory);
-        let fits = fits && hosts::fullest(&self.setting, &staged, &step.held).is_none_or(|host| host.fits());
+        let over = |stage: usize| (peak(stage) - grounds.at(stage).memory).max(0.0);
+        let over = Over { of_stages: (0..step.held.len()).map(over).collect() };
+        if !over.is_none() {
+            return Err(Failed::Overflows(over));
+        }
+        let fits = hosts::fullest(&self.setting, &staged, &step.held).is_none_or(|host| host.fits());
         let found = Arranged { candidate: candidate.clone(), schedule, entries, chunks, slices, step };
         if fits && self.is_allowed(&found, grounds.settings.len()) { Ok(found) } else { Err(Failed::Unfit) }
     }

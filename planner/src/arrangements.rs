@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ir::schedule::Schedule;
 use rayon::prelude::*;
 
-use crate::arrange::{Arranged, Cutting, Failed};
+use crate::arrange::{Arranged, Cutting, Failed, Over};
 use crate::candidate::{Candidate, Scope};
 use crate::levels::{Chunk, Levels};
 use crate::shelf::Shelf;
@@ -13,6 +13,9 @@ use crate::shelf::Shelf;
 /// What a cut takes at least is taken at this fraction of itself: its layers count what hides behind their own operators,
 /// which a stage hides in larger pieces.
 pub(crate) const CUT_SLACK: f64 = 0.97;
+
+/// Times that layers are cut again for what stages overflow.
+const MOST_CUTS: usize = 2;
 
 /// A cut for the slowest device is of no interest that saves less than this leaves of a cut for the slowest chunk.
 const EVENLY: f64 = 0.999;
@@ -23,8 +26,17 @@ struct Cut {
     least: f64,
     /// Place among all schedules and ends that are tried.
     at: usize,
-    schedule: Schedule,
+    order: (Schedule, Cutting),
     cuts: Vec<Vec<Chunk>>,
+}
+
+/// What was simulated of a schedule.
+struct Simulated {
+    cuts: Vec<Vec<Chunk>>,
+    /// Whether some of these cuts fit.
+    fits: bool,
+    /// The first that does, or another for what these overflow.
+    fitting: Option<Vec<Chunk>>,
 }
 
 /// Arrangements of a candidate so far, by the place of their schedule.
@@ -38,8 +50,10 @@ pub(crate) struct Arrangements {
     pub(crate) finer: bool,
     /// The fastest; of equal ones that of the first schedule. At finer prices, those that are worth their programs.
     best: Option<(usize, Arranged)>,
-    /// What was simulated last, and which of it was the first that fitted.
-    simulated: BTreeMap<usize, (Vec<Vec<Chunk>>, Option<usize>)>,
+    /// What was simulated last, whether some of it fitted, and what did.
+    simulated: BTreeMap<usize, Simulated>,
+    /// What those overflow that overflow least.
+    pub(crate) over: Option<Over>,
 }
 
 impl Arrangements {
@@ -48,14 +62,18 @@ impl Arrangements {
         Self { limit, ..Self::default() }
     }
 
+    /// Whether nothing fits so far, not even something slow.
+    pub(crate) fn is_none(&self) -> bool {
+        self.best.is_none() && !self.beaten
+    }
+
     fn best_time(&self) -> f64 {
         self.best.as_ref().map_or(f64::INFINITY, |(_, best)| best.step_time().0)
     }
 
     /// The chunks that fitted at a place.
     fn fitting(&self, at: usize) -> Option<&[Chunk]> {
-        let (cuts, fitting) = self.simulated.get(&at)?;
-        Some(&cuts[(*fitting)?])
+        self.simulated.get(&at)?.fitting.as_deref()
     }
 
     /// Levels of the fastest arrangement between which another price of memory could have other choices: the upper ones.
@@ -96,36 +114,49 @@ impl Scope<'_> {
         let cuttings = |schedule| self.cuttings(candidate, schedule).iter().map(move |&own| (schedule, own));
         let orders: Vec<(Schedule, Cutting)> =
             self.schedules(candidate).into_iter().flat_map(cuttings).collect();
-        let cut_for = |&order: &(Schedule, Cutting)| self.cuts(candidate, order, &levels);
+        let none = Over::default();
+        let cut_for = |&order: &(Schedule, Cutting)| self.cuts(candidate, order, (&levels, &none));
         let all_cuts: Vec<Vec<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
         for ((at, (schedule, cutting)), cuts) in orders.into_iter().enumerate().zip(all_cuts) {
             match cuts.first() {
                 Some(first) => {
                     let least = self.least_time(candidate, schedule, first);
                     // Cut for the slowest chunk first: where its devices are as even, there is no other.
-                    let even = cut.last().filter(|other: &&Cut| other.schedule == schedule);
+                    let even = cut.last().filter(|other: &&Cut| other.order.0 == schedule);
                     let is_even = even.is_some_and(|other| least > other.least * EVENLY);
                     if cutting != Cutting::ByDevice || !is_even {
-                        cut.push(Cut { least, at, schedule, cuts });
+                        cut.push(Cut { least, at, order: (schedule, cutting), cuts });
                     }
                 }
                 None => all_fit &= cutting != Cutting::Anywhere,
             }
         }
         cut.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
-        for Cut { least, at, schedule, cuts } in cut {
-            if let Some((_, fitting)) = known.simulated.get(&at).filter(|(own, _)| *own == cuts) {
-                all_fit &= fitting.is_some();
+        for Cut { least, at, order, cuts } in cut {
+            if let Some(known) = known.simulated.get(&at).filter(|known| known.cuts == cuts) {
+                all_fit &= known.fits;
             } else if least * CUT_SLACK >= known.limit {
                 known.beaten = true;
             } else if least * CUT_SLACK < known.best_time() {
-                let found = self.arrange_first(candidate, (schedule, &cuts), (&levels, shelves), known);
-                let fitting = found.as_ref().map(|(place, _)| *place);
-                known.simulated.insert(at, (cuts, fitting));
-                all_fit &= fitting.is_some();
+                let mut found = self.arrange_first(candidate, (order.0, &cuts), (&levels, shelves), known);
+                let fits = found.is_ok();
+                all_fit &= fits;
+                if let Err(Some(over)) = &found {
+                    let over = over.clone();
+                    known.over = known.over.take().into_iter().chain([over.clone()]).reduce(Over::lesser);
+                    // Where there are other choices, some that take less memory may make up for what a cut did not see.
+                    if levels[0].costs.len() > 1 {
+                        found = self.arrange_again(candidate, (order, over), (&levels, shelves), known);
+                    }
+                }
+                let (fitting, found) = match found {
+                    Ok((fitting, found)) => (Some(fitting), Some(found)),
+                    Err(_) => (None, None),
+                };
+                known.simulated.insert(at, Simulated { cuts, fits, fitting });
                 match found {
-                    Some((_, Some(found))) => known.take(at, found),
-                    Some((_, None)) => known.beaten = true,
+                    Some(Some(found)) => known.take(at, found),
+                    Some(None) => known.beaten = true,
                     None => {}
                 }
             }
@@ -135,21 +166,87 @@ impl Scope<'_> {
 
     /// Arranges the first chunks that fit, of those that share devices in other ways: which they are, and nothing of them where they take
     /// no less than what is known.
+    ///
+    /// # Errors
+    /// What the first overflow, if that is why none fit.
     fn arrange_first(
         &self,
         candidate: &Candidate,
         (schedule, all): (Schedule, &[Vec<Chunk>]),
         (levels, shelves): (&[Levels], &[Shelf]),
         known: &Arrangements,
-    ) -> Option<(usize, Option<Arranged>)> {
+    ) -> Result<(Vec<Chunk>, Option<Arranged>), Option<Over>> {
         let limit = known.best_time().min(known.limit);
-        all.iter().enumerate().find_map(|(place, cuts)| {
+        let mut least = None;
+        for cuts in all {
             match self.arrange(candidate, (schedule, cuts), (levels, shelves), limit) {
-                Ok(found) => Some((place, Some(found))),
-                Err(Failed::Slower) => Some((place, None)),
-                Err(Failed::Unfit) => None,
+                Ok(found) => return Ok((cuts.clone(), Some(found))),
+                Err(Failed::Slower) => return Ok((cuts.clone(), None)),
+                Err(Failed::Overflows(over)) => least = least.or(Some(over)),
+                Err(Failed::Unfit) => {}
             }
-        })
+        }
+        Err(least)
+    }
+
+    /// The same in a cut for so much less memory as others overflow, where that is little.
+    fn arrange_again(
+        &self,
+        candidate: &Candidate,
+        (order, over): ((Schedule, Cutting), Over),
+        (levels, shelves): (&[Levels], &[Shelf]),
+        known: &Arrangements,
+    ) -> Result<(Vec<Chunk>, Option<Arranged>), Option<Over>> {
+        let cuts = |over: &Over| self.cuts(candidate, order, (levels, over));
+        self.arrange_within(candidate, (order.0, over), (levels, shelves), (known, &cuts))
+    }
+
+    /// Arranges the first cuts that fit in as much less memory as others overflow.
+    fn arrange_within(
+        &self,
+        candidate: &Candidate,
+        (schedule, mut over): (Schedule, Over),
+        (levels, shelves): (&[Levels], &[Shelf]),
+        (known, cuts): (&Arrangements, &dyn Fn(&Over) -> Vec<Vec<Chunk>>),
+    ) -> Result<(Vec<Chunk>, Option<Arranged>), Option<Over>> {
+        for _ in 0..MOST_CUTS {
+            if !over.is_little(self.capacity) {
+                break;
+            }
+            let cuts = cuts(&over);
+            let least = cuts.first().map(|first| self.least_time(candidate, schedule, first));
+            if least.is_none_or(|least| least * CUT_SLACK >= known.best_time().min(known.limit)) {
+                break;
+            }
+            match self.arrange_first(candidate, (schedule, &cuts), (levels, shelves), known) {
+                Err(Some(more)) => over = over.and(&more),
+                found => return found,
+            }
+        }
+        Err(None)
+    }
+
+    /// Arranges what is on the shelves where no cut of one chunk after the other fits: all chunks of a device together.
+    pub(crate) fn arrange_together(
+        &self,
+        candidate: &Candidate,
+        shelves: &[Shelf],
+        known: &mut Arrangements,
+    ) {
+        let levels = self.levels_on(candidate, shelves);
+        for (at, schedule) in self.schedules(candidate).into_iter().enumerate() {
+            let cut = |over: &Over| Vec::from_iter(self.cut_together(candidate, schedule, (&levels, over)));
+            let on = (schedule, Over::default());
+            match self.arrange_within(candidate, on, (&levels, shelves), (known, &cut)) {
+                Ok((fitting, Some(found))) => {
+                    let simulated = Simulated { cuts: Vec::new(), fits: true, fitting: Some(fitting) };
+                    known.simulated.insert(at, simulated);
+                    known.take(at, found);
+                }
+                Ok((_, None)) => known.beaten = true,
+                Err(_) => {}
+            }
+        }
     }
 
     /// The best of some arrangements, where layers have moved between its stages if they are to.

@@ -1,9 +1,13 @@
 //! Every candidate of the space.
 
 use crate::candidate::{Candidate, Scope, batches};
+use crate::polish::{NEAR_BEST, Worked};
 use crate::request::{Pins, Request};
-use crate::shapes::{Facts, divisors, finest, names_degrees, shapes};
+use crate::shapes::{Facts, divisors, finest, names_degrees, shapes, without_names};
 use crate::{shares, unequal};
+
+/// Numbers of stages and micro-batches for which free axes are asked where degrees are pinned.
+const MOST_FREED: usize = 4;
 
 /// Every number of stages, mesh and micro-batch that the request allows.
 pub(crate) fn candidates(request: &Request) -> Vec<Candidate> {
@@ -32,6 +36,49 @@ pub(crate) fn candidates(request: &Request) -> Vec<Candidate> {
 /// lie along them.
 pub(crate) fn takes_finest(request: &Request) -> bool {
     request.pins.forbid.leaves_layers() && !request.cluster.is_mixed()
+}
+
+/// Meshes of free axes for the stages and micro-batches that the fastest plans on named axes have, or these candidates where nothing on
+/// them fits: what comes to the degrees that are pinned may be faster in another order of axes, or where it cuts the vocabulary.
+pub(crate) fn freed_candidates(
+    scope: &Scope<'_>,
+    named: &[Candidate],
+    fastest_named: &[Worked],
+) -> Vec<Candidate> {
+    let request = scope.request;
+    let Some(pins) = without_names(&request.pins).filter(|_| !request.cluster.is_mixed()) else {
+        return Vec::new();
+    };
+    let sizes = |all: &mut dyn Iterator<Item = &Candidate>| {
+        let size = |one: &Candidate| (one.n_stages, one.micro_batch, one.n_micro_batches);
+        let known = |mut list: Vec<_>, one: &Candidate| {
+            if !list.contains(&size(one)) {
+                list.push(size(one));
+            }
+            list
+        };
+        all.fold(Vec::new(), known)
+    };
+    let sizes = match fastest_named.first().map(|best| best.arranged.step_time() * NEAR_BEST) {
+        Some(near) => {
+            let is_near = |one: &&Worked| one.arranged.step_time() <= near;
+            let near = fastest_named.iter().take_while(is_near).map(|one| &one.arranged.candidate);
+            sizes(&mut near.take(MOST_FREED))
+        }
+        // Without a plan no bound rules any of them out.
+        None => Some(sizes(&mut named.iter())).filter(|all| all.len() <= MOST_FREED).unwrap_or_default(),
+    };
+    let facts = Facts::of(request);
+    let of_sizes = |(n_stages, micro_batch, n_micro_batches)| {
+        let all = shapes(request.cluster.n_devices() / n_stages, facts, &pins);
+        let all = if takes_finest(request) { finest(all, facts) } else { all };
+        let candidate = move |shape| {
+            let meshes = Vec::new();
+            Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches }
+        };
+        all.into_iter().map(candidate)
+    };
+    sizes.into_iter().flat_map(of_sizes).collect()
 }
 
 /// The same with a tensor degree by name, from a least one on, unless the user names degrees. Free axes have more

@@ -373,11 +373,14 @@ impl Scope<'_> {
             }
             self.arrange_all(candidate, &shelves, &mut known);
         }
-        let beaten = known.beaten;
+        if known.is_none() {
+            self.arrange_together(candidate, &shelves, &mut known);
+        }
+        let (beaten, over) = (known.beaten, known.over.take());
         let best = self.moved(candidate, known, (&shelves, shifts));
         best.map(|best| (best, multiples.len())).ok_or_else(|| match beaten {
             true => Dropped::Slower,
-            false => self.overflow(candidate, &self.levels_on(candidate, &shelves)),
+            false => self.overflow_of((candidate, over.as_ref()), &self.levels_on(candidate, &shelves)),
         })
     }
 

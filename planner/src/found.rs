@@ -184,6 +184,15 @@ impl Tally {
         Self { n_layouts, ..self.and(next) }
     }
 
+    /// Counts the candidates of a search whose bounds are of no interest.
+    pub(crate) fn count(&mut self, next: &Self) {
+        self.n_candidates += next.n_candidates;
+        self.n_illegal += next.n_illegal;
+        self.n_bounded += next.n_bounded;
+        self.n_unfit += next.n_unfit;
+        self.n_simulated += next.n_simulated;
+    }
+
     /// The same with one that came to nothing: only its work counts.
     pub(crate) fn go_on(&mut self, next: &Self) {
         (self.work, self.stopped) = (next.work, self.stopped || next.stopped);
@@ -238,6 +247,8 @@ pub enum Further {
     SplitUnasked,
     /// The memory of hosts was asked.
     HostsInVain,
+    /// Degrees are pinned, and axes that are free were asked only for the fastest stages and micro-batches.
+    FreeAxes,
     /// Nothing was but what is near a plan that ran.
     NearAlone,
 }
@@ -259,6 +270,10 @@ impl Further {
             Self::NoSplitFaster => "; of schedules that split backward no plan was found that is faster",
             Self::SplitUnasked => "; schedules that split backward were not all asked",
             Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
+            Self::FreeAxes => {
+                "; axes that do something else in some layers were asked only for the stages and micro-batches that are \
+                 the fastest without"
+            }
             Self::NearAlone => {
                 "; the space is that of these degrees and this number of stages: others near a plan that ran were \
                  searched too, and none further away"

@@ -26,7 +26,13 @@ pub(crate) fn split<'a>(
     let whole = found.ranking.first().map(|best| (best.step_time(), best.schedule));
     let mut limit = split_schedules::limit(&found);
     let mut is_faster = false;
-    for Question { layouts, reach, .. } in questions {
+    let mut asked = Vec::new();
+    for question in questions {
+        if question.is_not_worth_it(limit) {
+            continue;
+        }
+        let Question { kind, layouts, reach, .. } = question;
+        asked.push(*kind);
         let bounds = Some(Arc::clone(&found.scope.bounds));
         let is_aside = layouts.len() == 1;
         let start =
@@ -46,10 +52,10 @@ pub(crate) fn split<'a>(
             break;
         }
     }
-    if !questions.is_empty() && !found.tally.stopped {
+    if !asked.is_empty() && !found.tally.stopped {
         let pins = &found.scope.request.pins;
         // Where not all are asked, `DualPipeV` alone is.
-        let words = match (is_faster, pins.splits_any(), split_schedules::leaves_some(pins, questions)) {
+        let words = match (is_faster, pins.splits_any(), split_schedules::leaves_some(pins, &asked)) {
             (true, false, true) => Some(Further::DualPipeAlone),
             (true, ..) => None,
             (false, true, _) => Some(Further::NoSplitFaster),
@@ -84,4 +90,21 @@ pub(crate) fn on_hosts<'a>(
             None
         }
     }
+}
+
+/// The fastest of several questions, after so much work; the first of equals.
+pub(crate) fn fastest<'a>(
+    questions: &'a [Vec<Request>],
+    mut work: u64,
+    constants: &'a Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Option<Found<'a>> {
+    let mut best: Option<Found<'a>> = None;
+    for layouts in questions {
+        let start = Start { work, limit: best.as_ref().and_then(Found::step_time), ..Start::default() };
+        let (found, own) = search_all(layouts, constants, start, watch);
+        work = own.work;
+        best = found.ok().or(best);
+    }
+    best
 }

@@ -246,8 +246,13 @@ fn found_equal(
             ..layout.clone()
         })
         .collect();
-    let (found, _) = layouts::search_all(&layouts, constants, start, watch);
-    let found = found?;
+    let (found, tally) = layouts::search_all(&layouts, constants, start, watch);
+    let in_v = split_schedules::in_v(&layouts);
+    let found = match found {
+        Ok(found) => found,
+        Err(why) if tally.stopped || !matches!(why, NoPlan::Impossible { .. }) => return Err(why),
+        Err(why) => further::fastest(&in_v, tally.work, constants, watch).ok_or(why)?,
+    };
     let questions = split_schedules::questions(&found, &layouts);
     let (mut found, whole) = further::split(found, &questions, constants, watch);
     let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();

@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use crate::forbid::kind_of;
 use crate::found::{Again, Found, Further, Start};
 use crate::optimize::search_from;
-use crate::request::{Forbid, NoPlan, OnProgress, Pins, Request, ScheduleKind, SharesKind, Stop};
+use crate::request::{AxesKind, Forbid, NoPlan, OnProgress, Pins, Request, ScheduleKind, SharesKind, Stop};
 use crate::shapes::divisors;
 use crate::{offload, on_cluster, split_schedules, written};
 
@@ -206,6 +206,7 @@ fn question(request: &Request, cluster: &Cluster, place: &Place, schedule: Optio
         ep: pins.ep.or(is_mixture.then_some(ep)),
         etp: pins.etp.or((is_mixture && tp > 1).then_some(etp)),
         shares: Some(SharesKind::Equal),
+        axes: Some(AxesKind::Named),
         schedule: schedule.or(pins.schedule),
         split_backward: pins.split_backward.filter(|_| schedule.is_none()),
         ..pins.clone()
@@ -307,7 +308,7 @@ fn near(request: &Request, clusters: &[Cluster], before: &Plan) -> Result<Option
     let Some((_, found)) = &climb.best else { return Ok(None) };
     let whole = found.ranking.first().map(|best| (best.step_time(), best.schedule));
     // Schedules that split backward: the one that is a rule, as `optimize` asks for it, and that of the plan.
-    let (asked, _) = split_schedules::kinds(found, found.scope.request);
+    let asked = split_schedules::kinds(found, found.scope.request).asked;
     let is_wanted =
         |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV || kind_of(before.schedule) == Some(*kind);
     for kind in asked.into_iter().filter(is_wanted) {

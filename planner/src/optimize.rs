@@ -21,9 +21,9 @@ use rayon::prelude::*;
 
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope, same_mesh};
-use crate::enumerate::{candidates, named_candidates};
+use crate::enumerate::{candidates, freed_candidates, named_candidates};
 use crate::forms::Forms;
-use crate::found::{Again, Found, Start, Tally};
+use crate::found::{Again, Found, Further, Start, Tally};
 use crate::polish::{Worked, insert, keep_distinct, polish, reconsider};
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
@@ -130,6 +130,9 @@ fn searched<'a>(
     let named = if few_fit && !tally.stopped { named_candidates(&scope, least_degree) } else { Vec::new() };
     let of_named = (!named.is_empty())
         .then(|| work_out(&scope, (&named, of), &mut ranked, (&start, &mut *tally), watch));
+    if start.again >= Again::InForms && !tally.stopped {
+        free_axes((&scope, of), &candidates, (&mut ranked, tally), (&start, watch));
+    }
     let Ranked { mut worked, closest, .. } = ranked;
     if worked.first().is_some_and(|best| !start.is_within_reach(&best.arranged)) {
         let what = "nothing is within reach of what is known".into();
@@ -171,6 +174,27 @@ fn searched<'a>(
     }
     let ranking = worked.into_iter().map(|one| one.arranged).collect();
     Ok(Found { asked: &request.cluster, scope, ranking, tally: tally.clone() })
+}
+
+/// Where degrees are pinned, takes in what is faster on axes of which only that is asked that it comes to these degrees.
+fn free_axes(
+    (scope, of): (&Scope<'_>, Forms<'_>),
+    named: &[Candidate],
+    (ranked, tally): (&mut Ranked, &mut Tally),
+    (start, watch): (&Start, (Stop<'_>, OnProgress<'_>)),
+) {
+    let freed = freed_candidates(scope, named, &ranked.worked);
+    if freed.is_empty() {
+        return;
+    }
+    let limit = start.least(ranked.best());
+    let start = Start { limit, reach: 1.0, waits: start.waits, ..Start::default() };
+    let (mut faster, mut own) = (Ranked::default(), Tally { work: tally.work, ..Tally::default() });
+    work_out(scope, (&freed, of), &mut faster, (&start, &mut own), watch);
+    tally.go_on(&own);
+    tally.count(&own);
+    tally.further.insert(Further::FreeAxes);
+    faster.worked.into_iter().for_each(|one| insert(&mut ranked.worked, one));
 }
 
 /// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are few enough

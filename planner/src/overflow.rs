@@ -4,13 +4,13 @@ use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::schedule::Schedule;
 use ir::units::Bytes;
 
-use crate::arrange::{Cutting, with_ends};
+use crate::arrange::{Cutting, Over, with_ends};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::evaluate::{Choosers, DEAREST, Hides};
 use crate::flights::Flight;
 use crate::levels::{Chunk, LayerCost, Levels};
-use crate::partition::{Place, as_given, partition};
+use crate::partition::{Place, Used, as_given, partition};
 use crate::schedules::FamilyKind;
 use crate::shelf::{Bench, Shelf};
 
@@ -49,7 +49,9 @@ impl Scope<'_> {
             smallest.push(self.levels(candidate, shelf));
             shelf.levels = levels;
         }
-        let has_cut = !self.cuts(candidate, (Schedule::OneFOneB, Cutting::Anywhere), &smallest).is_empty();
+        let has_cut = !self
+            .cuts(candidate, (Schedule::OneFOneB, Cutting::Anywhere), (&smallest, &Over::default()))
+            .is_empty();
         Ok((!has_cut).then(|| self.overflow(candidate, &smallest)))
     }
 
@@ -71,22 +73,31 @@ impl Scope<'_> {
             None => partition(&places, &[]),
         };
         let Some(cuts) = cuts else { return Dropped::NoStrategy };
-        let capacity = |chunk: usize| grounds.capacity_of_chunk(schedule.placement(), chunk);
-        let over = |(chunk, cut): (usize, &Chunk)| cut.memory() - capacity(chunk);
-        let chunks = cuts.iter().enumerate();
-        let worst = chunks.max_by(|a, b| over(*a).total_cmp(&over(*b)).then(b.0.cmp(&a.0)));
-        let Some((chunk, cut)) = worst else { return Dropped::NoStrategy };
-        if over((chunk, cut)) <= 0.0
+        let p = candidate.n_stages as u32;
+        let chunks_of = |stage: usize| schedule.placement().chunks_of(p, stage as u32).into_iter();
+        let used = |stage: usize| {
+            let own = chunks_of(stage).map(|chunk| &cuts[chunk as usize]);
+            own.fold(Used::default(), |used, chunk| used.and(chunk))
+        };
+        let over = |stage: usize| used(stage).all() - grounds.at(stage).capacity;
+        let stages = 0..candidate.n_stages as usize;
+        let worst = stages.max_by(|a, b| over(*a).total_cmp(&over(*b)).then(b.cmp(a)));
+        let Some(stage) = worst else { return Dropped::NoStrategy };
+        if over(stage) <= 0.0
             && let Some(dropped) = self.host_overflow(candidate, schedule, (&cuts, &smallest))
         {
             return dropped;
         }
-        let costs = &smallest[ground(chunk)].costs[0];
-        let sum = |of: &dyn Fn(&LayerCost) -> f64| -> f64 {
-            smallest[0].kinds[cut.from..cut.to].iter().map(|&kind| of(&costs[kind])).sum()
+        let sum = |of: &dyn Fn(&LayerCost, Flight) -> f64| -> f64 {
+            let of_chunk = |chunk: usize| -> f64 {
+                let (cut, costs) = (&cuts[chunk], &smallest[ground(chunk)].costs[0]);
+                smallest[0].kinds[cut.from..cut.to].iter().map(|&kind| of(&costs[kind], flights[chunk])).sum()
+            };
+            chunks_of(stage).map(|chunk| of_chunk(chunk as usize)).sum()
         };
-        let (state, saved) = (sum(&|c| c.state), sum(&|c| c.kept(flights[chunk])));
-        let working = cut.memory() - state - saved;
+        let (state, saved) = (sum(&|cost, _| cost.state), sum(&|cost, flight| cost.kept(flight)));
+        let needed = used(stage).all();
+        let working = needed - state - saved;
         let term = if state >= saved && state >= working {
             "parameters, gradients and optimizer state"
         } else if saved >= working {
@@ -94,10 +105,23 @@ impl Scope<'_> {
         } else {
             "working tensors of one layer"
         };
-        // Each of a stage's chunks may take its share of the device.
-        let needed = cut.memory() * f64::from(schedule.n_virtual_stages());
-        let stage = chunk % candidate.n_stages as usize;
-        Dropped::Memory { stage, term, needed, capacity: capacity(chunk) }
+        Dropped::Memory { stage, term, needed, capacity: grounds.at(stage).capacity }
+    }
+
+    /// The same where that fits by what cuts see of it: what the arrangement overflows that does so least.
+    pub(crate) fn overflow_of(
+        &self,
+        (candidate, over): (&Candidate, Option<&Over>),
+        levels: &[Levels],
+    ) -> Dropped {
+        match (self.overflow(candidate, levels), over) {
+            (Dropped::Memory { term, needed, capacity, .. }, Some(over)) if needed <= capacity => {
+                let (stage, bytes) = over.most();
+                let capacity = self.grounds(candidate).at(stage).capacity;
+                Dropped::Memory { stage, term, needed: capacity + bytes, capacity }
+            }
+            (dropped, _) => dropped,
+        }
     }
 
     /// The node whose host or drives lack memory for what its devices cannot hold, if there is one.

@@ -32,6 +32,18 @@ pub(crate) struct Used {
     pub(crate) passing: f64,
 }
 
+impl Used {
+    /// With one more chunk.
+    pub(crate) fn and(self, chunk: &Chunk) -> Self {
+        Self { lasting: self.lasting + chunk.lasting, passing: self.passing.max(chunk.passing) }
+    }
+
+    /// At the peak.
+    pub(crate) fn all(self) -> f64 {
+        self.lasting + self.passing
+    }
+}
+
 /// What the chunks so far use of every device that several share.
 #[derive(Debug, Default)]
 struct Devices(BTreeMap<usize, Used>);
@@ -44,7 +56,7 @@ impl Devices {
     fn add(&mut self, place: &Place<'_>, chunk: &Chunk) {
         if let Some((device, _)) = place.shared {
             let used = self.0.entry(device).or_default();
-            *used = Used { lasting: used.lasting + chunk.lasting, passing: used.passing.max(chunk.passing) };
+            *used = used.and(chunk);
         }
     }
 }

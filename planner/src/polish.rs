@@ -29,7 +29,7 @@ const MAX_LEADING_FORMS_CHOSEN: u64 = 2;
 const MAX_REFINED: usize = 4;
 
 /// They take no more than so many times the best.
-const NEAR_BEST: f64 = 1.05;
+pub(crate) const NEAR_BEST: f64 = 1.05;
 
 /// The same where memory is crowded: prices between those that were tried gain more there than a storage for all does.
 const NEAR_BEST_CROWDED: f64 = 1.1;

@@ -47,6 +47,7 @@ pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> 
         ("cp", pins.cp, roles.cp),
         ("ep", pins.ep, roles.ep),
         ("etp", pins.etp, roles.etp),
+        ("micro-batch", pins.micro_batch, roles.micro_batch),
     ];
     let missed = degrees.iter().find_map(|(name, pin, found)| {
         let pin = pin.filter(|pin| pin != found)?;

@@ -192,7 +192,7 @@ fn on_hosts(request: &Request, hosts: Hosts) -> Vec<Change> {
 type Pin = (&'static str, fn(&mut Pins));
 
 /// All pins.
-const PINS: [Pin; 20] = [
+const PINS: [Pin; 21] = [
     ("tp", |pins| pins.tp = None),
     ("pp", |pins| pins.pp = None),
     ("dp", |pins| pins.dp = None),
@@ -212,6 +212,7 @@ const PINS: [Pin; 20] = [
     ("sequence-parallel", |pins| pins.sequence_parallel = None),
     ("cp-kind", |pins| pins.cp_kind = None),
     ("token-order", |pins| pins.token_order = None),
+    ("axes", |pins| pins.axes = None),
     ("layers-per-stage", |pins| pins.layers_per_stage = None),
 ];
 

@@ -270,6 +270,9 @@ pub struct Pins {
     pub shares: Option<SharesKind>,
     /// Whether unlike devices may run unequal numbers of ranks; without a word where that is faster.
     pub tensor_shares: Option<SharesKind>,
+    /// Whether degrees are those of axes that do what they are named for and nothing else; without a word whatever comes to them, where
+    /// that is faster.
+    pub axes: Option<AxesKind>,
     /// Decoder layers of every chunk, first chunk first.
     pub layers_per_stage: Option<Vec<u64>>,
     /// What may not be.
@@ -369,6 +372,15 @@ pub enum SharesKind {
     Equal,
     /// As many as their devices are fast.
     Unequal,
+}
+
+/// What has the degrees that are pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AxesKind {
+    /// Axes that do in every layer what they are named for, as frameworks lay them out.
+    Named,
+    /// Whatever comes to them in most layers.
+    Any,
 }
 
 /// A switch, by name.

@@ -9,7 +9,7 @@ use ir::mesh::{AxisId, MAX_AXES, Mesh};
 use ir::op::OpKind;
 
 use crate::forbid::Barred;
-use crate::request::{Degrees, Pins, Request, SequenceParallel};
+use crate::request::{AxesKind, Degrees, Pins, Request, SequenceParallel};
 use crate::space::{AxisRule, Between};
 
 /// Fewest tokens of a sequence that a device may be left with: below, kernels run far from their peak.
@@ -184,6 +184,15 @@ pub(crate) fn names_degrees(pins: &Pins) -> bool {
         || pins.micro_batch.is_some()
         || pins.zero_group.is_some()
         || pins.sequence_parallel.is_some()
+        || pins.axes == Some(AxesKind::Named)
+}
+
+/// The pins without the degrees that they name, if axes may do whatever comes to these.
+pub(crate) fn without_names(pins: &Pins) -> Option<Pins> {
+    let (tp, dp, cp, ep, etp, micro_batch) = (None, None, None, None, None, None);
+    let freed = Pins { tp, dp, cp, ep, etp, micro_batch, ..pins.clone() };
+    let is_freed = names_degrees(pins) && !names_degrees(&freed) && !freed.forbid.names_degrees();
+    is_freed.then_some(freed)
 }
 
 /// A switch of which one side is forbidden is chosen.
@@ -427,6 +436,19 @@ mod tests {
         assert_eq!(of(4, 8, 32), Some((vec![4, 8], vec![Experts, TokensAndExperts])));
         assert_eq!(of(8, 4, 8), Some((vec![8, 4], vec![Experts, Tokens])));
         assert_eq!(of(4, 6, 16), None);
+    }
+
+    #[test]
+    fn names_are_taken_back_where_axes_may_do_anything() {
+        let pins = Pins { tp: Some(2), micro_batch: Some(1), pp: Some(4), ..Pins::default() };
+        assert_eq!(without_names(&pins), Some(Pins { pp: Some(4), ..Pins::default() }));
+        assert_eq!(without_names(&Pins { axes: Some(AxesKind::Named), ..pins.clone() }), None);
+        // Nobody named a degree, or something that only a named axis has.
+        assert_eq!(without_names(&Pins { pp: Some(4), ..Pins::default() }), None);
+        assert_eq!(without_names(&Pins { zero_group: Some(2), ..pins }), None);
+        // All axes are named where these are asked for.
+        let named = Pins { axes: Some(AxesKind::Named), ..Pins::default() };
+        assert!(shapes(8, FACTS, &named).iter().all(|shape| !shape.rules.contains(&AxisRule::Free)));
     }
 
     #[test]

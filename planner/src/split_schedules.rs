@@ -6,7 +6,8 @@
 //! plan would be that much faster if it did not idle. It is the fastest where a step has some dozen micro-batches for as many stages
 //! (llama-3.1-405b on 1,024 H100 0.97 of the time of 1F1B, on 100,000 0.86; deepseek-v3 on 16,384 H800 0.90). The orders of the others are
 //! looked for one action at a time: they are asked where actions and candidates are few, and the plan that idles has few of both, or the
-//! fastest has no pipeline and few sequences.
+//! fastest has no pipeline and few sequences; and where idling is most of what makes it slow, which no dozen micro-batches fill that come
+//! in no groups of the pipeline's length (gpt3-175b on 128 A100 with 30 sequences 0.79, on 256 with 60 0.84 of the time of `DualPipeV`).
 
 use ir::links::bends;
 use ir::plan::Plan;
@@ -34,6 +35,12 @@ const FEW_CANDIDATES: u64 = 1000;
 /// Micro-batches times stages of a plan, up to which all are asked: orders of as many actions are looked for one action at a time.
 const FEW_ACTIONS: u64 = 128;
 
+/// Where some plan would take less than this part of the fastest if it did not idle, all are asked however long that takes.
+const MUCH: f64 = 0.75;
+
+/// As long as that is less than this part of the fastest so far.
+const PROMISING: f64 = 0.95;
+
 /// A plan of such a schedule takes no more than this part of the fastest of others: fewer engines run it.
 pub(crate) const WORTH: f64 = 39.0 / 40.0;
 
@@ -45,26 +52,44 @@ const REACH_OF_SHORT: f64 = 1.3;
 
 /// The question with one of these schedules, on every selection and order of the groups of the cluster.
 pub(crate) struct Question {
-    kind: ScheduleKind,
+    pub(crate) kind: ScheduleKind,
     pub(crate) layouts: Vec<Request>,
     /// What is slower than so many times what must be undercut is not looked at in more ways.
     pub(crate) reach: f64,
+    /// It is asked only while this is well below the fastest, if at all.
+    promise: Option<Seconds>,
+}
+
+impl Question {
+    /// Whether there is nothing in it below a limit that is worth the search.
+    pub(crate) fn is_not_worth_it(&self, limit: Option<Seconds>) -> bool {
+        self.promise.zip(limit).is_some_and(|(promise, limit)| promise > limit * PROMISING)
+    }
 }
 
 /// The question with each of these schedules, where it is open and could be worth it.
 pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question> {
-    let (kinds, reach) = kinds(found, &layouts[0]);
+    let Kinds { asked, reach, promise } = kinds(found, &layouts[0]);
     let question = |kind| {
         let layouts = layouts.iter().map(|layout| of_kind(layout, kind)).collect();
-        Question { kind, layouts, reach }
+        let promise = promise.filter(|_| kind != ScheduleKind::DualPipeV);
+        Question { kind, layouts, reach, promise }
     };
-    kinds.into_iter().map(question).collect()
+    asked.into_iter().map(question).collect()
 }
 
-/// The schedules that are open for what was found and could be worth it; what is slower than so many times what they must undercut is not
-/// looked at in more ways.
-pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> (Vec<ScheduleKind>, f64) {
-    let none = (Vec::new(), REACH);
+/// Schedules that are asked.
+pub(crate) struct Kinds {
+    pub(crate) asked: Vec<ScheduleKind>,
+    /// What is slower than so many times what they must undercut is not looked at in more ways.
+    reach: f64,
+    /// What the plan that idles most would take if it did not, where that is why all are asked.
+    promise: Option<Seconds>,
+}
+
+/// The schedules that are open for what was found and could be worth it.
+pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> Kinds {
+    let none = Kinds { asked: Vec::new(), reach: REACH, promise: None };
     if !is_open(&request.pins) || !found.scope.bends.is_empty() {
         return none;
     }
@@ -74,23 +99,27 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> (Vec<ScheduleKind>,
         return none;
     }
     let are_few = |one: &Arranged| one.candidate.n_stages * one.candidate.n_micro_batches <= FEW_ACTIONS;
-    let idles = |one: &Arranged| one.step_time() - one.step.parts.bubble < best.step_time() * WORTH;
+    let busy = |one: &Arranged| one.step_time() - one.step.parts.bubble;
+    let idles = |one: &Arranged| busy(one) < best.step_time() * WORTH;
     let idle: Vec<&Arranged> = found.ranking.iter().filter(|one| idles(one)).collect();
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES && are_few(best);
     let all = request.pins.splits_any()
         || (has_few || idle.iter().any(|one| are_few(one))) && n_candidates <= FEW_CANDIDATES;
-    let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES && !idle.is_empty();
+    // Of two chunks on a stage the others want micro-batches in groups, and the fastest may be long for that instead of idle.
+    let idles = !idle.is_empty() || request.pins.vpp.is_some();
+    let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES && idles;
     let by_rule = |kind: &ScheduleKind| *kind == ScheduleKind::DualPipeV && is_long;
-    let is_asked =
-        |kind: &ScheduleKind| (all || by_rule(kind)) && !request.pins.forbid.schedule.contains(kind);
+    let promise = idle.iter().map(|one| busy(one)).reduce(Seconds::min);
+    let idles_much = |promise: &Seconds| *promise < best.step_time() * MUCH && n_candidates <= FEW_CANDIDATES;
+    let promise = promise.filter(idles_much).filter(|_| !all);
+    let is_asked = |kind: &ScheduleKind| all || promise.is_some() || by_rule(kind);
     let reach = if all { REACH_OF_SHORT } else { REACH };
-    (KINDS.into_iter().filter(is_asked).collect(), reach)
+    Kinds { asked: allowed(&request.pins).filter(is_asked).collect(), reach, promise }
 }
 
 /// Whether some that nobody forbids are not among those that are asked.
-pub(crate) fn leaves_some(pins: &Pins, questions: &[Question]) -> bool {
-    let is_asked = |kind: &ScheduleKind| questions.iter().any(|question| question.kind == *kind);
-    KINDS.iter().any(|kind| !is_asked(kind) && !pins.forbid.schedule.contains(kind))
+pub(crate) fn leaves_some(pins: &Pins, asked: &[ScheduleKind]) -> bool {
+    allowed(pins).any(|kind| !asked.contains(&kind))
 }
 
 /// Why all of them cannot be asked, where somebody wants that.
@@ -102,7 +131,7 @@ pub(crate) fn contradiction(request: &Request) -> Option<String> {
     let why = if !is_open(pins) {
         let all = [
             (pins.pp == Some(1), "pp=1"),
-            (pins.vpp.is_some(), "vpp"),
+            (!KINDS.iter().any(|kind| has_chunks(pins, *kind)), "vpp"),
             (pins.layers_per_stage.is_some(), "layers-per-stage"),
         ];
         let said: Vec<&str> = all.into_iter().filter(|(is_said, _)| *is_said).map(|(_, name)| name).collect();
@@ -133,11 +162,30 @@ pub(crate) fn limit(found: &Found<'_>) -> Option<Seconds> {
     found.step_time().map(|time| time * worth)
 }
 
+/// The question with each schedule over two chunks in a V, where somebody wants two chunks: they need no micro-batches in groups of the
+/// pipeline's length, and may be the only ones that there are.
+pub(crate) fn in_v(layouts: &[Request]) -> Vec<Vec<Request>> {
+    let pins = &layouts[0].pins;
+    let kinds = allowed(pins).filter(|_| pins.vpp == Some(2) && is_open(pins));
+    kinds.map(|kind| layouts.iter().map(|layout| of_kind(layout, kind)).collect()).collect()
+}
+
+/// Schedules that nobody rules out.
+fn allowed(pins: &Pins) -> impl Iterator<Item = ScheduleKind> {
+    let is_allowed = |kind: &ScheduleKind| has_chunks(pins, *kind) && !pins.forbid.schedule.contains(kind);
+    KINDS.into_iter().filter(is_allowed)
+}
+
+/// Whether a schedule has as many chunks on a stage as somebody wants.
+fn has_chunks(pins: &Pins, kind: ScheduleKind) -> bool {
+    pins.vpp.is_none_or(|vpp| vpp == kind.default_virtual_stages())
+}
+
 /// Whether the user leaves the order of micro-batches open.
 pub(crate) fn is_open(pins: &Pins) -> bool {
     pins.schedule.is_none()
         && pins.split_backward != Some(SplitKind::None)
-        && pins.vpp.is_none()
+        && KINDS.iter().any(|kind| has_chunks(pins, *kind))
         && pins.layers_per_stage.is_none()
         && pins.pp != Some(1)
 }
@@ -154,7 +202,7 @@ mod tests {
 
     #[test]
     fn what_is_forbidden_is_not_left_unasked() {
-        let by_rule = [Question { kind: ScheduleKind::DualPipeV, layouts: Vec::new(), reach: REACH }];
+        let by_rule = [ScheduleKind::DualPipeV];
         assert!(leaves_some(&Pins::default(), &by_rule));
         let others = KINDS.into_iter().filter(|kind| *kind != ScheduleKind::DualPipeV).collect();
         let pins = Pins { forbid: Forbid { schedule: others, ..Forbid::default() }, ..Pins::default() };

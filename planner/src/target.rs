@@ -29,8 +29,8 @@ use crate::found;
 use crate::given::HomeRule;
 use crate::refusals::closer;
 use crate::request::{
-    ContextKind, GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request, ScheduleKind,
-    SequenceParallel, SharesKind, Stop,
+    AxesKind, ContextKind, GradientsKind, NoPlan, OffloadKind, OnProgress, Pins, RecomputeKind, Request,
+    ScheduleKind, SequenceParallel, SharesKind, Stop,
 };
 use crate::shapes::{Facts, divisors};
 use crate::split_schedules;
@@ -265,6 +265,7 @@ impl Target {
     fn common(self, pins: &Pins) -> Pins {
         let mut common = pins.clone();
         common.sequence_parallel = Some(self.between_products());
+        common.axes = Some(AxesKind::Named);
         // None of them lets replicas run different numbers of micro-batches, or devices of ranks.
         (common.shares, common.tensor_shares) = (Some(SharesKind::Equal), Some(SharesKind::Equal));
         // Without a word the search tries 1F1B and its interleaved form.

@@ -15,7 +15,7 @@ use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shippe
 use ir::units::Seconds;
 use ir::vocabulary::{MULTIPLE, pad};
 use planner::request::{
-    Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
+    AxesKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel, Solver,
 };
 use planner::shapes::{Facts, divisors};
 
@@ -82,6 +82,7 @@ fn fastest(request: &Request, (tp, pp): (u64, u64), recompute: RecomputeKind) ->
             recompute: Some(recompute),
             zero: Some(1),
             offload: Some(OffloadKind::None),
+            axes: Some(AxesKind::Named),
             sequence_parallel: (tp > 1).then_some(SequenceParallel::On),
             ..Pins::default()
         };

@@ -14,8 +14,8 @@ use ir::engine::{
 use ir::work::AttentionKernel;
 use planner::constraints::{Constraints, Kept, LayerConstraints};
 use planner::request::{
-    Forbid, GradientsKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind, SequenceParallel,
-    Solver,
+    AxesKind, Forbid, GradientsKind, Job, OffloadKind, Pins, RecomputeKind, Request, ScheduleKind,
+    SequenceParallel, Solver,
 };
 use planner::single_layers::single_layers;
 
@@ -255,6 +255,7 @@ fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u
         tensor_shares: None,
         forbid: Forbid::default(),
         constraints: Constraints { layers: again(row) },
+        axes: Some(AxesKind::Named),
         layers_per_stage: layers_per_stage(row, pp * u64::from(vpp))?,
     })
 }

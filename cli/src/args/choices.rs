@@ -76,6 +76,10 @@ pub(crate) struct PinArgs {
     /// [default: what is fastest]
     #[arg(long, value_enum)]
     pub(crate) tensor_shares: Option<TensorSharesArg>,
+    /// Whether axes do in every layer what they are named for, as frameworks lay them out, or whatever comes to the degrees that
+    /// are named [default: named to price a plan, any to search]
+    #[arg(long, value_enum)]
+    pub(crate) axes: Option<AxesArg>,
     /// Decoder layers of every stage (of every chunk with --vpp), first first, comma-separated
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(0..=65_536))]
     pub(crate) layers_per_stage: Option<Vec<u64>>,
@@ -214,6 +218,14 @@ pub(crate) enum TensorSharesArg {
     Equal,
     /// More ranks on faster devices
     Unequal,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum AxesArg {
+    /// One thing each, in every layer
+    Named,
+    /// What comes to the degrees in most layers
+    Any,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

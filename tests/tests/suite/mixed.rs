@@ -11,7 +11,7 @@ use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::cluster::{Cluster, Precision};
 use ir::plan::check::open;
 use ir::plan::{EntryRun, Plan};
-use planner::request::{Job, Pins, Progress, RecomputeKind, Request, Solver, SplitKind};
+use planner::request::{AxesKind, Job, Pins, Progress, RecomputeKind, Request, Solver, SplitKind};
 use tests::planner;
 
 /// Two nodes of A100 and two of V100.
@@ -147,7 +147,10 @@ fn spliced() -> Plan {
         request.cluster.tiers[1].devices = 16;
         found(&request)
     };
-    let pins = Pins { pp: Some(2), vpp: Some(1), recompute: Some(RecomputeKind::Full), ..Pins::default() };
+    // Both lie on one mesh, whatever other meshes their degrees could have.
+    let axes = Some(AxesKind::Named);
+    let pins =
+        Pins { pp: Some(2), vpp: Some(1), recompute: Some(RecomputeKind::Full), axes, ..Pins::default() };
     let narrow = of(Pins { tp: Some(8), cp: Some(1), micro_batch: Some(8), ..pins.clone() });
     let mut wide = of(Pins { dp: Some(8), cp: Some(1), micro_batch: Some(1), ..pins });
     assert_eq!((&narrow.mesh, narrow.micro_batch), (&wide.mesh, wide.micro_batch));

@@ -37,6 +37,27 @@ fn a_schedule_by_name_finds_no_faster_plan_on_hosts() {
     assert!(found < 1.0005, "takes {found} of what 1F1B takes");
 }
 
+/// Thirty sequences come in no groups of a pipeline's length, and 1F1B idles for a third of the step.
+#[test]
+fn a_schedule_by_name_finds_no_faster_plan_of_an_odd_batch() {
+    let question =
+        ["gpt3-175b", "dgx-a100-80", "--devices", "128", "--global-batch", "30", "--seq-len", "2048"];
+    let found = time(&question, &[]) / time(&question, &["--pin", "schedule=zb-h2"]);
+    assert!(found < 1.0005, "takes {found} of what ZB-H2 takes");
+}
+
+/// Chunks in a V need no micro-batches in groups of the pipeline's length.
+#[test]
+fn two_chunks_on_a_stage_may_stand_in_a_v() {
+    let question = ["bloom-176b", "dgx-a100-80", "--devices", "384"];
+    let plan = json(&[&["optimize"], &question[..]].concat());
+    assert_eq!(plan["schedule"], "dualpipe-v");
+    let degree = |name: &str| format!("{name}={}", plan["roles"][name]);
+    let pins = ["tp", "cp", "dp", "pp", "vpp"].map(degree).join(",");
+    let again = time(&question, &["--pin", &pins]) / number(&plan["predicted"]["step_time_s"]);
+    assert!(again < 1.0005, "{pins} takes {again} of the time");
+}
+
 /// Attention is cut along its heads by all-to-alls, and with it only the bias of queries, keys and values.
 #[test]
 fn a_plan_has_the_name_by_which_it_is_found_again() {
@@ -47,6 +68,49 @@ fn a_plan_has_the_name_by_which_it_is_found_again() {
     let named = time(&question, &["--pin", &pins]) / number(&plan["predicted"]["step_time_s"]);
     // By its name all of the bias is added before the all-to-all.
     assert!((named - 1.0).abs() < 0.02, "{pins} takes {named} of the time");
+}
+
+/// Replicas of whole layers cut the vocabulary of the loss among them, as no axis does that is one of replicas alone.
+#[test]
+fn degrees_of_a_plan_find_it_again() {
+    let question = ["llama-3-8b", "dgx-a100-40", "--devices", "64", "--seq-len", "32768"];
+    let plan = json(&[&["optimize"], &question[..]].concat());
+    let degree = |name: &str| format!("{name}={}", plan["roles"][name]);
+    let pins = ["tp", "cp", "dp", "pp"].map(degree).join(",");
+    let again = json(&[&["optimize"], &question[..], &["--pin", &pins]].concat());
+    for name in ["tp", "cp", "dp", "pp", "micro_batch", "vocabulary_parallel"] {
+        assert_eq!(again["roles"][name], plan["roles"][name], "{name}");
+    }
+    let time = |plan: &serde_json::Value| number(&plan["predicted"]["step_time_s"]);
+    assert!(time(&again) < time(&plan) * 1.0005, "{pins} takes {} of it", time(&again) / time(&plan));
+    let named = json(&[&["optimize"], &question[..], &["--pin", &pins, "--pin", "axes=named"]].concat());
+    assert_eq!(named["roles"]["vocabulary_parallel"], 1);
+    assert!(time(&named) > time(&plan) * 1.002, "named axes take {} of it", time(&named) / time(&plan));
+}
+
+/// By sums every layer of eighty chunks has its share of the memory; what is sent between them, and chunks that are not alike, need a
+/// fiftieth more.
+#[test]
+fn what_a_cut_did_not_see_of_memory_is_left_out_for_another() {
+    let question = ["qwen2.5-72b", "dgx-a100-80", "--devices", "64"];
+    let pins = "dp=4,cp=1,tp=4,pp=4,vpp=20,micro-batch=1,offload=none";
+    let plan = json(&[&["optimize"], &question[..], &["--pin", pins]].concat());
+    assert_eq!(plan["roles"]["vpp"], 20);
+}
+
+/// What one layer needs while it runs, a device needs once, however many chunks it has.
+#[test]
+fn what_does_not_fit_needs_about_as_much_in_many_chunks() {
+    let needed = |vpp: u32| {
+        let pins = format!("tp=4,pp=4,dp=1,vpp={vpp},offload=none");
+        let question = ["llama-3-70b", "dgx-h100", "--devices", "16", "--global-batch", "16"];
+        let refused = planner(&[&["optimize"], &question[..], &["--pin", &pins]].concat());
+        let said = refused.err;
+        let needed = said.split("the closest needs ").nth(1).and_then(|rest| rest.split(' ').next());
+        needed.and_then(|number| number.parse::<f64>().ok()).unwrap_or_else(|| panic!("{said}"))
+    };
+    let (whole, cut) = (needed(1), needed(20));
+    assert!(cut > 80.0 && (cut / whole - 1.0).abs() < 0.2, "{cut} GiB, in one chunk {whole}");
 }
 
 /// Products are cut along the axis of the replicas, so that nothing of them is left for ZeRO: they do not say what the others have.
