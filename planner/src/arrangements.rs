@@ -39,6 +39,13 @@ struct Simulated {
     fitting: Option<Vec<Chunk>>,
 }
 
+/// The first cut that fits, and its arrangement unless it takes no less than what is known; or what the first overflow, if that is why none
+/// fit.
+type First = Result<(Vec<Chunk>, Option<Arranged>), Option<Over>>;
+
+/// Cuts for as much less memory as others overflow.
+type Cuts<'c> = &'c dyn Fn(&Over) -> Vec<Vec<Chunk>>;
+
 /// Arrangements of a candidate so far, by the place of their schedule.
 #[derive(Default)]
 pub(crate) struct Arrangements {
@@ -164,18 +171,14 @@ impl Scope<'_> {
         all_fit
     }
 
-    /// Arranges the first chunks that fit, of those that share devices in other ways: which they are, and nothing of them where they take
-    /// no less than what is known.
-    ///
-    /// # Errors
-    /// What the first overflow, if that is why none fit.
+    /// Arranges the first chunks that fit, of those that share devices in other ways.
     fn arrange_first(
         &self,
         candidate: &Candidate,
         (schedule, all): (Schedule, &[Vec<Chunk>]),
         (levels, shelves): (&[Levels], &[Shelf]),
         known: &Arrangements,
-    ) -> Result<(Vec<Chunk>, Option<Arranged>), Option<Over>> {
+    ) -> First {
         let limit = known.best_time().min(known.limit);
         let mut least = None;
         for cuts in all {
@@ -196,7 +199,7 @@ impl Scope<'_> {
         (order, over): ((Schedule, Cutting), Over),
         (levels, shelves): (&[Levels], &[Shelf]),
         known: &Arrangements,
-    ) -> Result<(Vec<Chunk>, Option<Arranged>), Option<Over>> {
+    ) -> First {
         let cuts = |over: &Over| self.cuts(candidate, order, (levels, over));
         self.arrange_within(candidate, (order.0, over), (levels, shelves), (known, &cuts))
     }
@@ -207,8 +210,8 @@ impl Scope<'_> {
         candidate: &Candidate,
         (schedule, mut over): (Schedule, Over),
         (levels, shelves): (&[Levels], &[Shelf]),
-        (known, cuts): (&Arrangements, &dyn Fn(&Over) -> Vec<Vec<Chunk>>),
-    ) -> Result<(Vec<Chunk>, Option<Arranged>), Option<Over>> {
+        (known, cuts): (&Arrangements, Cuts<'_>),
+    ) -> First {
         for _ in 0..MOST_CUTS {
             if !over.is_little(self.capacity) {
                 break;

@@ -93,9 +93,13 @@ fn degrees_of_a_plan_find_it_again() {
 #[test]
 fn what_a_cut_did_not_see_of_memory_is_left_out_for_another() {
     let question = ["qwen2.5-72b", "dgx-a100-80", "--devices", "64"];
-    let pins = "dp=4,cp=1,tp=4,pp=4,vpp=20,micro-batch=1,offload=none";
-    let plan = json(&[&["optimize"], &question[..], &["--pin", pins]].concat());
-    assert_eq!(plan["roles"]["vpp"], 20);
+    let found = |micro_batch: u64| {
+        let pins = format!("dp=4,cp=1,tp=4,pp=4,vpp=20,micro-batch={micro_batch},offload=none");
+        json(&[&["optimize"], &question[..], &["--pin", &pins]].concat())
+    };
+    assert_eq!(found(1)["roles"]["vpp"], 20);
+    // No cut of one chunk after the other leaves enough for the last.
+    assert_eq!(found(2)["roles"]["vpp"], 20);
 }
 
 /// What one layer needs while it runs, a device needs once, however many chunks it has.
