@@ -86,7 +86,9 @@ pub(crate) fn freed_candidates(
 pub(crate) fn named_candidates(scope: &Scope<'_>, least: u64) -> Vec<Candidate> {
     let request = scope.request;
     let of_degree = |tp: u64| {
-        let pins = Pins { tp: Some(tp), ..request.pins.clone() };
+        // Experts are cut as all else is, unless somebody says otherwise.
+        let etp = request.pins.etp.or(request.pins.forbid.etp.allows(tp).then_some(tp));
+        let pins = Pins { tp: Some(tp), etp, ..request.pins.clone() };
         candidates(&Request { pins, ..request.clone() }).into_iter().filter(|one| scope.has_schedule(one))
     };
     let degrees = divisors(request.cluster.n_close())

@@ -57,6 +57,9 @@ pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> 
             "dp" if !batch.is_multiple_of(pin) => {
                 format!("dp={pin}: {pin} replicas do not divide a global batch of {batch} sequences")
             }
+            "micro-batch" => {
+                format!("micro-batch={pin}: no plan has replicas that run so many sequences at a time")
+            }
             "ep" | "etp" if is_dense => format!("{name}={pin}: `{}` has no experts", request.model.name),
             _ => format!("{name}={pin}: `{}` has no loops that divide so", request.model.name),
         })

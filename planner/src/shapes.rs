@@ -277,8 +277,12 @@ fn pinned(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
             }
             let degrees =
                 if facts.experts == 1 { vec![1] } else { options(pins.ep, facts.experts, &forbid.ep) };
+            // What nobody says of experts on tensor parallel devices may be either.
+            let is_open = pins.etp.is_none() && facts.experts > 1 && tp > 1 && forbid.etp.allows(tp);
+            let whole = is_open.then(|| Pins { etp: Some(1), ..pins.clone() });
             for ep in degrees {
                 list.extend(named_axes((dp, cp, tp), ep, facts, pins));
+                list.extend(whole.as_ref().and_then(|whole| named_axes((dp, cp, tp), ep, facts, whole)));
             }
         }
     }
@@ -418,6 +422,20 @@ mod tests {
         let found = shapes(128, facts, &pins);
         assert_eq!(found[0].mesh, Mesh::of_sizes(&[2, 32, 2]).unwrap());
         assert_eq!(found[0].rules[1], AxisRule::Experts);
+    }
+
+    /// Eight experts on two tensor parallel devices in four parts of a sequence: whole ones lie along both.
+    #[test]
+    fn experts_of_which_nobody_says_more_may_be_whole() {
+        let facts = Facts { experts: 8, ..FACTS };
+        let pins = Pins { dp: Some(1), cp: Some(4), tp: Some(2), ep: Some(8), ..Pins::default() };
+        let rules =
+            |pins: &Pins| shapes(8, facts, pins).into_iter().map(|shape| shape.rules).collect::<Vec<_>>();
+        let whole = vec![AxisRule::TokensAndExperts, AxisRule::InsideAndExperts(Between::Free)];
+        assert_eq!(rules(&pins), [whole]);
+        assert_eq!(rules(&Pins { etp: Some(2), ..pins.clone() }), [[]; 0]);
+        // Four of them go either way.
+        assert_eq!(rules(&Pins { ep: Some(4), ..pins }).len(), 2);
     }
 
     #[test]

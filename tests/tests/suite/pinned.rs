@@ -9,6 +9,11 @@ fn time(question: &[&str], pins: &[&str]) -> f64 {
     number(&plan["predicted"]["step_time_s"])
 }
 
+/// Some of a plan's degrees, as pins.
+fn degrees(plan: &serde_json::Value, names: &[&str]) -> String {
+    names.iter().map(|name| format!("{name}={}", plan["roles"][name])).collect::<Vec<_>>().join(",")
+}
+
 #[test]
 fn a_degree_by_name_finds_no_faster_plan() {
     let questions: [(&[&str], &str); 6] = [
@@ -52,8 +57,7 @@ fn two_chunks_on_a_stage_may_stand_in_a_v() {
     let question = ["bloom-176b", "dgx-a100-80", "--devices", "384"];
     let plan = json(&[&["optimize"], &question[..]].concat());
     assert_eq!(plan["schedule"], "dualpipe-v");
-    let degree = |name: &str| format!("{name}={}", plan["roles"][name]);
-    let pins = ["tp", "cp", "dp", "pp", "vpp"].map(degree).join(",");
+    let pins = degrees(&plan, &["tp", "cp", "dp", "pp", "vpp"]);
     let again = time(&question, &["--pin", &pins]) / number(&plan["predicted"]["step_time_s"]);
     assert!(again < 1.0005, "{pins} takes {again} of the time");
 }
@@ -63,8 +67,7 @@ fn two_chunks_on_a_stage_may_stand_in_a_v() {
 fn a_plan_has_the_name_by_which_it_is_found_again() {
     let question = ["megatron-7.5b", "dgx-h100", "--nodes", "2", "--global-batch", "36"];
     let plan = json(&[&["optimize"], &question[..]].concat());
-    let degree = |name: &str| format!("{name}={}", plan["roles"][name]);
-    let pins = ["tp", "cp", "dp", "pp"].map(degree).join(",");
+    let pins = degrees(&plan, &["tp", "cp", "dp", "pp"]);
     let named = time(&question, &["--pin", &pins]) / number(&plan["predicted"]["step_time_s"]);
     // By its name all of the bias is added before the all-to-all.
     assert!((named - 1.0).abs() < 0.02, "{pins} takes {named} of the time");
@@ -75,8 +78,7 @@ fn a_plan_has_the_name_by_which_it_is_found_again() {
 fn degrees_of_a_plan_find_it_again() {
     let question = ["llama-3-8b", "dgx-a100-40", "--devices", "64", "--seq-len", "32768"];
     let plan = json(&[&["optimize"], &question[..]].concat());
-    let degree = |name: &str| format!("{name}={}", plan["roles"][name]);
-    let pins = ["tp", "cp", "dp", "pp"].map(degree).join(",");
+    let pins = degrees(&plan, &["tp", "cp", "dp", "pp"]);
     let again = json(&[&["optimize"], &question[..], &["--pin", &pins]].concat());
     for name in ["tp", "cp", "dp", "pp", "micro_batch", "vocabulary_parallel"] {
         assert_eq!(again["roles"][name], plan["roles"][name], "{name}");
