@@ -267,15 +267,11 @@ impl Scope<'_> {
         let device = |n_chunks: usize| -> Vec<usize> {
             (0..n_chunks as u32).map(|chunk| device_of(schedule, p, chunk).0).collect()
         };
-        let cut = |places: &[Place<'_>]| match &self.pins().layers_per_stage {
-            // The user counts decoder layers; embedding and head stand at the ends.
-            Some(counts) if counts.len() == places.len() => as_given(&with_ends(counts), places),
-            Some(_) => None,
-            None => match cutting {
-                Cutting::Anywhere => partition(places, &[]),
-                Cutting::AtBends => partition(places, &self.bends),
-                Cutting::ByDevice => by_device(places, &device(places.len())),
-            },
+        let is_given = self.pins().layers_per_stage.is_some();
+        let cut = |places: &[Place<'_>]| match cutting {
+            Cutting::AtBends if !is_given => partition(places, &self.bends),
+            Cutting::ByDevice if !is_given => by_device(places, &device(places.len())),
+            Cutting::Anywhere | Cutting::AtBends | Cutting::ByDevice => self.cut_anywhere(places),
         };
         self.shared_out(candidate, (schedule, levels, over), cut)
     }
@@ -317,11 +313,17 @@ impl Scope<'_> {
         let places = self.places(candidate, (schedule, Share::Device), (levels, over));
         let roomy: Vec<Place<'_>> =
             places.iter().map(|place| Place { capacity: f64::INFINITY, ..*place }).collect();
-        let cuts = match &self.pins().layers_per_stage {
-            Some(counts) => as_given(&with_ends(counts), &roomy)?,
-            None => partition(&roomy, &[])?,
-        };
-        levelled(&places, &cuts)
+        levelled(&places, &self.cut_anywhere(&roomy)?)
+    }
+
+    /// Layers cut for the least slowest chunk, or as the user says, who counts decoder layers; embedding and head stand at the ends. Nothing
+    /// where there are not as many chunks as counts.
+    pub(crate) fn cut_anywhere(&self, places: &[Place<'_>]) -> Option<Vec<Chunk>> {
+        match &self.pins().layers_per_stage {
+            Some(counts) if counts.len() == places.len() => as_given(&with_ends(counts), places),
+            Some(_) => None,
+            None => partition(places, &[]),
+        }
     }
 
     /// Where the chunks of a schedule run.
@@ -484,7 +486,7 @@ fn of_slices(schedule: Schedule, levels: &[Levels]) -> Vec<Cow<'_, [Levels]>> {
 }
 
 /// Layers per chunk, embedding and head included, of the decoder layers that the user counts.
-pub(crate) fn with_ends(counts: &[u64]) -> Vec<usize> {
+fn with_ends(counts: &[u64]) -> Vec<usize> {
     let last = counts.len().saturating_sub(1);
     let ends = |at: usize| usize::from(at == 0) + usize::from(at == last);
     counts.iter().enumerate().map(|(at, &n)| n as usize + ends(at)).collect()

@@ -4,13 +4,13 @@ use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::schedule::Schedule;
 use ir::units::Bytes;
 
-use crate::arrange::{Cutting, Over, with_ends};
+use crate::arrange::{Cutting, Over};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::evaluate::{Choosers, DEAREST, Hides};
 use crate::flights::Flight;
 use crate::levels::{Chunk, LayerCost, Levels};
-use crate::partition::{Place, Used, as_given, partition};
+use crate::partition::{Place, Used};
 use crate::schedules::FamilyKind;
 use crate::shelf::{Bench, Shelf};
 
@@ -68,11 +68,7 @@ impl Scope<'_> {
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let place = |(chunk, &flight): (usize, &Flight)| smallest[ground(chunk)].place(flight, f64::INFINITY);
         let places: Vec<Place<'_>> = flights.iter().enumerate().map(place).collect();
-        let cuts = match &self.pins().layers_per_stage {
-            Some(counts) => as_given(&with_ends(counts), &places),
-            None => partition(&places, &[]),
-        };
-        let Some(cuts) = cuts else { return Dropped::NoStrategy };
+        let Some(cuts) = self.cut_anywhere(&places) else { return Dropped::NoStrategy };
         let p = candidate.n_stages as u32;
         let chunks_of = |stage: usize| schedule.placement().chunks_of(p, stage as u32).into_iter();
         let used = |stage: usize| {

@@ -104,6 +104,13 @@ fn what_a_cut_did_not_see_of_memory_is_left_out_for_another() {
     assert_eq!(found(2)["roles"]["vpp"], 20);
 }
 
+/// One count is of a pipeline without stages; of those with some nobody says how layers lie.
+#[test]
+fn layers_of_one_stage_leave_no_pipeline() {
+    let plan = json(&["optimize", "llama-3-8b", "dgx-h100", "--pin", "layers-per-stage=32"]);
+    assert_eq!(plan["roles"]["pp"], 1);
+}
+
 /// What one layer needs while it runs, a device needs once, however many chunks it has.
 #[test]
 fn what_does_not_fit_needs_about_as_much_in_many_chunks() {
