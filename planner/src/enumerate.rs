@@ -49,25 +49,25 @@ pub(crate) fn freed_candidates(
     let Some(pins) = without_names(&request.pins).filter(|_| !request.cluster.is_mixed()) else {
         return Vec::new();
     };
-    let sizes = |all: &mut dyn Iterator<Item = &Candidate>| {
-        let size = |one: &Candidate| (one.n_stages, one.micro_batch, one.n_micro_batches);
-        let known = |mut list: Vec<_>, one: &Candidate| {
-            if !list.contains(&size(one)) {
-                list.push(size(one));
-            }
-            list
-        };
-        all.fold(Vec::new(), known)
-    };
-    let sizes = match fastest_named.first().map(|best| best.arranged.step_time() * NEAR_BEST) {
+    let tried: Vec<&Candidate> = match fastest_named.first().map(|best| best.arranged.step_time() * NEAR_BEST)
+    {
         Some(near) => {
-            let is_near = |one: &&Worked| one.arranged.step_time() <= near;
-            let near = fastest_named.iter().take_while(is_near).map(|one| &one.arranged.candidate);
-            sizes(&mut near.take(MOST_FREED))
+            let near = fastest_named.iter().take_while(|one| one.arranged.step_time() <= near);
+            near.take(MOST_FREED).map(|one| &one.arranged.candidate).collect()
         }
-        // Without a plan no bound rules any of them out.
-        None => Some(sizes(&mut named.iter())).filter(|all| all.len() <= MOST_FREED).unwrap_or_default(),
+        None => named.iter().collect(),
     };
+    let mut sizes = Vec::new();
+    for &Candidate { n_stages, micro_batch, n_micro_batches, .. } in tried {
+        let size = (n_stages, micro_batch, n_micro_batches);
+        if !sizes.contains(&size) {
+            sizes.push(size);
+        }
+    }
+    // Without a plan no bound rules any of them out.
+    if sizes.len() > MOST_FREED {
+        return Vec::new();
+    }
     let facts = Facts::of(request);
     let of_sizes = |(n_stages, micro_batch, n_micro_batches)| {
         let all = shapes(request.cluster.n_devices() / n_stages, facts, &pins);

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::levels::{Chunk, LayerCost, Levels, Range};
-use crate::partition::Place;
+use crate::partition::{Place, Used};
 
 /// The same layers in chunks, at other levels; nothing where no device has several chunks, or some device has no level for all of its own.
 pub(crate) fn levelled(places: &[Place<'_>], chunks: &[Chunk]) -> Option<Vec<Chunk>> {
@@ -60,10 +60,7 @@ fn together(levels: &Levels, parts: &[Part<'_>], capacity: f64) -> Option<Vec<Ch
     let count = |kind: usize| parts.iter().map(|part| part.count(kind)).sum::<u64>();
     let main = (0..levels.costs[0].len()).rev().max_by_key(|&kind| count(kind))?;
     let all = |level: usize| -> Vec<Chunk> { parts.iter().map(|part| part.at(level, main)).collect() };
-    let needs = |chunks: &[Chunk]| {
-        let passing = chunks.iter().map(|chunk| chunk.passing).fold(0.0, f64::max);
-        chunks.iter().map(|chunk| chunk.lasting).sum::<f64>() + passing
-    };
+    let needs = |chunks: &[Chunk]| chunks.iter().fold(Used::default(), Used::and).all();
     let mut faster: Option<Vec<Chunk>> = None;
     for level in 0..levels.costs.len() {
         let plain = all(level);

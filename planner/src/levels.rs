@@ -154,13 +154,6 @@ pub struct Chunk {
     pub passing: f64,
 }
 
-impl Chunk {
-    /// Bytes at the peak, reserve apart.
-    pub fn memory(&self) -> f64 {
-        self.lasting + self.passing
-    }
-}
-
 impl Levels {
     /// Prepares costs for many questions about ranges of layers.
     pub fn new(costs: Vec<Vec<LayerCost>>, kinds: Vec<usize>) -> Self {

@@ -106,14 +106,13 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> Kinds {
     let all = request.pins.splits_any()
         || (has_few || idle.iter().any(|one| are_few(one))) && n_candidates <= FEW_CANDIDATES;
     // Of two chunks on a stage the others want micro-batches in groups, and the fastest may be long for that instead of idle.
-    let idles = !idle.is_empty() || request.pins.vpp.is_some();
-    let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES && idles;
+    let may_gain = !idle.is_empty() || request.pins.vpp.is_some();
+    let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES && may_gain;
     // Who wants two chunks and forbids that order is asked about the other.
-    let is_left = |kind: ScheduleKind| allowed(&request.pins).any(|one| one == kind);
-    let stands_in = |kind: ScheduleKind| request.pins.vpp.is_some() && kind == ScheduleKind::ZbV;
-    let by_rule = |kind: &ScheduleKind| {
-        is_long && (*kind == ScheduleKind::DualPipeV || stands_in(*kind) && !is_left(ScheduleKind::DualPipeV))
-    };
+    let is_left = allowed(&request.pins).any(|kind| kind == ScheduleKind::DualPipeV);
+    let ruled =
+        if is_left || request.pins.vpp.is_none() { ScheduleKind::DualPipeV } else { ScheduleKind::ZbV };
+    let by_rule = |kind: &ScheduleKind| *kind == ruled && is_long;
     let promise = idle.iter().map(|one| busy(one)).reduce(Seconds::min);
     let idles_much = |promise: &Seconds| *promise < best.step_time() * MUCH && n_candidates <= FEW_CANDIDATES;
     let promise = promise.filter(idles_much).filter(|_| !all);
