@@ -244,6 +244,10 @@ impl<'a> Scope<'a> {
         if homes == StateRule::Anywhere && no_drives {
             homes = StateRule::Free;
         }
+        let is_free = matches!(homes, StateRule::Free | StateRule::Anywhere);
+        if is_free && forbid.offload.contains(&OffloadKind::Optimizer) {
+            homes = StateRule::Device;
+        }
         // Keys on a ring cannot be carried from slice to slice, nor can keys on the host.
         let cuts = self.pins().schedule.is_some_and(ScheduleKind::cuts_sequences);
         if kept == HomeRule::Free && (cuts || forbid.offload.contains(&OffloadKind::Activations)) {

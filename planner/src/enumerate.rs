@@ -1,5 +1,7 @@
 //! Every candidate of the space.
 
+use std::ops::RangeInclusive;
+
 use crate::candidate::{Candidate, Scope, batches};
 use crate::polish::{NEAR_BEST, Worked};
 use crate::request::{Pins, Request};
@@ -81,9 +83,9 @@ pub(crate) fn freed_candidates(
     sizes.into_iter().flat_map(of_sizes).collect()
 }
 
-/// The same with a tensor degree by name, from a least one on, unless the user names degrees. Free axes have more
+/// The same with a tensor degree by name, of a least and a largest, unless the user names degrees. Free axes have more
 /// choices, of which the menus of layers keep a few; what fits may not be among them.
-pub(crate) fn named_candidates(scope: &Scope<'_>, least: u64) -> Vec<Candidate> {
+pub(crate) fn named_candidates(scope: &Scope<'_>, sizes: RangeInclusive<u64>) -> Vec<Candidate> {
     let request = scope.request;
     let of_degree = |tp: u64| {
         // Experts are cut as all else is, unless somebody says otherwise.
@@ -91,8 +93,8 @@ pub(crate) fn named_candidates(scope: &Scope<'_>, least: u64) -> Vec<Candidate> 
         let pins = Pins { tp: Some(tp), etp, ..request.pins.clone() };
         candidates(&Request { pins, ..request.clone() }).into_iter().filter(|one| scope.has_schedule(one))
     };
-    let degrees = divisors(request.cluster.n_close())
+    let degrees = divisors(request.cluster.n_devices())
         .into_iter()
-        .filter(|&tp| tp >= least && request.pins.forbid.tp.allows(tp));
+        .filter(|tp| sizes.contains(tp) && request.pins.forbid.tp.allows(*tp));
     if names_degrees(&request.pins) { Vec::new() } else { degrees.flat_map(of_degree).collect() }
 }

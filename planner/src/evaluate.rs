@@ -31,7 +31,11 @@ const WORTH_A_WAY: f64 = 1.1;
 
 /// Prices of memory tried, as multiples of (time of the fastest plan) / (memory of the fastest plan): from free to a
 /// price at which memory is all that counts. Between two of them a stage mixes layers of both.
-const MEMORY_PRICES: [f64; 6] = [0.0, 0.03, 0.15, 0.6, 3.0, DEAREST];
+const MEMORY_PRICES: [f64; 7] = [0.0, 0.03, 0.15, 0.6, 3.0, 30.0, DEAREST];
+
+/// Those of them at which layers take least in some candidate: a price is of what all layers hold together, and the dearest lets one need
+/// any number of bytes while it runs so that all hold a few fewer.
+pub(crate) const DEAR_PRICES: [f64; 3] = [DEAREST, 30.0, 3.0];
 
 /// The last of them.
 pub(crate) const DEAREST: f64 = 1000.0;

@@ -171,12 +171,15 @@ fn found_or_offloaded(
     if !offload::is_open(&layouts[0].pins) {
         return found_on(layouts, constants, Start::default(), watch);
     }
+    let with_hosts = || -> Vec<Request> { layouts.iter().map(offload::allowed).collect() };
+    if offload::is_due(&layouts[0].pins) {
+        return found_on(&with_hosts(), constants, Start::default(), watch);
+    }
     let start = Start { waits: Some(Wait::Half), ..Start::default() };
     match found_on(layouts, constants, start, watch) {
         Ok(plan) => Ok(offload::without(plan, &layouts[0])),
         Err(without @ NoPlan::NothingFits { untried, .. }) => {
-            let layouts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
-            let on_hosts = found_on(&layouts, constants, Start::default(), watch);
+            let on_hosts = found_on(&with_hosts(), constants, Start::default(), watch);
             let is_over = match &on_hosts {
                 Err(NoPlan::NothingFits { untried, .. }) => untried.is_some(),
                 // It came to none of its candidates.

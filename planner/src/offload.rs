@@ -83,9 +83,14 @@ pub(crate) fn instead(mut plan: Plan, without: &Found<'_>) -> Plan {
     plan
 }
 
-/// Whether the user leaves it open which memory holds optimizer states.
+/// Whether the user leaves it open whether hosts hold anything.
 pub(crate) fn is_open(pins: &Pins) -> bool {
-    pins.offload.is_none() && pins.forbid.offload.is_empty()
+    pins.offload.is_none() && !pins.forbid.offload.contains(&OffloadKind::Allowed)
+}
+
+/// Whether the user leaves it open what hosts hold, but not that they do.
+pub(crate) fn is_due(pins: &Pins) -> bool {
+    is_open(pins) && pins.forbid.offload.contains(&OffloadKind::None)
 }
 
 /// Part of the devices' memory that optimizer states take, cut over all of them.

@@ -122,12 +122,17 @@ fn searched<'a>(
     let watch = (stop, on_progress);
     let mut ranked = Ranked::default();
     let left = work_out(&scope, (&candidates, of), &mut ranked, (&start, tally), watch);
-    let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
+    // Of a handful, batch and sequence are hard to cut: then even products that are cut across nodes may pay.
+    let degrees = match candidates.len() <= HANDFUL {
+        true => 1..=request.cluster.n_devices(),
+        false => 2..=request.cluster.n_close(),
+    };
     let nearly_fits = ranked.closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     let some_fit = ranked.best().is_some() || nearly_fits;
     // After another search most of what would fit is too slow to be worked out.
     let few_fit = some_fit && start.bounds.is_none() && tally.n_unfit > FEW_FIT * tally.n_simulated;
-    let named = if few_fit && !tally.stopped { named_candidates(&scope, least_degree) } else { Vec::new() };
+    let named =
+        if few_fit && !tally.stopped { named_candidates(&scope, degrees.clone()) } else { Vec::new() };
     let of_named = (!named.is_empty())
         .then(|| work_out(&scope, (&named, of), &mut ranked, (&start, &mut *tally), watch));
     if start.again >= Again::InForms && !tally.stopped {
@@ -155,7 +160,7 @@ fn searched<'a>(
     // Of a handful what is in vain so far may still come to what must be undercut: where kernels are short, other forms or named degrees do.
     let is_looked_at = !is_in_vain || n_candidates() <= HANDFUL;
     if start.again == Again::InMoreWays && is_looked_at && !tally.stopped && misses() {
-        let named = if few_fit { Vec::new() } else { named_candidates(&scope, least_degree) };
+        let named = if few_fit { Vec::new() } else { named_candidates(&scope, degrees) };
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);
     }
     if let Some(what) = scope.troubles.first() {

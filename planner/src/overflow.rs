@@ -7,12 +7,13 @@ use ir::units::Bytes;
 use crate::arrange::{Cutting, Over};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
-use crate::evaluate::{Choosers, DEAREST, Hides};
+use crate::evaluate::{Choosers, DEAR_PRICES, Hides};
 use crate::flights::Flight;
 use crate::levels::{Chunk, LayerCost, Levels};
 use crate::partition::{Place, Used};
 use crate::schedules::FamilyKind;
 use crate::shelf::{Bench, Shelf};
+use crate::work_out::nearer;
 
 impl Scope<'_> {
     /// Bytes of a device that no plan may use.
@@ -37,22 +38,37 @@ impl Scope<'_> {
         if is_given || !self.schedules(candidate).into_iter().all(is_alike) {
             return Ok(None);
         }
-        let mut smallest = Vec::with_capacity(benches.len());
+        let mut least: Option<Dropped> = None;
+        for multiple in DEAR_PRICES {
+            let smallest = self.levels_at((benches, &mut *shelves), bound, (ready, multiple));
+            let smallest = smallest.ok_or(Dropped::NoStrategy)?;
+            let by = (Schedule::OneFOneB, Cutting::Anywhere);
+            if !self.cuts(candidate, by, (&smallest, &Over::default())).is_empty() {
+                return Ok(None);
+            }
+            least = least.into_iter().chain([self.overflow(candidate, &smallest)]).reduce(nearer);
+        }
+        Ok(least)
+    }
+
+    /// Costs of every ground's layers at one price of memory, whose choices stay on the shelves at no level.
+    fn levels_at<'s>(
+        &'s self,
+        (benches, shelves): (&[Bench<'s>], &mut [Shelf]),
+        bound: &Bound,
+        (ready, multiple): (&[Vec<Choosers<'_>>], f64),
+    ) -> Option<Vec<Levels>> {
+        let mut all = Vec::with_capacity(benches.len());
         for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
-            let price = DEAREST * bound.on(ground).seconds_per_byte;
+            let price = multiple * bound.on(ground).seconds_per_byte;
             let levels = std::mem::replace(&mut shelf.levels, vec![Vec::new(); self.forms.len()]);
             for (kind, ready) in ready[ground].iter().enumerate() {
-                let on = (&mut *shelf, 0);
-                self.add(on, bench, (kind, ready), (price, Hides::BehindOperator))
-                    .ok_or(Dropped::NoStrategy)?;
+                self.add((&mut *shelf, 0), bench, (kind, ready), (price, Hides::BehindOperator))?;
             }
-            smallest.push(self.levels(candidate, shelf));
+            all.push(self.levels(bench.candidate, shelf));
             shelf.levels = levels;
         }
-        let has_cut = !self
-            .cuts(candidate, (Schedule::OneFOneB, Cutting::Anywhere), (&smallest, &Over::default()))
-            .is_empty();
-        Ok((!has_cut).then(|| self.overflow(candidate, &smallest)))
+        Some(all)
     }
 
     /// What the candidate would need at least, for the report; `levels` are those of its grounds.

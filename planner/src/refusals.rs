@@ -12,7 +12,7 @@ use crate::candidate::{Dropped, Scope};
 use crate::forbid;
 use crate::request::{ContextKind, GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind, Untried};
 use crate::schedules::contradiction;
-use crate::shapes::{Facts, names_degrees};
+use crate::shapes::{Facts, divisors, names_degrees};
 
 /// Of two refusals the one that says more: what needs less memory, then what is only impossible.
 pub(crate) fn closer(known: Option<NoPlan>, next: NoPlan) -> NoPlan {
@@ -129,25 +129,40 @@ pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
     {
         return fail(error.to_string());
     }
-    if let (Some(pp), Some(counts)) = (pins.pp, &pins.layers_per_stage) {
-        let chunks = match pins.schedule {
-            // Both copies of a chunk are the same layers.
-            Some(ScheduleKind::Chimera) => pp,
-            other => {
-                let default = other.map_or(1, ScheduleKind::default_virtual_stages);
-                pp * u64::from(pins.vpp.unwrap_or(default))
-            }
-        };
-        let inner = request.model.n_layers().saturating_sub(2);
-        if counts.len() as u64 != chunks || counts.iter().sum::<u64>() != inner {
-            return fail(format!(
-                "layers per stage: expected {chunks} counts that add up to {inner}, found {} that add up to {}",
-                counts.len(),
-                counts.iter().sum::<u64>()
-            ));
-        }
+    match miscounted(request) {
+        Some(what) => fail(what),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Why the layers that the user counts are no chunks of the model's, if they are not.
+fn miscounted(request: &Request) -> Option<String> {
+    let pins = &request.pins;
+    let counts = pins.layers_per_stage.as_ref()?;
+    let (n_counts, inner) = (counts.len() as u64, request.model.n_layers().saturating_sub(2));
+    let all = counts.iter().fold(0, |all: u64, &count| all.saturating_add(count));
+    let n_chunks = pins.pp.map(|pp| match pins.schedule {
+        // Both copies of a chunk are the same layers.
+        Some(ScheduleKind::Chimera) => pp,
+        other => {
+            let default = other.map_or(1, ScheduleKind::default_virtual_stages);
+            pp.saturating_mul(u64::from(pins.vpp.unwrap_or(default)))
+        }
+    });
+    if all != inner || n_chunks.is_some_and(|chunks| chunks != n_counts) {
+        let expected = n_chunks.map_or_else(String::new, |chunks| format!("{chunks} "));
+        return Some(format!(
+            "layers per stage: expected {expected}counts that add up to {inner}, found {n_counts} that add up to {all}"
+        ));
+    }
+    let n_devices = request.cluster.n_devices();
+    let divides = |&stages: &u64| stages > 1 && n_counts.is_multiple_of(stages);
+    let is_possible = n_counts == 1 || divisors(n_devices).iter().any(divides);
+    (!is_possible).then(|| {
+        format!(
+            "layers per stage: no number of stages that divides the {n_devices} devices has {n_counts} chunks"
+        )
+    })
 }
 
 /// What to say where no schedule that is allowed has a table for any candidate.
@@ -243,7 +258,10 @@ pub(crate) fn nothing_fits(
         },
         Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => {
             let pins = &request.pins;
-            let is_asked = names_degrees(pins) || pins.pp.is_some() || !pins.forbid.is_empty();
+            let is_asked = names_degrees(pins)
+                || pins.pp.is_some()
+                || pins.layers_per_stage.is_some()
+                || !pins.forbid.is_empty();
             let way =
                 if is_asked { " as asked; try other degrees" } else { "; try another number of devices" };
             let what =

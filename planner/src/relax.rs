@@ -182,10 +182,13 @@ fn on_hosts(request: &Request, hosts: Hosts) -> Vec<Change> {
     let mut relaxed = request.clone();
     relaxed.pins.offload = Some(OffloadKind::Allowed);
     relaxed.pins.forbid.offload.clear();
-    if (hosts == Hosts::Asked && offload::is_open(&request.pins)) || relaxed == *request {
+    let is_forbidden = !request.pins.forbid.offload.is_empty();
+    let was_asked = hosts == Hosts::Asked && offload::is_open(&request.pins) && !is_forbidden;
+    if was_asked || relaxed == *request {
         return Vec::new();
     }
-    vec![("what pays on the hosts (offload=allowed)".into(), relaxed)]
+    let without = if is_forbidden { ", nothing of it forbidden" } else { "" };
+    vec![(format!("what pays on the hosts{without} (offload=allowed)"), relaxed)]
 }
 
 /// A pin by its name, and how it is taken back.

@@ -75,6 +75,23 @@ pub struct AxisView {
     pub barred: Barred,
 }
 
+impl AxisView {
+    /// Whether it may split the inside of products.
+    fn may_split_products(self) -> bool {
+        match self.rule {
+            AxisRule::Inside(_) | AxisRule::InsideAndExperts(_) => true,
+            AxisRule::Free => self.reach == Reach::Node && !self.barred.inside,
+            AxisRule::Around
+            | AxisRule::Sequences
+            | AxisRule::Replicas
+            | AxisRule::Shares
+            | AxisRule::Experts
+            | AxisRule::Tokens
+            | AxisRule::TokensAndExperts => false,
+        }
+    }
+}
+
 /// The loops an axis may split, per operator of a layer.
 pub struct Space<'a> {
     layer: &'a Layer,
@@ -128,8 +145,7 @@ impl<'a> Space<'a> {
         (mesh, views): (&Mesh, &[AxisView]),
         sizes: &Sizes,
     ) -> Vec<Strategy> {
-        let inside =
-            |axis: &AxisId| matches!(views[axis.0].rule, AxisRule::Inside(_) | AxisRule::InsideAndExperts(_));
+        let inside = |axis: &AxisId| views[axis.0].may_split_products();
         let together: u64 = mesh.axis_ids().filter(inside).map(|axis| mesh.size(axis)).product();
         let mut list =
             combinations(mesh, |axis| self.uses(op, sig, views[axis.0], (mesh.size(axis), together, sizes)));

@@ -287,7 +287,7 @@ enum Done {
 }
 
 /// Of two that overflow, the one that needs less; ties to the first.
-fn nearer(known: Dropped, next: Dropped) -> Dropped {
+pub(crate) fn nearer(known: Dropped, next: Dropped) -> Dropped {
     let need = |dropped: &Dropped| match dropped {
         Dropped::Memory { needed, .. } => *needed,
         // Its devices have room.
