@@ -92,7 +92,7 @@ pub(crate) fn run(args: &CheckArgs, terminal: &mut Terminal<'_>) -> Result<(), F
 }
 
 fn of_plan(file: &str) -> Result<Checked, Failure> {
-    let (plan, opened) = input::plan(file)?;
+    let (plan, opened) = input::plan_of_forms(file)?;
     let rows = plan.actions().map_err(|error| Failure::bug(format!("{}: {}", error.place, error.what)))?;
     let mut checked = checked(plan.schedule.to_string(), &rows, plan.table_shape())?;
     let bytes = peak_bytes(&plan, &opened, &rows);

@@ -40,19 +40,28 @@ pub(crate) fn check(pins: &Pins, defaults: &str) -> Result<(), Failure> {
     what.map_or(Ok(()), |what| Err(Failure::argument_with_hint(format!("--forbid: {what}"), defaults)))
 }
 
+/// What can be chosen and not ruled out, by its name.
+type Chosen = (&'static str, fn(&Pins) -> bool);
+
+const CHOSEN_ALONE: [Chosen; 7] = [
+    ("layers-per-stage", |pins| pins.layers_per_stage.is_some()),
+    ("gradients", |pins| pins.gradients.is_some()),
+    ("shares", |pins| pins.shares.is_some()),
+    ("tensor-shares", |pins| pins.tensor_shares.is_some()),
+    ("split-backward", |pins| pins.split_backward.is_some()),
+    ("axes", |pins| pins.axes.is_some()),
+    ("zero-group", |pins| pins.zero_group.is_some()),
+];
+
+fn chosen_alone(name: &str) -> Failure {
+    Failure::argument(format!("--forbid: {name} can be chosen with --pin, but not forbidden"))
+}
+
 /// Rules out one value of a name.
 fn one(forbid: &mut Forbid, name: &str, value: &str) -> Result<(), Failure> {
     let read = pins::parse("--forbid", vec![format!("--{name}={value}")])?;
-    if read.layers_per_stage.is_some() {
-        return Err(Failure::argument(
-            "--forbid: layers-per-stage can be chosen with --pin, but not forbidden",
-        ));
-    }
-    if read.gradients.is_some() {
-        return Err(Failure::argument("--forbid: gradients can be chosen with --pin, but not forbidden"));
-    }
-    if read.shares.is_some() {
-        return Err(Failure::argument("--forbid: shares can be chosen with --pin, but not forbidden"));
+    if let Some((name, _)) = CHOSEN_ALONE.into_iter().find(|(_, is_read)| is_read(&read)) {
+        return Err(chosen_alone(name));
     }
     let degrees = [
         (&mut forbid.tp, read.tp),
@@ -113,6 +122,7 @@ fn all_of(forbid: &mut Forbid, name: &str) -> Result<(), Failure> {
             add(&mut forbid.sequence_parallel, Some(SequenceParallel::On));
             return Ok(());
         }
+        _ if CHOSEN_ALONE.iter().any(|(known, _)| *known == name) => return Err(chosen_alone(name)),
         _ => {
             let what = format!("--forbid: expected `name` or `name=value`, found `{name}`");
             let hint = "names are tp, pp, dp, cp, ep, etp, vpp, micro-batch, slices, zero, offload, recompute, \
@@ -149,6 +159,10 @@ mod tests {
             read_one("zero=7"),
             Err("--forbid: invalid value '7' for 'zero <0..3>': expected a number from 0 to 3".into())
         );
-        assert!(read_one("layers-per-stage=4,4").unwrap_err().contains("not forbidden"));
+        for chosen in ["layers-per-stage=4,4", "tensor-shares=equal", "axes=any", "zero-group=2", "shares"] {
+            let why = read_one(chosen).unwrap_err();
+            let name = chosen.split('=').next().unwrap_or_default();
+            assert_eq!(why, format!("--forbid: {name} can be chosen with --pin, but not forbidden"));
+        }
     }
 }

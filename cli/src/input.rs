@@ -13,6 +13,7 @@ use ir::graph::Model;
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
 use ir::text::read_plan;
+use planner::rewrite::parts::{Stands, parts};
 use validate::calibration::{Calibration, CalibrationError};
 
 use crate::args::AddedArgs;
@@ -76,6 +77,21 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
     };
     let open = open(&plan).map_err(|error| fault_of_plan(argument, error.place, error.what))?;
     Ok((plan, open))
+}
+
+/// The same, whose layers are forms of those that they stand for: then their parameters can be told in each other's.
+pub(crate) fn plan_of_forms(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
+    let (plan, opened) = plan(argument)?;
+    for (&kind, original) in &opened.originals {
+        let form = &opened.model.layers[kind];
+        if parts(form, Some(Stands { form, original })).is_none() {
+            let place = plan.forms.iter().position(|entry| entry.layer == form.name);
+            let place = place.map_or_else(|| "forms".into(), |at| format!("forms[{at}].original"));
+            let what = format!("layer `{}` is no form of this layer", form.name);
+            return Err(fault_of_plan(argument, place, what));
+        }
+    }
+    Ok((plan, opened))
 }
 
 /// Reads a calibration and checks its names and values.

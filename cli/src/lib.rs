@@ -35,6 +35,7 @@ mod train;
 mod reshard;
 mod replan;
 mod replan_failures;
+mod replan_kept;
 mod restricted;
 mod check;
 mod validate;

@@ -25,7 +25,7 @@ pub(crate) fn plan_measured(
     measured: &MeasuredArgs,
     terminal: &mut Terminal<'_>,
 ) -> Result<(Plan, OpenPlan), Failure> {
-    let (mut plan, opened) = input::plan(file)?;
+    let (mut plan, opened) = input::plan_of_forms(file)?;
     if let Some(calibration) = &measured.calibration {
         plan.cluster.calibration = Some(input::calibration(calibration)?.of_cluster());
     }

@@ -15,7 +15,6 @@ use planner::moving::moving;
 use planner::near::{Near, Outcome, optimize_near};
 use planner::request::{NoPlan, Pins, Request, Stop};
 use planner::reshard::{Givers, Reshard, ReshardMap, StateSizes, is_numbered, larger};
-use planner::rewrite::parts::{Stands, parts};
 use planner::target::optimize_for;
 use serde::Serialize;
 
@@ -30,6 +29,7 @@ use crate::priced;
 use crate::proof::proven;
 use crate::question;
 use crate::replan_failures;
+use crate::replan_kept;
 use crate::restricted::{self, Restricted};
 use crate::search::pool;
 use crate::table::{Side, list, table};
@@ -91,6 +91,15 @@ impl Tried {
         };
         Self { n_devices, step_time_s, no_plan }
     }
+
+    /// Takes in what a plan takes on its number of devices.
+    fn learn(tried: &mut Vec<Self>, plan: &Plan) {
+        let n_devices = plan.n_devices();
+        tried.retain(|one| one.n_devices != n_devices);
+        let step_time_s = replan_kept::time(plan).map(|time| time.0);
+        tried.push(Self { n_devices, step_time_s, no_plan: None });
+        tried.sort_by_key(|one| std::cmp::Reverse(one.n_devices));
+    }
 }
 
 /// What there is now.
@@ -117,7 +126,6 @@ impl Now {
 pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     args.output.as_deref().map_or(Ok(()), check_writable)?;
     let (plan, opened) = priced::plan(&args.plan, terminal)?;
-    check_forms(&args.plan, &plan, &opened)?;
     if let Some(failures) = args.failures {
         return replan_failures::run(args, (&plan, &opened), failures, terminal);
     }
@@ -130,20 +138,6 @@ pub(crate) fn run(args: &ReplanArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     Ok(write!(terminal.out, "{text}")?)
 }
 
-/// Refuses a layer from which the parameters of the one that it stands for cannot be told: what must move is said in them.
-fn check_forms(file: &str, plan: &Plan, opened: &OpenPlan) -> Result<(), Failure> {
-    for (&kind, original) in &opened.originals {
-        let form = &opened.model.layers[kind];
-        if parts(form, Some(Stands { form, original })).is_none() {
-            let place = plan.forms.iter().position(|entry| entry.layer == form.name);
-            let place = place.map_or_else(|| "forms".into(), |at| format!("forms[{at}].original"));
-            let what = format!("layer `{}` is no form of this layer", form.name);
-            return Err(input::fault_of_plan(file, place, what));
-        }
-    }
-    Ok(())
-}
-
 /// The answer for what there is now, and the proven plan.
 pub(crate) fn replanned(
     args: &ReplanArgs,
@@ -151,7 +145,14 @@ pub(crate) fn replanned(
     now: &Now,
 ) -> Result<(Answer, Plan), Failure> {
     pool(&args.threads)?.install(|| {
-        let (tried, next) = next(args, (plan, opened), now)?;
+        let (mut tried, mut next) = next(args, (plan, opened), now)?;
+        // What is chosen or forbidden now need not be what it has.
+        let is_free = args.pin.is_empty() && args.forbid.forbid.is_empty();
+        let kept = if is_free { replan_kept::kept(plan, &sizes(now)) } else { None };
+        if let Some(kept) = kept.and_then(|kept| replan_kept::faster(kept, &next)) {
+            Tried::learn(&mut tried, &kept);
+            next = kept;
+        }
         let (tool_version, inputs) = (plan.tool_version.clone(), plan.inputs.clone());
         let next = restricted::like(plan, &args.forbid.forbid, Plan { tool_version, inputs, ..next });
         let next = proven(next)?;

@@ -142,7 +142,7 @@ struct Difference {
 
 /// Verifies a plan, or says what differs.
 pub(crate) fn run_command(args: &VerifyArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let (plan, whole) = input::plan(&args.plan)?;
+    let (plan, whole) = input::plan_of_forms(&args.plan)?;
     let predicted = priced::prediction(&args.plan, &plan, &whole)?;
     let memory = Memory::of(&plan, &whole, &predicted);
     let small = small(&args.plan, (&plan, &whole), &args.copy)?;

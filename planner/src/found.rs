@@ -245,6 +245,8 @@ pub enum Further {
     NoSplitFaster,
     /// The search was stopped before all of them were.
     SplitUnasked,
+    /// None of them was, for nothing promises that they are worth it.
+    NoSplitAsked,
     /// The memory of hosts was asked.
     HostsInVain,
     /// Degrees are pinned, and axes that are free were asked only for the fastest stages and micro-batches.
@@ -269,6 +271,7 @@ impl Further {
             }
             Self::NoSplitFaster => "; of schedules that split backward no plan was found that is faster",
             Self::SplitUnasked => "; schedules that split backward were not all asked",
+            Self::NoSplitAsked => "; schedules that split backward were not asked (--pin split-backward=any)",
             Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
             Self::FreeAxes => {
                 "; axes that do something else in some layers were asked only for the stages and micro-batches that are \

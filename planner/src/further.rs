@@ -52,6 +52,9 @@ pub(crate) fn split<'a>(
             break;
         }
     }
+    if asked.is_empty() && !found.tally.stopped && split_schedules::could_be_asked(&found) {
+        found.tally.further.insert(Further::NoSplitAsked);
+    }
     if !asked.is_empty() && !found.tally.stopped {
         let pins = &found.scope.request.pins;
         // Where not all are asked, `DualPipeV` alone is.

@@ -121,6 +121,12 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> Kinds {
     Kinds { asked: allowed(&request.pins).filter(is_asked).collect(), reach, promise }
 }
 
+/// Whether they are left open, and there may be stages to order.
+pub(crate) fn could_be_asked(found: &Found<'_>) -> bool {
+    let has_stages = found.asked.n_devices() > 1 && found.scope.model().n_layers() > 1;
+    is_open(&found.scope.request.pins) && found.scope.bends.is_empty() && has_stages
+}
+
 /// Whether some that nobody forbids are not among those that are asked.
 pub(crate) fn leaves_some(pins: &Pins, asked: &[ScheduleKind]) -> bool {
     allowed(pins).any(|kind| !asked.contains(&kind))
