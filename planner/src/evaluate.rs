@@ -12,7 +12,8 @@ use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::{Cheapest, Chooser, Question};
 use crate::forms::Forms;
-use crate::given::{Given, HomeRule, StorageRule};
+use crate::given::{Given, HomeRule, StateRule, StorageRule};
+use crate::layer_problem::LayerProblem;
 use crate::levels::Levels;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
@@ -59,7 +60,15 @@ pub(crate) enum Hides {
 }
 
 /// The forms of a layer kind that are asked, in the hands of the solver.
-pub(crate) type Choosers<'s> = Vec<(usize, Chooser<'s>)>;
+pub(crate) struct Choosers<'s> {
+    /// With the states where they may be.
+    own: Vec<(usize, Chooser<'s>)>,
+    /// With those off the device on drives; none where states may not be on either.
+    on_drives: Vec<(usize, Chooser<'s>)>,
+}
+
+/// The choice problems of a layer kind by its forms, for both.
+type AskedOfKind<'s> = [Asked<'s>; 2];
 
 impl Scope<'_> {
     /// Works a candidate out for every schedule; the fastest that fits. Where nothing fits, layers pass the stream in the
@@ -300,13 +309,15 @@ impl Scope<'_> {
             return Err(Dropped::Slower);
         }
         let base = |ground: usize| on_ground(ground, (bound, streams), way, self.given());
-        let asked: Vec<Vec<Asked<'_>>> = benches
+        let asked: Vec<Vec<AskedOfKind<'_>>> = benches
             .iter()
             .enumerate()
             .map(|(ground, bench)| self.all_asked(bench, (&base(ground), tied), forms))
             .collect();
-        let ready: Vec<Vec<Choosers<'_>>> =
-            asked.iter().map(|kinds| kinds.iter().map(|asked| self.choosers(asked)).collect()).collect();
+        let ready: Vec<Vec<Choosers<'_>>> = asked
+            .iter()
+            .map(|kinds| kinds.iter().map(|[own, on_drives]| self.choosers(own, on_drives)).collect())
+            .collect();
         if let Some(dropped) = self.least_overflow((benches, &mut shelves), bound, &ready)? {
             return Err(dropped);
         }
@@ -394,9 +405,23 @@ impl Scope<'_> {
         bench: &Bench<'s>,
         (base, tied): (&Given, &BTreeMap<usize, TiedUses>),
         forms: Forms<'_>,
-    ) -> Vec<Asked<'s>> {
-        let kinds = 0..self.forms.len();
-        kinds.map(|kind| self.asked(bench, kind, &with_tied(base, tied, kind), forms)).collect()
+    ) -> Vec<AskedOfKind<'s>> {
+        let of_kind = |kind: usize| {
+            let given = with_tied(base, tied, kind);
+            let own = self.asked(bench, kind, &given, forms);
+            let on_drives = match given.homes {
+                StateRule::Anywhere => {
+                    self.asked(bench, kind, &Given { homes: StateRule::OrNvme, ..given }, forms)
+                }
+                StateRule::Device
+                | StateRule::Free
+                | StateRule::OrNvme
+                | StateRule::Host
+                | StateRule::Nvme => Vec::new(),
+            };
+            [own, on_drives]
+        };
+        (0..self.forms.len()).map(of_kind).collect()
     }
 
     /// The first level: the fastest choices, those of the bound where it made them under the same conditions.
@@ -425,7 +450,12 @@ impl Scope<'_> {
                 Some((form, choice)) => self.put((shelf, 0), bench, (kind, *form), choice.clone())?,
                 None => {
                     let asked = self.asked(bench, kind, &with_tied(base, tied, kind), forms);
-                    self.add((shelf, 0), bench, (kind, &self.choosers(&asked)), (0.0, Hides::BehindLayer))?;
+                    self.add(
+                        (shelf, 0),
+                        bench,
+                        (kind, &self.choosers(&asked, &[])),
+                        (0.0, Hides::BehindLayer),
+                    )?;
                 }
             }
         }
@@ -441,7 +471,8 @@ impl Scope<'_> {
         (kind, ready): (usize, &Choosers<'_>),
         (price, hides): (f64, Hides),
     ) -> Option<()> {
-        let best = |kept: Option<f64>| {
+        let best = |(kept, on_drives): (Option<f64>, bool)| {
+            let ready = if on_drives { &ready.on_drives } else { &ready.own };
             let solved = ready.iter().filter_map(|(form, chooser)| {
                 let kept = kept.unwrap_or(price);
                 let (objective, choices) = match hides {
@@ -456,7 +487,7 @@ impl Scope<'_> {
             best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
         };
         if self.is_on_device(kind) {
-            let (form, choice) = best(None)?;
+            let (form, choice) = best((None, false))?;
             return self.put(on, bench, (kind, form), choice);
         }
         self.put_with_hosts(on, bench, (kind, &best), price)
@@ -466,8 +497,15 @@ impl Scope<'_> {
         shelves.iter().map(|shelf| self.levels(candidate, shelf)).collect()
     }
 
-    fn choosers<'s>(&'s self, asked: &'s Asked<'_>) -> Choosers<'s> {
-        asked.iter().map(|(form, problem)| (*form, self.chooser(problem))).collect()
+    fn choosers<'s>(
+        &'s self,
+        own: &'s [(usize, LayerProblem<'s>)],
+        on_drives: &'s [(usize, LayerProblem<'s>)],
+    ) -> Choosers<'s> {
+        let handed = |asked: &'s [(usize, LayerProblem<'s>)]| {
+            asked.iter().map(|(form, problem)| (*form, self.chooser(problem))).collect()
+        };
+        Choosers { own: handed(own), on_drives: handed(on_drives) }
     }
 }
 

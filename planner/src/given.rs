@@ -64,7 +64,8 @@ impl TiedUse {
 /// Which memory may hold the optimizer state of a parameter.
 ///
 /// That a layer's states lie on drives instead of in the host's memory is no choice of an operator: on a device nothing is
-/// another for it. Where both may be, every choice is weighed with and without (`evaluate`).
+/// another for it. Where both may be, every choice is weighed with and without, and those beside them that are made where nothing but
+/// drives may have states: fewer are worth the way there (`offload`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateRule {
     /// The device's.
@@ -74,6 +75,8 @@ pub enum StateRule {
     Free,
     /// The same, and layer by layer the host's drives in place of its memory.
     Anywhere,
+    /// The device's or the host's drives, as it pays.
+    OrNvme,
     /// The host's.
     Host,
     /// The host's drives.
@@ -86,6 +89,7 @@ impl StateRule {
         match self {
             Self::Device => &[StateHome::Device],
             Self::Free | Self::Anywhere => &[StateHome::Device, StateHome::Host],
+            Self::OrNvme => &[StateHome::Device, StateHome::Nvme],
             Self::Host => &[StateHome::Host],
             Self::Nvme => &[StateHome::Nvme],
         }
@@ -97,7 +101,7 @@ impl StateRule {
             Self::Device => &[StateHome::Device],
             Self::Free | Self::Host => &[StateHome::Host],
             Self::Anywhere => &[StateHome::Host, StateHome::Nvme],
-            Self::Nvme => &[StateHome::Nvme],
+            Self::OrNvme | Self::Nvme => &[StateHome::Nvme],
         }
     }
 }

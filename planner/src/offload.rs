@@ -57,6 +57,10 @@ const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
 /// A form of a layer kind with a choice for it.
 type OfForm = (usize, LayerChoice);
 
+/// The best choice of a layer kind at a price of its own for what is kept, or at one for all, of those with states on the device or the host,
+/// or else on the device or drives.
+type Best<'a> = &'a dyn Fn((Option<f64>, bool)) -> Option<OfForm>;
+
 /// The time below which a plan with hosts would be worth it, where it is open and could be.
 pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Seconds> {
     let best = found.step_time()?;
@@ -205,26 +209,20 @@ impl Scope<'_> {
         &self,
         (shelf, level): (&mut Shelf, usize),
         bench: &Bench<'_>,
-        (kind, best): (usize, &dyn Fn(Option<f64>) -> Option<OfForm>),
+        (kind, best): (usize, Best<'_>),
         price: f64,
     ) -> Option<()> {
         let (given, layer) = (self.given(), &self.forms[kind][0].layer);
         let [kept, parameters] = [given.kept, given.parameters].map(|rule| rule.on(layer));
-        let at = |part: f64| best(Some(part * self.moving_price(bench)));
-        let on_device = if kept == HomeRule::Host { None } else { best(None) };
-        let mut choices: Vec<OfForm> = on_device.into_iter().collect();
-        if kept != HomeRule::Device {
-            let there = |(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice });
-            let on_host: Vec<OfForm> = PARTS_SHOWN.into_iter().filter_map(at).map(there).collect();
-            let (clock, in_flight) = (self.plain_clock(bench), self.least_in_flight(bench.candidate));
-            let is_held = |(form, choice): &OfForm| {
-                let at = self.on_shelf(shelf, bench, (kind, *form), choice.clone());
-                let entry = at.map(|at| &shelf.entries[kind][at]);
-                entry.is_some_and(|entry| self.lacking(bench, (entry, in_flight), &clock) <= 0.0)
-            };
-            let overflows = !on_host.iter().any(is_held);
-            choices.extend(on_host);
-            choices.extend(at(DEAREST).filter(|_| overflows).map(there));
+        let mut choices: Vec<OfForm> = Vec::new();
+        for on_drives in [false, true] {
+            let at = |part: f64| best((Some(part * self.moving_price(bench)), on_drives));
+            if kept != HomeRule::Host {
+                choices.extend(best((None, on_drives)));
+            }
+            if kept != HomeRule::Device {
+                choices.extend(self.kept_on_host((&mut *shelf, bench), kind, &at));
+            }
         }
         let in_both = |(form, choice): OfForm| {
             let homes = parameters.homes().iter();
@@ -242,6 +240,26 @@ impl Scope<'_> {
             choices.extend(on_nvme.collect::<Vec<_>>());
         }
         self.put_lightest((shelf, level), bench, (kind, choices), price)
+    }
+
+    /// The best choices of a kind whose results the host keeps until backward, by how much of the way there shows.
+    fn kept_on_host(
+        &self,
+        (shelf, bench): (&mut Shelf, &Bench<'_>),
+        kind: usize,
+        at: &dyn Fn(f64) -> Option<OfForm>,
+    ) -> Vec<OfForm> {
+        let there = |(form, choice)| (form, LayerChoice { kept: Home::Host, ..choice });
+        let mut on_host: Vec<OfForm> = PARTS_SHOWN.into_iter().filter_map(at).map(there).collect();
+        let (clock, in_flight) = (self.plain_clock(bench), self.least_in_flight(bench.candidate));
+        let is_held = |(form, choice): &OfForm| {
+            let at = self.on_shelf(shelf, bench, (kind, *form), choice.clone());
+            let entry = at.map(|at| &shelf.entries[kind][at]);
+            entry.is_some_and(|entry| self.lacking(bench, (entry, in_flight), &clock) <= 0.0)
+        };
+        let overflows = !on_host.iter().any(is_held);
+        on_host.extend(at(DEAREST).filter(|_| overflows).map(there));
+        on_host
     }
 
     fn plain_clock(&self, bench: &Bench<'_>) -> Clock {

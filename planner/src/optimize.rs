@@ -27,6 +27,7 @@ use crate::found::{Again, Found, Further, Start, Tally};
 use crate::polish::{Worked, insert, keep_distinct, polish, reconsider};
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
+use crate::shapes::gcd;
 use crate::work_out::{Ranked, is_misnamed, work_out};
 
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
@@ -122,11 +123,8 @@ fn searched<'a>(
     let watch = (stop, on_progress);
     let mut ranked = Ranked::default();
     let left = work_out(&scope, (&candidates, of), &mut ranked, (&start, tally), watch);
-    // Of a handful, batch and sequence are hard to cut: then even products that are cut across nodes may pay.
-    let degrees = match candidates.len() <= HANDFUL {
-        true => 1..=request.cluster.n_devices(),
-        false => 2..=request.cluster.n_close(),
-    };
+    let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
+    let degrees = least_degree..=most_degree(request);
     let nearly_fits = ranked.closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     let some_fit = ranked.best().is_some() || nearly_fits;
     // After another search most of what would fit is too slow to be worked out.
@@ -135,8 +133,9 @@ fn searched<'a>(
         if few_fit && !tally.stopped { named_candidates(&scope, degrees.clone()) } else { Vec::new() };
     let of_named = (!named.is_empty())
         .then(|| work_out(&scope, (&named, of), &mut ranked, (&start, &mut *tally), watch));
+    let mut renamed = Vec::new();
     if start.again >= Again::InForms && !tally.stopped {
-        free_axes((&scope, of), &candidates, (&mut ranked, tally), (&start, watch));
+        renamed = free_axes((&scope, of), &candidates, (&mut ranked, tally), (&start, watch));
     }
     let Ranked { mut worked, closest, .. } = ranked;
     if worked.first().is_some_and(|best| !start.is_within_reach(&best.arranged)) {
@@ -145,6 +144,7 @@ fn searched<'a>(
     }
     if start.again >= Again::InForms {
         polish(&scope, &mut worked, tally, stop);
+        renamed.into_iter().for_each(|one| insert(&mut worked, one));
     }
     let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
     let is_in_vain = start.is_in_vain(worked.first().map(|one| &one.arranged));
@@ -181,16 +181,25 @@ fn searched<'a>(
     Ok(Found { asked: &request.cluster, scope, ranking, tally: tally.clone() })
 }
 
-/// Where degrees are pinned, takes in what is faster on axes of which only that is asked that it comes to these degrees.
+/// The largest tensor degree that is tried by name: that of a node, unless nodes can cut neither batch nor sequence among them.
+fn most_degree(request: &Request) -> u64 {
+    let (close, job) = (request.cluster.n_close(), &request.job);
+    let n_nodes = request.cluster.n_devices() / close.max(1);
+    let are_odd = [job.global_batch, job.sequence].into_iter().all(|length| gcd(length, n_nodes) == 1);
+    if are_odd { request.cluster.n_devices() } else { close }
+}
+
+/// Where degrees are pinned, takes in what is faster on axes of which only that is asked that it comes to these degrees; and returns, looked
+/// at again, what comes to them only in fused forms of its layers.
 fn free_axes(
     (scope, of): (&Scope<'_>, Forms<'_>),
     named: &[Candidate],
     (ranked, tally): (&mut Ranked, &mut Tally),
     (start, watch): (&Start, (Stop<'_>, OnProgress<'_>)),
-) {
+) -> Vec<Worked> {
     let freed = freed_candidates(scope, named, &ranked.worked);
     if freed.is_empty() {
-        return;
+        return Vec::new();
     }
     let limit = start.least(ranked.best());
     let start = Start { limit, reach: 1.0, waits: start.waits, ..Start::default() };
@@ -199,7 +208,14 @@ fn free_axes(
     tally.go_on(&own);
     tally.count(&own);
     tally.further.insert(Further::FreeAxes);
-    faster.worked.into_iter().for_each(|one| insert(&mut ranked.worked, one));
+    let Ranked { worked, mut misnamed, .. } = faster;
+    // As many forms are chosen of these as of the others.
+    let mut own = Tally { work: tally.work, bounds_leading: tally.bounds_leading, ..Tally::default() };
+    polish(scope, &mut misnamed, &mut own, watch.0);
+    tally.go_on(&own);
+    misnamed.retain(|one| !is_misnamed(scope, one, tally));
+    worked.into_iter().for_each(|one| insert(&mut ranked.worked, one));
+    misnamed
 }
 
 /// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are few enough

@@ -15,6 +15,9 @@ use crate::schedules::FamilyKind;
 use crate::shelf::{Bench, Shelf};
 use crate::work_out::nearer;
 
+/// What needs more than so many times the memory at the dearest price needs more than there is at any.
+const MISLED: f64 = 2.0;
+
 impl Scope<'_> {
     /// Bytes of a device that no plan may use.
     pub fn reserve(&self) -> f64 {
@@ -46,7 +49,13 @@ impl Scope<'_> {
             if !self.cuts(candidate, by, (&smallest, &Over::default())).is_empty() {
                 return Ok(None);
             }
-            least = least.into_iter().chain([self.overflow(candidate, &smallest)]).reduce(nearer);
+            let own = self.overflow(candidate, &smallest);
+            let is_near =
+                matches!(&own, Dropped::Memory { needed, capacity, .. } if *needed < MISLED * capacity);
+            least = least.into_iter().chain([own]).reduce(nearer);
+            if !is_near {
+                break;
+            }
         }
         Ok(least)
     }

@@ -218,7 +218,7 @@ fn what_is_forbidden_of_hosts_stays_on_the_devices() {
 #[test]
 fn a_host_that_is_forbidden_or_too_small_is_said_to_be_what_lacks() {
     let said = refused(&format!("optimize {JOB} --forbid offload"));
-    assert!(said.contains("what pays on the hosts (offload=allowed)"), "{said}");
+    assert!(said.contains("what pays on the hosts, nothing of it forbidden (offload=allowed)"), "{said}");
 
     let (cluster, node) = (fresh("small-host.json"), "fixtures/clusters/dgx-h100.json");
     let mut file = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(node));
@@ -422,4 +422,24 @@ fn hosts_are_asked_on_devices_that_differ() {
     let (free, without) = (of(""), of("--pin offload=none"));
     assert!(time(&free) < 0.6 * time(&without), "{} {}", time(&free), time(&without));
     assert!(free["warnings"].to_string().contains("hosts hold"), "{}", free["warnings"]);
+}
+
+/// Whoever forbids some of what hosts may hold leaves the rest open, and whoever forbids to leave them out has them.
+#[test]
+fn hosts_hold_what_nobody_forbids() {
+    let job = format!("{JOB} --global-batch 8 --json");
+    let of = |forbid: &str| -> Value {
+        serde_json::from_str(&done(&format!("optimize {job} --forbid {forbid}"))).unwrap()
+    };
+    let keeps = |plan: &Value| plan["runners_up"].to_string().contains("kept_on_host");
+    // Its node has no drives.
+    let [plain, without] = ["offload=nvme", "offload=activations"].map(of);
+    for plan in [&plain, &without] {
+        assert_eq!(plan["roles"]["offload"], "optimizer");
+    }
+    assert!(keeps(&plain) && !keeps(&without), "{} {}", plain["runners_up"], without["runners_up"]);
+    let states = refused(&format!("optimize {job} --forbid offload=optimizer"));
+    assert!(states.contains("nothing of it forbidden (offload=allowed)"), "{states}");
+    let report = done("optimize gpt2 dgx-h100 --global-batch 64 --forbid offload=none");
+    assert!(report.contains("on the host"), "{report}");
 }

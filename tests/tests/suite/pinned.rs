@@ -35,6 +35,21 @@ fn a_degree_by_name_finds_no_faster_plan() {
     }
 }
 
+/// Twelve heads, and a batch and a sequence of odd lengths: eight devices cut nothing alike, and some do the same in attention.
+#[test]
+fn what_divides_nothing_by_itself_is_cut_by_a_part_of_the_devices() {
+    for (nodes, pins) in [("2", ["pp=2", "tp=8,pp=2", "tp=16"]), ("4", ["pp=4", "pp=4,tp=8", "tp=32"])] {
+        let question = ["gpt2", "dgx-a100-40", "--nodes", nodes, "--global-batch", "127", "--seq-len", "777"];
+        let found = time(&question, &[]);
+        let [least, more, most] = pins.map(|pin| time(&question, &["--pin", pin]));
+        assert!(
+            found < 1.0005 * least.min(more).min(most),
+            "{found} and {least}, {more}, {most} of {pins:?}"
+        );
+        assert!(least < 1.0005 * more, "{least} of {} and {more} of {}", pins[0], pins[1]);
+    }
+}
+
 #[test]
 fn a_schedule_by_name_finds_no_faster_plan_on_hosts() {
     let question = ["llama-2-7b", "dgx1-v100", "--devices", "2", "--global-batch", "2", "--seq-len", "500"];
@@ -109,6 +124,32 @@ fn what_a_cut_did_not_see_of_memory_is_left_out_for_another() {
 fn layers_of_one_stage_leave_no_pipeline() {
     let plan = json(&["optimize", "llama-3-8b", "dgx-h100", "--pin", "layers-per-stage=32"]);
     assert_eq!(plan["roles"]["pp"], 1);
+}
+
+/// Attention is cut along heads and all else along tokens; its plain form is of another name.
+#[test]
+fn degrees_that_a_plan_has_in_fused_forms_alone_find_it() {
+    let question =
+        ["gpt-neox-20b", "dgx-a100-80", "--nodes", "5", "--global-batch", "30", "--seq-len", "8192"];
+    let plan = json(&[&["optimize"], &question[..], &["--pin", "pp=2"]].concat());
+    let degrees = degrees(&plan, &["pp", "tp"]);
+    let found = time(&question, &["--pin", &degrees]) / number(&plan["predicted"]["step_time_s"]);
+    assert!(found < 1.0005, "{degrees} takes {found} of what pp=2 takes");
+}
+
+#[test]
+fn counts_of_layers_that_are_none_of_the_model_are_refused() {
+    let counts = [
+        ("24,25", "expected counts that add up to 48, found 2 that add up to 49"),
+        ("24,23", "expected counts that add up to 48, found 2 that add up to 47"),
+        ("16,16,16", "no number of stages that divides the 8 devices has 3 chunks"),
+    ];
+    for (counts, why) in counts {
+        let pin = format!("layers-per-stage={counts}");
+        let said = planner(&["optimize", "gpt2-xl", "dgx-h100", "--global-batch", "8", "--pin", &pin]);
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+        assert!(said.err.contains(why), "{said}");
+    }
 }
 
 /// What one layer needs while it runs, a device needs once, however many chunks it has.

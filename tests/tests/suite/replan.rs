@@ -61,6 +61,24 @@ fn where_nothing_changes_nothing_moves() {
     assert_eq!(all, [0.0; 3]);
 }
 
+/// The search near a plan looks at fewer schedules than the one that found it.
+#[test]
+fn a_plan_that_still_runs_is_kept_where_nothing_near_is_faster() {
+    let (file, next) = (scratch!("replan-kept.json"), scratch!("replan-kept-next.json"));
+    let plan = json(&["optimize", "gpt2-xl", "dgx-h100", "--global-batch", "8", "-o", &file]);
+    assert_eq!(plan["schedule"], "zb-v");
+    let answer = json(&["replan", &file, "--cluster", "dgx-h100", "-o", &next]);
+    assert_eq!((&answer["from"], &answer["moves_bytes"]), (&answer["to"], &0.into()));
+    let tried = answer["tried"].as_array().unwrap();
+    assert_eq!(tried.len(), 1);
+    assert_eq!(tried[0]["step_time_s"], answer["to"]["step_time_s"]);
+    let report = done(&["check", &next]).out;
+    assert!(report.contains("zb-v"), "{report}");
+    // Who wants something else has it.
+    let other = json(&["replan", &file, "--cluster", "dgx-h100", "--forbid", "schedule=zb-v"]);
+    assert!(number(&other["to"]["step_time_s"]) > number(&answer["to"]["step_time_s"]));
+}
+
 #[test]
 fn a_batch_that_does_not_divide_leaves_devices_spare_and_says_why() {
     let file = plan("replan-divide.json");
@@ -185,10 +203,19 @@ fn a_form_that_is_none_of_its_layers_is_refused_with_its_place() {
     let inner = dims.iter_mut().find(|dim| dim["name"] == "f").unwrap();
     inner["length"] = serde_json::json!({ "fixed": 28_672 });
     std::fs::write(&file, plan.to_string()).unwrap();
-    let said = planner(&["replan", &file, "--lost", "8"]);
-    assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
     let expected = "forms[0].original: layer `decoder` is no form of this layer";
-    assert!(said.err.contains(expected), "{said}");
+    let asked: [&[&str]; 5] = [
+        &["replan", &file, "--lost", "8"],
+        &["check", &file],
+        &["verify", &file],
+        &["estimate", "--plan", &file],
+        &["explain", &file],
+    ];
+    for words in asked {
+        let said = planner(words);
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
+        assert!(said.err.contains(expected), "{said}");
+    }
 }
 
 /// A region that has lost a node is no region like the others: it is left out, and told as spare.
