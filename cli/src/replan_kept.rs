@@ -26,12 +26,11 @@ fn is_alike(one: &Cluster, other: &Cluster) -> bool {
 }
 
 /// The kept plan in place of what was found, if it takes no longer: what was looked at beside it is what its search says.
-pub(crate) fn faster(kept: Plan, found: &Plan) -> Option<Plan> {
+pub(crate) fn faster(mut kept: Plan, found: &Plan) -> Option<Plan> {
     let [own, other] = [&kept, found].map(time);
     if own? > other? {
         return None;
     }
-    let mut kept = kept;
     kept.search = found.search.clone();
     kept.runners_up.clone_from(&found.runners_up);
     if let (Some(report), Some(own)) = (&mut kept.search, own) {

@@ -15,7 +15,7 @@ use crate::schedules::FamilyKind;
 use crate::shelf::{Bench, Shelf};
 use crate::work_out::nearer;
 
-/// What needs more than so many times the memory at the dearest price needs more than there is at any.
+/// What needs more than so many times the memory at the dearest price is not asked at others: of 47 that fit at one, 40 need less.
 const MISLED: f64 = 2.0;
 
 impl Scope<'_> {
