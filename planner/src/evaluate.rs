@@ -10,12 +10,11 @@ use crate::arrangements::{Arrangements, CUT_SLACK};
 use crate::asking::{Asking, Way, ways};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
-use crate::chooser::{Cheapest, Chooser, Question};
 use crate::forms::Forms;
-use crate::given::{Given, HomeRule, StateRule, StorageRule};
-use crate::layer_problem::LayerProblem;
+use crate::given::{Given, HomeRule, StorageRule};
 use crate::levels::Levels;
-use crate::shelf::{Asked, Bench, Shelf, TiedUses};
+use crate::priced_choices::{AskedOfKind, Choosers, Hides, with_tied};
+use crate::shelf::{Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
 const NEARLY: f64 = 1.25;
@@ -49,26 +48,6 @@ const FIRST: f64 = 0.25;
 
 /// Prices of memory, as multiples like those of menus, at which another sharding of the stream is looked for.
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
-
-/// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hides {
-    /// Behind their own operator.
-    BehindOperator,
-    /// Behind all that their layer computes, as in its program.
-    BehindLayer,
-}
-
-/// The forms of a layer kind that are asked, in the hands of the solver.
-pub(crate) struct Choosers<'s> {
-    /// With the states where they may be.
-    own: Vec<(usize, Chooser<'s>)>,
-    /// With those off the device on drives; none where states may not be on either.
-    on_drives: Vec<(usize, Chooser<'s>)>,
-}
-
-/// The choice problems of a layer kind by its forms, for both.
-type AskedOfKind<'s> = [Asked<'s>; 2];
 
 impl Scope<'_> {
     /// Works a candidate out for every schedule; the fastest that fits. Where nothing fits, layers pass the stream in the
@@ -399,31 +378,6 @@ impl Scope<'_> {
         })
     }
 
-    /// The choice problems of every kind.
-    fn all_asked<'s>(
-        &'s self,
-        bench: &Bench<'s>,
-        (base, tied): (&Given, &BTreeMap<usize, TiedUses>),
-        forms: Forms<'_>,
-    ) -> Vec<AskedOfKind<'s>> {
-        let of_kind = |kind: usize| {
-            let given = with_tied(base, tied, kind);
-            let own = self.asked(bench, kind, &given, forms);
-            let on_drives = match given.homes {
-                StateRule::Anywhere => {
-                    self.asked(bench, kind, &Given { homes: StateRule::OrNvme, ..given }, forms)
-                }
-                StateRule::Device
-                | StateRule::Free
-                | StateRule::OrNvme
-                | StateRule::Host
-                | StateRule::Nvme => Vec::new(),
-            };
-            [own, on_drives]
-        };
-        (0..self.forms.len()).map(of_kind).collect()
-    }
-
     /// The first level: the fastest choices, those of the bound where it made them under the same conditions.
     fn fastest_level(
         &self,
@@ -462,50 +416,8 @@ impl Scope<'_> {
         Some(())
     }
 
-    /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where hosts may hold some of
-    /// it, what that makes of it is weighed too.
-    pub(crate) fn add(
-        &self,
-        on: (&mut Shelf, usize),
-        bench: &Bench<'_>,
-        (kind, ready): (usize, &Choosers<'_>),
-        (price, hides): (f64, Hides),
-    ) -> Option<()> {
-        let best = |(kept, on_drives): (Option<f64>, bool)| {
-            let ready = if on_drives { &ready.on_drives } else { &ready.own };
-            let solved = ready.iter().filter_map(|(form, chooser)| {
-                let kept = kept.unwrap_or(price);
-                let (objective, choices) = match hides {
-                    Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
-                    Hides::BehindLayer => chooser
-                        .cheapest_apart(Question::apart(price, kept))
-                        .map(|Cheapest { value, choices, .. }| (value, choices))?,
-                };
-                Some((objective, *form, chooser.problem(), choices))
-            });
-            let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-            best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
-        };
-        if self.is_on_device(kind) {
-            let (form, choice) = best((None, false))?;
-            return self.put(on, bench, (kind, form), choice);
-        }
-        self.put_with_hosts(on, bench, (kind, &best), price)
-    }
-
     pub(crate) fn levels_on(&self, candidate: &Candidate, shelves: &[Shelf]) -> Vec<Levels> {
         shelves.iter().map(|shelf| self.levels(candidate, shelf)).collect()
-    }
-
-    fn choosers<'s>(
-        &'s self,
-        own: &'s [(usize, LayerProblem<'s>)],
-        on_drives: &'s [(usize, LayerProblem<'s>)],
-    ) -> Choosers<'s> {
-        let handed = |asked: &'s [(usize, LayerProblem<'s>)]| {
-            asked.iter().map(|(form, problem)| (*form, self.chooser(problem))).collect()
-        };
-        Choosers { own: handed(own), on_drives: handed(on_drives) }
     }
 }
 
@@ -528,8 +440,4 @@ fn on_ground(ground: usize, (bound, streams): (&Bound, &[Sharding]), way: Way, g
         covers: way.covers.unwrap_or(bound.on(ground).covers),
         ..given
     }
-}
-
-fn with_tied(base: &Given, tied: &BTreeMap<usize, TiedUses>, kind: usize) -> Given {
-    Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() }
 }

@@ -51,6 +51,7 @@ mod arrangements;
 mod asking;
 pub mod overflow;
 pub mod evaluate;
+mod priced_choices;
 mod sends;
 mod shares;
 mod unequal;

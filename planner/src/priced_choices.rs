@@ -1,0 +1,105 @@
+//! The choices of a layer kind at a price of memory: its problems in the hands of the solver, and the best over its forms.
+
+use std::collections::BTreeMap;
+
+use crate::candidate::Scope;
+use crate::chooser::{Cheapest, Chooser, Question};
+use crate::forms::Forms;
+use crate::given::{Given, StateRule};
+use crate::layer_problem::LayerProblem;
+use crate::shelf::{Asked, Bench, Shelf, TiedUses};
+
+/// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hides {
+    /// Behind their own operator.
+    BehindOperator,
+    /// Behind all that their layer computes, as in its program.
+    BehindLayer,
+}
+
+/// The forms of a layer kind that are asked, in the hands of the solver.
+pub(crate) struct Choosers<'s> {
+    /// With the states where they may be.
+    own: Vec<(usize, Chooser<'s>)>,
+    /// With those off the device on drives; none where states may not be on either.
+    on_drives: Vec<(usize, Chooser<'s>)>,
+}
+
+/// The choice problems of a layer kind by its forms, for both.
+pub(crate) type AskedOfKind<'s> = [Asked<'s>; 2];
+
+impl Scope<'_> {
+    /// The choice problems of every kind.
+    pub(crate) fn all_asked<'s>(
+        &'s self,
+        bench: &Bench<'s>,
+        (base, tied): (&Given, &BTreeMap<usize, TiedUses>),
+        forms: Forms<'_>,
+    ) -> Vec<AskedOfKind<'s>> {
+        let of_kind = |kind: usize| {
+            let given = with_tied(base, tied, kind);
+            let own = self.asked(bench, kind, &given, forms);
+            let on_drives = match given.homes {
+                StateRule::Anywhere => {
+                    self.asked(bench, kind, &Given { homes: StateRule::OrNvme, ..given }, forms)
+                }
+                StateRule::Device
+                | StateRule::Free
+                | StateRule::OrNvme
+                | StateRule::Host
+                | StateRule::Nvme => Vec::new(),
+            };
+            [own, on_drives]
+        };
+        (0..self.forms.len()).map(of_kind).collect()
+    }
+
+    /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where hosts may hold some of
+    /// it, what that makes of it is weighed too.
+    pub(crate) fn add(
+        &self,
+        on: (&mut Shelf, usize),
+        bench: &Bench<'_>,
+        (kind, ready): (usize, &Choosers<'_>),
+        (price, hides): (f64, Hides),
+    ) -> Option<()> {
+        let best = |(kept, on_drives): (Option<f64>, bool)| {
+            let ready = if on_drives { &ready.on_drives } else { &ready.own };
+            let solved = ready.iter().filter_map(|(form, chooser)| {
+                let kept = kept.unwrap_or(price);
+                let (objective, choices) = match hides {
+                    Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
+                    Hides::BehindLayer => chooser
+                        .cheapest_apart(Question::apart(price, kept))
+                        .map(|Cheapest { value, choices, .. }| (value, choices))?,
+                };
+                Some((objective, *form, chooser.problem(), choices))
+            });
+            let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
+        };
+        if self.is_on_device(kind) {
+            let (form, choice) = best((None, false))?;
+            return self.put(on, bench, (kind, form), choice);
+        }
+        self.put_with_hosts(on, bench, (kind, &best), price)
+    }
+
+    /// Hands the problems of a layer kind over.
+    pub(crate) fn choosers<'s>(
+        &'s self,
+        own: &'s [(usize, LayerProblem<'s>)],
+        on_drives: &'s [(usize, LayerProblem<'s>)],
+    ) -> Choosers<'s> {
+        let handed = |asked: &'s [(usize, LayerProblem<'s>)]| {
+            asked.iter().map(|(form, problem)| (*form, self.chooser(problem))).collect()
+        };
+        Choosers { own: handed(own), on_drives: handed(on_drives) }
+    }
+}
+
+/// What is given to one layer kind, with the uses and storages of its parameters that are tied.
+pub(crate) fn with_tied(base: &Given, tied: &BTreeMap<usize, TiedUses>, kind: usize) -> Given {
+    Given { tied: tied.get(&kind).cloned().unwrap_or_default(), ..base.clone() }
+}
