@@ -148,7 +148,9 @@ pub(crate) fn replanned(
         let (mut tried, mut next) = next(args, (plan, opened), now)?;
         // What is chosen or forbidden now need not be what it has.
         let is_free = args.pin.is_empty() && args.forbid.forbid.is_empty();
-        let kept = if is_free { replan_kept::kept(plan, &sizes(now)) } else { None };
+        let there =
+            sized(&now.cluster, plan.n_devices()).filter(|_| is_free && plan.n_devices() <= now.n_devices);
+        let kept = there.and_then(|cluster| replan_kept::kept(plan, &cluster));
         if let Some(kept) = kept.and_then(|kept| replan_kept::faster(kept, &next)) {
             Tried::learn(&mut tried, &kept);
             next = kept;
@@ -235,18 +237,22 @@ fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
 /// The largest clusters that the devices make, of at least half of them. Where nodes are told apart, fewer devices are the first nodes, and more have
 /// new nodes behind those of their group.
 pub(crate) fn sizes(now: &Now) -> Vec<Cluster> {
-    let cluster = &now.cluster;
-    let told_apart = cluster.groups.len() > 1 || is_numbered(cluster);
-    let of = |n: u64| match n.cmp(&cluster.n_devices()) {
-        Ordering::Equal => Some(cluster.clone()),
-        Ordering::Less if told_apart => first_nodes(cluster, n),
-        Ordering::Greater if told_apart => {
-            rescale(cluster, Size::Devices(n)).ok().map(|grown| grown_from(cluster, grown))
-        }
-        Ordering::Less | Ordering::Greater => rescale(cluster, Size::Devices(n)).ok(),
-    };
+    let of = |n: u64| sized(&now.cluster, n);
     // With fewer than half of the devices hardly anything is as fast.
     (now.n_devices.div_ceil(2)..=now.n_devices).rev().filter_map(of).take(MOST_SIZES).collect()
+}
+
+/// A cluster's first devices, or as many of the same and more, if whole nodes have so many.
+fn sized(cluster: &Cluster, n_devices: u64) -> Option<Cluster> {
+    let told_apart = cluster.groups.len() > 1 || is_numbered(cluster);
+    match n_devices.cmp(&cluster.n_devices()) {
+        Ordering::Equal => Some(cluster.clone()),
+        Ordering::Less if told_apart => first_nodes(cluster, n_devices),
+        Ordering::Greater if told_apart => {
+            rescale(cluster, Size::Devices(n_devices)).ok().map(|grown| grown_from(cluster, grown))
+        }
+        Ordering::Less | Ordering::Greater => rescale(cluster, Size::Devices(n_devices)).ok(),
+    }
 }
 
 /// The first nodes of a cluster with so many devices, if whole nodes have.

@@ -8,9 +8,11 @@ use planner::price::price_open;
 
 use crate::memory::Memory;
 
-/// The plan on the one of some clusters that is made as its own is, with what it takes there; `None` where none is, or it does not fit.
-pub(crate) fn kept(plan: &Plan, clusters: &[Cluster]) -> Option<Plan> {
-    let cluster = clusters.iter().find(|cluster| is_alike(&plan.cluster, cluster))?;
+/// The plan on another cluster, with what it takes there; `None` where that is not made as its own is, or it does not fit.
+pub(crate) fn kept(plan: &Plan, cluster: &Cluster) -> Option<Plan> {
+    if !is_alike(&plan.cluster, cluster) {
+        return None;
+    }
     let mut kept = Plan { cluster: cluster.clone(), ..plan.clone() };
     let opened = open(&kept).ok()?;
     let predicted = price_open(&kept, &opened).ok()?;

@@ -11,6 +11,7 @@ use ir::program::{AxisSet, Storage};
 use ir::schedule::Schedule;
 use ir::token_order::TokenOrder;
 
+use crate::given::{HomeRule, StateRule};
 use crate::request::{
     ContextKind, Degrees, Forbid, OffloadKind, Pins, RecomputeKind, ScheduleKind, SequenceParallel,
 };
@@ -177,7 +178,7 @@ pub fn contradiction(pins: &Pins) -> Option<String> {
         ("the schedule", pins.schedule.is_some_and(|kind| forbid.schedule.contains(&kind))),
         ("the recomputation", pins.recompute.is_some_and(|kind| forbid.recompute.contains(&kind))),
         ("the ZeRO stage", pins.zero.is_some_and(|stage| forbid.zero.contains(&stage))),
-        ("offload", pins.offload.is_some_and(|kind| forbid.offload.contains(&kind))),
+        ("offload", pins.offload.is_some_and(|kind| holds_forbidden(kind, &forbid.offload))),
         (
             "sequence-parallel",
             pins.sequence_parallel.is_some_and(|one| forbid.sequence_parallel.contains(&one)),
@@ -190,6 +191,21 @@ pub fn contradiction(pins: &Pins) -> Option<String> {
         .find(|(_, both)| *both)
         .map(|(name, _)| format!("{name} is both chosen and forbidden"));
     both.or_else(|| slices_keep_on_device(pins)).or_else(|| nothing_left(forbid))
+}
+
+/// Whether hosts hold all of something that they may not.
+fn holds_forbidden(kind: OffloadKind, forbidden: &[OffloadKind]) -> bool {
+    let (states, [kept, _]) = kind.rules();
+    forbidden.iter().any(|one| match one {
+        OffloadKind::Optimizer => states == StateRule::Host,
+        OffloadKind::Activations => kept == HomeRule::Host,
+        OffloadKind::None
+        | OffloadKind::Allowed
+        | OffloadKind::Both
+        | OffloadKind::States
+        | OffloadKind::All
+        | OffloadKind::Nvme => *one == kind,
+    })
 }
 
 /// Slices read what those before them keep, long before its backward.

@@ -440,6 +440,10 @@ fn hosts_hold_what_nobody_forbids() {
     assert!(keeps(&plain) && !keeps(&without), "{} {}", plain["runners_up"], without["runners_up"]);
     let states = refused(&format!("optimize {job} --forbid offload=optimizer"));
     assert!(states.contains("nothing of it forbidden (offload=allowed)"), "{states}");
+    for (pin, forbid) in [("both", "activations"), ("all", "optimizer"), ("nvme", "nvme")] {
+        let said = asked(&format!("optimize {job} --pin offload={pin} --forbid offload={forbid}"));
+        assert_eq!((said.code, said.err.contains("both chosen and forbidden")), (2, true), "{said}");
+    }
     let report = done("optimize gpt2 dgx-h100 --global-batch 64 --forbid offload=none");
     assert!(report.contains("on the host"), "{report}");
 }

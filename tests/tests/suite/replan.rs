@@ -74,8 +74,14 @@ fn a_plan_that_still_runs_is_kept_where_nothing_near_is_faster() {
     assert_eq!(tried[0]["step_time_s"], answer["to"]["step_time_s"]);
     let report = done(&["check", &next]).out;
     assert!(report.contains("zb-v"), "{report}");
+    // It is kept on a part of the devices that are there, too, however small.
+    let question = ["gpt2", "three-regions", "--global-batch", "99", "--seq-len", "1023"];
+    let plan = json(&[&["optimize"], &question[..], &["-o", &file]].concat());
+    let kept = json(&["replan", &file, "--cluster", "three-regions"]);
+    assert_eq!(kept["from"], kept["to"]);
+    assert_eq!(kept["to"]["step_time_s"], plan["predicted"]["step_time_s"]);
     // Who wants something else has it.
-    let other = json(&["replan", &file, "--cluster", "dgx-h100", "--forbid", "schedule=zb-v"]);
+    let other = json(&["replan", &next, "--cluster", "dgx-h100", "--forbid", "schedule=zb-v"]);
     assert!(number(&other["to"]["step_time_s"]) > number(&answer["to"]["step_time_s"]));
 }
 
