@@ -1,6 +1,6 @@
 //! `planner replan`: another plan for the same training when devices are lost or gained, and what must move to go over.
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 use cost_model::Constants;
@@ -98,7 +98,7 @@ impl Tried {
         tried.retain(|one| one.n_devices != n_devices);
         let step_time_s = replan_kept::time(plan).map(|time| time.0);
         tried.push(Self { n_devices, step_time_s, no_plan: None });
-        tried.sort_by_key(|one| std::cmp::Reverse(one.n_devices));
+        tried.sort_by_key(|one| Reverse(one.n_devices));
     }
 }
 
@@ -148,8 +148,8 @@ pub(crate) fn replanned(
         let (mut tried, mut next) = next(args, (plan, opened), now)?;
         // What is chosen or forbidden now need not be what it has.
         let is_free = args.pin.is_empty() && args.forbid.forbid.is_empty();
-        let there =
-            sized(&now.cluster, plan.n_devices()).filter(|_| is_free && plan.n_devices() <= now.n_devices);
+        let may_stay = is_free && plan.n_devices() <= now.n_devices;
+        let there = if may_stay { sized(&now.cluster, plan.n_devices()) } else { None };
         let kept = there.and_then(|cluster| replan_kept::kept(plan, &cluster));
         if let Some(kept) = kept.and_then(|kept| replan_kept::faster(kept, &next)) {
             Tried::learn(&mut tried, &kept);
