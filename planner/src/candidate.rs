@@ -266,6 +266,7 @@ impl<'a> Scope<'a> {
             homes,
             kept,
             parameters,
+            holds_least: false,
             context,
             forbid,
             constraints,

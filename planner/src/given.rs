@@ -32,6 +32,8 @@ pub struct Given {
     pub kept: HomeRule,
     /// Which memory may hold parameters between uses.
     pub parameters: HomeRule,
+    /// Whether devices are taken to hold no parameter between uses, as where hosts have all of them: the least that choices hold.
+    pub holds_least: bool,
     /// How attention may see keys that other devices hold.
     pub context: Option<ContextKind>,
     /// What of storages, recomputation and attention may not be.

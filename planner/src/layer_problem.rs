@@ -475,7 +475,8 @@ impl<'a, 'p> Builder<'a, 'p> {
                         all.extend_from_slice(&before.storage);
                         all.push((tensor, *storage));
                         let time = self.clock.seconds(price.spans);
-                        let memory = price.state + price.gathered / self.clock.layers;
+                        let away = if given.holds_least { price.parameter } else { 0.0 };
+                        let memory = price.state - away + price.gathered / self.clock.layers;
                         let cost = before.cost.plus(Cost { time, memory });
                         let (spans, alone) =
                             (before.spans.plus(price.spans, 1.0), before.alone.plus(*alone, 1.0));

@@ -75,6 +75,8 @@ pub struct StoragePrice {
     pub spans: Spans,
     /// Parameter, gradient and optimizer state on the device.
     pub state: f64,
+    /// Of these what the parameter takes between uses: nothing where its host has it.
+    pub parameter: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
     pub gathered: f64,
 }
@@ -91,15 +93,16 @@ struct StorageTimes {
     spread: f64,
     update: f64,
     state: f64,
+    parameter: f64,
     gathered: f64,
 }
 
 impl StorageTimes {
     fn price(&self, until: Pass) -> StoragePrice {
-        let Self { gather, every, reduce, spread, update, state, gathered, .. } = *self;
+        let Self { gather, every, reduce, spread, update, state, parameter, gathered, .. } = *self;
         let every = every + again(gather, until);
         let spans = Spans { gather, every, reduce, spread, update, ..Spans::default() };
-        StoragePrice { spans, state, gathered }
+        StoragePrice { spans, state, parameter, gathered }
     }
 }
 
@@ -398,7 +401,7 @@ impl<'a> Prices<'a> {
             let whole = elements as f64 * element.0;
             let state = whole / self.parts(cut);
             let gathered = gathered(cut, (Bytes(whole), Bytes::ZERO));
-            Some((Storage::frozen(cut), StoragePrice { spans, state, gathered }))
+            Some((Storage::frozen(cut), StoragePrice { spans, state, parameter: state, gathered }))
         };
         let cuts = self.cuts(elements, whole_axes(self.mesh, used));
         let cuts = cuts.into_iter().filter(|cut| self.is_crossed_at_any_time(*cut));
@@ -509,6 +512,7 @@ impl<'a> Prices<'a> {
             ),
             update,
             state: local * state,
+            parameter: local * copy,
             gathered: gathered(storage.parameter, (bytes.parameter * local, bytes.gradient * local)),
         })
     }

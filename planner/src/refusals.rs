@@ -10,7 +10,7 @@ use ir::units::Bytes;
 
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
-use crate::request::{ContextKind, GradientsKind, NoPlan, OffloadKind, Request, ScheduleKind, Untried};
+use crate::request::{ContextKind, GradientsKind, NoPlan, OffloadKind, Pins, Request, ScheduleKind, Untried};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees};
 
@@ -135,33 +135,54 @@ pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
     }
 }
 
+/// Chunks of a stage, where what the user says leaves no choice.
+fn chunks_of_a_stage(pins: &Pins) -> Option<u64> {
+    let chunks = match pins.schedule {
+        // Both copies of a chunk are the same layers.
+        Some(ScheduleKind::Chimera) => Some(1),
+        None | Some(ScheduleKind::Interleaved | ScheduleKind::BreadthFirst | ScheduleKind::Hanayo) => {
+            pins.vpp
+        }
+        Some(other) => Some(other.default_virtual_stages()),
+    };
+    chunks.map(u64::from)
+}
+
 /// Why the layers that the user counts are no chunks of the model's, if they are not.
 fn miscounted(request: &Request) -> Option<String> {
     let pins = &request.pins;
     let counts = pins.layers_per_stage.as_ref()?;
     let (n_counts, inner) = (counts.len() as u64, request.model.n_layers().saturating_sub(2));
     let all = counts.iter().fold(0, |all: u64, &count| all.saturating_add(count));
-    let n_chunks = pins.pp.map(|pp| match pins.schedule {
-        // Both copies of a chunk are the same layers.
-        Some(ScheduleKind::Chimera) => pp,
-        other => {
-            let default = other.map_or(1, ScheduleKind::default_virtual_stages);
-            pp.saturating_mul(u64::from(pins.vpp.unwrap_or(default)))
-        }
-    });
+    let idle = counts.iter().take(counts.len().saturating_sub(1)).skip(1).position(|&count| count == 0);
+    if let Some(at) = idle {
+        return Some(format!(
+            "layers per stage: count {} is 0; only the first and the last chunk have anything but decoder layers",
+            at + 2
+        ));
+    }
+    let of_stage = chunks_of_a_stage(pins);
+    let n_chunks = pins.pp.zip(of_stage).map(|(pp, chunks)| pp.saturating_mul(chunks));
     if all != inner || n_chunks.is_some_and(|chunks| chunks != n_counts) {
         let expected = n_chunks.map_or_else(String::new, |chunks| format!("{chunks} "));
         return Some(format!(
             "layers per stage: expected {expected}counts that add up to {inner}, found {n_counts} that add up to {all}"
         ));
     }
+    if let Some(pp) = pins.pp.filter(|&pp| !n_counts.is_multiple_of(pp)) {
+        return Some(format!(
+            "layers per stage: expected as many counts for each of {pp} stages, found {n_counts} in all"
+        ));
+    }
     let n_devices = request.cluster.n_devices();
-    let divides = |&stages: &u64| stages > 1 && n_counts.is_multiple_of(stages);
+    let divides = |&stages: &u64| match of_stage {
+        Some(chunks) => stages > 1 && chunks.saturating_mul(stages) == n_counts,
+        None => stages > 1 && n_counts.is_multiple_of(stages),
+    };
     let is_possible = n_counts == 1 || divisors(n_devices).iter().any(divides);
+    let each = of_stage.map_or_else(String::new, |chunks| format!(" at {chunks} a stage"));
     (!is_possible).then(|| {
-        format!(
-            "layers per stage: no number of stages that divides the {n_devices} devices has {n_counts} chunks"
-        )
+        format!("layers per stage: no number of stages that divides the {n_devices} devices has {n_counts} chunks{each}")
     })
 }
 

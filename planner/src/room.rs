@@ -27,7 +27,6 @@ use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::clock::Covers;
 use crate::forms::Forms;
-use crate::given::HomeRule;
 use crate::request::Solver;
 use crate::schedules::{Family, FamilyKind};
 use tables::{Ready, Tables};
@@ -280,10 +279,9 @@ impl Scope<'_> {
         self.counts_memory() && self.grounds(candidate).settings.len() == 1
     }
 
-    /// Whether memory says anything of any: not where parameters may be on hosts, for nobody knows how little devices then hold of states.
-    /// The integer program would take hours for it.
+    /// Whether memory says anything of any: the integer program would take hours for it.
     fn counts_memory(&self) -> bool {
-        self.request.solver == Solver::Structured && self.given().parameters == HomeRule::Device
+        self.request.solver == Solver::Structured
     }
 
     /// Least work of a candidate in its memory, schedule family by family.

@@ -4,6 +4,7 @@
 //! virtual stages. Some that split backward are searched after these (`split_schedules.rs`). All others are tried only by name: most of them hold
 //! more.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ir::schedule::Schedule;
@@ -154,7 +155,11 @@ impl Scope<'_> {
         let inner = all.saturating_sub(2);
         let single =
             (inner.is_multiple_of(p) && inner / p <= MAX_SINGLE_LAYERS).then_some((inner / p) as u32);
-        let more = single.filter(|v| options.len() > 1 && !options.contains(v));
+        let n_counts = self.pins().layers_per_stage.as_ref().map_or(0, Vec::len) as u64;
+        let counted = u32::try_from(n_counts / p).ok().filter(|_| n_counts.is_multiple_of(p));
+        let least = options.iter().copied().min().unwrap_or(1);
+        let is_more = |v: &u32| options.len() > 1 && *v >= least && !options.contains(v);
+        let more: BTreeSet<u32> = single.into_iter().chain(counted).filter(is_more).collect();
         let options: Vec<u32> = options.iter().copied().chain(more).collect();
         let options = self.pins().vpp.map_or(options, |v| vec![v.max(1)]);
         let fits = |v: &u32| *v == 1 || (interleaves && p * u64::from(*v) <= all);

@@ -143,6 +143,9 @@ fn counts_of_layers_that_are_none_of_the_model_are_refused() {
         ("24,25", "expected counts that add up to 48, found 2 that add up to 49"),
         ("24,23", "expected counts that add up to 48, found 2 that add up to 47"),
         ("16,16,16", "no number of stages that divides the 8 devices has 3 chunks"),
+        ("8,8,8,8,8,8,vpp=2", "no number of stages that divides the 8 devices has 6 chunks at 2 a stage"),
+        ("12,12,24,pp=2", "expected as many counts for each of 2 stages, found 3 in all"),
+        ("12,0,24,12", "count 2 is 0; only the first and the last chunk"),
     ];
     for (counts, why) in counts {
         let pin = format!("layers-per-stage={counts}");
@@ -150,6 +153,34 @@ fn counts_of_layers_that_are_none_of_the_model_are_refused() {
         assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
         assert!(said.err.contains(why), "{said}");
     }
+}
+
+/// Who counts layers says nothing of the order in which they run, nor, without a word of `vpp`, of how many chunks a stage has.
+#[test]
+fn layers_that_are_counted_leave_schedules_open() {
+    let found = |pins: &str| {
+        let question = ["optimize", "gpt2-xl", "dgx-h100", "--global-batch", "8", "--pin"];
+        let plan = json(&[&question[..], &[&format!("layers-per-stage={pins}")]].concat());
+        (number(&plan["predicted"]["step_time_s"]), plan["roles"]["vpp"].as_u64())
+    };
+    let quarters = "12,12,12,12";
+    let (four_stages, _) = found(&format!("{quarters},pp=4"));
+    let (in_order, _) = found(&format!("{quarters},pp=4,split-backward=none"));
+    assert!(four_stages < in_order * 0.95, "takes {} of what 1F1B takes", four_stages / in_order);
+    let (two_stages, chunks) = found(&format!("{quarters},pp=2"));
+    assert_eq!(chunks, Some(2));
+    assert_eq!(found(&format!("{quarters},pp=2,vpp=2")).0, two_stages);
+    let (any, _) = found(quarters);
+    assert!(any <= four_stages.min(two_stages) * 1.0005, "{any} s");
+    // Seven chunks on a stage are among no numbers that are tried.
+    assert_eq!(found("4,4,4,3,3,3,3,3,3,3,3,3,3,6,pp=2").1, Some(7));
+}
+
+#[test]
+fn whole_stages_are_not_called_interleaved() {
+    let question = ["optimize", "llama-3-8b", "tpu-v4", "--devices", "32", "--global-batch", "64"];
+    let refused = planner(&[&question[..], &["--pin", "schedule=interleaved,pp=32"]].concat());
+    assert_eq!((refused.code, refused.err.contains("every virtual stage a layer")), (2, true), "{refused}");
 }
 
 /// What one layer needs while it runs, a device needs once, however many chunks it has.
@@ -280,6 +311,19 @@ fn schedules_that_split_backward_are_asked_where_another_pipeline_idles() {
         let found = time(&short, &[]) / time(&short, &["--pin", pin]);
         assert!(found < 1.026, "takes {found} of what {pin} takes");
     }
+    // Few degrees divide these, and orders of actions are the larger part of what there is to choose.
+    let odd = ["falcon-7b", "dgx-a100-80", "--devices", "16", "--global-batch", "17", "--seq-len", "2047"];
+    let long = ["gpt2-xl", "dgx-a100-80", "--devices", "8", "--global-batch", "31", "--seq-len", "1001"];
+    for (question, least) in [(odd, 0.92), (long, 0.95)] {
+        let found = time(&question, &[]) / time(&question, &["--pin", "split-backward=none"]);
+        assert!(found < least, "takes {found} of what is found without");
+        let found = time(&question, &[]) / time(&question, &["--pin", "split-backward=any"]);
+        assert!(found < 1.0005, "takes {found} of what any takes");
+    }
+    // So where degrees are named.
+    let named = ["qwen2.5-7b", "dgx-a100-80", "--devices", "16", "--global-batch", "51", "--seq-len", "4095"];
+    let found = time(&named, &["--pin", "tp=1,pp=16,cp=1,dp=1"]) / time(&named, &[]);
+    assert!(found < 1.0005, "its own degrees take {found} of what is found without them");
 }
 
 /// Every device computes the one key head, or gathers it, beside its own query heads.
