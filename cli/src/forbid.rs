@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::pins;
 
 /// Reads the values of all `--forbid`. A name and a value by the rules of `--pin`; a name by itself is every degree above
-/// one, or all of what has stages. A piece that begins with a digit is one more value of the name before it.
+/// one, or all of what has stages. A piece that begins with a digit, or is a value of the name before it, is one more of that.
 pub(crate) fn read(texts: &[String]) -> Result<Forbid, Failure> {
     let mut forbid = Forbid::default();
     for text in texts {
@@ -19,9 +19,7 @@ pub(crate) fn read(texts: &[String]) -> Result<Forbid, Failure> {
                     last = Some(name.trim());
                     one(&mut forbid, name.trim(), value.trim())?;
                 }
-                (None, Some(name)) if piece.starts_with(|c: char| c.is_ascii_digit()) => {
-                    one(&mut forbid, name, piece)?
-                }
+                (None, Some(name)) if is_value_of(name, piece) => one(&mut forbid, name, piece)?,
                 (None, _) => all_of(&mut forbid, piece)?,
             }
         }
@@ -55,6 +53,12 @@ const CHOSEN_ALONE: [Chosen; 7] = [
 
 fn chosen_alone(name: &str) -> Failure {
     Failure::argument(format!("--forbid: {name} can be chosen with --pin, but not forbidden"))
+}
+
+/// Whether a piece without a name is another value of the last one.
+fn is_value_of(name: &str, piece: &str) -> bool {
+    piece.starts_with(|c: char| c.is_ascii_digit())
+        || pins::parse("--forbid", vec![format!("--{name}={piece}")]).is_ok()
 }
 
 /// Rules out one value of a name.
@@ -148,6 +152,9 @@ mod tests {
         assert!(forbid.pp.above_one && forbid.pp.single.is_empty() && !forbid.tp.above_one);
         assert_eq!(forbid.tp.single, [4, 8].into());
         assert_eq!(forbid.zero, [3]);
+        let forbid = read_one("offload=optimizer,activations,schedule=zb-v,dualpipe-v,vpp").unwrap();
+        assert_eq!(forbid.offload, [OffloadKind::Optimizer, OffloadKind::Activations]);
+        assert_eq!((forbid.schedule.len(), forbid.vpp.above_one), (2, true));
         assert_eq!(forbid.recompute, [RecomputeKind::Selective, RecomputeKind::Full]);
     }
 

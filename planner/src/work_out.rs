@@ -131,6 +131,10 @@ impl Left<'_> {
     }
 }
 
+/// What is asked of hosts aside takes no less than so many times its bound, which counts nothing of the way there: of the questions in which
+/// hosts made a step a tenth shorter none came closer than 1.025 (llama-3-8b and qwen2.5-7b on two H100).
+const OVER_BOUND_ON_HOSTS: f64 = 1.02;
+
 /// Bounds candidates and works them out, the most promising first, until no bound left is below the best, or the limit is reached.
 pub(crate) fn work_out<'a>(
     scope: &'a Scope<'a>,
@@ -146,7 +150,11 @@ pub(crate) fn work_out<'a>(
     let mut crowded: Vec<usize> = Vec::new();
     // Candidates worked out since the fastest was.
     let mut since = 0;
-    let limit = |ranked: &Ranked| start.least(ranked.best()).map_or(f64::INFINITY, |least| least.0);
+    let limit = |ranked: &Ranked| {
+        let is_beyond_hope = scope.hosts_may_hold_more() && start.is_in_vain(ranked.best());
+        let part = if is_beyond_hope { 1.0 / OVER_BOUND_ON_HOSTS } else { 1.0 };
+        start.least(ranked.best()).map_or(f64::INFINITY, |least| least.0 * part)
+    };
     let has_plan = |ranked: &Ranked| start.least(ranked.best()).is_some();
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
     while goes_on(tally.work, &frontier) || !has_plan(ranked) {

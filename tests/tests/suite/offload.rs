@@ -395,6 +395,21 @@ fn hosts_that_may_help_are_named_and_asked_on_request() {
 }
 
 /// Nobody needs to ask for hosts where they make a step a tenth shorter; who does not want them says so.
+/// States that no device has room for are updated on the hosts, which no choice avoids: without that the bound was half of the step.
+#[test]
+fn bounds_count_memory_where_hosts_may_hold_parameters() {
+    let question = "llama-3-8b rtx4090-x8 --devices 4 --global-batch 16 --seq-len 4096 --json";
+    let plan = |pins: &str| -> Value {
+        serde_json::from_str(&done(&format!("optimize {question} --pin pp=4,{pins}"))).unwrap()
+    };
+    let allowed = plan("offload=allowed");
+    let gap = allowed["search"]["gap"].as_f64().unwrap();
+    assert!(gap < 0.4, "{gap}");
+    let least = allowed["search"]["lower_bound_s"].as_f64().unwrap();
+    let held = plan("offload=all");
+    assert!(held["predicted"]["step_time_s"].as_f64().unwrap() > least);
+}
+
 #[test]
 fn hosts_come_in_by_themselves_where_a_step_is_a_tenth_shorter() {
     let ask = |more: &[&str]| {
