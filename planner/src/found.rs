@@ -37,6 +37,8 @@ pub(crate) struct Start {
     pub(crate) limit: Option<Seconds>,
     /// What is slower than so many times that is not looked at in more ways.
     pub(crate) reach: f64,
+    /// Whose bound, so many times, is not below that is not worked out while nothing else is.
+    pub(crate) over_bound: f64,
     /// Bounds that a search of the same question under other schedules left.
     pub(crate) bounds: Option<Arc<KnownBounds>>,
     /// How what was found is looked at again.
@@ -70,7 +72,7 @@ impl Default for Start {
     fn default() -> Self {
         let (reach, again) = (WORTH_SHOWING, Again::InMoreWays);
         let waits = Some(Wait::All);
-        Self { work: 0, limit: None, reach, bounds: None, again, is_aside: false, waits }
+        Self { work: 0, limit: None, reach, over_bound: 1.0, bounds: None, again, is_aside: false, waits }
     }
 }
 

@@ -12,6 +12,10 @@ use crate::offload;
 use crate::request::{OnProgress, Request, Stop};
 use crate::split_schedules::{self, Question};
 
+/// A plan with hosts takes no less than so many times its bound, which counts nothing of the way there: of the questions in which they made a
+/// step a tenth shorter none came closer than 1.025 (llama-3-8b and qwen2.5-7b on two H100).
+const OVER_BOUND_ON_HOSTS: f64 = 1.02;
+
 /// What was found, or what is so much faster under one of the schedules that split backward; then also what the fastest of the others
 /// takes, and how it runs.
 pub(crate) fn split<'a>(
@@ -80,7 +84,8 @@ pub(crate) fn on_hosts<'a>(
 ) -> Option<Found<'a>> {
     let limit = offload::worth_asking(found, layouts)?;
     let is_aside = with_hosts.len() == 1;
-    let start = Start { work: found.tally.work, limit: Some(limit), is_aside, ..Start::default() };
+    let (work, over_bound) = (found.tally.work, OVER_BOUND_ON_HOSTS);
+    let start = Start { work, limit: Some(limit), over_bound, is_aside, ..Start::default() };
     let (other, own) = search_all(with_hosts, constants, start, watch);
     let without = found.tally.clone();
     found.tally.go_on(&own);

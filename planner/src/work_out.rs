@@ -131,10 +131,6 @@ impl Left<'_> {
     }
 }
 
-/// What is asked of hosts aside takes no less than so many times its bound, which counts nothing of the way there: of the questions in which
-/// hosts made a step a tenth shorter none came closer than 1.025 (llama-3-8b and qwen2.5-7b on two H100).
-const OVER_BOUND_ON_HOSTS: f64 = 1.02;
-
 /// Bounds candidates and works them out, the most promising first, until no bound left is below the best, or the limit is reached.
 pub(crate) fn work_out<'a>(
     scope: &'a Scope<'a>,
@@ -150,10 +146,10 @@ pub(crate) fn work_out<'a>(
     let mut crowded: Vec<usize> = Vec::new();
     // Candidates worked out since the fastest was.
     let mut since = 0;
-    let limit = |ranked: &Ranked| {
-        let is_beyond_hope = scope.hosts_may_hold_more() && start.is_in_vain(ranked.best());
-        let part = if is_beyond_hope { 1.0 / OVER_BOUND_ON_HOSTS } else { 1.0 };
-        start.least(ranked.best()).map_or(f64::INFINITY, |least| least.0 * part)
+    let limit = |ranked: &Ranked| start.least(ranked.best()).map_or(f64::INFINITY, |least| least.0);
+    let bounds_limit = |ranked: &Ranked| match start.is_unmet(ranked.best()) {
+        true => limit(ranked) / start.over_bound,
+        false => limit(ranked),
     };
     let has_plan = |ranked: &Ranked| start.least(ranked.best()).is_some();
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
@@ -167,7 +163,7 @@ pub(crate) fn work_out<'a>(
         if since >= PATIENCE && start.is_in_vain(ranked.best()) {
             break;
         }
-        let (tasks, n_dropped) = frontier.take((BATCH, tally.work), limit(ranked));
+        let (tasks, n_dropped) = frontier.take((BATCH, tally.work), bounds_limit(ranked));
         tally.n_bounded += n_dropped;
         if tasks.is_empty() {
             break;
@@ -176,7 +172,8 @@ pub(crate) fn work_out<'a>(
         let shown = if start.is_unmet(ranked.best()) { start.reach } else { WORTH_SHOWING };
         let tasks: Vec<(Task, usize)> =
             tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
-        let limits = (limit(ranked), limit(ranked) * shown);
+        let limits =
+            Limits { bounds: bounds_limit(ranked), known: limit(ranked), showing: limit(ranked) * shown };
         let done: Vec<Done> = tasks
             .par_iter()
             .with_max_len(1)
@@ -190,9 +187,9 @@ pub(crate) fn work_out<'a>(
             match one {
                 Done::Refined(group, at, found) => {
                     let found = found.map(|found| *found);
-                    tally.n_bounded += frontier.refined((group, at), found, limits.0);
+                    tally.n_bounded += frontier.refined((group, at), found, limits.bounds);
                 }
-                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room, limits.0),
+                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room, limits.bounds),
                 Done::WorkedOut(found) => since = if ranked.take(*found, tally) { 0 } else { since + 1 },
             }
         }
@@ -205,7 +202,7 @@ pub(crate) fn work_out<'a>(
         crowded.clear();
     }
     tally.roomy_bound = lesser(tally.roomy_bound, frontier.roomy(ROOMY));
-    let (n_open, open_bound) = frontier.open(limit(ranked));
+    let (n_open, open_bound) = frontier.open(bounds_limit(ranked));
     tally.n_bounded += frontier.n_left() - n_open;
     tally.n_open += n_open;
     tally.n_illegal += frontier.n_illegal;
@@ -245,15 +242,21 @@ fn without_misnamed(scope: &Scope<'_>, done: Done, (tally, aside): (&mut Tally, 
     }
 }
 
-/// Does a task about a candidate, where nothing is of interest that takes as long as the first limit, and is shown up to the
-/// second.
-fn do_task(
-    frontier: &Frontier<'_>,
-    (task, at): (Task, usize),
-    of: Forms<'_>,
-    (limit, worth_showing): (f64, f64),
-) -> Done {
+/// Seconds from which on something is of no interest.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// What has such a bound.
+    bounds: f64,
+    /// A plan, were it the fastest.
+    known: f64,
+    /// A plan to be shown.
+    showing: f64,
+}
+
+/// Does a task about a candidate.
+fn do_task(frontier: &Frontier<'_>, (task, at): (Task, usize), of: Forms<'_>, limits: Limits) -> Done {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
+    let limit = limits.bounds;
     match task {
         Task::Refine(group) => {
             let worth = frontier.worth(task, at);
@@ -280,7 +283,8 @@ fn do_task(
                 own => own.cloned(),
             };
             Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
-                let asked = Asking { limit: worth_showing, known: limit, ..Asking::of(Forms::Leading) };
+                let asked =
+                    Asking { limit: limits.showing, known: limits.known, ..Asking::of(Forms::Leading) };
                 let (arranged, way) = scope.evaluate_ways(candidate, &bound, asked)?;
                 let least = frontier.least(at);
                 debug_assert!(
