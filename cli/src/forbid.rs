@@ -152,10 +152,10 @@ mod tests {
         assert!(forbid.pp.above_one && forbid.pp.single.is_empty() && !forbid.tp.above_one);
         assert_eq!(forbid.tp.single, [4, 8].into());
         assert_eq!(forbid.zero, [3]);
+        assert_eq!(forbid.recompute, [RecomputeKind::Selective, RecomputeKind::Full]);
         let forbid = read_one("offload=optimizer,activations,schedule=zb-v,dualpipe-v,vpp").unwrap();
         assert_eq!(forbid.offload, [OffloadKind::Optimizer, OffloadKind::Activations]);
         assert_eq!((forbid.schedule.len(), forbid.vpp.above_one), (2, true));
-        assert_eq!(forbid.recompute, [RecomputeKind::Selective, RecomputeKind::Full]);
     }
 
     #[test]
