@@ -394,7 +394,6 @@ fn hosts_that_may_help_are_named_and_asked_on_request() {
     assert!(!roomy.contains("offload") && !roomy.contains("on the host"), "{roomy}");
 }
 
-/// Nobody needs to ask for hosts where they make a step a tenth shorter; who does not want them says so.
 /// States that no device has room for are updated on the hosts, which no choice avoids: without that the bound was half of the step.
 #[test]
 fn bounds_count_memory_where_hosts_may_hold_parameters() {
@@ -410,6 +409,7 @@ fn bounds_count_memory_where_hosts_may_hold_parameters() {
     assert!(held["predicted"]["step_time_s"].as_f64().unwrap() > least);
 }
 
+/// Nobody needs to ask for hosts where they make a step a tenth shorter; who does not want them says so.
 #[test]
 fn hosts_come_in_by_themselves_where_a_step_is_a_tenth_shorter() {
     let ask = |more: &[&str]| {
