@@ -85,9 +85,11 @@ impl Start {
         }
     }
 
-    /// Whether a candidate could come to what must be undercut if it is looked at in more ways.
+    /// Whether a candidate could come to what must be undercut if it is looked at in more ways: what it waits for launches, fused forms
+    /// may save.
     pub(crate) fn is_within_reach(&self, one: &Arranged) -> bool {
-        self.limit.is_none_or(|limit| one.step_time() <= limit * self.reach)
+        let busy = one.step_time() - one.waiting();
+        self.limit.is_none_or(|limit| busy <= limit * self.reach)
     }
 
     /// The time of what was found, or what must be undercut where that is less; nothing where there is neither.

@@ -6,10 +6,10 @@ use cost_model::Constants;
 use ir::schedule::Schedule;
 use ir::units::Seconds;
 
-use crate::found::{Found, Further, Start};
+use crate::found::{Found, Further, Start, Tally};
 use crate::layouts::search_all;
 use crate::offload;
-use crate::request::{OnProgress, Request, Stop};
+use crate::request::{NoPlan, OnProgress, Request, Stop};
 use crate::split_schedules::{self, Question};
 
 /// A plan with hosts takes no less than so many times its bound, which counts nothing of the way there: of the questions in which they made a
@@ -37,7 +37,7 @@ pub(crate) fn split<'a>(
         }
         let Question { kind, layouts, reach, .. } = question;
         asked.push(*kind);
-        let bounds = Some(Arc::clone(&found.scope.bounds));
+        let bounds = knows_bounds(&found, &layouts[0]).then(|| Arc::clone(&found.scope.bounds));
         let is_aside = layouts.len() == 1;
         let start =
             Start { work: found.tally.work, limit, reach: *reach, bounds, is_aside, ..Start::default() };
@@ -61,8 +61,9 @@ pub(crate) fn split<'a>(
     }
     if !asked.is_empty() && !found.tally.stopped {
         let pins = &found.scope.request.pins;
+        let is_one = found.ranking.first().is_some_and(|best| best.schedule.splits_backward());
         // Where not all are asked, `DualPipeV` alone is.
-        let words = match (is_faster, pins.splits_any(), split_schedules::leaves_some(pins, &asked)) {
+        let words = match (is_one, pins.splits_any(), split_schedules::leaves_some(pins, &asked)) {
             (true, false, true) => Some(Further::DualPipeAlone),
             (true, ..) => None,
             (false, true, _) => Some(Further::NoSplitFaster),
@@ -72,6 +73,11 @@ pub(crate) fn split<'a>(
         found.tally.further.extend(words);
     }
     (found, whole.filter(|_| is_faster))
+}
+
+/// Whether what was found left bounds that are of this question too: they differ where hosts may hold something.
+fn knows_bounds(found: &Found<'_>, request: &Request) -> bool {
+    found.scope.request.pins.offload == request.pins.offload
 }
 
 /// What is so much faster with the memory of hosts, which `with_hosts` asks, if anything is; else what was found without says that it was
@@ -100,19 +106,50 @@ pub(crate) fn on_hosts<'a>(
     }
 }
 
-/// The fastest of several questions, after so much work; the first of equals.
-pub(crate) fn fastest<'a>(
-    questions: &'a [Vec<Request>],
-    mut work: u64,
+/// What is faster with the memory of hosts than what was found on the devices alone, if anything is, and which schedules that split
+/// backward are worth asking then; all that is said of what could be faster is of both.
+pub(crate) fn beside<'a>(
+    found: Found<'a>,
+    (with_hosts, in_v): (&'a [Request], &'a [Vec<Request>]),
     constants: &'a Constants,
     watch: (Stop<'_>, OnProgress<'_>),
-) -> Option<Found<'a>> {
-    let mut best: Option<Found<'a>> = None;
-    for layouts in questions {
-        let start = Start { work, limit: best.as_ref().and_then(Found::step_time), ..Start::default() };
-        let (found, own) = search_all(layouts, constants, start, watch);
-        work = own.work;
-        best = found.ok().or(best);
+) -> (Found<'a>, Option<Vec<Question>>) {
+    if found.tally.stopped {
+        return (found, None);
     }
-    best
+    // Nothing is out of reach: who allows hosts is told what else there could be with them.
+    let (work, limit, reach) = (found.tally.work, found.step_time(), f64::INFINITY);
+    let start = Start { work, limit, reach, ..Start::default() };
+    let (other, own) = whole((with_hosts, in_v), constants, start, watch);
+    let tally = found.tally.clone().with(own);
+    match other {
+        Ok(other) => {
+            let questions = split_schedules::questions(&other, with_hosts);
+            (Found { tally, ..other }, Some(questions))
+        }
+        Err(_) => (Found { tally, ..found }, None),
+    }
+}
+
+/// What is found before schedules that split backward are asked; where there is nothing, by those over two chunks in a V, which may be
+/// the only ones that there are and are asked one after the other.
+pub(crate) fn whole<'a>(
+    (layouts, in_v): (&'a [Request], &'a [Vec<Request>]),
+    constants: &'a Constants,
+    start: Start,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> (Result<Found<'a>, NoPlan>, Tally) {
+    let (found, mut tally) = search_all(layouts, constants, start.clone(), watch);
+    if tally.stopped || !matches!(found, Err(NoPlan::Impossible { .. })) {
+        return (found, tally);
+    }
+    let mut fastest = found;
+    for layouts in in_v {
+        let limit = fastest.as_ref().ok().and_then(Found::step_time).or(start.limit);
+        let start = Start { work: tally.work, limit, ..start.clone() };
+        let (found, own) = search_all(layouts, constants, start, watch);
+        tally = tally.with(own);
+        fastest = found.or(fastest);
+    }
+    (fastest.map(|found| Found { tally: tally.clone(), ..found }), tally)
 }

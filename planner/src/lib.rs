@@ -169,27 +169,24 @@ fn found_or_offloaded(
     constants: &Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    if !offload::is_open(&layouts[0].pins) {
-        return found_on(layouts, constants, Start::default(), watch);
+    let pins = &layouts[0].pins;
+    let alone = || -> Vec<Request> { layouts.iter().map(offload::forgone).collect() };
+    if offload::may_be_forgone(pins) {
+        return found_on((layouts, &alone()), constants, Start::default(), watch);
+    }
+    if !offload::is_open(pins) {
+        return found_on((layouts, &[]), constants, Start::default(), watch);
     }
     let with_hosts = || -> Vec<Request> { layouts.iter().map(offload::allowed).collect() };
-    if offload::is_due(&layouts[0].pins) {
-        return found_on(&with_hosts(), constants, Start::default(), watch);
+    if offload::is_due(pins) {
+        return found_on((&with_hosts(), &[]), constants, Start::default(), watch);
     }
     let start = Start { waits: Some(Wait::Half), ..Start::default() };
-    match found_on(layouts, constants, start, watch) {
+    match found_on((layouts, &[]), constants, start, watch) {
         Ok(plan) => Ok(offload::without(plan, &layouts[0])),
         Err(without @ NoPlan::NothingFits { untried, .. }) => {
-            let on_hosts = found_on(&with_hosts(), constants, Start::default(), watch);
-            let is_over = match &on_hosts {
-                Err(NoPlan::NothingFits { untried, .. }) => untried.is_some(),
-                // It came to none of its candidates.
-                Err(NoPlan::Impossible { .. }) => (watch.0.asked)(),
-                Ok(_) | Err(NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => false,
-            };
-            if is_over {
-                return Err(refusals::stopped(without));
-            }
+            let on_hosts = found_on((&with_hosts(), &[]), constants, Start::default(), watch);
+            let on_hosts = on_hosts.map_err(|why| refusals::of_both(without, why, watch.0));
             on_hosts.map(|plan| offload::with(plan, untried))
         }
         Err(other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. })) => {
@@ -198,9 +195,10 @@ fn found_or_offloaded(
     }
 }
 
-/// The fastest plan on a cluster whose groups may be used in several selections and orders.
+/// The fastest plan on a cluster whose groups may be used in several selections and orders; with the same question to the devices alone,
+/// where it allows hosts and they need not be used.
 fn found_on(
-    layouts: &[Request],
+    (layouts, alone): (&[Request], &[Request]),
     constants: &Constants,
     start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
@@ -219,7 +217,7 @@ fn found_on(
         let none = || NoPlan::Impossible { what: NO_TENSOR_SHARES.into() };
         return parted(None).ok_or_else(none).and_then(|plan| as_pinned(request, plan));
     }
-    let equal = found_equal(layouts, constants, start, watch);
+    let equal = found_equal((layouts, alone), constants, start, watch);
     let is_stopped = |plan: &Plan| plan.search.as_ref().is_some_and(|report| report.stopped_after.is_some());
     if matches!(equal, Err(NoPlan::Broken { .. })) || equal.as_ref().is_ok_and(is_stopped) {
         return equal;
@@ -238,34 +236,65 @@ const NO_SHARES: &str = "shares=unequal: no mesh has an outermost axis of replic
 
 /// The plan on the fastest of several selections and orders, all of whose devices run as many micro-batches.
 fn found_equal(
-    layouts: &[Request],
+    (layouts, alone): (&[Request], &[Request]),
     constants: &Constants,
     start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let layouts: Vec<Request> = layouts
-        .iter()
-        .map(|layout| Request {
-            pins: Pins { shares: Some(SharesKind::Equal), ..layout.pins.clone() },
-            ..layout.clone()
-        })
-        .collect();
-    let (found, tally) = layouts::search_all(&layouts, constants, start, watch);
+    let [layouts, alone] = [layouts, alone].map(of_equal_shares);
+    if !alone.is_empty() {
+        return found_beside((&layouts, &alone), constants, start, watch);
+    }
     let in_v = split_schedules::in_v(&layouts);
-    let found = match found {
-        Ok(found) => found,
-        Err(why) if tally.stopped || !matches!(why, NoPlan::Impossible { .. }) => return Err(why),
-        Err(why) => further::fastest(&in_v, tally.work, constants, watch).ok_or(why)?,
-    };
+    let (found, _) = further::whole((&layouts, &in_v), constants, start, watch);
+    let found = found?;
     let questions = split_schedules::questions(&found, &layouts);
     let (mut found, whole) = further::split(found, &questions, constants, watch);
     let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
     let on_hosts = further::on_hosts(&mut found, (&layouts, &with_hosts), constants, watch);
     let on_hosts = on_hosts.and_then(|other| written(&other, constants).ok());
     match on_hosts {
-        Some(plan) => Ok(offload::instead(plan, &found)),
+        Some(plan) => Ok(offload::instead(plan, found.step_time())),
         None => Ok(split_schedules::instead(written(&found, constants)?, whole)),
     }
+}
+
+/// The same where hosts may be used: the faster of a plan on the devices alone, which a search of both can miss, for hosts may hold more
+/// than choice problems know, and one with hosts.
+fn found_beside(
+    (layouts, alone): (&[Request], &[Request]),
+    constants: &Constants,
+    start: Start,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Plan, NoPlan> {
+    let [in_v, in_v_on_hosts] = [alone, layouts].map(split_schedules::in_v);
+    let first = Start { waits: Some(Wait::Half), ..start.clone() };
+    let (found, tally) = further::whole((alone, &in_v), constants, first, watch);
+    let found = match found {
+        Ok(found) => found,
+        Err(broken @ NoPlan::Broken { .. }) => return Err(broken),
+        Err(without) => {
+            let start = Start { work: tally.work, ..start };
+            let on_hosts = found_equal((layouts, &[]), constants, start, watch);
+            return on_hosts.map_err(|why| refusals::of_both(without, why, watch.0));
+        }
+    };
+    let [of_devices, of_hosts] = [alone, layouts].map(|asked| split_schedules::questions(&found, asked));
+    let (found, whole) = further::split(found, &of_devices, constants, watch);
+    let without = found.step_time();
+    let (found, after) = further::beside(found, (layouts, &in_v_on_hosts), constants, watch);
+    let whole = whole.filter(|_| after.is_none());
+    let of_hosts = after.unwrap_or(of_hosts);
+    let (found, before) = further::split(found, &of_hosts, constants, watch);
+    let whole = whole.or(before);
+    let plan = split_schedules::instead(written(&found, constants)?, whole);
+    Ok(if offload::is_used(&plan) { offload::instead(plan, without) } else { plan })
+}
+
+/// Requests in which all devices run as many micro-batches.
+fn of_equal_shares(layouts: &[Request]) -> Vec<Request> {
+    let equal = |layout: &Request| Pins { shares: Some(SharesKind::Equal), ..layout.pins.clone() };
+    layouts.iter().map(|layout| Request { pins: equal(layout), ..layout.clone() }).collect()
 }
 
 /// The plan of what was found, if it is as pinned.

@@ -75,13 +75,13 @@ pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Sec
     (is_open(&layouts[0].pins) && is_done && promises).then(|| best * WORTH_HOSTS)
 }
 
-/// A plan with hosts that is so much faster than what was found without.
-pub(crate) fn instead(mut plan: Plan, without: &Found<'_>) -> Plan {
-    if let Some(best) = without.ranking.first() {
+/// A plan with hosts that is faster than what was found without.
+pub(crate) fn instead(mut plan: Plan, without: Option<Seconds>) -> Plan {
+    if let Some(time) = without {
         plan.warnings.push(format!(
             "hosts hold {}: without them the fastest plan takes {:.3} s (--pin offload=none)",
             held(&plan),
-            best.step_time().0
+            time.0
         ));
     }
     plan
@@ -97,6 +97,11 @@ pub(crate) fn is_due(pins: &Pins) -> bool {
     is_open(pins) && pins.forbid.offload.contains(&OffloadKind::None)
 }
 
+/// Whether the user allows hosts, and they need not be used.
+pub(crate) fn may_be_forgone(pins: &Pins) -> bool {
+    pins.offload == Some(OffloadKind::Allowed) && !pins.forbid.offload.contains(&OffloadKind::None)
+}
+
 /// Part of the devices' memory that optimizer states take, cut over all of them.
 fn crowding(request: &Request) -> f64 {
     let states = StateBytes::adamw(request.job.precision, request.job.engine.gradients);
@@ -105,7 +110,16 @@ fn crowding(request: &Request) -> f64 {
 
 /// The question with the hosts' memory in it.
 pub(crate) fn allowed(request: &Request) -> Request {
-    let pins = Pins { offload: Some(OffloadKind::Allowed), ..request.pins.clone() };
+    of_kind(request, OffloadKind::Allowed)
+}
+
+/// The question to the devices alone.
+pub(crate) fn forgone(request: &Request) -> Request {
+    of_kind(request, OffloadKind::None)
+}
+
+fn of_kind(request: &Request, kind: OffloadKind) -> Request {
+    let pins = Pins { offload: Some(kind), ..request.pins.clone() };
     Request { pins, ..request.clone() }
 }
 

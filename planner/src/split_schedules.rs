@@ -6,7 +6,7 @@
 //! plan would be that much faster if it did not idle. It is the fastest where a step has some dozen micro-batches for as many stages
 //! (llama-3.1-405b on 1,024 H100 0.97 of the time of 1F1B, on 100,000 0.86; deepseek-v3 on 16,384 H800 0.90). The orders of the others are
 //! looked for one action at a time: they are asked where actions and candidates are few, and the plan that idles has few of both, or the
-//! fastest has no pipeline and few sequences; and where idling is most of what makes it slow, which no dozen micro-batches fill that come
+//! fastest has no pipeline and few sequences, or leaves devices idle (gpt2-xl on 16 A100 beside 8 V100 with 64 sequences 0.96); and where idling is most of what makes it slow, which no dozen micro-batches fill that come
 //! in no groups of the pipeline's length (gpt3-175b on 128 A100 with 30 sequences 0.79, on 256 with 60 0.84 of the time of `DualPipeV`).
 
 use ir::links::bends;
@@ -101,7 +101,8 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> Kinds {
     }
     let n_candidates = found.tally.n_candidates;
     let Some(best) = found.ranking.first() else { return none };
-    if found.tally.stopped {
+    // Where it runs one of them, others ran nothing.
+    if found.tally.stopped || best.schedule.splits_backward() {
         return none;
     }
     let n_actions = |one: &Arranged| one.candidate.n_stages * one.candidate.n_micro_batches;
@@ -111,11 +112,14 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> Kinds {
     let idle: Vec<&Arranged> = found.ranking.iter().filter(|one| idles(one)).collect();
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES && are_few(best);
     let are_scant = n_candidates <= SCANT_CANDIDATES && n_candidates * n_actions(best) <= SCANT_ACTIONS;
+    // Where the fastest plan has nothing to do for some machines, stages are a way to use them that takes no groups of micro-batches.
+    let leaves_devices = found.scope.request.cluster.n_devices() < found.asked.n_devices();
     let all = request.pins.splits_any()
         || are_scant && !idle.is_empty()
-        || (has_few || idle.iter().any(|one| are_few(one))) && n_candidates <= FEW_CANDIDATES;
+        || (has_few || leaves_devices || idle.iter().any(|one| are_few(one)))
+            && n_candidates <= FEW_CANDIDATES;
     // Of two chunks on a stage the others want micro-batches in groups, and the fastest may be long for that instead of idle.
-    let may_gain = !idle.is_empty() || request.pins.vpp.is_some();
+    let may_gain = !idle.is_empty() || request.pins.vpp.is_some() || could_count_in_v(&request.pins);
     let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES && may_gain;
     // Who wants two chunks and forbids that order is asked about the other.
     let is_left = allowed(&request.pins).any(|kind| kind == ScheduleKind::DualPipeV);
@@ -182,12 +186,23 @@ pub(crate) fn limit(found: &Found<'_>) -> Option<Seconds> {
     found.step_time().map(|time| time * worth)
 }
 
-/// The question with each schedule over two chunks in a V, where somebody wants two chunks: they need no micro-batches in groups of the
-/// pipeline's length, and may be the only ones that there are.
+/// The question with each schedule over two chunks in a V, where somebody wants two chunks or counts the layers of as many: they need no
+/// micro-batches in groups of the pipeline's length, and may be the only ones that there are.
 pub(crate) fn in_v(layouts: &[Request]) -> Vec<Vec<Request>> {
     let pins = &layouts[0].pins;
-    let kinds = allowed(pins).filter(|_| pins.vpp == Some(2) && is_open(pins));
+    let is_wanted = is_open(pins) && (pins.vpp == Some(IN_V) || pins.vpp.is_none() && could_count_in_v(pins));
+    let kinds = allowed(pins).filter(|kind| is_wanted && kind.default_virtual_stages() == IN_V);
     kinds.map(|kind| layouts.iter().map(|layout| of_kind(layout, kind)).collect()).collect()
+}
+
+/// Chunks of a stage in a V.
+const IN_V: u32 = 2;
+
+/// Whether the layers that somebody counts may be of as many chunks on every stage.
+fn could_count_in_v(pins: &Pins) -> bool {
+    let are_of = |n_stages: usize| pins.pp.is_none_or(|pp| pp == n_stages as u64);
+    let counts = pins.layers_per_stage.as_ref().map_or(0, Vec::len);
+    counts > 2 && counts.is_multiple_of(IN_V as usize) && are_of(counts / IN_V as usize)
 }
 
 /// Schedules that nobody rules out.

@@ -420,8 +420,9 @@ fn hosts_come_in_by_themselves_where_a_step_is_a_tenth_shorter() {
         (ask(&[]), ask(&["--pin", "offload=none"]), ask(&["--pin", "offload=allowed"]));
     assert!(time(&free) < 0.9 * time(&without), "{} {}", time(&free), time(&without));
     assert!(time(&free) < 1.01 * time(&allowed), "{} {}", time(&free), time(&allowed));
-    let warning = free["warnings"].to_string();
-    assert!(warning.contains("hosts hold ") && warning.contains("(--pin offload=none)"), "{warning}");
+    for warning in [&free, &allowed].map(|plan| plan["warnings"].to_string()) {
+        assert!(warning.contains("hosts hold ") && warning.contains("(--pin offload=none)"), "{warning}");
+    }
 }
 
 /// Where devices differ too: eight billion parameters crowd an H100 beside an A100, and hosts nearly halve the step.
@@ -461,4 +462,25 @@ fn hosts_hold_what_nobody_forbids() {
     }
     let report = done("optimize gpt2 dgx-h100 --global-batch 64 --forbid offload=none");
     assert!(report.contains("on the host"), "{report}");
+}
+
+/// Where nothing crowds memory, hosts that may hold something are no reason for a slower plan: choices beside them are weighed otherwise.
+#[test]
+fn hosts_that_may_be_used_cost_no_plan_without_them() {
+    let questions = [
+        ("gpt2 rtx4090-x8 --devices 5 --global-batch 3 --seq-len 333", ""),
+        ("gpt2-xl dgx-a100-40 --devices 16 --global-batch 31 --seq-len 1001", ""),
+        ("gpt2 dgx-a100-40 --devices 4 --global-batch 8", "layers-per-stage=3,3,3,3,"),
+    ];
+    for (question, pins) in questions {
+        let time = |offload: &str| {
+            let plan: Value = serde_json::from_str(&done(&format!(
+                "optimize {question} --pin {pins}offload={offload} --json"
+            )))
+            .unwrap();
+            plan["predicted"]["step_time_s"].as_f64().unwrap()
+        };
+        let (allowed, without) = (time("allowed"), time("none"));
+        assert!(allowed <= without, "{question}: {allowed} s, without hosts {without}");
+    }
 }
