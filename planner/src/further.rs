@@ -9,18 +9,133 @@ use ir::units::Seconds;
 use crate::found::{Found, Further, Start, Tally};
 use crate::layouts::search_all;
 use crate::offload;
-use crate::request::{NoPlan, OnProgress, Request, Stop};
-use crate::split_schedules::{self, Question};
+use crate::refusals::of_both;
+use crate::request::{NoPlan, OffloadKind, OnProgress, Request, Stop, Wait};
+use crate::split_schedules::{self, Kinds, Orders, Question};
 
 /// A plan with hosts takes no less than so many times its bound, which counts nothing of the way there: of the questions in which they made a
 /// step a tenth shorter none came closer than 1.025 (llama-3-8b and qwen2.5-7b on two H100).
 const OVER_BOUND_ON_HOSTS: f64 = 1.02;
 
+/// The fastest so far.
+pub(crate) struct Best<'a> {
+    pub(crate) found: Found<'a>,
+    /// Where that splits backward, what the fastest takes that does not, and how it runs.
+    pub(crate) in_order: Option<(Seconds, Schedule)>,
+    /// What it takes on the devices alone, where that was a question of its own.
+    pub(crate) on_devices: Option<Seconds>,
+    /// Which schedules that split backward could be worth it.
+    kinds: Kinds,
+}
+
+/// The fastest of several questions that one wider than all of them, the last, may miss.
+///
+/// # Errors
+/// Where none has a plan: what the last says.
+pub(crate) fn fastest<'a>(
+    all: &'a [Orders],
+    constants: &'a Constants,
+    start: Start,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Best<'a>, NoPlan> {
+    let mut best: Option<Best<'a>> = None;
+    let mut refused: Option<NoPlan> = None;
+    let mut work = start.work;
+    for (at, orders) in all.iter().enumerate() {
+        if let Some(known) = best {
+            best = Some(beside(known, orders, constants, watch));
+            continue;
+        }
+        let waits = if at + 1 < all.len() { Some(Wait::Half) } else { start.waits };
+        let (found, tally) = first(orders, constants, Start { work, waits, ..start.clone() }, watch);
+        work = tally.work;
+        match found {
+            Ok(found) => best = Some(found),
+            Err(broken @ NoPlan::Broken { .. }) => return Err(broken),
+            Err(why) => {
+                refused = Some(match refused {
+                    Some(before) => of_both(before, why, watch.0),
+                    None => why,
+                });
+            }
+        }
+    }
+    best.ok_or_else(|| refused.unwrap_or_else(|| NoPlan::Impossible { what: "nothing was asked".into() }))
+}
+
+/// What is found for a question, schedules that split backward included where they are worth asking.
+fn first<'a>(
+    orders: &'a Orders,
+    constants: &'a Constants,
+    start: Start,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> (Result<Best<'a>, NoPlan>, Tally) {
+    let (found, tally) = whole(orders, constants, start, watch);
+    let best = found.map(|found| {
+        let kinds = split_schedules::kinds(&found, &orders.plain[0]);
+        let is_alone = orders.plain[0].pins.offload == Some(OffloadKind::None);
+        let (found, in_order) = split(found, &orders.questions(&kinds), constants, watch);
+        let on_devices = found.step_time().filter(|_| is_alone);
+        Best { found, in_order, on_devices, kinds }
+    });
+    (best, tally)
+}
+
+/// What was found, or what is faster for a wider question; all that is said of what could be faster is of both.
+fn beside<'a>(
+    best: Best<'a>,
+    orders: &'a Orders,
+    constants: &'a Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Best<'a> {
+    let Best { found, in_order, on_devices, kinds } = best;
+    if found.tally.stopped {
+        return Best { found, in_order, on_devices, kinds };
+    }
+    // Nothing is out of reach: who asks more is told what else there could be.
+    let (work, limit, reach) = (found.tally.work, found.step_time(), f64::INFINITY);
+    let start = Start { work, limit, reach, ..Start::default() };
+    let (other, own) = whole(orders, constants, start, watch);
+    let tally = found.tally.clone().with(own);
+    let (found, in_order, kinds) = match other {
+        Ok(other) => {
+            let kinds = split_schedules::kinds(&other, &orders.plain[0]);
+            (Found { tally, ..other }, None, kinds)
+        }
+        Err(_) => (Found { tally, ..found }, in_order, kinds),
+    };
+    let (found, before) = split(found, &orders.questions(&kinds), constants, watch);
+    Best { found, in_order: in_order.or(before), on_devices, kinds }
+}
+
+/// What is found before schedules that split backward are asked; where there is nothing, by those over two chunks in a V, one after the
+/// other.
+fn whole<'a>(
+    orders: &'a Orders,
+    constants: &'a Constants,
+    start: Start,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> (Result<Found<'a>, NoPlan>, Tally) {
+    let (found, mut tally) = search_all(&orders.plain, constants, start.clone(), watch);
+    if tally.stopped || !matches!(found, Err(NoPlan::Impossible { .. })) {
+        return (found, tally);
+    }
+    let mut fastest = found;
+    for layouts in orders.in_v() {
+        let limit = fastest.as_ref().ok().and_then(Found::step_time).or(start.limit);
+        let start = Start { work: tally.work, limit, ..start.clone() };
+        let (found, own) = search_all(layouts, constants, start, watch);
+        tally = tally.with(own);
+        fastest = found.or(fastest);
+    }
+    (fastest.map(|found| Found { tally: tally.clone(), ..found }), tally)
+}
+
 /// What was found, or what is so much faster under one of the schedules that split backward; then also what the fastest of the others
 /// takes, and how it runs.
-pub(crate) fn split<'a>(
+fn split<'a>(
     mut found: Found<'a>,
-    questions: &'a [Question],
+    questions: &[Question<'a>],
     constants: &'a Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> (Found<'a>, Option<(Seconds, Schedule)>) {
@@ -104,52 +219,4 @@ pub(crate) fn on_hosts<'a>(
             None
         }
     }
-}
-
-/// What is faster with the memory of hosts than what was found on the devices alone, if anything is, and which schedules that split
-/// backward are worth asking then; all that is said of what could be faster is of both.
-pub(crate) fn beside<'a>(
-    found: Found<'a>,
-    (with_hosts, in_v): (&'a [Request], &'a [Vec<Request>]),
-    constants: &'a Constants,
-    watch: (Stop<'_>, OnProgress<'_>),
-) -> (Found<'a>, Option<Vec<Question>>) {
-    if found.tally.stopped {
-        return (found, None);
-    }
-    // Nothing is out of reach: who allows hosts is told what else there could be with them.
-    let (work, limit, reach) = (found.tally.work, found.step_time(), f64::INFINITY);
-    let start = Start { work, limit, reach, ..Start::default() };
-    let (other, own) = whole((with_hosts, in_v), constants, start, watch);
-    let tally = found.tally.clone().with(own);
-    match other {
-        Ok(other) => {
-            let questions = split_schedules::questions(&other, with_hosts);
-            (Found { tally, ..other }, Some(questions))
-        }
-        Err(_) => (Found { tally, ..found }, None),
-    }
-}
-
-/// What is found before schedules that split backward are asked; where there is nothing, by those over two chunks in a V, which may be
-/// the only ones that there are and are asked one after the other.
-pub(crate) fn whole<'a>(
-    (layouts, in_v): (&'a [Request], &'a [Vec<Request>]),
-    constants: &'a Constants,
-    start: Start,
-    watch: (Stop<'_>, OnProgress<'_>),
-) -> (Result<Found<'a>, NoPlan>, Tally) {
-    let (found, mut tally) = search_all(layouts, constants, start.clone(), watch);
-    if tally.stopped || !matches!(found, Err(NoPlan::Impossible { .. })) {
-        return (found, tally);
-    }
-    let mut fastest = found;
-    for layouts in in_v {
-        let limit = fastest.as_ref().ok().and_then(Found::step_time).or(start.limit);
-        let start = Start { work: tally.work, limit, ..start.clone() };
-        let (found, own) = search_all(layouts, constants, start, watch);
-        tally = tally.with(own);
-        fastest = found.or(fastest);
-    }
-    (fastest.map(|found| Found { tally: tally.clone(), ..found }), tally)
 }

@@ -81,6 +81,7 @@ use found::{Found, Start};
 use ir::plan::{Plan, PlanError};
 use relax::Hosts;
 use request::{NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried, Wait};
+use split_schedules::Orders;
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
 ///
@@ -170,22 +171,18 @@ fn found_or_offloaded(
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
     let pins = &layouts[0].pins;
-    let alone = || -> Vec<Request> { layouts.iter().map(offload::forgone).collect() };
-    if offload::may_be_forgone(pins) {
-        return found_on((layouts, &alone()), constants, Start::default(), watch);
-    }
     if !offload::is_open(pins) {
-        return found_on((layouts, &[]), constants, Start::default(), watch);
+        return found_on(layouts, constants, Start::default(), watch);
     }
     let with_hosts = || -> Vec<Request> { layouts.iter().map(offload::allowed).collect() };
     if offload::is_due(pins) {
-        return found_on((&with_hosts(), &[]), constants, Start::default(), watch);
+        return found_on(&with_hosts(), constants, Start::default(), watch);
     }
     let start = Start { waits: Some(Wait::Half), ..Start::default() };
-    match found_on((layouts, &[]), constants, start, watch) {
+    match found_on(layouts, constants, start, watch) {
         Ok(plan) => Ok(offload::without(plan, &layouts[0])),
         Err(without @ NoPlan::NothingFits { untried, .. }) => {
-            let on_hosts = found_on((&with_hosts(), &[]), constants, Start::default(), watch);
+            let on_hosts = found_of((&with_hosts(), &[]), constants, Start::default(), watch);
             let on_hosts = on_hosts.map_err(|why| refusals::of_both(without, why, watch.0));
             on_hosts.map(|plan| offload::with(plan, untried))
         }
@@ -195,10 +192,23 @@ fn found_or_offloaded(
     }
 }
 
-/// The fastest plan on a cluster whose groups may be used in several selections and orders; with the same question to the devices alone,
-/// where it allows hosts and they need not be used.
+/// The fastest plan on a cluster whose groups may be used in several selections and orders. Where hosts may be used, narrower questions are
+/// asked first.
 fn found_on(
-    (layouts, alone): (&[Request], &[Request]),
+    layouts: &[Request],
+    constants: &Constants,
+    start: Start,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Result<Plan, NoPlan> {
+    let narrower = offload::narrower(&layouts[0]);
+    let narrower = narrower.map(|kind| layouts.iter().map(|one| offload::of_kind(one, kind)).collect());
+    let narrower: Vec<Vec<Request>> = narrower.collect();
+    found_of((layouts, &narrower), constants, start, watch)
+}
+
+/// The same after some narrower questions.
+fn found_of(
+    (layouts, narrower): (&[Request], &[Vec<Request>]),
     constants: &Constants,
     start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
@@ -207,23 +217,36 @@ fn found_on(
     if let Some(what) = split_schedules::contradiction(request) {
         return Err(NoPlan::Impossible { what });
     }
-    let unequal = |equal| share_plans::faster(request, constants, watch, equal);
+    let requests = || narrower.iter().map(|layouts| &layouts[0]).chain([request]);
+    let unequal = |best: Result<Plan, NoPlan>, request: &Request| {
+        let found = share_plans::faster(request, constants, watch, best.as_ref().ok());
+        or_better(request, best, found)
+    };
+    let parted = |best: Result<Plan, NoPlan>, request: &Request| {
+        let found = tensor_shares::faster(request, constants, watch, best.as_ref().ok());
+        or_better(request, best, found)
+    };
     if request.pins.shares == Some(SharesKind::Unequal) {
-        let none = || NoPlan::Impossible { what: NO_SHARES.into() };
-        return unequal(None).ok_or_else(none).and_then(|plan| as_pinned(request, plan));
+        return requests().fold(Err(NoPlan::Impossible { what: NO_SHARES.into() }), unequal);
     }
-    let parted = |other| tensor_shares::faster(request, constants, watch, other);
     if request.pins.tensor_shares == Some(SharesKind::Unequal) {
-        let none = || NoPlan::Impossible { what: NO_TENSOR_SHARES.into() };
-        return parted(None).ok_or_else(none).and_then(|plan| as_pinned(request, plan));
+        return requests().fold(Err(NoPlan::Impossible { what: NO_TENSOR_SHARES.into() }), parted);
     }
-    let equal = found_equal((layouts, alone), constants, start, watch);
+    let equal = found_equal((layouts, narrower), constants, start, watch);
     let is_stopped = |plan: &Plan| plan.search.as_ref().is_some_and(|report| report.stopped_after.is_some());
     if matches!(equal, Err(NoPlan::Broken { .. })) || equal.as_ref().is_ok_and(is_stopped) {
         return equal;
     }
-    let best = unequal(equal.as_ref().ok()).map_or(equal, |plan| as_pinned(request, plan));
-    parted(best.as_ref().ok()).map_or(best, |plan| as_pinned(request, plan))
+    requests().fold(requests().fold(equal, unequal), parted)
+}
+
+/// A plan that is faster than what is known, if one was found and is as pinned; else what is known.
+fn or_better(request: &Request, known: Result<Plan, NoPlan>, found: Option<Plan>) -> Result<Plan, NoPlan> {
+    match found.map(|plan| as_pinned(request, plan)) {
+        Some(Ok(plan)) => Ok(plan),
+        Some(Err(why)) => known.or(Err(why)),
+        None => known,
+    }
 }
 
 /// What to say where unequal tensor shares are asked for and there is no such plan.
@@ -234,61 +257,25 @@ const NO_TENSOR_SHARES: &str = "tensor-shares=unequal: the cluster has not two k
 const NO_SHARES: &str = "shares=unequal: no mesh has an outermost axis of replicas across groups of different devices, with \
     at most the optimizer state cut along it, whose fastest shares are unequal";
 
-/// The plan on the fastest of several selections and orders, all of whose devices run as many micro-batches.
+/// The fastest plan whose devices all run as many micro-batches.
 fn found_equal(
-    (layouts, alone): (&[Request], &[Request]),
+    (layouts, narrower): (&[Request], &[Vec<Request>]),
     constants: &Constants,
     start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let [layouts, alone] = [layouts, alone].map(of_equal_shares);
-    if !alone.is_empty() {
-        return found_beside((&layouts, &alone), constants, start, watch);
-    }
-    let in_v = split_schedules::in_v(&layouts);
-    let (found, _) = further::whole((&layouts, &in_v), constants, start, watch);
-    let found = found?;
-    let questions = split_schedules::questions(&found, &layouts);
-    let (mut found, whole) = further::split(found, &questions, constants, watch);
+    let all = narrower.iter().map(Vec::as_slice).chain([layouts]);
+    let all: Vec<Orders> = all.map(|layouts| Orders::new(of_equal_shares(layouts))).collect();
+    let mut best = further::fastest(&all, constants, start, watch)?;
+    let layouts = of_equal_shares(layouts);
     let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
-    let on_hosts = further::on_hosts(&mut found, (&layouts, &with_hosts), constants, watch);
+    let on_hosts = further::on_hosts(&mut best.found, (&layouts, &with_hosts), constants, watch);
     let on_hosts = on_hosts.and_then(|other| written(&other, constants).ok());
-    match on_hosts {
-        Some(plan) => Ok(offload::instead(plan, found.step_time())),
-        None => Ok(split_schedules::instead(written(&found, constants)?, whole)),
+    if let Some(plan) = on_hosts {
+        return Ok(offload::instead(plan, best.found.step_time()));
     }
-}
-
-/// The same where hosts may be used: the faster of a plan on the devices alone, which a search of both can miss, for hosts may hold more
-/// than choice problems know, and one with hosts.
-fn found_beside(
-    (layouts, alone): (&[Request], &[Request]),
-    constants: &Constants,
-    start: Start,
-    watch: (Stop<'_>, OnProgress<'_>),
-) -> Result<Plan, NoPlan> {
-    let [in_v, in_v_on_hosts] = [alone, layouts].map(split_schedules::in_v);
-    let first = Start { waits: Some(Wait::Half), ..start.clone() };
-    let (found, tally) = further::whole((alone, &in_v), constants, first, watch);
-    let found = match found {
-        Ok(found) => found,
-        Err(broken @ NoPlan::Broken { .. }) => return Err(broken),
-        Err(without) => {
-            let start = Start { work: tally.work, ..start };
-            let on_hosts = found_equal((layouts, &[]), constants, start, watch);
-            return on_hosts.map_err(|why| refusals::of_both(without, why, watch.0));
-        }
-    };
-    let [of_devices, of_hosts] = [alone, layouts].map(|asked| split_schedules::questions(&found, asked));
-    let (found, whole) = further::split(found, &of_devices, constants, watch);
-    let without = found.step_time();
-    let (found, after) = further::beside(found, (layouts, &in_v_on_hosts), constants, watch);
-    let whole = whole.filter(|_| after.is_none());
-    let of_hosts = after.unwrap_or(of_hosts);
-    let (found, before) = further::split(found, &of_hosts, constants, watch);
-    let whole = whole.or(before);
-    let plan = split_schedules::instead(written(&found, constants)?, whole);
-    Ok(if offload::is_used(&plan) { offload::instead(plan, without) } else { plan })
+    let plan = split_schedules::instead(written(&best.found, constants)?, best.in_order);
+    Ok(if offload::is_used(&plan) { offload::instead(plan, best.on_devices) } else { plan })
 }
 
 /// Requests in which all devices run as many micro-batches.

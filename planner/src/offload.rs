@@ -97,9 +97,19 @@ pub(crate) fn is_due(pins: &Pins) -> bool {
     is_open(pins) && pins.forbid.offload.contains(&OffloadKind::None)
 }
 
-/// Whether the user allows hosts, and they need not be used.
-pub(crate) fn may_be_forgone(pins: &Pins) -> bool {
-    pins.offload == Some(OffloadKind::Allowed) && !pins.forbid.offload.contains(&OffloadKind::None)
+/// Questions that are asked before one that allows hosts, for a search of everything can miss their plans: choices beside hosts are weighed
+/// by what programs take. The devices alone; where hosts must be used, the two things that they may hold, each alone.
+pub(crate) fn narrower(request: &Request) -> impl Iterator<Item = OffloadKind> {
+    let pins = &request.pins;
+    let is_allowed = pins.offload == Some(OffloadKind::Allowed);
+    let must_hold = pins.forbid.offload.contains(&OffloadKind::None);
+    let kinds: &[OffloadKind] = match (is_allowed, must_hold) {
+        (false, _) => &[],
+        (true, false) => &[OffloadKind::None],
+        (true, true) => &[OffloadKind::Optimizer, OffloadKind::Activations],
+    };
+    let forbidden = pins.forbid.offload.clone();
+    kinds.iter().copied().filter(move |kind| !forbidden.contains(kind))
 }
 
 /// Part of the devices' memory that optimizer states take, cut over all of them.
@@ -113,12 +123,8 @@ pub(crate) fn allowed(request: &Request) -> Request {
     of_kind(request, OffloadKind::Allowed)
 }
 
-/// The question to the devices alone.
-pub(crate) fn forgone(request: &Request) -> Request {
-    of_kind(request, OffloadKind::None)
-}
-
-fn of_kind(request: &Request, kind: OffloadKind) -> Request {
+/// The question with what hosts may hold.
+pub(crate) fn of_kind(request: &Request, kind: OffloadKind) -> Request {
     let pins = Pins { offload: Some(kind), ..request.pins.clone() };
     Request { pins, ..request.clone() }
 }

@@ -56,32 +56,56 @@ const REACH: f64 = 1.03;
 /// The same where kernels are short, of which prices know least.
 const REACH_OF_SHORT: f64 = 1.3;
 
-/// The question with one of these schedules, on every selection and order of the groups of the cluster.
-pub(crate) struct Question {
+/// A question on every selection and order of the groups of the cluster, and the same with each of these schedules that the user leaves open.
+pub(crate) struct Orders {
+    pub(crate) plain: Vec<Request>,
+    split: Vec<(ScheduleKind, Vec<Request>)>,
+}
+
+/// The question with one of these schedules.
+pub(crate) struct Question<'a> {
     pub(crate) kind: ScheduleKind,
-    pub(crate) layouts: Vec<Request>,
+    pub(crate) layouts: &'a [Request],
     /// What is slower than so many times what must be undercut is not looked at in more ways.
     pub(crate) reach: f64,
     /// It is asked only while this is well below the fastest, if at all.
     promise: Option<Seconds>,
 }
 
-impl Question {
+impl Question<'_> {
     /// Whether there is nothing in it below a limit that is worth the search.
     pub(crate) fn is_not_worth_it(&self, limit: Option<Seconds>) -> bool {
         self.promise.zip(limit).is_some_and(|(promise, limit)| promise > limit * PROMISING)
     }
 }
 
-/// The question with each of these schedules, where it is open and could be worth it.
-pub(crate) fn questions(found: &Found<'_>, layouts: &[Request]) -> Vec<Question> {
-    let Kinds { asked, reach, promise } = kinds(found, &layouts[0]);
-    let question = |kind| {
-        let layouts = layouts.iter().map(|layout| of_kind(layout, kind)).collect();
-        let promise = promise.filter(|_| kind != ScheduleKind::DualPipeV);
-        Question { kind, layouts, reach, promise }
-    };
-    asked.into_iter().map(question).collect()
+impl Orders {
+    pub(crate) fn new(plain: Vec<Request>) -> Self {
+        let pins = &plain[0].pins;
+        let of = |kind| (kind, plain.iter().map(|layout| of_kind(layout, kind)).collect());
+        let split = allowed(pins).filter(|_| is_open(pins)).map(of).collect();
+        Self { plain, split }
+    }
+
+    /// The question with each of these schedules that could be worth it.
+    pub(crate) fn questions(&self, kinds: &Kinds) -> Vec<Question<'_>> {
+        let are_asked = self.split.iter().filter(|(kind, _)| kinds.asked.contains(kind));
+        are_asked
+            .map(|(kind, layouts)| {
+                let promise = kinds.promise.filter(|_| *kind != ScheduleKind::DualPipeV);
+                Question { kind: *kind, layouts, reach: kinds.reach, promise }
+            })
+            .collect()
+    }
+
+    /// The question with each schedule over two chunks in a V, where somebody wants two chunks or counts the layers of as many: they need no
+    /// micro-batches in groups of the pipeline's length, and may be the only ones that there are.
+    pub(crate) fn in_v(&self) -> impl Iterator<Item = &[Request]> {
+        let pins = &self.plain[0].pins;
+        let is_wanted = pins.vpp == Some(IN_V) || pins.vpp.is_none() && could_count_in_v(pins);
+        let are_in_v = self.split.iter().filter(|(kind, _)| kind.default_virtual_stages() == IN_V);
+        are_in_v.filter(move |_| is_wanted).map(|(_, layouts)| layouts.as_slice())
+    }
 }
 
 /// Schedules that are asked.
@@ -184,15 +208,6 @@ pub(crate) fn instead(mut plan: Plan, other: Option<(Seconds, Schedule)>) -> Pla
 pub(crate) fn limit(found: &Found<'_>) -> Option<Seconds> {
     let worth = if found.scope.request.pins.splits_any() { 1.0 } else { WORTH };
     found.step_time().map(|time| time * worth)
-}
-
-/// The question with each schedule over two chunks in a V, where somebody wants two chunks or counts the layers of as many: they need no
-/// micro-batches in groups of the pipeline's length, and may be the only ones that there are.
-pub(crate) fn in_v(layouts: &[Request]) -> Vec<Vec<Request>> {
-    let pins = &layouts[0].pins;
-    let is_wanted = is_open(pins) && (pins.vpp == Some(IN_V) || pins.vpp.is_none() && could_count_in_v(pins));
-    let kinds = allowed(pins).filter(|kind| is_wanted && kind.default_virtual_stages() == IN_V);
-    kinds.map(|kind| layouts.iter().map(|layout| of_kind(layout, kind)).collect()).collect()
 }
 
 /// Chunks of a stage in a V.
