@@ -80,7 +80,7 @@ use cost_model::{CalibrationError, Constants};
 use found::{Found, Start};
 use ir::plan::{Plan, PlanError};
 use relax::Hosts;
-use request::{NoPlan, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried, Wait};
+use request::{NoPlan, OffloadKind, OnProgress, Pins, Relaxation, Request, SharesKind, Stop, Untried, Wait};
 use split_schedules::Orders;
 
 /// Finds the fastest plan for a request. Digests and the tool's version in it are left for the caller to fill.
@@ -182,7 +182,10 @@ fn found_or_offloaded(
     match found_on(layouts, constants, start, watch) {
         Ok(plan) => Ok(offload::without(plan, &layouts[0])),
         Err(without @ NoPlan::NothingFits { untried, .. }) => {
-            let on_hosts = found_of((&with_hosts(), &[]), constants, Start::default(), watch);
+            let with_hosts = with_hosts();
+            let kinds = offload::narrower(&with_hosts[0]).filter(|kind| *kind != OffloadKind::None);
+            let narrower = of_kinds(&with_hosts, kinds);
+            let on_hosts = found_of((&with_hosts, &narrower), constants, Start::default(), watch);
             let on_hosts = on_hosts.map_err(|why| refusals::of_both(without, why, watch.0));
             on_hosts.map(|plan| offload::with(plan, untried))
         }
@@ -200,10 +203,13 @@ fn found_on(
     start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let narrower = offload::narrower(&layouts[0]);
-    let narrower = narrower.map(|kind| layouts.iter().map(|one| offload::of_kind(one, kind)).collect());
-    let narrower: Vec<Vec<Request>> = narrower.collect();
+    let narrower = of_kinds(layouts, offload::narrower(&layouts[0]));
     found_of((layouts, &narrower), constants, start, watch)
+}
+
+/// A question by what hosts may hold.
+fn of_kinds(layouts: &[Request], kinds: impl Iterator<Item = OffloadKind>) -> Vec<Vec<Request>> {
+    kinds.map(|kind| layouts.iter().map(|layout| offload::of_kind(layout, kind)).collect()).collect()
 }
 
 /// The same after some narrower questions.

@@ -98,14 +98,15 @@ pub(crate) fn is_due(pins: &Pins) -> bool {
 }
 
 /// Questions that are asked before one that allows hosts, for a search of everything can miss their plans: choices beside hosts are weighed
-/// by what programs take. The devices alone; where hosts must be used, the two things that they may hold, each alone.
+/// by what programs take. The devices alone, then hosts that hold all optimizer states and nothing else, which takes a fifth of the search
+/// of everything; where hosts must be used, also what layers keep and nothing else.
 pub(crate) fn narrower(request: &Request) -> impl Iterator<Item = OffloadKind> {
     let pins = &request.pins;
     let is_allowed = pins.offload == Some(OffloadKind::Allowed);
     let must_hold = pins.forbid.offload.contains(&OffloadKind::None);
     let kinds: &[OffloadKind] = match (is_allowed, must_hold) {
         (false, _) => &[],
-        (true, false) => &[OffloadKind::None],
+        (true, false) => &[OffloadKind::None, OffloadKind::Optimizer],
         (true, true) => &[OffloadKind::Optimizer, OffloadKind::Activations],
     };
     let forbidden = pins.forbid.offload.clone();

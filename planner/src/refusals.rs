@@ -292,12 +292,17 @@ pub(crate) fn nothing_fits(
         },
         Some(Dropped::Memory { .. } | Dropped::NoStrategy | Dropped::Slower) | None => {
             let pins = &request.pins;
-            let is_asked = names_degrees(pins)
-                || pins.pp.is_some()
-                || pins.layers_per_stage.is_some()
-                || !pins.forbid.is_empty();
-            let way =
-                if is_asked { " as asked; try other degrees" } else { "; try another number of devices" };
+            let is_asked = names_degrees(pins) || pins.pp.is_some() || !pins.forbid.is_empty();
+            let way = match (&pins.layers_per_stage, is_asked) {
+                (Some(counts), _) => &format!(
+                    " with so many layers in each of {} chunks; interleaved needs micro-batches in multiples of the stages, and \
+                     schedules other than 1f1b, interleaved, zb-v and dualpipe-v are asked for layers that are counted only if \
+                     they are named",
+                    counts.len()
+                ),
+                (None, true) => " as asked; try other degrees",
+                (None, false) => "; try another number of devices",
+            };
             let what =
                 format!("no strategy divides the model over {} devices{way}", request.cluster.n_devices());
             NoPlan::Impossible { what }
