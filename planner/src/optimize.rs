@@ -24,7 +24,7 @@ use crate::candidate::{Candidate, Scope, same_mesh};
 use crate::enumerate::{candidates, freed_candidates, named_candidates};
 use crate::forms::Forms;
 use crate::found::{Again, Found, Further, Start, Tally};
-use crate::polish::{Worked, insert, keep_distinct, polish, reconsider};
+use crate::polish::{MUCH_WAITING, NEAR_BEST, Worked, insert, keep_distinct, polish, reconsider};
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
 use crate::shapes::gcd;
@@ -40,9 +40,6 @@ const FEW_FIT: u64 = 8;
 /// Where candidates that crowd memory could come to less than this part of the best by other choices, tensor degrees are
 /// tried by name too, and these candidates in more ways.
 const WORTH_LOOKING: f64 = 0.98;
-
-/// Where devices wait for launches for more than this part of a step, too.
-const MUCH_WAITING: f64 = 0.05;
 
 /// That is done where there are no more candidates than this: it takes as long again.
 const FEW_CANDIDATES: usize = 200;
@@ -202,7 +199,7 @@ fn free_axes(
         return Vec::new();
     }
     let limit = start.least(ranked.best());
-    let start = Start { limit, reach: 1.0, waits: start.waits, ..Start::default() };
+    let start = Start { limit, reach: NEAR_BEST, waits: start.waits, ..Start::default() };
     let (mut faster, mut own) = (Ranked::default(), Tally { work: tally.work, ..Tally::default() });
     work_out(scope, (&freed, of), &mut faster, (&start, &mut own), watch);
     tally.go_on(&own);

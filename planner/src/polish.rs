@@ -12,10 +12,10 @@ use crate::candidate::{Candidate, Scope};
 use crate::enumerate::takes_finest;
 use crate::evaluate::ROUNDS;
 use crate::forms::Forms;
-use crate::found::Tally;
+use crate::found::{Misnamed, Tally};
 use crate::given::{HomeRule, RecomputeRule};
 use crate::request::Stop;
-use crate::shapes::{Facts, Shape, shapes};
+use crate::shapes::{Facts, Shape, shapes, without_names};
 use crate::work_out::BATCH;
 use ir::units::Seconds;
 
@@ -39,6 +39,9 @@ const NEAR_BEST_ON_HOSTS: f64 = 1.25;
 
 /// More prices of memory are tried where the fastest choices take at least so much of it, buffers apart.
 pub(crate) const CROWDED: f64 = 0.6;
+
+/// Devices wait much for launches where that is more than this part of a step.
+pub(crate) const MUCH_WAITING: f64 = 0.05;
 
 /// Where memory is free, prices of choices miss something of a candidate that takes so many times its bound: launches.
 const MISSED: f64 = 1.1;
@@ -89,15 +92,13 @@ impl Worked {
 /// Improves the best of what was worked out, the fastest first.
 pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
-    look_coarser(scope, worked, of);
     keep_distinct(worked);
+    look_coarser((scope, of), worked, tally, stop);
     choose_forms(scope, worked, tally, stop);
     refine(scope, worked);
     // What was refined in one form may have come closer to the best than others save.
     choose_forms(scope, worked, tally, stop);
-    if let Some(simpler) = worked.first().and_then(|best| on_fewer_axes(scope, best)) {
-        worked[0] = simpler;
-    }
+    simplify(scope, worked);
     shift(scope, worked);
 }
 
@@ -295,18 +296,34 @@ fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
 }
 
 /// Works the best out on meshes that were left out for theirs, where choices are made by prices that miss something: with
-/// fewer choices others are made.
-fn look_coarser(scope: &Scope<'_>, worked: &mut Vec<Worked>, of: Forms<'_>) {
+/// fewer choices others are made. What has the degrees that are pinned only in fused forms of its layers chooses these among itself.
+fn look_coarser(
+    (scope, of): (&Scope<'_>, Forms<'_>),
+    worked: &mut Vec<Worked>,
+    tally: &mut Tally,
+    stop: Stop<'_>,
+) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST * MISSED;
     let misses =
         |one: &&Worked| one.bound.crowding < CROWDED && one.arranged.step_time() > one.bound.time * MISSED;
     let near = worked.iter().take_while(is_near).filter(misses).take(MAX_REFINED);
-    let coarser: Vec<Candidate> = near.flat_map(|one| coarser(scope, &one.arranged.candidate)).collect();
+    let mut coarser: Vec<Candidate> = near.flat_map(|one| coarser(scope, &one.arranged.candidate)).collect();
+    coarser.dedup();
     let asked = Asking { limit: best, ..Asking::of(Forms::Leading) };
     let found: Vec<Option<Worked>> =
         coarser.into_par_iter().map(|candidate| work_out(scope, &candidate, of, asked)).collect();
-    found.into_iter().flatten().for_each(|one| insert(worked, one));
+    let (mut misnamed, named): (Vec<Worked>, Vec<Worked>) =
+        found.into_iter().flatten().partition(|one| is_misnamed(scope, one));
+    by_time(&mut misnamed);
+    choose_forms(scope, &mut misnamed, tally, stop);
+    misnamed.retain(|one| !is_misnamed(scope, one));
+    misnamed.into_iter().chain(named).for_each(|one| insert(worked, one));
+}
+
+/// Whether it has not the degrees that are pinned.
+fn is_misnamed(scope: &Scope<'_>, one: &Worked) -> bool {
+    Misnamed::of(scope, &one.arranged).is_some()
 }
 
 /// A candidate on the meshes that were left out for its own, those with the fewest axes first.
@@ -316,10 +333,31 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
         return Vec::new();
     }
     let facts = Facts::of(request);
-    let all = shapes(candidate.shape.mesh.n_devices(), facts, &request.pins).into_iter();
+    // Where degrees are pinned, free axes are those of a plan that comes to them.
+    let pins = without_names(&request.pins);
+    let pins = pins.as_ref().unwrap_or(&request.pins);
+    let all = shapes(candidate.shape.mesh.n_devices(), facts, pins).into_iter();
     let mut coarser: Vec<Shape> = all.filter(|shape| candidate.shape.covers(shape, facts.node)).collect();
     coarser.sort_by_key(|shape| shape.mesh.axes.len());
     coarser.into_iter().map(|shape| Candidate { shape, ..candidate.clone() }).collect()
+}
+
+/// Puts the best on fewer axes, and what is near it where devices wait for launches: with fewer choices others are made, which may have
+/// fewer of them.
+fn simplify(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+    let is_asked = |at: usize, one: &Arranged| {
+        let time = one.step_time();
+        at == 0 || time.0 <= best * NEAR_BEST && one.waiting() > time * MUCH_WAITING
+    };
+    for (at, one) in worked.iter_mut().enumerate().take(MAX_REFINED) {
+        if is_asked(at, &one.arranged)
+            && let Some(simpler) = on_fewer_axes(scope, one)
+        {
+            *one = simpler;
+        }
+    }
+    by_time(worked);
 }
 
 /// What was found, on the mesh with the fewest axes on which it takes no longer: where axes are used alike, whoever reads the
@@ -329,7 +367,8 @@ fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let (way, rounds) = (found.way, found.rounds());
     let asked = Asking { limit, way, rounds, ..Asking::of(found.own_forms()) };
     let on = |candidate: Candidate| {
-        work_out(scope, &candidate, Forms::Leading, asked).filter(|one| one.arranged.step_time().0 <= limit)
+        let found = work_out(scope, &candidate, Forms::Leading, asked)?;
+        (found.arranged.step_time().0 <= limit && !is_misnamed(scope, &found)).then_some(found)
     };
     coarser(scope, &found.arranged.candidate).into_par_iter().find_map_first(on)
 }
