@@ -9,29 +9,29 @@ use ir::units::Seconds;
 use crate::found::{Found, Further, Start, Tally};
 use crate::layouts::search_all;
 use crate::offload;
-use crate::refusals::of_both;
-use crate::request::{NoPlan, OffloadKind, OnProgress, Request, Stop, Wait};
+use crate::request::{NoPlan, OnProgress, Request, Stop};
 use crate::split_schedules::{self, Kinds, Orders, Question};
 
 /// A plan with hosts takes no less than so many times its bound, which counts nothing of the way there: of the questions in which they made a
 /// step a tenth shorter none came closer than 1.025 (llama-3-8b and qwen2.5-7b on two H100).
 const OVER_BOUND_ON_HOSTS: f64 = 1.02;
 
+/// A plan of a narrower question takes no more than this part of what is known: runners-up are of one question.
+const CLEARLY: f64 = 0.998;
+
 /// The fastest so far.
 pub(crate) struct Best<'a> {
     pub(crate) found: Found<'a>,
     /// Where that splits backward, what the fastest takes that does not, and how it runs.
     pub(crate) in_order: Option<(Seconds, Schedule)>,
-    /// What it takes on the devices alone, where that was a question of its own.
-    pub(crate) on_devices: Option<Seconds>,
     /// Which schedules that split backward could be worth it.
     kinds: Kinds,
 }
 
-/// The fastest of several questions that one wider than all of them, the last, may miss.
+/// The fastest of a question, the first, and of narrower ones that it may miss: these are asked once it has been looked at whole.
 ///
 /// # Errors
-/// Where none has a plan: what the last says.
+/// Where none has a plan: what the first says.
 pub(crate) fn fastest<'a>(
     all: &'a [Orders],
     constants: &'a Constants,
@@ -41,23 +41,18 @@ pub(crate) fn fastest<'a>(
     let mut best: Option<Best<'a>> = None;
     let mut refused: Option<NoPlan> = None;
     let mut work = start.work;
-    for (at, orders) in all.iter().enumerate() {
+    for orders in all {
         if let Some(known) = best {
             best = Some(beside(known, orders, constants, watch));
             continue;
         }
-        let waits = if at + 1 < all.len() { Some(Wait::Half) } else { start.waits };
-        let (found, tally) = first(orders, constants, Start { work, waits, ..start.clone() }, watch);
+        let (found, tally) = first(orders, constants, Start { work, ..start.clone() }, watch);
         work = tally.work;
         match found {
             Ok(found) => best = Some(found),
-            Err(broken @ NoPlan::Broken { .. }) => return Err(broken),
-            Err(why) => {
-                refused = Some(match refused {
-                    Some(before) => of_both(before, why, watch.0),
-                    None => why,
-                });
-            }
+            // A narrower one may have a plan that it came upon none of.
+            Err(why @ NoPlan::Impossible { .. }) if !tally.stopped => refused = refused.or(Some(why)),
+            Err(why) => return Err(refused.unwrap_or(why)),
         }
     }
     best.ok_or_else(|| refused.unwrap_or_else(|| NoPlan::Impossible { what: "nothing was asked".into() }))
@@ -73,27 +68,26 @@ fn first<'a>(
     let (found, tally) = whole(orders, constants, start, watch);
     let best = found.map(|found| {
         let kinds = split_schedules::kinds(&found, &orders.plain[0]);
-        let is_alone = orders.plain[0].pins.offload == Some(OffloadKind::None);
         let (found, in_order) = split(found, &orders.questions(&kinds), constants, watch);
-        let on_devices = found.step_time().filter(|_| is_alone);
-        Best { found, in_order, on_devices, kinds }
+        Best { found, in_order, kinds }
     });
     (best, tally)
 }
 
-/// What was found, or what is faster for a wider question; all that is said of what could be faster is of both.
+/// What was found, or what is faster for a narrower question; all that is said of what could be faster is of both.
 fn beside<'a>(
     best: Best<'a>,
     orders: &'a Orders,
     constants: &'a Constants,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Best<'a> {
-    let Best { found, in_order, on_devices, kinds } = best;
+    let Best { found, in_order, kinds } = best;
     if found.tally.stopped {
-        return Best { found, in_order, on_devices, kinds };
+        return Best { found, in_order, kinds };
     }
     // Nothing is out of reach: who asks more is told what else there could be.
-    let (work, limit, reach) = (found.tally.work, found.step_time(), f64::INFINITY);
+    let limit = found.step_time().map(|time| time * CLEARLY);
+    let (work, reach) = (found.tally.work, f64::INFINITY);
     let start = Start { work, limit, reach, ..Start::default() };
     let (other, own) = whole(orders, constants, start, watch);
     let tally = found.tally.clone().with(own);
@@ -105,7 +99,7 @@ fn beside<'a>(
         Err(_) => (Found { tally, ..found }, in_order, kinds),
     };
     let (found, before) = split(found, &orders.questions(&kinds), constants, watch);
-    Best { found, in_order: in_order.or(before), on_devices, kinds }
+    Best { found, in_order: in_order.or(before), kinds }
 }
 
 /// What is found before schedules that split backward are asked; where there is nothing, by those over two chunks in a V, one after the

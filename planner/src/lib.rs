@@ -186,7 +186,15 @@ fn found_or_offloaded(
             let kinds = offload::narrower(&with_hosts[0]).filter(|kind| *kind != OffloadKind::None);
             let narrower = of_kinds(&with_hosts, kinds);
             let on_hosts = found_of((&with_hosts, &narrower), constants, Start::default(), watch);
-            let on_hosts = on_hosts.map_err(|why| refusals::of_both(without, why, watch.0));
+            let is_over = match &on_hosts {
+                Err(NoPlan::NothingFits { untried, .. }) => untried.is_some(),
+                // It came to none of its candidates.
+                Err(NoPlan::Impossible { .. }) => (watch.0.asked)(),
+                Ok(_) | Err(NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => false,
+            };
+            if is_over {
+                return Err(refusals::stopped(without));
+            }
             on_hosts.map(|plan| offload::with(plan, untried))
         }
         Err(other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. })) => {
@@ -196,7 +204,7 @@ fn found_or_offloaded(
 }
 
 /// The fastest plan on a cluster whose groups may be used in several selections and orders. Where hosts may be used, narrower questions are
-/// asked first.
+/// asked besides.
 fn found_on(
     layouts: &[Request],
     constants: &Constants,
@@ -212,7 +220,7 @@ fn of_kinds(layouts: &[Request], kinds: impl Iterator<Item = OffloadKind>) -> Ve
     kinds.map(|kind| layouts.iter().map(|layout| offload::of_kind(layout, kind)).collect()).collect()
 }
 
-/// The same after some narrower questions.
+/// The same with some narrower questions, which are asked after it.
 fn found_of(
     (layouts, narrower): (&[Request], &[Vec<Request>]),
     constants: &Constants,
@@ -223,7 +231,7 @@ fn found_of(
     if let Some(what) = split_schedules::contradiction(request) {
         return Err(NoPlan::Impossible { what });
     }
-    let requests = || narrower.iter().map(|layouts| &layouts[0]).chain([request]);
+    let requests = || std::iter::once(request).chain(narrower.iter().map(|layouts| &layouts[0]));
     let unequal = |best: Result<Plan, NoPlan>, request: &Request| {
         let found = share_plans::faster(request, constants, watch, best.as_ref().ok());
         or_better(request, best, found)
@@ -270,7 +278,7 @@ fn found_equal(
     start: Start,
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Plan, NoPlan> {
-    let all = narrower.iter().map(Vec::as_slice).chain([layouts]);
+    let all = std::iter::once(layouts).chain(narrower.iter().map(Vec::as_slice));
     let all: Vec<Orders> = all.map(|layouts| Orders::new(of_equal_shares(layouts))).collect();
     let mut best = further::fastest(&all, constants, start, watch)?;
     let layouts = of_equal_shares(layouts);
@@ -278,10 +286,9 @@ fn found_equal(
     let on_hosts = further::on_hosts(&mut best.found, (&layouts, &with_hosts), constants, watch);
     let on_hosts = on_hosts.and_then(|other| written(&other, constants).ok());
     if let Some(plan) = on_hosts {
-        return Ok(offload::instead(plan, best.found.step_time()));
+        return Ok(offload::instead(plan, &best.found));
     }
-    let plan = split_schedules::instead(written(&best.found, constants)?, best.in_order);
-    Ok(if offload::is_used(&plan) { offload::instead(plan, best.on_devices) } else { plan })
+    Ok(split_schedules::instead(written(&best.found, constants)?, best.in_order))
 }
 
 /// Requests in which all devices run as many micro-batches.

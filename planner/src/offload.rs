@@ -75,13 +75,13 @@ pub(crate) fn worth_asking(found: &Found<'_>, layouts: &[Request]) -> Option<Sec
     (is_open(&layouts[0].pins) && is_done && promises).then(|| best * WORTH_HOSTS)
 }
 
-/// A plan with hosts that is faster than what was found without.
-pub(crate) fn instead(mut plan: Plan, without: Option<Seconds>) -> Plan {
-    if let Some(time) = without {
+/// A plan with hosts that is so much faster than what was found without.
+pub(crate) fn instead(mut plan: Plan, without: &Found<'_>) -> Plan {
+    if let Some(best) = without.ranking.first() {
         plan.warnings.push(format!(
             "hosts hold {}: without them the fastest plan takes {:.3} s (--pin offload=none)",
             held(&plan),
-            time.0
+            best.step_time().0
         ));
     }
     plan
@@ -97,8 +97,8 @@ pub(crate) fn is_due(pins: &Pins) -> bool {
     is_open(pins) && pins.forbid.offload.contains(&OffloadKind::None)
 }
 
-/// Questions that are asked before one that allows hosts, for a search of everything can miss their plans: choices beside hosts are weighed
-/// by what programs take. The devices alone, then hosts that hold all optimizer states and nothing else, which takes a fifth of the search
+/// Questions that are asked beside one that allows hosts, for a search of everything can miss their plans: choices beside hosts are weighed
+/// by what programs take. The devices alone, and hosts that hold all optimizer states and nothing else, which takes a fifth of the search
 /// of everything; where hosts must be used, also what layers keep and nothing else.
 pub(crate) fn narrower(request: &Request) -> impl Iterator<Item = OffloadKind> {
     let pins = &request.pins;

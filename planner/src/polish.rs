@@ -93,6 +93,7 @@ impl Worked {
 pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
     keep_distinct(worked);
+    // On fewer axes layers choose other forms, though they take as long before.
     look_coarser((scope, of), worked, tally, stop);
     choose_forms(scope, worked, tally, stop);
     refine(scope, worked);

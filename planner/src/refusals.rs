@@ -10,9 +10,7 @@ use ir::units::Bytes;
 
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
-use crate::request::{
-    ContextKind, GradientsKind, NoPlan, OffloadKind, Pins, Request, ScheduleKind, Stop, Untried,
-};
+use crate::request::{ContextKind, GradientsKind, NoPlan, OffloadKind, Pins, Request, ScheduleKind, Untried};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees};
 
@@ -37,17 +35,6 @@ pub(crate) fn stopped(why: NoPlan) -> NoPlan {
         }
         other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => other,
     }
-}
-
-/// Of a refusal without hosts and one with them the latter, unless that search was over before it came to anything.
-pub(crate) fn of_both(without: NoPlan, on_hosts: NoPlan, stop: Stop<'_>) -> NoPlan {
-    let is_over = match &on_hosts {
-        NoPlan::NothingFits { untried, .. } => untried.is_some(),
-        // It came to none of its candidates.
-        NoPlan::Impossible { .. } => (stop.asked)(),
-        NoPlan::Broken { .. } | NoPlan::Overflows { .. } => false,
-    };
-    if is_over { stopped(without) } else { on_hosts }
 }
 
 /// What of the degrees that were pinned a plan with such roles has not, and what it is.

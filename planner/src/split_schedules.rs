@@ -6,8 +6,9 @@
 //! plan would be that much faster if it did not idle. It is the fastest where a step has some dozen micro-batches for as many stages
 //! (llama-3.1-405b on 1,024 H100 0.97 of the time of 1F1B, on 100,000 0.86; deepseek-v3 on 16,384 H800 0.90). The orders of the others are
 //! looked for one action at a time: they are asked where actions and candidates are few, and the plan that idles has few of both, or the
-//! fastest has no pipeline and few sequences, or leaves devices idle (gpt2-xl on 16 A100 beside 8 V100 with 64 sequences 0.96); and where idling is most of what makes it slow, which no dozen micro-batches fill that come
-//! in no groups of the pipeline's length (gpt3-175b on 128 A100 with 30 sequences 0.79, on 256 with 60 0.84 of the time of `DualPipeV`).
+//! fastest has no pipeline and few sequences, or leaves devices idle (gpt2-xl on 16 A100 beside 8 V100 with 64 sequences 0.96); and where
+//! idling is most of what makes it slow, which no dozen micro-batches fill that come in no groups of the pipeline's length (gpt3-175b on 128
+//! A100 with 30 sequences 0.79, on 256 with 60 0.84 of the time of `DualPipeV`).
 
 use ir::links::bends;
 use ir::plan::Plan;

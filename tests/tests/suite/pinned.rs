@@ -185,6 +185,30 @@ fn layers_that_are_counted_may_lie_in_a_v() {
     assert!(found("") <= named * 1.0005 && found(",pp=2") <= named * 1.0005, "{named} s");
 }
 
+/// A list says how many stages there are, so that as few micro-batches may run on them as nobody would try.
+#[test]
+fn layers_that_are_counted_leave_micro_batches_open() {
+    let question = ["gpt2", "dgx-a100-40", "--devices", "8", "--global-batch", "7", "--seq-len", "384"];
+    let found = |pins: &str| time(&question, &["--pin", &format!("layers-per-stage=1,6,1,1,1,1,1,0{pins}")]);
+    let (any, named) = (found(""), found(",pp=8"));
+    assert!(any <= named * 1.0005, "takes {} of what pp=8 takes", any / named);
+}
+
+/// Launches are most of a step: how many there are depends on the axes that its layers may choose from.
+#[test]
+fn degrees_of_a_plan_that_waits_for_launches_find_it() {
+    let questions = [
+        (["gpt2", "dgx1-v100", "--devices", "8", "--global-batch", "7", "--seq-len", "384"], "cp"),
+        (["llama-2-7b", "dgx-h100", "--devices", "8", "--global-batch", "5", "--seq-len", "2048"], "cp"),
+    ];
+    for (question, name) in questions {
+        let plan = json(&[&["optimize"], &question[..]].concat());
+        let degrees = degrees(&plan, &[name]);
+        let found = time(&question, &["--pin", &degrees]) / number(&plan["predicted"]["step_time_s"]);
+        assert!(found < 1.0005, "{degrees} takes {found} of what nothing pinned takes");
+    }
+}
+
 #[test]
 fn whole_stages_are_not_called_interleaved() {
     let question = ["optimize", "llama-3-8b", "tpu-v4", "--devices", "32", "--global-batch", "64"];
