@@ -199,7 +199,10 @@ fn free_axes(
         return Vec::new();
     }
     let limit = start.least(ranked.best());
-    let start = Start { limit, reach: NEAR_BEST, waits: start.waits, ..Start::default() };
+    // Where named ones wait for launches, free ones may come to fewer of them.
+    let waits = ranked.best().is_some_and(|best| best.waiting() > best.step_time() * MUCH_WAITING);
+    let reach = if waits { NEAR_BEST } else { 1.0 };
+    let start = Start { limit, reach, waits: start.waits, ..Start::default() };
     let (mut faster, mut own) = (Ranked::default(), Tally { work: tally.work, ..Tally::default() });
     work_out(scope, (&freed, of), &mut faster, (&start, &mut own), watch);
     tally.go_on(&own);

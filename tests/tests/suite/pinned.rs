@@ -199,7 +199,7 @@ fn layers_that_are_counted_leave_micro_batches_open() {
 fn degrees_of_a_plan_that_waits_for_launches_find_it() {
     let questions = [
         (["gpt2", "dgx1-v100", "--devices", "8", "--global-batch", "7", "--seq-len", "384"], "cp"),
-        (["llama-2-7b", "dgx-h100", "--devices", "8", "--global-batch", "5", "--seq-len", "2048"], "cp"),
+        (["gpt2", "dgx-a100-40", "--devices", "8", "--global-batch", "9", "--seq-len", "500"], "tp"),
     ];
     for (question, name) in questions {
         let plan = json(&[&["optimize"], &question[..]].concat());
