@@ -133,6 +133,9 @@ pub(crate) enum Failed {
     Slower,
 }
 
+/// Devices wait much for launches where that is more than this part of a step.
+const MUCH_WAITING: f64 = 0.05;
+
 impl Arranged {
     /// Whole step.
     pub fn step_time(&self) -> Seconds {
@@ -149,6 +152,11 @@ impl Arranged {
             all += (entry.forward_seconds() + entry.backward_seconds()).0 * count as f64;
         }
         if all > 0.0 { self.step.parts.pipeline * (waits / all) } else { Seconds::ZERO }
+    }
+
+    /// Whether that is much of the step.
+    pub(crate) fn waits_much(&self) -> bool {
+        self.waiting() > self.step_time() * MUCH_WAITING
     }
 
     /// Whether it is faster than one that is known: clearly so, where it has more programs.

@@ -281,9 +281,9 @@ fn found_equal(
     let all = std::iter::once(layouts).chain(narrower.iter().map(Vec::as_slice));
     let all: Vec<Orders> = all.map(|layouts| Orders::new(of_equal_shares(layouts))).collect();
     let mut best = further::fastest(&all, constants, start, watch)?;
-    let layouts = of_equal_shares(layouts);
+    let layouts = &all[0].plain;
     let with_hosts: Vec<Request> = layouts.iter().map(offload::allowed).collect();
-    let on_hosts = further::on_hosts(&mut best.found, (&layouts, &with_hosts), constants, watch);
+    let on_hosts = further::on_hosts(&mut best.found, (layouts, &with_hosts), constants, watch);
     let on_hosts = on_hosts.and_then(|other| written(&other, constants).ok());
     if let Some(plan) = on_hosts {
         return Ok(offload::instead(plan, &best.found));

@@ -19,12 +19,13 @@ use cost_model::Constants;
 use ir::units::Seconds;
 use rayon::prelude::*;
 
+use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope, same_mesh};
 use crate::enumerate::{candidates, freed_candidates, named_candidates};
 use crate::forms::Forms;
 use crate::found::{Again, Found, Further, Start, Tally};
-use crate::polish::{MUCH_WAITING, NEAR_BEST, Worked, insert, keep_distinct, polish, reconsider};
+use crate::polish::{NEAR_BEST, Worked, insert, keep_distinct, polish, reconsider};
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
 use crate::shapes::gcd;
@@ -200,8 +201,7 @@ fn free_axes(
     }
     let limit = start.least(ranked.best());
     // Where named ones wait for launches, free ones may come to fewer of them.
-    let waits = ranked.best().is_some_and(|best| best.waiting() > best.step_time() * MUCH_WAITING);
-    let reach = if waits { NEAR_BEST } else { 1.0 };
+    let reach = if ranked.best().is_some_and(Arranged::waits_much) { NEAR_BEST } else { 1.0 };
     let start = Start { limit, reach, waits: start.waits, ..Start::default() };
     let (mut faster, mut own) = (Ranked::default(), Tally { work: tally.work, ..Tally::default() });
     work_out(scope, (&freed, of), &mut faster, (&start, &mut own), watch);
@@ -222,8 +222,8 @@ fn free_axes(
 /// to look for it: other choices could make those that crowd memory much faster than the best, or devices wait for launches.
 fn misses(n_candidates: usize, inside: Option<Seconds>, best: &Worked) -> bool {
     let time = best.arranged.step_time();
-    let waits = || best.arranged.waiting() > time * MUCH_WAITING;
-    let is_worth_it = || inside.is_some_and(|least| least < time * WORTH_LOOKING) || waits();
+    let is_worth_it =
+        || inside.is_some_and(|least| least < time * WORTH_LOOKING) || best.arranged.waits_much();
     n_candidates <= HANDFUL || n_candidates <= FEW_CANDIDATES && is_worth_it()
 }
 

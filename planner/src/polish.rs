@@ -40,9 +40,6 @@ const NEAR_BEST_ON_HOSTS: f64 = 1.25;
 /// More prices of memory are tried where the fastest choices take at least so much of it, buffers apart.
 pub(crate) const CROWDED: f64 = 0.6;
 
-/// Devices wait much for launches where that is more than this part of a step.
-pub(crate) const MUCH_WAITING: f64 = 0.05;
-
 /// Where memory is free, prices of choices miss something of a candidate that takes so many times its bound: launches.
 const MISSED: f64 = 1.1;
 
@@ -347,10 +344,8 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 /// fewer of them.
 fn simplify(scope: &Scope<'_>, worked: &mut [Worked]) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
-    let is_asked = |at: usize, one: &Arranged| {
-        let time = one.step_time();
-        at == 0 || time.0 <= best * NEAR_BEST && one.waiting() > time * MUCH_WAITING
-    };
+    let is_asked =
+        |at: usize, one: &Arranged| at == 0 || one.step_time().0 <= best * NEAR_BEST && one.waits_much();
     for (at, one) in worked.iter_mut().enumerate().take(MAX_REFINED) {
         if is_asked(at, &one.arranged)
             && let Some(simpler) = on_fewer_axes(scope, one)
