@@ -3,13 +3,16 @@
 use std::ops::RangeInclusive;
 
 use crate::candidate::{Candidate, Scope, batches};
-use crate::polish::{NEAR_BEST, Worked};
+use crate::polish::Worked;
 use crate::request::{Pins, Request};
 use crate::shapes::{Facts, divisors, finest, names_degrees, shapes, without_names};
 use crate::{shares, unequal};
 
-/// Numbers of stages and micro-batches for which free axes are asked where degrees are pinned.
+/// Numbers of stages and micro-batches for which free axes are asked where degrees are pinned or ruled out.
 const MOST_FREED: usize = 4;
+
+/// They are those of plans on named axes that take no more than so many times the fastest: free ones take down to three quarters of that.
+const NEAR_FREED: f64 = 1.25;
 
 /// Every number of stages, mesh and micro-batch that the request allows.
 pub(crate) fn candidates(request: &Request) -> Vec<Candidate> {
@@ -22,7 +25,7 @@ pub(crate) fn candidates(request: &Request) -> Vec<Candidate> {
     let mut list = Vec::new();
     for n_stages in divisors(n_devices).into_iter().filter(wanted) {
         let all = shapes(n_devices / n_stages, facts, &request.pins);
-        let all = if takes_finest(request) { finest(all, facts) } else { all };
+        let all = if takes_finest(request, &request.pins) { finest(all, facts) } else { all };
         for shape in all.into_iter().filter_map(|shape| shares::shape(request, shape, n_stages)) {
             for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
                 let (shape, meshes) = (shape.clone(), Vec::new());
@@ -34,31 +37,26 @@ pub(crate) fn candidates(request: &Request) -> Vec<Candidate> {
     list
 }
 
-/// Whether meshes are left out that others cover. What is forbidden is forbidden by axes, but for schedules, and groups of devices
-/// lie along them.
-pub(crate) fn takes_finest(request: &Request) -> bool {
-    request.pins.forbid.leaves_layers() && !request.cluster.is_mixed()
+/// Whether meshes that pins allow are left out where others cover them. What is forbidden is forbidden by axes, but for schedules, and
+/// groups of devices lie along them.
+pub(crate) fn takes_finest(request: &Request, pins: &Pins) -> bool {
+    pins.forbid.leaves_layers() && !request.cluster.is_mixed()
 }
 
 /// Meshes of free axes for the stages and micro-batches that the fastest plans on named axes have, or these candidates where nothing on
-/// them fits: what comes to the degrees that are pinned may be faster in another order of axes, or where it cuts the vocabulary.
+/// them fits: what comes to the degrees that are pinned, or to none that is ruled out, may be faster in another order of axes, or where it
+/// cuts the vocabulary.
 pub(crate) fn freed_candidates(
     scope: &Scope<'_>,
     named: &[Candidate],
     fastest_named: &[Worked],
 ) -> Vec<Candidate> {
     let request = scope.request;
-    let Some(pins) = without_names(&request.pins).filter(|_| !request.cluster.is_mixed()) else {
-        return Vec::new();
-    };
-    let tried: Vec<&Candidate> = match fastest_named.first().map(|best| best.arranged.step_time() * NEAR_BEST)
-    {
-        Some(near) => {
-            let near = fastest_named.iter().take_while(|one| one.arranged.step_time() <= near);
-            near.take(MOST_FREED).map(|one| &one.arranged.candidate).collect()
-        }
-        None => named.iter().collect(),
-    };
+    let Some(pins) = without_names(&request.pins) else { return Vec::new() };
+    let near = fastest_named.first().map(|best| best.arranged.step_time() * NEAR_FREED);
+    let is_near = |one: &&Worked| near.is_none_or(|near| one.arranged.step_time() <= near);
+    let worked = fastest_named.iter().take_while(is_near).map(|one| &one.arranged.candidate);
+    let tried: Vec<&Candidate> = if near.is_some() { worked.collect() } else { named.iter().collect() };
     let mut sizes = Vec::new();
     for &Candidate { n_stages, micro_batch, n_micro_batches, .. } in tried {
         let size = (n_stages, micro_batch, n_micro_batches);
@@ -67,18 +65,19 @@ pub(crate) fn freed_candidates(
         }
     }
     // Without a plan no bound rules any of them out.
-    if sizes.len() > MOST_FREED {
+    if near.is_none() && sizes.len() > MOST_FREED {
         return Vec::new();
     }
+    sizes.truncate(MOST_FREED);
     let facts = Facts::of(request);
     let of_sizes = |(n_stages, micro_batch, n_micro_batches)| {
+        // On axes that others cover layers choose among fewer degrees: those that are asked for may be what they come to.
         let all = shapes(request.cluster.n_devices() / n_stages, facts, &pins);
-        let all = if takes_finest(request) { finest(all, facts) } else { all };
         let candidate = move |shape| {
             let meshes = Vec::new();
             Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches }
         };
-        all.into_iter().map(candidate)
+        all.into_iter().filter_map(move |shape| shares::shape(request, shape, n_stages)).map(candidate)
     };
     sizes.into_iter().flat_map(of_sizes).collect()
 }

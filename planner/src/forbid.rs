@@ -6,6 +6,8 @@
 //! shapes, each with as few bars as possible. Roles are read off an arrangement by majority; one that still bears a
 //! forbidden name is no plan (`broken`).
 
+use std::collections::BTreeSet;
+
 use ir::names::{Context, Offload, OnHost, OnNvme, RecomputeRole, Roles};
 use ir::program::{AxisSet, Storage};
 use ir::schedule::Schedule;
@@ -57,6 +59,13 @@ impl Forbid {
     pub(crate) fn names_degrees(&self) -> bool {
         [&self.tp, &self.dp, &self.cp, &self.ep, &self.etp].iter().any(|degrees| !degrees.single.is_empty())
             || !self.micro_batch.is_empty()
+    }
+
+    /// The same without these.
+    pub(crate) fn without_degrees(&self) -> Self {
+        let left = |degrees: &Degrees| Degrees { single: BTreeSet::new(), above_one: degrees.above_one };
+        let [tp, dp, cp, ep, etp] = [&self.tp, &self.dp, &self.cp, &self.ep, &self.etp].map(left);
+        Self { tp, dp, cp, ep, etp, micro_batch: Degrees::default(), ..self.clone() }
     }
 
     /// The sets of bars for the axes of a mesh of free axes: each bars as little as can be. `inside` are the axes that

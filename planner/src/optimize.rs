@@ -19,7 +19,6 @@ use cost_model::Constants;
 use ir::units::Seconds;
 use rayon::prelude::*;
 
-use crate::arrange::Arranged;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope, same_mesh};
 use crate::enumerate::{candidates, freed_candidates, named_candidates};
@@ -187,8 +186,8 @@ fn most_degree(request: &Request) -> u64 {
     if are_odd { request.cluster.n_devices() } else { close }
 }
 
-/// Where degrees are pinned, takes in what is faster on axes of which only that is asked that it comes to these degrees; and returns, looked
-/// at again, what comes to them only in fused forms of its layers.
+/// Where degrees are pinned or ruled out, takes in what is faster on axes of which only that is asked what degrees it comes to; and returns,
+/// looked at again, what comes to pinned ones only in fused forms of its layers.
 fn free_axes(
     (scope, of): (&Scope<'_>, Forms<'_>),
     named: &[Candidate],
@@ -200,9 +199,8 @@ fn free_axes(
         return Vec::new();
     }
     let limit = start.least(ranked.best());
-    // Where named ones wait for launches, free ones may come to fewer of them.
-    let reach = if ranked.best().is_some_and(Arranged::waits_much) { NEAR_BEST } else { 1.0 };
-    let start = Start { limit, reach, waits: start.waits, ..Start::default() };
+    // In fused forms, and where named ones wait for launches, free ones may come to less than they do at first.
+    let start = Start { limit, reach: NEAR_BEST, waits: start.waits, ..Start::default() };
     let (mut faster, mut own) = (Ranked::default(), Tally { work: tally.work, ..Tally::default() });
     work_out(scope, (&freed, of), &mut faster, (&start, &mut own), watch);
     tally.go_on(&own);

@@ -327,13 +327,13 @@ fn is_misnamed(scope: &Scope<'_>, one: &Worked) -> bool {
 /// A candidate on the meshes that were left out for its own, those with the fewest axes first.
 fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
     let request = scope.request;
-    if !takes_finest(request) || !candidate.meshes.is_empty() {
+    // Where degrees are pinned or ruled out, free axes are those of a plan that comes to them, or to others.
+    let pins = without_names(&request.pins);
+    let pins = pins.as_ref().unwrap_or(&request.pins);
+    if !takes_finest(request, pins) || !candidate.meshes.is_empty() {
         return Vec::new();
     }
     let facts = Facts::of(request);
-    // Where degrees are pinned, free axes are those of a plan that comes to them.
-    let pins = without_names(&request.pins);
-    let pins = pins.as_ref().unwrap_or(&request.pins);
     let all = shapes(candidate.shape.mesh.n_devices(), facts, pins).into_iter();
     let mut coarser: Vec<Shape> = all.filter(|shape| candidate.shape.covers(shape, facts.node)).collect();
     coarser.sort_by_key(|shape| shape.mesh.axes.len());

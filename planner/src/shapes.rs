@@ -187,12 +187,13 @@ pub(crate) fn names_degrees(pins: &Pins) -> bool {
         || pins.axes == Some(AxesKind::Named)
 }
 
-/// The pins without the degrees that they name, if axes may do whatever comes to these.
+/// The pins without the degrees that they name or rule out by name, if axes may do whatever comes to what is left.
 pub(crate) fn without_names(pins: &Pins) -> Option<Pins> {
     let (tp, dp, cp, ep, etp, micro_batch) = (None, None, None, None, None, None);
-    let freed = Pins { tp, dp, cp, ep, etp, micro_batch, ..pins.clone() };
-    let is_freed = names_degrees(pins) && !names_degrees(&freed) && !freed.forbid.names_degrees();
-    is_freed.then_some(freed)
+    let forbid = pins.forbid.without_degrees();
+    let freed = Pins { tp, dp, cp, ep, etp, micro_batch, forbid, ..pins.clone() };
+    let has_names = names_degrees(pins) || pins.forbid.names_degrees();
+    (has_names && !names_degrees(&with_switch(&freed))).then_some(freed)
 }
 
 /// A switch of which one side is forbidden is chosen.
@@ -340,6 +341,7 @@ fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::Forbid;
 
     const FACTS: Facts = Facts { heads: 32, kv_heads: 8, experts: 1, sequence: 4096, node: 8 };
 
@@ -464,6 +466,15 @@ mod tests {
         // Nobody named a degree, or something that only a named axis has.
         assert_eq!(without_names(&Pins { pp: Some(4), ..Pins::default() }), None);
         assert_eq!(without_names(&Pins { zero_group: Some(2), ..pins }), None);
+        // Degrees that are ruled out one by one are names, all above one are not; and a switch names axes too.
+        let forbids = |tp: Degrees, sequence_parallel: &[SequenceParallel]| Pins {
+            forbid: Forbid { tp, sequence_parallel: sequence_parallel.to_vec(), ..Forbid::default() },
+            ..Pins::default()
+        };
+        let single = Degrees { single: [1, 2].into(), above_one: false };
+        assert_eq!(without_names(&forbids(single.clone(), &[])), Some(Pins::default()));
+        assert_eq!(without_names(&forbids(Degrees { above_one: true, ..Degrees::default() }, &[])), None);
+        assert_eq!(without_names(&forbids(single, &[SequenceParallel::On])), None);
         // All axes are named where these are asked for.
         let named = Pins { axes: Some(AxesKind::Named), ..Pins::default() };
         assert!(shapes(8, FACTS, &named).iter().all(|shape| !shape.rules.contains(&AxisRule::Free)));

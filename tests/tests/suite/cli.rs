@@ -330,7 +330,8 @@ fn no_plan_as_data_has_the_changes_that_help() {
 /// Where time is over before there is a plan, hosts are still asked for a first one; changes are left, and the answer says so.
 #[test]
 fn no_plan_within_a_budget_says_what_was_not_tried() {
-    let question = ["optimize", "qwen3-30b-a3b", "rtx4090-x8", "--budget", "0.001"];
+    // It must end in a part of the time that a first plan is waited for, on slow machines too.
+    let question = ["optimize", "llama-3-8b", "rtx4090-x8", "--devices", "2", "--budget", "0.001"];
     let said = planner(&question);
     assert_eq!((said.code, said.out.as_str()), (3, ""), "{said}");
     assert!(said.err.contains("error: no plan fits"), "{said}");
@@ -347,7 +348,7 @@ fn no_plan_within_a_budget_says_what_was_not_tried() {
 /// Questions of an objective have one budget, and changes are tried for the whole cluster alone.
 #[test]
 fn no_plan_by_any_objective_has_the_same_changes() {
-    let question = ["optimize", "llama-3-8b", "rtx4090-x8", "--devices", "6", "--global-batch", "6"];
+    let question = ["optimize", "llama-3-8b", "rtx4090-x8", "--devices", "2", "--global-batch", "6"];
     let question = [&question[..], &["--seq-len", "512", "--pin", "offload=none", "--json"]].concat();
     let of = |objective: &str| {
         let said = planner(&[&question[..], &["--objective", objective]].concat());

@@ -239,21 +239,26 @@ fn the_pipeline_lies_over_the_link_between_regions_and_nothing_else_does() {
 /// Fast devices without room for the layers that they have time for: the slower ones hold them, and the bound says so.
 #[test]
 fn a_bound_counts_what_the_devices_of_every_stage_have_room_for() {
-    let with = |memory: f64| {
+    let with = |memory: f64, axes: Option<AxesKind>| {
         let model = read_model("gpt3-175b", shipped_model("gpt3-175b").unwrap().text).unwrap();
         let mut cluster = read_cluster("regions", shipped_cluster("three-regions").unwrap().text).unwrap();
         for group in &mut cluster.groups {
             group.device.memory_bytes = group.device.memory_bytes * memory;
         }
         let job = Job { global_batch: 256, ..Job::defaults(&model, &cluster) };
-        let pins = Pins { pp: Some(6), tp: Some(8), micro_batch: Some(4), ..Pins::default() };
+        let pins = Pins { pp: Some(6), tp: Some(8), micro_batch: Some(4), axes, ..Pins::default() };
         let plan = found(&Request { model, cluster, job, pins, ..question() });
+        let time = seconds(&plan);
         let search = plan.search.unwrap();
-        (search.lower_bound_s.0, search.gap)
+        (time, search.lower_bound_s.0, search.gap)
     };
-    let ((bound, gap), (roomy, _)) = (with(1.0), with(8.0));
+    let named = Some(AxesKind::Named);
+    let ((time, bound, gap), (_, roomy, _)) = (with(1.0, named), with(8.0, named));
     assert!(bound > 1.1 * roomy, "{bound} s, {roomy} s with more memory");
     assert!(gap < 0.15, "{gap}");
+    // Where axes need not do the same in all of a layer the degrees are the same.
+    let (free, _, gap) = with(1.0, None);
+    assert!(free < 0.8 * time && gap < 0.15, "{free} s of {time} s, {gap}");
 }
 
 /// A pipeline over a wide-area network: its stages wait for what they send, and bounds say so.

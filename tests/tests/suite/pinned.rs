@@ -194,12 +194,15 @@ fn layers_that_are_counted_leave_micro_batches_open() {
     assert!(any <= named * 1.0005, "takes {} of what pp=8 takes", any / named);
 }
 
-/// Launches are most of a step: how many there are depends on the axes that its layers may choose from.
+/// Layers do not all do what their axes are called by. Which do depends on the axes that they may choose from, and where launches are
+/// most of a step so does how many there are.
 #[test]
-fn degrees_of_a_plan_that_waits_for_launches_find_it() {
+fn degrees_of_a_plan_on_free_axes_find_it() {
     let questions = [
         (["gpt2", "dgx1-v100", "--devices", "8", "--global-batch", "7", "--seq-len", "384"], "cp"),
         (["gpt2", "dgx-a100-40", "--devices", "8", "--global-batch", "9", "--seq-len", "500"], "tp"),
+        (["llama-2-7b", "dgx-h100", "--devices", "8", "--global-batch", "5", "--seq-len", "2048"], "cp"),
+        (["mistral-7b", "dgx-a100-80", "--devices", "8", "--global-batch", "7", "--seq-len", "1000"], "cp"),
     ];
     for (question, name) in questions {
         let plan = json(&[&["optimize"], &question[..]].concat());
@@ -326,7 +329,7 @@ fn schedules_that_split_backward_are_asked_where_a_pipeline_idles() {
     assert_eq!((pinned.code, pinned.err.contains("and one is pinned")), (2, true), "{pinned}");
     let one_stage = planner(&["optimize", "gpt2", "dgx-h100", "--pin", "pp=1,split-backward=any"]);
     assert_eq!((one_stage.code, one_stage.err.contains("name a schedule instead")), (2, true), "{one_stage}");
-    let mixed = ["gpt2", "mixed-a100-v100", "--global-batch", "8"];
+    let mixed = ["gpt2", "mixed-a100-v100", "--on-nodes", "1-2", "--global-batch", "8"];
     assert!(time(&mixed, &["--pin", "split-backward=any"]) <= time(&mixed, &[]) * 1.0005);
     // An engine that has no such schedule gets none.
     let megatron = json(&[&["optimize"], &question[..], &["--target", "megatron"]].concat());

@@ -3,23 +3,29 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans are files")]
 
+use std::sync::Once;
+
 use ir::mesh::Mesh;
 use ir::plan::Plan;
 use serde_json::{Value, json};
 use tests::{done, json, planner, scratch};
 
 /// A plan in two stages on two nodes of A100 and one of V100.
-fn plan(name: &str) -> (String, Plan) {
-    let path = scratch!(name);
-    let question = ["optimize", "llama-2-7b", "mixed-a100-v100", "--on-nodes", "0-2", "--global-batch", "96"];
-    done(&[&question[..], &["--pin", "pp=2,vpp=1", "-o", &path]].concat());
+fn plan() -> (String, Plan) {
+    static ASKED: Once = Once::new();
+    let path = scratch!("unequal.json");
+    ASKED.call_once(|| {
+        let question =
+            ["optimize", "llama-2-7b", "mixed-a100-v100", "--on-nodes", "0-2", "--global-batch", "96"];
+        done(&[&question[..], &["--pin", "pp=2,vpp=1", "-o", &path]].concat());
+    });
     let plan: Plan = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     (path, plan)
 }
 
 #[test]
 fn a_stage_on_the_larger_group_is_wider() {
-    let (file, plan) = plan("unequal.json");
+    let (file, plan) = plan();
     let mut devices: Vec<u64> = plan.stage_meshes.iter().map(Mesh::n_devices).collect();
     devices.sort_unstable();
     assert_eq!(devices, [8, 16]);
@@ -46,7 +52,7 @@ fn a_stage_on_the_larger_group_is_wider() {
 
 #[test]
 fn meshes_that_are_none_are_refused_with_their_place() {
-    let (file, plan) = plan("unequal-wrong.json");
+    let (file, plan) = plan();
     let said = |change: &dyn Fn(&mut Value)| {
         let mut document = serde_json::to_value(&plan).unwrap();
         change(&mut document);

@@ -39,7 +39,7 @@ verified! {
     ];
     gpt_oss_has_sinks_and_experts: ["gpt-oss-20b", "dgx-h100", "--nodes", "2", "--pin", "pp=2"];
     deepseek_v2_has_latent_attention_and_shared_experts: [
-        "deepseek-v2", "dgx-h800", "--nodes", "16", "--pin", "pp=8"
+        "deepseek-v2", "dgx-h800", "--nodes", "16", "--pin", "pp=8,ep=8"
     ];
     qwen_has_biases: ["qwen2.5-7b", "tpu-v5p", "--devices", "16"];
     phi_3_has_fused_products: ["phi-3-mini", "rtx4090-x8"];
