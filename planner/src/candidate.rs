@@ -327,7 +327,8 @@ pub(crate) fn batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<(u
     // With fewer micro-batches than half the stages most of them idle most of the time; but there may be few sequences.
     let enough = n_stages.min(request.job.global_batch);
     let fills = |&(_, count): &(u64, u64)| count * 2 >= enough || Some(count) == most;
-    let is_pinned = request.pins.pp.is_some() || request.pins.layers_per_stage.is_some();
+    let pins = &request.pins;
+    let is_pinned = pins.pp.is_some() || !pins.forbid.pp.is_empty() || pins.layers_per_stage.is_some();
     all.into_iter().filter(|one| is_pinned || fills(one)).collect()
 }
 

@@ -4,12 +4,15 @@ use std::ops::RangeInclusive;
 
 use crate::candidate::{Candidate, Scope, batches};
 use crate::polish::Worked;
-use crate::request::{Pins, Request};
+use crate::request::{Pins, Request, SequenceParallel};
 use crate::shapes::{Facts, divisors, finest, names_degrees, shapes, without_names};
 use crate::{shares, unequal};
 
-/// Numbers of stages and micro-batches for which free axes are asked where degrees are pinned or ruled out.
+/// Numbers of stages and micro-batches for which free axes are always asked where degrees are pinned or ruled out, at most.
 const MOST_FREED: usize = 4;
+
+/// For more of them they are asked where that comes to no more meshes and micro-batches than this: it takes some tenths of a second.
+const FEW_FREED: usize = 64;
 
 /// They are those of plans on named axes that take no more than so many times the fastest: free ones take down to three quarters of that.
 const NEAR_FREED: f64 = 1.25;
@@ -43,43 +46,77 @@ pub(crate) fn takes_finest(request: &Request, pins: &Pins) -> bool {
     pins.forbid.leaves_layers() && !request.cluster.is_mixed()
 }
 
-/// Meshes of free axes for the stages and micro-batches that the fastest plans on named axes have, or these candidates where nothing on
-/// them fits: what comes to the degrees that are pinned, or to none that is ruled out, may be faster in another order of axes, or where it
-/// cuts the vocabulary.
+/// Stages of a step, and micro-batches: how large, how many.
+type Size = (u64, u64, u64);
+
+/// Meshes of free axes for the stages and micro-batches that the fastest plans on named axes have, and for others where that makes few;
+/// where nothing on named axes fits, for theirs if these are few, or if something on them has other degrees. What comes to the degrees
+/// that are pinned, or to none that is ruled out, may be faster in another order of axes, or where it cuts the vocabulary, and fit where
+/// nothing named does. Named ones are asked once more that cut no tokens beside products: layers that do cut them come to other degrees
+/// where heads do not divide.
 pub(crate) fn freed_candidates(
     scope: &Scope<'_>,
-    named: &[Candidate],
+    (named, misnames): (&[Candidate], bool),
     fastest_named: &[Worked],
 ) -> Vec<Candidate> {
     let request = scope.request;
     let Some(pins) = without_names(&request.pins) else { return Vec::new() };
     let near = fastest_named.first().map(|best| best.arranged.step_time() * NEAR_FREED);
-    let is_near = |one: &&Worked| near.is_none_or(|near| one.arranged.step_time() <= near);
-    let worked = fastest_named.iter().take_while(is_near).map(|one| &one.arranged.candidate);
-    let tried: Vec<&Candidate> = if near.is_some() { worked.collect() } else { named.iter().collect() };
-    let mut sizes = Vec::new();
-    for &Candidate { n_stages, micro_batch, n_micro_batches, .. } in tried {
-        let size = (n_stages, micro_batch, n_micro_batches);
-        if !sizes.contains(&size) {
-            sizes.push(size);
-        }
-    }
+    let is_near = |one: &&Worked| near.is_some_and(|near| one.arranged.step_time() <= near);
+    let worked = || fastest_named.iter().map(|one| &one.arranged.candidate);
+    let n_near = distinct(worked().take(fastest_named.iter().take_while(is_near).count())).len();
     // Without a plan no bound rules any of them out.
-    if near.is_none() && sizes.len() > MOST_FREED {
+    if near.is_none() && !misnames && distinct(named.iter()).len() > MOST_FREED {
         return Vec::new();
     }
-    sizes.truncate(MOST_FREED);
+    let free = match near.is_some() || misnames {
+        true => candidates(&Request { pins: pins.clone(), ..request.clone() }),
+        false => Vec::new(),
+    };
+    let sizes = distinct(worked().chain(named).chain(&free));
+    let pins: Vec<Pins> = [pins].into_iter().chain(without_tokens(&request.pins)).collect();
     let facts = Facts::of(request);
-    let of_sizes = |(n_stages, micro_batch, n_micro_batches)| {
+    let of_size = |(n_stages, micro_batch, n_micro_batches): Size| {
         // On axes that others cover layers choose among fewer degrees: those that are asked for may be what they come to.
-        let all = shapes(request.cluster.n_devices() / n_stages, facts, &pins);
+        let n_devices = request.cluster.n_devices() / n_stages;
+        let all = pins.iter().flat_map(move |pins| shapes(n_devices, facts, pins));
         let candidate = move |shape| {
             let meshes = Vec::new();
             Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches }
         };
-        all.into_iter().filter_map(move |shape| shares::shape(request, shape, n_stages)).map(candidate)
+        all.filter_map(move |shape| shares::shape(request, shape, n_stages)).map(candidate)
     };
-    sizes.into_iter().flat_map(of_sizes).collect()
+    let mut list = Vec::new();
+    for (at, size) in sizes.into_iter().enumerate() {
+        if at >= MOST_FREED && list.len() >= FEW_FREED {
+            break;
+        }
+        let some: Vec<Candidate> = of_size(size).collect();
+        let is_first = at < MOST_FREED && (at < n_near || near.is_none() && !misnames);
+        if is_first || list.len() + some.len() <= FEW_FREED {
+            list.extend(some);
+        }
+    }
+    list
+}
+
+/// The pins without sequence parallelism, where they leave it open and say something of tensor parallelism.
+fn without_tokens(pins: &Pins) -> Option<Pins> {
+    let is_open = pins.sequence_parallel.is_none() && pins.forbid.sequence_parallel.is_empty();
+    let is_cut = pins.tp.is_some_and(|tp| tp > 1) || !pins.forbid.tp.single.is_empty();
+    (is_open && is_cut).then(|| Pins { sequence_parallel: Some(SequenceParallel::Off), ..pins.clone() })
+}
+
+/// The sizes of some candidates, in the order in which they come.
+fn distinct<'c>(candidates: impl Iterator<Item = &'c Candidate>) -> Vec<Size> {
+    let mut sizes = Vec::new();
+    for one in candidates {
+        let size = (one.n_stages, one.micro_batch, one.n_micro_batches);
+        if !sizes.contains(&size) {
+            sizes.push(size);
+        }
+    }
+    sizes
 }
 
 /// The same with a tensor degree by name, of a least and a largest, unless the user names degrees. Free axes have more

@@ -39,7 +39,7 @@ impl Degrees {
         !(self.above_one && degree > 1 || self.single.contains(&degree))
     }
 
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }

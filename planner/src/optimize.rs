@@ -194,10 +194,11 @@ fn free_axes(
     (ranked, tally): (&mut Ranked, &mut Tally),
     (start, watch): (&Start, (Stop<'_>, OnProgress<'_>)),
 ) -> Vec<Worked> {
-    let freed = freed_candidates(scope, named, &ranked.worked);
+    let freed = freed_candidates(scope, (named, tally.misnamed.is_some()), &ranked.worked);
     if freed.is_empty() {
         return Vec::new();
     }
+    let named_otherwise = tally.misnamed.clone();
     let limit = start.least(ranked.best());
     // In fused forms, and where named ones wait for launches, free ones may come to less than they do at first.
     let start = Start { limit, reach: NEAR_BEST, waits: start.waits, ..Start::default() };
@@ -212,6 +213,8 @@ fn free_axes(
     polish(scope, &mut misnamed, &mut own, watch.0);
     tally.go_on(&own);
     misnamed.retain(|one| !is_misnamed(scope, one, tally));
+    // What named axes come to says why they do not come to what is pinned; free ones come to anything.
+    tally.misnamed = named_otherwise.or(tally.misnamed.take());
     worked.into_iter().for_each(|one| insert(&mut ranked.worked, one));
     misnamed
 }

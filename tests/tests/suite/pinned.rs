@@ -212,6 +212,34 @@ fn degrees_of_a_plan_on_free_axes_find_it() {
     }
 }
 
+/// Twenty-five heads: where tokens are cut beside products, most of a layer comes to other degrees than its axes are called by.
+#[test]
+fn a_tensor_degree_that_divides_no_heads_finds_products_that_are_cut() {
+    let questions = [
+        (["gpt2-xl", "dgx-a100-80", "--devices", "8", "--global-batch", "12", "--seq-len", "500"], "tp=2"),
+        (["gpt2-xl", "dgx1-v100", "--devices", "4", "--global-batch", "3", "--seq-len", "1000"], "tp=4"),
+    ];
+    for (question, pin) in questions {
+        let off = time(&question, &["--pin", &format!("{pin},sequence-parallel=off")]);
+        let found = time(&question, &["--pin", pin]) / off;
+        assert!(found < 1.0005, "{pin} takes {found} of what it does without sequence parallelism");
+    }
+}
+
+/// No named axis cuts sequences into 64 tokens unless somebody asks for it, and what of a pipeline is left is a quarter slower.
+#[test]
+fn degrees_of_one_leave_all_that_free_axes_come_to() {
+    let question = ["gpt2", "dgx-a100-80", "--devices", "8", "--global-batch", "7", "--seq-len", "512"];
+    let none = "split-backward=none";
+    let found = time(&question, &["--pin", &format!("{none},dp=1,tp=1")]);
+    let found = found / time(&question, &["--pin", none]);
+    assert!(found < 1.0005, "dp=1,tp=1 takes {found} of what nothing pinned takes");
+    // One number of stages that is left is one that is chosen.
+    let left = time(&question, &["--pin", none, "--forbid", "pp=1,2,4"]);
+    let left = left / time(&question, &["--pin", &format!("{none},pp=8")]);
+    assert!((left - 1.0).abs() < 0.0005, "all but pp=8 ruled out takes {left} of what that takes");
+}
+
 #[test]
 fn whole_stages_are_not_called_interleaved() {
     let question = ["optimize", "llama-3-8b", "tpu-v4", "--devices", "32", "--global-batch", "64"];
