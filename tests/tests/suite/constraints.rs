@@ -169,8 +169,7 @@ fn single_layers_are_as_it_says() {
     assert_eq!(verified.code, 0, "{verified}");
     // Layers keep their numbers: states go over to a plan that knows nothing of the names.
     let other = out.replace(".json", "-other.json");
-    let plain =
-        planner(&[&["optimize"], &JOB[..], &["--nodes", "2", "--pin", "tp=1,pp=2", "-o", &other]].concat());
+    let plain = planner(&[&["optimize"], &JOB[..], &["--nodes", "2", "-o", &other]].concat());
     assert_eq!(plain.code, 0, "{plain}");
     let map = planner(&["reshard", &out, &other]);
     assert_eq!(map.code, 0, "{map}");
