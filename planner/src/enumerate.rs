@@ -11,11 +11,11 @@ use crate::{shares, unequal};
 /// Numbers of stages and micro-batches for which free axes are always asked where degrees are pinned or ruled out, at most.
 const MOST_FREED: usize = 4;
 
-/// For more of them they are asked where that comes to no more meshes and micro-batches than this: it takes some tenths of a second.
-const FEW_FREED: usize = 64;
-
 /// They are those of plans on named axes that take no more than so many times the fastest: free ones take down to three quarters of that.
 const NEAR_FREED: f64 = 1.25;
+
+/// For more of them they are asked where that comes to no more meshes and micro-batches than this: it takes some tenths of a second.
+const FEW_FREED: usize = 64;
 
 /// Every number of stages, mesh and micro-batch that the request allows.
 pub(crate) fn candidates(request: &Request) -> Vec<Candidate> {
@@ -56,48 +56,58 @@ type Size = (u64, u64, u64);
 /// where heads do not divide.
 pub(crate) fn freed_candidates(
     scope: &Scope<'_>,
-    (named, misnames): (&[Candidate], bool),
-    fastest_named: &[Worked],
+    named: &[Candidate],
+    (fastest_named, misnamed): (&[Worked], &[Worked]),
 ) -> Vec<Candidate> {
     let request = scope.request;
     let Some(pins) = without_names(&request.pins) else { return Vec::new() };
     let near = fastest_named.first().map(|best| best.arranged.step_time() * NEAR_FREED);
-    let is_near = |one: &&Worked| near.is_some_and(|near| one.arranged.step_time() <= near);
-    let worked = || fastest_named.iter().map(|one| &one.arranged.candidate);
-    let n_near = distinct(worked().take(fastest_named.iter().take_while(is_near).count())).len();
+    let knows_others = near.is_some() || !misnamed.is_empty();
+    let mut first = match near {
+        Some(near) => {
+            distinct(worked(fastest_named.iter().take_while(|one| one.arranged.step_time() <= near)))
+        }
+        None if knows_others => Vec::new(),
+        None => distinct(named.iter()),
+    };
     // Without a plan no bound rules any of them out.
-    if near.is_none() && !misnames && distinct(named.iter()).len() > MOST_FREED {
+    if !knows_others && first.len() > MOST_FREED {
         return Vec::new();
     }
-    let free = match near.is_some() || misnames {
-        true => candidates(&Request { pins: pins.clone(), ..request.clone() }),
-        false => Vec::new(),
-    };
-    let sizes = distinct(worked().chain(named).chain(&free));
-    let pins: Vec<Pins> = [pins].into_iter().chain(without_tokens(&request.pins)).collect();
+    first.truncate(MOST_FREED);
+    let all_pins: Vec<Pins> = [pins.clone()].into_iter().chain(without_tokens(&request.pins)).collect();
     let facts = Facts::of(request);
-    let of_size = |(n_stages, micro_batch, n_micro_batches): Size| {
+    let of_size = |&(n_stages, micro_batch, n_micro_batches): &Size| {
         // On axes that others cover layers choose among fewer degrees: those that are asked for may be what they come to.
         let n_devices = request.cluster.n_devices() / n_stages;
-        let all = pins.iter().flat_map(move |pins| shapes(n_devices, facts, pins));
+        let all = all_pins.iter().flat_map(move |pins| shapes(n_devices, facts, pins));
         let candidate = move |shape| {
             let meshes = Vec::new();
             Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches }
         };
         all.filter_map(move |shape| shares::shape(request, shape, n_stages)).map(candidate)
     };
-    let mut list = Vec::new();
-    for (at, size) in sizes.into_iter().enumerate() {
-        if at >= MOST_FREED && list.len() >= FEW_FREED {
+    let mut list: Vec<Candidate> = first.iter().flat_map(of_size).collect();
+    if !knows_others || list.len() >= FEW_FREED {
+        return list;
+    }
+    let free = candidates(&Request { pins, ..request.clone() });
+    let others = distinct(worked(fastest_named.iter()).chain(named).chain(&free));
+    for size in others.iter().filter(|size| !first.contains(size)) {
+        if list.len() >= FEW_FREED {
             break;
         }
         let some: Vec<Candidate> = of_size(size).collect();
-        let is_first = at < MOST_FREED && (at < n_near || near.is_none() && !misnames);
-        if is_first || list.len() + some.len() <= FEW_FREED {
+        if list.len() + some.len() <= FEW_FREED {
             list.extend(some);
         }
     }
     list
+}
+
+/// The candidates that were worked out.
+fn worked<'w>(some: impl Iterator<Item = &'w Worked>) -> impl Iterator<Item = &'w Candidate> {
+    some.map(|one| &one.arranged.candidate)
 }
 
 /// The pins without sequence parallelism, where they leave it open and say something of tensor parallelism.

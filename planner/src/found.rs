@@ -253,7 +253,7 @@ pub enum Further {
     NoSplitAsked,
     /// The memory of hosts was asked.
     HostsInVain,
-    /// Degrees are pinned, and axes that are free were asked only for the fastest stages and micro-batches.
+    /// Degrees are pinned or ruled out, and axes that are free were asked only for the fastest stages and micro-batches, and few others.
     FreeAxes,
     /// Nothing was but what is near a plan that ran.
     NearAlone,

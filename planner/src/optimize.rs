@@ -194,11 +194,11 @@ fn free_axes(
     (ranked, tally): (&mut Ranked, &mut Tally),
     (start, watch): (&Start, (Stop<'_>, OnProgress<'_>)),
 ) -> Vec<Worked> {
-    let freed = freed_candidates(scope, (named, tally.misnamed.is_some()), &ranked.worked);
+    let freed = freed_candidates(scope, named, (&ranked.worked, &ranked.misnamed));
     if freed.is_empty() {
         return Vec::new();
     }
-    let named_otherwise = tally.misnamed.clone();
+    let named_otherwise = tally.misnamed.take();
     let limit = start.least(ranked.best());
     // In fused forms, and where named ones wait for launches, free ones may come to less than they do at first.
     let start = Start { limit, reach: NEAR_BEST, waits: start.waits, ..Start::default() };
