@@ -1,5 +1,7 @@
 //! What is asked of a candidate: in which forms, below which time, with what all its layers have in common.
 
+use ir::sharding::Sharding;
+
 use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{RecomputeRule, StorageRule};
@@ -14,6 +16,8 @@ pub(crate) struct Way {
     pub(crate) recompute: Option<RecomputeRule>,
     /// What compute covers of what a step sends once, in place of what the bound says.
     pub(crate) covers: Option<Covers>,
+    /// How the stream passes between all of them, in place of what suits the bound.
+    pub(crate) stream: Option<Sharding>,
 }
 
 impl Way {
@@ -28,15 +32,13 @@ impl Way {
     }
 }
 
-/// What is tried for all layers: nothing, then storages that are left open.
+/// What is tried for all layers: nothing, then the ZeRO stages that are left open.
 pub(crate) fn ways(pins: &Pins) -> impl Iterator<Item = Way> + use<> {
-    let is_free = pins.zero.is_none() && pins.forbid.zero.is_empty() && pins.constraints.is_empty();
-    let storages = STORAGES.into_iter().filter(move |_| is_free);
-    std::iter::once(Way::default()).chain(storages.map(Way::stored))
+    let is_free = pins.zero.is_none() && pins.constraints.is_empty();
+    let forbidden = pins.forbid.zero.clone();
+    let stages = (1..=3).filter(move |stage| is_free && !forbidden.contains(stage));
+    std::iter::once(Way::default()).chain(stages.map(|stage| Way::stored(StorageRule::of_stage(stage))))
 }
-
-/// Storages that are tried.
-const STORAGES: [StorageRule; 3] = [StorageRule::Optimizer, StorageRule::Gradient, StorageRule::Parameter];
 
 /// How a candidate is worked out.
 #[derive(Clone, Copy, Debug)]

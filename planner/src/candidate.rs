@@ -322,14 +322,24 @@ pub(crate) fn same_mesh(a: &Candidate, b: &Candidate) -> bool {
 /// Micro-batches worth trying in a pipeline of stages of a mesh, and how many of each a step has.
 pub(crate) fn batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<(u64, u64)> {
     let all = micro_batches(request, shape, n_stages).into_iter().map(|b| (b, request.job.global_batch / b));
-    let all: Vec<(u64, u64)> = all.collect();
-    let most = all.iter().map(|(_, count)| *count).max();
-    // With fewer micro-batches than half the stages most of them idle most of the time; but there may be few sequences.
-    let enough = n_stages.min(request.job.global_batch);
-    let fills = |&(_, count): &(u64, u64)| count * 2 >= enough || Some(count) == most;
+    all.collect()
+}
+
+/// Of some candidates those with enough micro-batches for their stages: with fewer than half as many most stages idle most of the time. But there
+/// may be few sequences, or somebody may want so many stages.
+pub(crate) fn filled(request: &Request, candidates: Vec<Candidate>) -> Vec<Candidate> {
     let pins = &request.pins;
-    let is_pinned = pins.pp.is_some() || !pins.forbid.pp.is_empty() || pins.layers_per_stage.is_some();
-    all.into_iter().filter(|one| is_pinned || fills(one)).collect()
+    if pins.pp.is_some() || !pins.forbid.pp.is_empty() || pins.layers_per_stage.is_some() {
+        return candidates;
+    }
+    let of_mesh = |all: &[Candidate]| {
+        let most = all.iter().map(|one| one.n_micro_batches).max();
+        let enough = all.first().map_or(0, |one| one.n_stages.min(request.job.global_batch));
+        let fills =
+            move |one: &&Candidate| one.n_micro_batches * 2 >= enough || Some(one.n_micro_batches) == most;
+        all.iter().filter(fills).cloned().collect::<Vec<_>>()
+    };
+    candidates.chunk_by(same_mesh).flat_map(of_mesh).collect()
 }
 
 /// Micro-batches worth trying for one of so many stages of a mesh.

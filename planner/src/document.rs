@@ -28,7 +28,7 @@ use crate::layouts::least_time;
 use crate::price::prediction::breakdown;
 use crate::price::price_with;
 use crate::price::setting::Entry;
-use crate::request::Request;
+use crate::request::{Pins, Request};
 
 /// How many runners-up a plan names.
 const N_RUNNERS_UP: usize = 5;
@@ -371,6 +371,7 @@ fn warnings(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Vec<String> {
     let (scope, request) = (&found.scope, found.scope.request);
     let mut list = rearranged(found.asked, &request.cluster);
     list.extend(computes_otherwise(scope));
+    list.extend(copies(&request.pins, scope.roles(best).same));
     if request.cluster.shares_devices() {
         list.push(format!(
             "several ranks run on a device in turn: {}; each has its part of the device's time and memory, is priced as the \
@@ -387,6 +388,15 @@ fn warnings(found: &Found<'_>, best: &Arranged, shares: &[u64]) -> Vec<String> {
         ));
     }
     list
+}
+
+/// Devices that compute what others do.
+fn copies(pins: &Pins, same: u64) -> Option<String> {
+    let why = match [pins.dp, pins.tp, pins.cp].iter().any(Option::is_some) {
+        true => "the pinned degrees leave them nothing to divide",
+        false => "dividing their work would take longer, or nothing there divides so",
+    };
+    (same > 1).then(|| format!("{same} devices at a time compute the same in most layers: {why}"))
 }
 
 /// Devices whose products run in another precision than the job's.

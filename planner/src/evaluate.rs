@@ -1,6 +1,6 @@
 //! How fast a candidate is: choices at rising prices of memory until every schedule has an arrangement that fits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::sharding::{Placement, Sharding};
 use rayon::prelude::*;
@@ -10,6 +10,7 @@ use crate::arrangements::{Arrangements, CUT_SLACK};
 use crate::asking::{Asking, Way, ways};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
+use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, StorageRule};
 use crate::levels::Levels;
@@ -25,6 +26,10 @@ const FAR: f64 = 1.12;
 
 /// The same for another way to choose by what shows of what a step sends once: steps became up to 1.46 times as fast by it.
 const TOO_FAR: f64 = 1.5;
+
+/// Parts of the way from covering all of what a step sends once to covering what bounds say: what is sent and computed for as long as each other
+/// is chosen by neither.
+const BETWEEN: [f64; 2] = [0.25, 0.5];
 
 /// What another way leaves slower than the best by more than this is not polished (`polish::NEAR_BEST_CROWDED`).
 const WORTH_A_WAY: f64 = 1.1;
@@ -99,6 +104,9 @@ impl Scope<'_> {
         bound: &Bound,
         asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
+        if let Some(stream) = asked.way.stream {
+            return self.evaluate_on(benches, (bound, &on_benches(stream, benches)), asked);
+        }
         let found = self.evaluate_by_layers(benches, bound, asked);
         let Some(stream) = self.stream_of_stages(&benches[0], bound) else { return found };
         let limit = found.as_ref().map_or(asked.limit, |found| found.step_time().0.min(asked.limit));
@@ -152,7 +160,8 @@ impl Scope<'_> {
         if !on_devices || bound.other_covers.is_empty() || best.0.step_time().0 > TOO_FAR * asked.known {
             return Ok(best);
         }
-        let covered = bound.other_covers.iter().map(|&covers| Way { covers: Some(covers), ..asked.way });
+        let covered =
+            covers_to_try(bound).into_iter().map(|covers| Way { covers: Some(covers), ..asked.way });
         let limit = best.0.step_time().0.min(asked.known * WORTH_A_WAY);
         let ways = ways(self.pins()).skip(1).chain(covered);
         let each: Vec<Asking<'_>> = ways.map(|way| Asking { way, limit, ..asked }).collect();
@@ -175,21 +184,49 @@ impl Scope<'_> {
         self.evaluate_each(&self.benches(candidate, &grounds), bound, each)
     }
 
-    /// The same, where prices of the candidate are at hand: what conversions take is the same in every way.
+    /// The same, where prices of the candidate are at hand: what conversions take is the same in every way. What suits layers in one of the ways
+    /// is tried in all of them.
     fn evaluate_each(
         &self,
         benches: &[Bench<'_>],
         bound: &Bound,
         each: &[Asking<'_>],
     ) -> Vec<(Way, Option<Arranged>)> {
-        let one = |&asked: &Asking<'_>| (asked.way, self.evaluate_at(benches, bound, asked).ok());
-        each.par_iter().with_max_len(1).map(one).collect()
+        let of_way = |asked: &Asking<'_>| self.stream_of_way(&benches[0], bound, asked.way);
+        let streams: BTreeSet<Sharding> =
+            each.par_iter().with_max_len(1).filter_map(of_way).collect::<Vec<_>>().into_iter().collect();
+        let streams: Vec<Option<Sharding>> =
+            std::iter::once(None).chain(streams.into_iter().map(Some)).collect();
+        let pairs: Vec<Asking<'_>> = each
+            .iter()
+            .flat_map(|&asked| {
+                streams.iter().map(move |&stream| Asking { way: Way { stream, ..asked.way }, ..asked })
+            })
+            .collect();
+        let one = |asked: Asking<'_>| (asked.way, self.evaluate_at(benches, bound, asked).ok());
+        pairs.into_par_iter().with_max_len(1).map(one).collect()
     }
 
     fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking<'_>) -> Option<Arranged> {
         let streams = self.streams_at(&benches[0], bound).into_iter();
         let of = |stream| self.evaluate_on(benches, (bound, &on_benches(stream, benches)), asked).ok();
         fastest(streams.filter_map(of))
+    }
+
+    /// The sharding of the stream that suits layers that have something in common, if that is another than the bound's.
+    fn stream_of_way(&self, bench: &Bench<'_>, bound: &Bound, way: Way) -> Option<Sharding> {
+        if way == Way::default() {
+            return None;
+        }
+        let kind = self.most_frequent();
+        let given = Given {
+            stream: None,
+            ..on_ground(bench.setting.ground, (bound, &[]), way, self.given_fastest())
+        };
+        let asked = self.asked(bench, kind, &given, Forms::Leading);
+        let (_, problem) = asked.first()?;
+        let choices = self.chooser(problem).cheapest(0.0)?.choices;
+        Some(self.passes(kind, &problem.choice(&choices))).filter(|stream| *stream != bound.stream)
     }
 
     /// Whether another way to run the same layers might fit.
@@ -421,6 +458,17 @@ impl Scope<'_> {
     }
 }
 
+/// What compute may be taken to cover of what a step sends once: what the other bounds say, and what lies between all and the least of these.
+fn covers_to_try(bound: &Bound) -> Vec<Covers> {
+    let mut list = bound.other_covers.clone();
+    let known = || bound.other_covers.iter().copied().chain([bound.covers]);
+    let sum = |covers: &Covers| covers.reduce + covers.spread;
+    let Some(least) = known().min_by(|a, b| sum(a).total_cmp(&sum(b))) else { return list };
+    let between = BETWEEN.map(|part| Covers::default().towards(least, part));
+    list.extend(between.into_iter().filter(|covers| known().all(|one| one != *covers)));
+    list
+}
+
 /// One sharding of the stream on the meshes of all grounds: nothing is cut along an axis of one device.
 fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
     let on = |bench: &Bench<'_>| {
@@ -434,7 +482,7 @@ fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
 /// What is given on a ground, with its sharding of the stream and what all parameters and layers keep to.
 fn on_ground(ground: usize, (bound, streams): (&Bound, &[Sharding]), way: Way, given: Given) -> Given {
     Given {
-        stream: Some(streams[ground]),
+        stream: streams.get(ground).copied(),
         storage: way.storage.unwrap_or(given.storage),
         recompute: way.recompute.unwrap_or(given.recompute),
         covers: way.covers.unwrap_or(bound.on(ground).covers),

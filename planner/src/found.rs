@@ -278,8 +278,8 @@ impl Further {
             Self::NoSplitAsked => "; schedules that split backward were not asked (--pin split-backward=any)",
             Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
             Self::FreeAxes => {
-                "; axes that do something else in some layers were asked only for the stages and micro-batches that are \
-                 the fastest without"
+                "; axes that do something else in some layers were asked only for some stages and micro-batches, \
+                 first for those of the fastest plans without"
             }
             Self::NearAlone => {
                 "; the space is that of these degrees and this number of stages: others near a plan that ran were \

@@ -25,7 +25,9 @@ use rayon::prelude::*;
 use crate::forbid::kind_of;
 use crate::found::{Again, Found, Further, Start};
 use crate::optimize::search_from;
-use crate::request::{AxesKind, Forbid, NoPlan, OnProgress, Pins, Request, ScheduleKind, SharesKind, Stop};
+use crate::request::{
+    AxesKind, Forbid, NoPlan, OnProgress, Pins, Request, ScheduleKind, SequenceParallel, SharesKind, Stop,
+};
 use crate::shapes::divisors;
 use crate::{offload, on_cluster, split_schedules, written};
 
@@ -85,6 +87,8 @@ struct Degrees {
     cuts_experts: bool,
     /// Sequences of a replica's micro-batch, or fewer where these do not divide its part of the batch.
     micro_batch: u64,
+    /// As layers of the plan are cut by tokens beside their products, or not; nothing where it cuts no products.
+    sequence_parallel: Option<SequenceParallel>,
 }
 
 impl Degrees {
@@ -96,6 +100,10 @@ impl Degrees {
             ep: pins.ep.unwrap_or(roles.ep),
             cuts_experts: pins.etp.unwrap_or(roles.etp) > 1,
             micro_batch: pins.micro_batch.unwrap_or(roles.micro_batch),
+            sequence_parallel: (roles.tp > 1).then_some(match roles.sequence_parallel {
+                true => SequenceParallel::On,
+                false => SequenceParallel::Off,
+            }),
         }
     }
 
@@ -195,7 +203,8 @@ fn longest_of(n_layers: u64, p: u64) -> f64 {
 
 /// The question at a place; with what is pinned, which is what the place has.
 fn question(request: &Request, cluster: &Cluster, place: &Place, schedule: Option<ScheduleKind>) -> Request {
-    let (pins, Degrees { tp, cp, ep, cuts_experts, micro_batch }) = (&request.pins, place.degrees);
+    let (pins, Degrees { tp, cp, ep, cuts_experts, micro_batch, sequence_parallel }) =
+        (&request.pins, place.degrees);
     let is_mixture = ep > 1 || cuts_experts;
     let etp = if cuts_experts { tp } else { 1 };
     let pins = Pins {
@@ -207,6 +216,7 @@ fn question(request: &Request, cluster: &Cluster, place: &Place, schedule: Optio
         etp: pins.etp.or((is_mixture && tp > 1).then_some(etp)),
         shares: Some(SharesKind::Equal),
         axes: Some(AxesKind::Named),
+        sequence_parallel: pins.sequence_parallel.or(sequence_parallel),
         schedule: schedule.or(pins.schedule),
         split_backward: pins.split_backward.filter(|_| schedule.is_none()),
         ..pins.clone()
@@ -443,7 +453,8 @@ impl Outcome {
 mod tests {
     use super::*;
 
-    const DEGREES: Degrees = Degrees { tp: 4, cp: 1, ep: 1, cuts_experts: false, micro_batch: 2 };
+    const DEGREES: Degrees =
+        Degrees { tp: 4, cp: 1, ep: 1, cuts_experts: false, micro_batch: 2, sequence_parallel: None };
 
     #[test]
     fn neighbours_differ_in_one_degree_that_is_open() {

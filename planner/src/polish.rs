@@ -360,11 +360,19 @@ fn simplify(scope: &Scope<'_>, worked: &mut [Worked]) {
 /// plan need not see that they are several.
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let limit = found.arranged.step_time().0 * (1.0 + SAME);
-    let (way, rounds) = (found.way, found.rounds());
-    let asked = Asking { limit, way, rounds, ..Asking::of(found.own_forms()) };
+    let rounds = found.rounds();
     let on = |candidate: Candidate| {
-        let found = work_out(scope, &candidate, Forms::Leading, asked)?;
-        (found.arranged.step_time().0 <= limit && !is_misnamed(scope, &found)).then_some(found)
+        let stream = match found.way.stream {
+            Some(stream) => Some(found.arranged.candidate.shape.joined(&candidate.shape, stream)?),
+            None => None,
+        };
+        let way = Way { stream, ..found.way };
+        let asked = Asking { limit, way, rounds, ..Asking::of(found.own_forms()) };
+        let on_fewer = work_out(scope, &candidate, Forms::Leading, asked)?;
+        let is_as_fast = on_fewer.arranged.step_time().0 <= limit && !is_misnamed(scope, &on_fewer);
+        // Layers that move afterwards keep the forms that were chosen.
+        let (forms, is_refined) = (found.forms.clone(), found.is_refined);
+        is_as_fast.then_some(Worked { forms, is_refined, ..on_fewer })
     };
     coarser(scope, &found.arranged.candidate).into_par_iter().find_map_first(on)
 }

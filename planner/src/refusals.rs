@@ -10,7 +10,9 @@ use ir::units::Bytes;
 
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
-use crate::request::{ContextKind, GradientsKind, NoPlan, OffloadKind, Pins, Request, ScheduleKind, Untried};
+use crate::request::{
+    ContextKind, GradientsKind, NoPlan, OffloadKind, Pins, Request, ScheduleKind, SequenceParallel, Untried,
+};
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees};
 
@@ -57,6 +59,12 @@ pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> 
             "dp" if !batch.is_multiple_of(pin) => {
                 format!("dp={pin}: {pin} replicas do not divide a global batch of {batch} sequences")
             }
+            "cp" if !request.job.sequence.is_multiple_of(pin) => {
+                format!(
+                    "cp={pin}: sequences of {} tokens are not cut into so many parts",
+                    request.job.sequence
+                )
+            }
             "micro-batch" => {
                 format!("micro-batch={pin}: no plan has replicas that run so many sequences at a time")
             }
@@ -65,7 +73,14 @@ pub(crate) fn not_as_pinned(request: &Request, roles: &Roles) -> Option<String> 
         })
     });
     let others = |kind: &ContextKind| forbid::context_kinds(roles.context).iter().any(|one| one != kind);
-    let what = missed.or_else(|| {
+    let tokens = || {
+        let is_off = pins.sequence_parallel == Some(SequenceParallel::On) && !roles.sequence_parallel;
+        let why = || {
+            format!("sequence-parallel=on: {} devices of a layer cut no tokens beside its products", roles.tp)
+        };
+        (is_off && roles.tp > 1).then(why)
+    };
+    let what = missed.or_else(tokens).or_else(|| {
         let kind = pins.cp_kind.filter(others)?;
         let why = if kind == ContextKind::Ulysses { ": its heads do not divide so" } else { "" };
         Some(format!("cp-kind: some axes see keys of `{}` in another way{why}", request.model.name))
@@ -217,7 +232,8 @@ pub(crate) fn no_candidate(request: &Request) -> String {
         if pins.forbid.is_empty() { "" } else { ", and something of every mesh may be forbidden" };
     format!(
         "no mesh of the {n_devices} devices meets the pinned degrees for a global batch of {} sequences: the micro-batch of all \
-         replicas must divide the global batch, and the degrees must multiply to the devices{forbidden}",
+         replicas must divide the global batch, and the degrees must multiply to the devices, or to a part of them that the others repeat\
+         {forbidden}",
         request.job.global_batch
     )
 }

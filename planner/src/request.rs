@@ -354,6 +354,11 @@ impl Pins {
     pub(crate) fn splits_any(&self) -> bool {
         self.split_backward == Some(SplitKind::Any)
     }
+
+    /// Whether nobody says if layers cut tokens beside products.
+    pub(crate) fn leaves_tokens(&self) -> bool {
+        self.sequence_parallel.is_none() && self.forbid.sequence_parallel.is_empty()
+    }
 }
 
 /// Which schedules that split backward are searched.
@@ -384,7 +389,7 @@ pub enum AxesKind {
 }
 
 /// A switch, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SequenceParallel {
     /// Tokens are split between products.
     On,

@@ -7,6 +7,7 @@
 use ir::graph::{Extent, Model};
 use ir::mesh::{AxisId, MAX_AXES, Mesh};
 use ir::op::OpKind;
+use ir::sharding::Sharding;
 
 use crate::forbid::Barred;
 use crate::request::{AxesKind, Degrees, Pins, Request, SequenceParallel};
@@ -106,6 +107,23 @@ pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     list
 }
 
+/// Shapes of axes by name that are rarely any good: those that leave a device few tokens, and those of a part of the devices, each of which is there
+/// several times.
+pub(crate) fn rare(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
+    let pins = &with_switch(pins);
+    // Engines have no word for devices that do the same.
+    let is_named = names_degrees(pins) || pins.forbid.names_degrees();
+    if !is_named || pins.axes == Some(AxesKind::Named) {
+        return Vec::new();
+    }
+    let common = shapes(n, facts, pins);
+    let of = |same: u64| {
+        let all = pinned_within(n / same, facts, pins, facts.sequence).into_iter();
+        all.filter_map(move |shape| if same == 1 { Some(shape) } else { shape.copied(same) })
+    };
+    divisors(n).into_iter().flat_map(of).filter(|shape| !common.contains(shape)).collect()
+}
+
 /// Of some shapes those that no other covers: what a mesh does with one axis, another does with two that it uses alike. But
 /// tokens are not sent to their experts along two (`ir::conversion`), so a mesh stays that has a longer axis for experts inside
 /// the node. Were those that are longer around it kept as well, the space of deepseek-v3 would be a third larger.
@@ -145,6 +163,44 @@ impl Shape {
                 }
             }
             true
+        })
+    }
+
+    /// Its devices so many times, on an axis around all others along which nothing is computed apart.
+    fn copied(self, same: u64) -> Option<Self> {
+        let sizes: Vec<u64> =
+            std::iter::once(same).chain(self.mesh.axes.iter().map(|axis| axis.size)).collect();
+        let mesh = Mesh::of_sizes(&sizes).filter(|_| sizes.len() <= MAX_AXES && self.barred.is_empty())?;
+        let mut barred = vec![Barred::default(); sizes.len()];
+        barred[0].sequences = true;
+        let rules = std::iter::once(AxisRule::Sequences).chain(self.rules).collect();
+        Some(Self { mesh, rules, data_degree: self.data_degree, barred })
+    }
+
+    /// Whether axes inside products are to leave the tokens beside these whole.
+    pub(crate) fn cuts_no_tokens(&self) -> bool {
+        let leaves_whole = |rule: &AxisRule| {
+            matches!(rule, AxisRule::Inside(Between::Same) | AxisRule::InsideAndExperts(Between::Same))
+        };
+        self.rules.iter().any(leaves_whole)
+    }
+
+    /// What a sharding along its axes comes to on a shape that it covers; `None` where those that are one axis there are not used alike.
+    pub(crate) fn joined(&self, covered: &Shape, sharding: Sharding) -> Option<Sharding> {
+        let mut own = self.mesh.axis_ids();
+        covered.mesh.axis_ids().try_fold(Sharding::REPLICATED, |joined, axis| {
+            let (mut left, mut placements) = (covered.mesh.size(axis), Vec::new());
+            while left > 1 {
+                let part = own.next()?;
+                left /= self.mesh.size(part);
+                placements.push(sharding.on(part));
+            }
+            placements.dedup();
+            match placements.as_slice() {
+                [] => Some(joined),
+                [alike] => Some(joined.with(axis, *alike)),
+                _ => None,
+            }
         })
     }
 
@@ -260,7 +316,15 @@ fn push(list: &mut Vec<Shape>, sizes: &[u64], rules: Vec<AxisRule>, data_degree:
     }
 }
 
+/// Shapes of axes by name; where nothing that is asked leaves a device so many tokens, with fewer.
 fn pinned(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
+    let most = facts.sequence / MIN_TOKENS_PER_SPLIT.min(facts.sequence);
+    let list = pinned_within(n, facts, pins, most);
+    if list.is_empty() { pinned_within(n, facts, pins, facts.sequence) } else { list }
+}
+
+/// The same with tokens cut into so many parts at most, unless somebody says how many.
+fn pinned_within(n: u64, facts: Facts, pins: &Pins, most_tokens: u64) -> Vec<Shape> {
     let mut list = Vec::new();
     let forbid = &pins.forbid;
     let options = |pin: Option<u64>, limit: u64, not: &Degrees| match pin {
@@ -268,7 +332,7 @@ fn pinned(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
         None => divisors(n).into_iter().filter(|&d| d <= limit && not.allows(d)).collect(),
     };
     for tp in options(pins.tp, facts.node, &forbid.tp) {
-        for cp in options(pins.cp, facts.sequence / MIN_TOKENS_PER_SPLIT.min(facts.sequence), &forbid.cp) {
+        for cp in options(pins.cp, most_tokens, &forbid.cp) {
             if tp * cp == 0 || !n.is_multiple_of(tp * cp) {
                 continue;
             }
@@ -278,14 +342,26 @@ fn pinned(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
             }
             let degrees =
                 if facts.experts == 1 { vec![1] } else { options(pins.ep, facts.experts, &forbid.ep) };
-            // What nobody says of experts on tensor parallel devices may be either.
-            let is_open = pins.etp.is_none() && facts.experts > 1 && tp > 1 && forbid.etp.allows(tp);
-            let whole = is_open.then(|| Pins { etp: Some(1), ..pins.clone() });
+            let either = either(pins, facts, tp);
             for ep in degrees {
-                list.extend(named_axes((dp, cp, tp), ep, facts, pins));
-                list.extend(whole.as_ref().and_then(|whole| named_axes((dp, cp, tp), ep, facts, whole)));
+                let of = |pins: &Pins| named_axes((dp, cp, tp), ep, facts, pins);
+                list.extend(either.iter().filter_map(of));
             }
         }
+    }
+    list
+}
+
+/// Pins with what tensor parallel devices may do of which nobody says anything: hold whole experts, or cut no tokens beside products. Layers that do
+/// cut tokens come to another degree where heads do not divide.
+fn either(pins: &Pins, facts: Facts, tp: u64) -> Vec<Pins> {
+    let mut list = vec![pins.clone()];
+    if pins.etp.is_none() && facts.experts > 1 && tp > 1 && pins.forbid.etp.allows(tp) {
+        list.push(Pins { etp: Some(1), ..pins.clone() });
+    }
+    if pins.sequence_parallel.is_none() && tp > 1 {
+        let off = |pins: &Pins| Pins { sequence_parallel: Some(SequenceParallel::Off), ..pins.clone() };
+        list.extend(list.iter().map(off).collect::<Vec<_>>());
     }
     list
 }
@@ -431,13 +507,17 @@ mod tests {
     fn experts_of_which_nobody_says_more_may_be_whole() {
         let facts = Facts { experts: 8, ..FACTS };
         let pins = Pins { dp: Some(1), cp: Some(4), tp: Some(2), ep: Some(8), ..Pins::default() };
+        let pins = Pins { sequence_parallel: Some(SequenceParallel::On), ..pins };
         let rules =
             |pins: &Pins| shapes(8, facts, pins).into_iter().map(|shape| shape.rules).collect::<Vec<_>>();
-        let whole = vec![AxisRule::TokensAndExperts, AxisRule::InsideAndExperts(Between::Free)];
+        let whole = vec![AxisRule::TokensAndExperts, AxisRule::InsideAndExperts(Between::Tokens)];
         assert_eq!(rules(&pins), [whole]);
         assert_eq!(rules(&Pins { etp: Some(2), ..pins.clone() }), [[]; 0]);
         // Four of them go either way.
-        assert_eq!(rules(&Pins { ep: Some(4), ..pins }).len(), 2);
+        let some = Pins { ep: Some(4), ..pins };
+        assert_eq!(rules(&some).len(), 2);
+        // So do tokens beside products of which nobody says anything.
+        assert_eq!(rules(&Pins { sequence_parallel: None, ..some }).len(), 4);
     }
 
     #[test]

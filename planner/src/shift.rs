@@ -17,6 +17,9 @@ const MAX_SHIFTS: usize = 16;
 /// Chunks between any two of which layers move.
 const FEW_CHUNKS: usize = 8;
 
+/// Chunks of which two layers move at once where one alone makes nothing faster.
+const MOST_TO_PAIR: usize = 4;
+
 /// Chunks of which none moves where there are more: trying all moves takes as long as the square of their number.
 const MOST_CHUNKS: usize = 32;
 
@@ -36,17 +39,19 @@ impl Scope<'_> {
         let mut counts: Vec<usize> = chunks.iter().map(|chunk| chunk.to - chunk.from).collect();
         let moves: Vec<(usize, usize)> = moves(counts.len()).collect();
         for _ in 0..MAX_SHIFTS {
-            let one = |&(from, to): &(usize, usize)| {
-                let mut counts = counts.clone();
-                counts[from] = counts[from].checked_sub(1).filter(|&left| left > 0)?;
-                counts[to] += 1;
-                let found = self.with_counts(&best, &counts, (levels, shelves))?;
-                found.is_worth_it(&best).then_some((counts, found))
+            let fastest = |all: &[Vec<usize>]| {
+                let one = |counts: &Vec<usize>| {
+                    let found = self.with_counts(&best, counts, (levels, shelves))?;
+                    found.is_worth_it(&best).then(|| (counts.clone(), found))
+                };
+                let time = |(_, found): &(Vec<usize>, Arranged)| found.step_time().0;
+                let found: Vec<Option<(Vec<usize>, Arranged)>> = all.par_iter().map(one).collect();
+                found.into_iter().flatten().min_by(|a, b| time(a).total_cmp(&time(b)))
             };
-            let found: Vec<Option<(Vec<usize>, Arranged)>> = moves.par_iter().map(one).collect();
-            let time = |(_, found): &(Vec<usize>, Arranged)| found.step_time().0;
-            let fastest = found.into_iter().flatten().min_by(|a, b| time(a).total_cmp(&time(b)));
-            let Some((next, found)) = fastest else { break };
+            let near = after(&[counts.clone()], &moves);
+            let found = fastest(&near)
+                .or_else(|| (counts.len() <= MOST_TO_PAIR).then(|| fastest(&after(&near, &moves))).flatten());
+            let Some((next, found)) = found else { break };
             (counts, best) = (next, found);
         }
         best
@@ -58,6 +63,21 @@ impl Scope<'_> {
         let cuts = self.cuts_of(candidate, (schedule, counts), on.0)?;
         self.arrange(candidate, (schedule, &cuts), on, best.step_time().0).ok()
     }
+}
+
+/// What numbers of layers become by one move.
+fn after(all: &[Vec<usize>], moves: &[(usize, usize)]) -> Vec<Vec<usize>> {
+    let one = |counts: &Vec<usize>, &(from, to): &(usize, usize)| {
+        let mut counts = counts.clone();
+        counts[from] = counts[from].checked_sub(1).filter(|&left| left > 0)?;
+        counts[to] += 1;
+        Some(counts)
+    };
+    let moved = all.iter().flat_map(|counts| moves.iter().filter_map(move |between| one(counts, between)));
+    let mut list: Vec<Vec<usize>> = moved.collect();
+    list.sort();
+    list.dedup();
+    list
 }
 
 /// From which chunk to which a layer may move: between any two of a few; of many, between neighbours, and to or from the

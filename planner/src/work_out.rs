@@ -123,7 +123,11 @@ impl Left<'_> {
         tally: &mut Tally,
     ) -> Vec<(Candidate, Bound)> {
         let Self { frontier, crowded } = self;
-        let inside = inside(frontier, crowded, (of, limit.0));
+        // What layers may do that are to cut no tokens beside products, they may on a mesh that leaves it open: its bound is theirs.
+        let leaves_tokens = frontier.scope().pins().leaves_tokens();
+        let is_bounded = |at: &usize| leaves_tokens && frontier.at(*at).shape.cuts_no_tokens();
+        let crowded: Vec<usize> = crowded.iter().copied().filter(|at| !is_bounded(at)).collect();
+        let inside = inside(frontier, &crowded, (of, limit.0));
         tally.inside_bound = lesser(tally.inside_bound, inside.least);
         tally.by_sums = lesser(tally.by_sums, inside.by_sums);
         let with_bound = |&at: &usize| Some((frontier.at(at).clone(), frontier.own(at)?.clone()));

@@ -315,6 +315,105 @@ fn layers_by_name_find_no_faster_plan() {
     }
 }
 
+/// Forms of layers are chosen before layers move, and the plan is put on fewer axes in between: what moves then are the layers in these forms.
+#[test]
+fn layers_in_fused_forms_move_as_well() {
+    let question = ["gpt2-xl", "dgx-a100-80", "--devices", "16", "--global-batch", "9", "--seq-len", "1000"];
+    let found = time(&question, &["--pin", "split-backward=none"]);
+    for counts in ["12,13,13,10", "15,15,10,8", "16,14,10,8"] {
+        let pins = format!("split-backward=none,pp=4,layers-per-stage={counts}");
+        let named = time(&question, &["--pin", &pins]);
+        assert!(found < named * 1.0005, "takes {} of what {counts} takes", found / named);
+    }
+}
+
+/// Gradients take about as long to reduce as a step of one micro-batch computes: by prices of either alone, the stream is cut so that the
+/// other takes longest.
+#[test]
+fn what_is_reduced_as_long_as_it_is_computed_has_a_stream_of_its_own() {
+    let question = ["gpt2", "rtx4090-x8", "--devices", "8", "--global-batch", "9", "--seq-len", "512"];
+    let found = time(&question, &["--pin", "split-backward=none"]);
+    for pin in ["zero=2", "zero=1", "pp=2", "tp=2,cp=4"] {
+        let named = time(&question, &["--pin", &format!("split-backward=none,{pin}")]);
+        assert!(found < named * 1.0005, "takes {} of what {pin} takes", found / named);
+    }
+    let by_storage = time(&question, &["--pin", "split-backward=none,zero=2"]);
+    assert!(found < by_storage * 0.9, "takes {} of what one storage takes", found / by_storage);
+}
+
+/// Three sequences are cut into no two parts: two devices of each stage do the same, and the degrees of the plan come to half of them.
+#[test]
+fn degrees_of_devices_that_do_the_same_find_their_plan() {
+    let question = ["gpt2", "dgx-h100", "--devices", "4", "--global-batch", "3", "--seq-len", "640"];
+    let pins = ["--pin", "split-backward=none,cp=1,pp=2"];
+    let plan = json(&[&["optimize"], &question[..], &pins].concat());
+    let own = degrees(&plan, &["dp", "tp", "cp", "pp"]);
+    assert_eq!((own.as_str(), &plan["roles"]["same"]), ("dp=1,tp=1,cp=1,pp=2", &2.into()));
+    let pins = format!("split-backward=none,{own}");
+    let named = json(&[&["optimize"], &question[..], &["--pin", &pins]].concat());
+    assert_eq!(degrees(&named, &["dp", "tp", "cp", "pp"]), own);
+    let times = [&named, &plan].map(|plan| number(&plan["predicted"]["step_time_s"]));
+    assert!(times[0] < times[1] * 1.0005, "{own} takes {} of what it is", times[0] / times[1]);
+    let warning = "2 devices at a time compute the same in most layers: the pinned degrees leave them nothing to divide";
+    assert!(named["warnings"].as_array().is_some_and(|all| all.iter().any(|one| one == warning)), "{named}");
+}
+
+/// Eight devices cut 1,500 tokens into no eight parts, but into four twice.
+#[test]
+fn pinned_degrees_leave_devices_that_do_the_same() {
+    let questions = [
+        (["llama-2-7b", "dgx-h200", "--devices", "8", "--global-batch", "16", "--seq-len", "1500"], "cp=4"),
+        (["gpt2", "dgx-a100-80", "--devices", "8", "--global-batch", "8", "--seq-len", "256"], "cp=1"),
+    ];
+    for (question, more) in questions {
+        let found = time(&question, &["--pin", "dp=1,tp=1,pp=1"]);
+        let named = time(&question, &["--pin", &format!("dp=1,tp=1,pp=1,{more}")]);
+        assert!(found < named * 1.0005, "takes {} of what {more} takes", found / named);
+    }
+    // Two degrees beside them.
+    let question = ["gpt2", "dgx-a100-80", "--devices", "8", "--global-batch", "8", "--seq-len", "1024"];
+    let plan = json(&[&["optimize"], &question[..], &["--pin", "dp=2,tp=2,cp=1,pp=1"]].concat());
+    assert_eq!(degrees(&plan, &["dp", "tp", "cp", "pp", "same"]), "dp=2,tp=2,cp=1,pp=1,same=2");
+}
+
+/// Where nothing divides the devices the fastest pipeline may have fewer micro-batches than half its stages.
+#[test]
+fn stages_that_idle_are_asked_where_little_else_is() {
+    let questions = [
+        (["gpt2-xl", "dgx-a100-80", "--devices", "7", "--global-batch", "9", "--seq-len", "200"], "pp=7"),
+        (["gpt2-xl", "dgx-h100", "--devices", "3", "--global-batch", "11", "--seq-len", "500"], "pp=3"),
+        (
+            ["megatron-1.7b", "dgx-h100", "--devices", "7", "--global-batch", "12", "--seq-len", "200"],
+            "micro-batch=6",
+        ),
+        (["qwen2.5-7b", "dgx-h200", "--devices", "8", "--global-batch", "33", "--seq-len", "255"], "pp=8"),
+    ];
+    for (question, pin) in questions {
+        let found = time(&question, &[]) / time(&question, &["--pin", pin]);
+        assert!(found < 1.0005, "{question:?} takes {found} of what {pin} takes");
+    }
+}
+
+/// Nothing answers with layers that pass whole sequences where these are to be cut.
+#[test]
+fn sequence_parallelism_that_no_length_allows_is_refused() {
+    let question = ["optimize", "gpt2-xl", "h100-a100-pcie", "--global-batch", "25", "--seq-len", "511"];
+    let refused = planner(&[&question[..], &["--pin", "sequence-parallel=on,tp=2"]].concat());
+    let cause = "sequence-parallel=on: 2 devices of a layer cut no tokens beside its products";
+    assert!(refused.code == 2 && refused.err.contains(cause), "{refused}");
+}
+
+/// So short sequences are cut into eight only where somebody asks for it, or where nothing else is left.
+#[test]
+fn short_sequences_are_cut_where_nothing_else_is_left() {
+    let question = ["gpt2", "dgx-a100-80", "--devices", "8", "--global-batch", "8", "--seq-len", "512"];
+    let by_name = time(&question, &["--pin", "cp=8"]);
+    for others in [["--pin", "dp=1,tp=1,pp=1"], ["--forbid", "cp=1,2,4"]] {
+        let found = time(&question, &others) / by_name;
+        assert!((found - 1.0).abs() < 1e-6, "{others:?} takes {found} of what cp=8 takes");
+    }
+}
+
 #[test]
 fn gradients_that_stay_whole_are_reduced_once_and_take_room() {
     let question = ["llama-2-7b", "dgx-a100-80", "--nodes", "4", "--global-batch", "512", "--zero", "3"];
