@@ -283,12 +283,15 @@ fn runner_up(scope: &Scope<'_>, best: &Arranged, other: &Arranged) -> RunnerUp {
         ),
         ("waiting for links to hosts", its.host_links_s, mine.host_links_s),
         ("the optimizer", its.optimizer_s + its.offload_s, mine.optimizer_s + mine.offload_s),
+        ("waiting for launches", its.host_s, mine.host_s),
     ];
     let worst = terms.iter().max_by(|a, b| (a.1 - a.2).0.total_cmp(&(b.1 - b.2).0));
     let slower = (other.step_time() / best.step_time() - 1.0) * 100.0;
     let reason = match worst {
         Some((name, its, mine)) if its > mine => {
-            format!("{slower:.1} % slower: {:.3} s more of {name}", (*its - *mine).0)
+            let more = (*its - *mine).0;
+            let more = if more < 0.01 { format!("{:.2} ms", more * 1e3) } else { format!("{more:.3} s") };
+            format!("{slower:.1} % slower: {more} more of {name}")
         }
         _ => format!("{slower:.1} % slower"),
     };
