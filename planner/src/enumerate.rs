@@ -38,8 +38,7 @@ pub(crate) fn candidates(request: &Request) -> Vec<Candidate> {
 /// Whether some mesh has the degrees that are asked for.
 fn has_meshes(request: &Request) -> bool {
     let (n_devices, facts) = (request.cluster.n_devices(), Facts::of(request));
-    let mut stages = divisors(n_devices).into_iter().filter(|p| allows(request, *p));
-    stages.any(|p| !shapes(n_devices / p, facts, &request.pins).is_empty())
+    stages(request).any(|p| !shapes(n_devices / p, facts, &request.pins).is_empty())
 }
 
 /// The same on meshes that are mostly good for something.
@@ -53,17 +52,25 @@ fn common(request: &Request) -> Vec<Candidate> {
 fn on_meshes(request: &Request, meshes: fn(u64, Facts, &Pins) -> Vec<Shape>) -> Vec<Candidate> {
     let (n_devices, facts) = (request.cluster.n_devices(), Facts::of(request));
     let mut list = Vec::new();
-    for n_stages in divisors(n_devices).into_iter().filter(|p| allows(request, *p)) {
+    for n_stages in stages(request) {
         let all = meshes(n_devices / n_stages, facts, &request.pins);
         let all = if takes_finest(request, &request.pins) { finest(all, facts) } else { all };
         for shape in all.into_iter().filter_map(|shape| shares::shape(request, shape, n_stages)) {
-            for (micro_batch, n_micro_batches) in batches(request, &shape, n_stages) {
-                let (shape, meshes) = (shape.clone(), Vec::new());
-                list.push(Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches });
-            }
+            let sizes = batches(request, &shape, n_stages).into_iter();
+            list.extend(sizes.map(|(of_each, count)| alike(shape.clone(), (n_stages, of_each, count))));
         }
     }
     list
+}
+
+/// A candidate of a size whose stages have all one mesh.
+fn alike(shape: Shape, (n_stages, micro_batch, n_micro_batches): Size) -> Candidate {
+    Candidate { shape, meshes: Vec::new(), n_stages, micro_batch, n_micro_batches }
+}
+
+/// Numbers of stages that divide the devices and are allowed.
+fn stages(request: &Request) -> impl Iterator<Item = u64> {
+    divisors(request.cluster.n_devices()).into_iter().filter(|p| allows(request, *p))
 }
 
 /// Whether a number of stages is allowed.
@@ -135,17 +142,10 @@ fn fill(list: &mut Vec<Candidate>, sizes: &[Size], of_size: impl Fn(&Size) -> Ve
 
 /// Every mesh for stages and micro-batches: on axes that others cover layers choose among fewer degrees, and those that are asked for may be
 /// what they come to.
-fn on_all_meshes(
-    request: &Request,
-    pins: &Pins,
-    (n_stages, micro_batch, n_micro_batches): Size,
-) -> Vec<Candidate> {
+fn on_all_meshes(request: &Request, pins: &Pins, size: Size) -> Vec<Candidate> {
+    let (n_stages, ..) = size;
     let all = shapes(request.cluster.n_devices() / n_stages, Facts::of(request), pins).into_iter();
-    let candidate = |shape| {
-        let meshes = Vec::new();
-        Candidate { shape, meshes, n_stages, micro_batch, n_micro_batches }
-    };
-    all.filter_map(|shape| shares::shape(request, shape, n_stages)).map(candidate).collect()
+    all.filter_map(|shape| shares::shape(request, shape, n_stages)).map(|shape| alike(shape, size)).collect()
 }
 
 /// The candidates that were worked out.

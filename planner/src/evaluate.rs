@@ -10,6 +10,7 @@ use crate::arrangements::{Arrangements, CUT_SLACK};
 use crate::asking::{Asking, Way, ways};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
+use crate::chooser::Chooser;
 use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, StorageRule};
@@ -219,14 +220,16 @@ impl Scope<'_> {
             return None;
         }
         let kind = self.most_frequent();
-        let given = Given {
-            stream: None,
-            ..on_ground(bench.setting.ground, (bound, &[]), way, self.given_fastest())
-        };
+        let given = on_ground(bench.setting.ground, (bound, None), way, self.given_fastest());
         let asked = self.asked(bench, kind, &given, Forms::Leading);
         let (_, problem) = asked.first()?;
-        let choices = self.chooser(problem).cheapest(0.0)?.choices;
-        Some(self.passes(kind, &problem.choice(&choices))).filter(|stream| *stream != bound.stream)
+        self.passed_at(0.0, kind, &self.chooser(problem)).filter(|stream| *stream != bound.stream)
+    }
+
+    /// The sharding of the stream beside a layer by the choices that are the cheapest at a price of memory.
+    pub(crate) fn passed_at(&self, price: f64, kind: usize, chooser: &Chooser<'_>) -> Option<Sharding> {
+        let choices = chooser.cheapest(price)?.choices;
+        Some(self.passes(kind, &chooser.problem().choice(&choices)))
     }
 
     /// Whether another way to run the same layers might fit.
@@ -243,9 +246,8 @@ impl Scope<'_> {
             let Some((_, problem)) = asked.first() else { continue };
             let chooser = self.chooser(problem);
             let unit = bound.on(0).seconds_per_byte;
-            let at = |multiple: &f64| Some(chooser.cheapest(multiple * unit)?.choices);
-            for choices in STREAM_PRICES.iter().filter_map(at) {
-                let stream = self.passes(kind, &problem.choice(&choices));
+            let at = |multiple: &f64| self.passed_at(multiple * unit, kind, &chooser);
+            for stream in STREAM_PRICES.iter().filter_map(at) {
                 if !streams.contains(&stream) {
                     streams.push(stream);
                 }
@@ -261,7 +263,7 @@ impl Scope<'_> {
         (bound, streams): (&Bound, &[Sharding]),
         asked: Asking<'_>,
     ) -> Result<Arranged, Dropped> {
-        let first = on_ground(0, (bound, streams), asked.way, self.given_fastest());
+        let first = on_ground(0, (bound, Some(streams[0])), asked.way, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
         let mut found = Err(Dropped::NoStrategy);
         for uses in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
@@ -307,7 +309,8 @@ impl Scope<'_> {
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
-        let base = |ground: usize| on_ground(ground, (bound, streams), way, self.given_fastest());
+        let base =
+            |ground: usize| on_ground(ground, (bound, Some(streams[ground])), way, self.given_fastest());
         // Most candidates fit with the fastest choices or nearly so: dearer memory is asked about only when not.
         for (ground, (bench, shelf)) in benches.iter().zip(&mut shelves).enumerate() {
             let given = (&base(ground), tied);
@@ -324,7 +327,7 @@ impl Scope<'_> {
         if self.least_divided(candidate, &self.levels_on(candidate, &shelves)) * CUT_SLACK >= limit {
             return Err(Dropped::Slower);
         }
-        let base = |ground: usize| on_ground(ground, (bound, streams), way, self.given());
+        let base = |ground: usize| on_ground(ground, (bound, Some(streams[ground])), way, self.given());
         let asked: Vec<Vec<AskedOfKind<'_>>> = benches
             .iter()
             .enumerate()
@@ -479,10 +482,10 @@ fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
     benches.iter().map(on).collect()
 }
 
-/// What is given on a ground, with its sharding of the stream and what all parameters and layers keep to.
-fn on_ground(ground: usize, (bound, streams): (&Bound, &[Sharding]), way: Way, given: Given) -> Given {
+/// What is given on a ground, with a sharding of the stream, if one is, and what all parameters and layers keep to.
+fn on_ground(ground: usize, (bound, stream): (&Bound, Option<Sharding>), way: Way, given: Given) -> Given {
     Given {
-        stream: streams.get(ground).copied(),
+        stream,
         storage: way.storage.unwrap_or(given.storage),
         recompute: way.recompute.unwrap_or(given.recompute),
         covers: way.covers.unwrap_or(bound.on(ground).covers),

@@ -67,8 +67,7 @@ impl Scope<'_> {
         let (_, mut problem) = self.asked(bench, kind, &given, Forms::Leading).into_iter().next()?;
         let layers_of_stage = self.counts[kind] as f64 / p as f64;
         problem.charge_streams(|stream| n_sends * seconds(stream) / layers_of_stage);
-        let choices = self.chooser(&problem).cheapest(0.0)?.choices;
-        Some(self.passes(kind, &problem.choice(&choices))).filter(|stream| *stream != bound.stream)
+        self.passed_at(0.0, kind, &self.chooser(&problem)).filter(|stream| *stream != bound.stream)
     }
 
     /// What the stages of a candidate wait at least for their sends in a schedule.
