@@ -203,14 +203,11 @@ fn peak_bytes(plan: &Plan, opened: &OpenPlan, rows: &[Vec<Action>]) -> Vec<Bytes
     let context = MemoryContext {
         precision,
         engine: plan.job.engine,
-        kernels: KernelChoice {
-            attention: plan.job.attention,
+        kernels: KernelChoice::of(
+            &plan.job.engine,
+            (plan.job.attention, plan.job.token_order),
             element_bytes,
-            token_order: plan.job.token_order,
-            streams: plan.job.engine.kernels,
-            dropout: plan.job.engine.dropout,
-            experts: plan.job.engine.experts,
-        },
+        ),
         constants: &constants,
     };
     let shape = plan.table_shape();

@@ -41,6 +41,7 @@ mod check;
 mod validate;
 mod validate_against;
 mod validate_fit;
+mod validate_measured;
 mod validate_memory;
 mod validate_page;
 mod calibrate;

@@ -20,7 +20,7 @@ use crate::input;
 use crate::output::{json, write_whole};
 use crate::table::{Side, table};
 use crate::terminal::Terminal;
-use crate::{validate_against, validate_fit, validate_memory, validate_page};
+use crate::{validate_against, validate_fit, validate_measured, validate_memory, validate_page};
 
 /// Rows that are named as the worst.
 pub(crate) const N_WORST: usize = 10;
@@ -53,6 +53,9 @@ pub(crate) fn run(args: &ValidateArgs, terminal: &mut Terminal<'_>) -> Result<()
     };
     if args.components {
         return of_components(args, &start, terminal);
+    }
+    if args.measured {
+        return validate_measured::run(args, &start, terminal);
     }
     let rows = rows(args)?;
     if args.memory {
@@ -107,35 +110,30 @@ fn of_components(
     terminal: &mut Terminal<'_>,
 ) -> Result<(), Failure> {
     let found = components(constants);
-    let row = |one: &ComponentReport| {
-        let errors = &one.time;
-        let [mean, median, p90] = [errors.mean, errors.median, errors.p90].map(percent);
-        let n = errors.rows.to_string();
-        vec![
-            one.kind.clone(),
-            one.device.clone(),
-            one.source.clone(),
-            n,
-            mean,
-            median,
-            p90,
-            signed(errors.bias),
-        ]
-    };
-    let columns = [
-        ("component", Side::Left),
-        ("device", Side::Left),
-        ("source", Side::Left),
-        ("rows", Side::Right),
-        ("mean", Side::Right),
-        ("median", Side::Right),
-        ("p90", Side::Right),
-        ("bias", Side::Right),
-    ];
-    let rows: Vec<Vec<String>> = found.iter().map(row).collect();
-    let text = if args.json.json { json(&found)? } else { table(&columns, &rows) };
+    let rows: Vec<Vec<String>> = found.iter().map(component).collect();
+    let text = if args.json.json { json(&found)? } else { table(&COMPONENT_COLUMNS, &rows) };
     write!(terminal.out, "{text}")?;
     Ok(())
+}
+
+/// Columns of the table of components.
+pub(crate) const COMPONENT_COLUMNS: [(&str, Side); 8] = [
+    ("component", Side::Left),
+    ("device", Side::Left),
+    ("source", Side::Left),
+    ("rows", Side::Right),
+    ("mean", Side::Right),
+    ("median", Side::Right),
+    ("p90", Side::Right),
+    ("bias", Side::Right),
+];
+
+/// A row of it.
+pub(crate) fn component(one: &ComponentReport) -> Vec<String> {
+    let errors = &one.time;
+    let [mean, median, p90] = [errors.mean, errors.median, errors.p90].map(percent);
+    let n = errors.rows.to_string();
+    vec![one.kind.clone(), one.device.clone(), one.source.clone(), n, mean, median, p90, signed(errors.bias)]
 }
 
 /// Fits the constants, and prints what they are and how they hold elsewhere.

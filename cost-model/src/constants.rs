@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use ir::cluster::{Architecture, Precision};
-use ir::engine::{Engine, FlashKernel, Kernels, Launches};
+use ir::engine::{Engine, FlashKernel, Generation, Kernels, Launches};
 use ir::units::{Bytes, BytesPerSecond, Seconds};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -52,9 +52,18 @@ pub struct Constants {
     /// Sustained over 16-bit peak rate of the attention core.
     #[serde(deserialize_with = "attention_efficiencies")]
     pub attention_efficiency_fraction_of_peak: AttentionEfficiencies,
-    /// The same for Hopper with kernels of the FlashAttention-2 era.
+    /// The same for Hopper with FlashAttention-2.
     #[serde(deserialize_with = "value")]
     pub attention_efficiency_hopper_flash_2_fraction_of_peak: f64,
+    /// Sustained over peak rate of 16-bit matrix products on Hopper with libraries of before 2025.
+    #[serde(deserialize_with = "value")]
+    pub gemm_efficiency_hopper_before_2025_fraction_of_peak: f64,
+    /// The same of the attention core.
+    #[serde(deserialize_with = "value")]
+    pub attention_efficiency_hopper_before_2025_fraction_of_peak: f64,
+    /// The same with kernels of the FlashAttention-2 era.
+    #[serde(deserialize_with = "value")]
+    pub attention_efficiency_hopper_flash_2_before_2025_fraction_of_peak: f64,
     /// Power at which the families' efficiencies hold.
     #[serde(deserialize_with = "full_power")]
     pub full_power_watts_per_tflops: FullPower,
@@ -216,13 +225,33 @@ impl Constants {
         }
     }
 
+    /// Sustained over peak rate of matrix products on a family.
+    pub(crate) fn gemm_efficiency(&self, architecture: Architecture, precision: Precision) -> f64 {
+        let in_half = matches!(precision, Precision::Bf16 | Precision::Fp16);
+        if architecture == Architecture::Hopper && in_half && !self.engine.generation.is_current() {
+            return self.gemm_efficiency_hopper_before_2025_fraction_of_peak;
+        }
+        self.gemm_efficiency_fraction_of_peak.of(architecture, precision)
+    }
+
     /// Sustained over 16-bit peak rate of the attention core on a family.
     pub(crate) fn attention_efficiency(&self, architecture: Architecture) -> f64 {
-        match (architecture, self.engine.flash) {
-            (Architecture::Hopper, FlashKernel::Second) => {
+        if architecture != Architecture::Hopper {
+            return self.attention_efficiency_fraction_of_peak.of(architecture);
+        }
+        match (self.engine.flash, self.engine.generation) {
+            (FlashKernel::Current, Generation::Current) => {
+                self.attention_efficiency_fraction_of_peak.of(architecture)
+            }
+            (FlashKernel::Second, Generation::Current) => {
                 self.attention_efficiency_hopper_flash_2_fraction_of_peak
             }
-            _ => self.attention_efficiency_fraction_of_peak.of(architecture),
+            (FlashKernel::Current, Generation::Before2025) => {
+                self.attention_efficiency_hopper_before_2025_fraction_of_peak
+            }
+            (FlashKernel::Second, Generation::Before2025) => {
+                self.attention_efficiency_hopper_flash_2_before_2025_fraction_of_peak
+            }
         }
     }
 }

@@ -56,14 +56,14 @@ const fn fixed(name: &'static str, range: Range) -> Parameter {
 pub const PARAMETERS: &[Parameter] = &[
     rate("gemm_efficiency_fraction_of_peak.volta.fp16",           (0.3,  1.0),  (0.65, 0.15)),
     rate("gemm_efficiency_fraction_of_peak.ampere.bf16",          (0.3,  1.0),  (0.65, 0.15)),
-    rate("gemm_efficiency_fraction_of_peak.hopper.bf16",          (0.3,  1.0),  (0.65, 0.15)),
+    rate("gemm_efficiency_hopper_before_2025_fraction_of_peak",   (0.3,  1.0),  (0.65, 0.15)),
     rate("gemm_efficiency_fraction_of_peak.hopper.fp8",           (0.3,  1.0),  (0.55, 0.15)),
     rate("gemm_efficiency_fraction_of_peak.blackwell.bf16",       (0.3,  1.0),  (0.65, 0.15)),
     rate("gemm_efficiency_fraction_of_peak.blackwell.fp8",        (0.2,  1.0),  (0.55, 0.15)),
     rate("attention_efficiency_fraction_of_peak.ampere",          (0.1,  1.0),  (0.35, 0.10)),
-    rate("attention_efficiency_fraction_of_peak.hopper",          (0.1,  1.0),  (0.35, 0.10)),
+    rate("attention_efficiency_hopper_before_2025_fraction_of_peak", (0.1, 1.0), (0.35, 0.10)),
     rate("attention_efficiency_fraction_of_peak.blackwell",       (0.1,  1.0),  (0.35, 0.10)),
-    rate("attention_efficiency_hopper_flash_2_fraction_of_peak",  (0.1,  1.0),  (0.20, 0.04)),
+    rate("attention_efficiency_hopper_flash_2_before_2025_fraction_of_peak", (0.1, 1.0), (0.20, 0.04)),
     effect("gemm_misaligned_fraction",                            (0.02, 1.0),  (0.15, 0.15),   1.0),
     effect("memory_efficiency_fraction",                          (0.3,  1.0),  (0.85, 0.10),   1.0),
     effect("eager_stream_factor",                                 (1.0,  3.0),  (1.4,  0.3),    1.0),
@@ -74,6 +74,9 @@ pub const PARAMETERS: &[Parameter] = &[
     effect("launch_s",                                            (0.0,  2e-4), (3e-5, 2e-5),   0.0),
     effect("network_efficiency_fraction",                         (0.3,  0.98), (0.85, 0.10),   0.98),
     effect("host_per_iteration_s",                                (0.0,  0.2),  (0.02, 0.02),   0.0),
+    fixed("gemm_efficiency_fraction_of_peak.hopper.bf16",         (0.3,  1.0)),
+    fixed("attention_efficiency_fraction_of_peak.hopper",         (0.1,  1.0)),
+    fixed("attention_efficiency_hopper_flash_2_fraction_of_peak", (0.1,  1.0)),
     fixed("gemm_efficiency_fraction_of_peak.ada.bf16",            (0.1,  1.0)),
     fixed("gemm_efficiency_fraction_of_peak.ada.fp8",             (0.1,  1.0)),
     fixed("gemm_efficiency_fraction_of_peak.cdna2.bf16",          (0.1,  1.0)),
@@ -213,6 +216,15 @@ impl Constants {
             "attention_efficiency_fraction_of_peak" => Place::Attention(self, architecture(family)?),
             "attention_efficiency_hopper_flash_2_fraction_of_peak" => {
                 Place::Plain(&mut self.attention_efficiency_hopper_flash_2_fraction_of_peak)
+            }
+            "gemm_efficiency_hopper_before_2025_fraction_of_peak" => {
+                Place::Plain(&mut self.gemm_efficiency_hopper_before_2025_fraction_of_peak)
+            }
+            "attention_efficiency_hopper_before_2025_fraction_of_peak" => {
+                Place::Plain(&mut self.attention_efficiency_hopper_before_2025_fraction_of_peak)
+            }
+            "attention_efficiency_hopper_flash_2_before_2025_fraction_of_peak" => {
+                Place::Plain(&mut self.attention_efficiency_hopper_flash_2_before_2025_fraction_of_peak)
             }
             "gemm_prologue_k" => Place::Plain(&mut self.gemm_prologue_k),
             "memory_efficiency_fraction" => Place::Plain(&mut self.memory_efficiency_fraction),

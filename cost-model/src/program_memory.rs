@@ -319,7 +319,10 @@ impl Account<'_> {
             Work::Gemm { .. } | Work::Composed { .. } | Work::Stream { .. } => Bytes::ZERO,
         };
         if self.layer.ops[op.0].kind == OpKind::Add {
-            return Bytes(masks * self.added_elements(op));
+            return Bytes(masks * self.made_elements(op));
+        }
+        if let Some(per_element) = self.kept_by_parts(op) {
+            return Bytes(per_element * self.made_elements(op));
         }
         if let Some(out) = self.embedded(op) {
             return Bytes(masks * self.elements(out));
@@ -336,8 +339,20 @@ impl Account<'_> {
         out.find(|value| op.results.contains(&value.tensor))
     }
 
-    /// Local elements of a sum.
-    fn added_elements(&self, op: OpId) -> f64 {
+    /// Bytes per element of its result that an operator keeps for its parts, where it is put together from several: a norm its operand
+    /// in fp32, in place of the operand, and what it yields before it is weighed; a gate what its function yields.
+    fn kept_by_parts(&self, op: OpId) -> Option<f64> {
+        let kind = &self.layer.ops[op.0].kind;
+        let per_element = match (matches!(kind, OpKind::RmsNorm { .. }), matches!(kind, OpKind::Glu { .. })) {
+            (true, _) => 4.0,
+            (_, true) => 2.0,
+            (false, false) => return None,
+        };
+        self.context.kernels.composes().then_some(per_element)
+    }
+
+    /// Local elements of what an operator yields.
+    fn made_elements(&self, op: OpId) -> f64 {
         let result = self.layer.ops[op.0].results.first();
         let made = self.program.values.iter().find(|v| Some(&v.tensor) == result && v.side == Side::Primal);
         made.map_or(0.0, |value| self.elements(*value))

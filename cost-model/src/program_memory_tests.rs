@@ -6,7 +6,7 @@ use crate::program_fixture::{
     AxisPlan, DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, head, head_ahead,
     lowered, mlp, moe,
 };
-use ir::engine::{Accumulation, Copies, Dropout, Experts, GradientReduction, Kernels, LossKernel};
+use ir::engine::{Accumulation, Copies, Dropout, GradientReduction, LossKernel};
 use ir::token_order::TokenOrder;
 
 const SHAPE: Shape = Shape { b: 2, s: 16, h: 32, heads: 4, f: 128 };
@@ -18,15 +18,8 @@ fn account(lowered: &Lowered, attention: AttentionKernel, loss: LossKernel) -> P
 }
 
 fn context(attention: AttentionKernel, loss: LossKernel, constants: &Constants) -> MemoryContext<'_> {
-    let kernels = KernelChoice {
-        attention,
-        token_order: TokenOrder::ZigZag,
-        element_bytes: 2.0,
-        streams: Kernels::Fused,
-        dropout: Dropout::Off,
-        experts: Experts::Together,
-    };
     let engine = Engine { loss, accumulation: Accumulation::Separate, ..Engine::default() };
+    let kernels = KernelChoice::of(&engine, (attention, TokenOrder::ZigZag), 2.0);
     MemoryContext { precision: Precision::Bf16, engine, kernels, constants }
 }
 

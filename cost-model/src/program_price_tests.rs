@@ -15,9 +15,7 @@ use crate::program_fixture::{
     DATA, EXPERT, Extra, Lowered, PLAIN, Shape, TENSOR, TENSOR_AND_SEQUENCE, gpt, lowered, mlp, moe,
 };
 use crate::rates::tests::a100;
-use ir::engine::{
-    Accumulation, Dropout, Engine, Experts, GradientFormat, Kernels, Recomputation, TensorOverlap,
-};
+use ir::engine::{Accumulation, Engine, Experts, GradientFormat, Recomputation, TensorOverlap};
 
 const SHAPE: Shape = Shape { b: 8, s: 1024, h: 2048, heads: 16, f: 8192 };
 
@@ -34,12 +32,8 @@ fn price_under(lowered: &Lowered, engine: Engine, rank_offset: u64) -> ProgramPr
         gradients: GradientFormat::Full,
         constants: &constants,
         kernels: KernelChoice {
-            attention: AttentionKernel::Flash,
-            token_order: TokenOrder::ZigZag,
-            element_bytes: 2.0,
-            streams: engine.kernels,
-            dropout: Dropout::Off,
             experts: engine.experts,
+            ..KernelChoice::of(&engine, (AttentionKernel::Flash, TokenOrder::ZigZag), 2.0)
         },
         tensor_overlap: engine.tensor_overlap,
         rank_offset,
@@ -265,15 +259,8 @@ fn a_layer_takes_the_longer_of_its_work_and_its_link_to_the_host() {
         let here = price(&lowered);
         lowered.program.kept = ir::program::Home::Host;
         let there = price(&lowered);
-        let kernels = KernelChoice {
-            attention: AttentionKernel::Flash,
-            token_order: TokenOrder::ZigZag,
-            element_bytes: 2.0,
-            streams: Kernels::Fused,
-            dropout: Dropout::Off,
-            experts: Experts::Together,
-        };
         let (precision, engine) = (ir::cluster::Precision::Bf16, Engine::default());
+        let kernels = KernelChoice::of(&engine, (AttentionKernel::Flash, TokenOrder::ZigZag), 2.0);
         let memory = MemoryContext { precision, engine, kernels, constants: &of_examples() };
         let bytes = kept_on_host(&memory, (&lowered.layer, &lowered.mesh, &lowered.sizes), &lowered.program);
         let link = bytes.0 / (0.8 * a100().host_link_bytes_per_s.0);

@@ -31,9 +31,9 @@ impl Rates {
         let (peak, runs_as) = peak(device, precision, constants);
         let attention_precision = attention_precision(precision);
         let (attention_peak, _) = self::peak(device, attention_precision, constants);
-        let gemm = &constants.gemm_efficiency_fraction_of_peak;
+        let gemm = constants.gemm_efficiency(device.architecture, runs_as);
         Self {
-            gemm: peak * gemm.of(device.architecture, runs_as) * clock_fraction(device, constants),
+            gemm: peak * gemm * clock_fraction(device, constants),
             attention: attention_peak * constants.attention_efficiency(device.architecture),
             memory: device.memory_bandwidth_bytes_per_s * constants.memory_efficiency_fraction,
             compute_units: f64::from(device.compute_units.max(1)),

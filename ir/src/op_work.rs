@@ -4,7 +4,7 @@
 //! its largest tensor (cost tables of fused kernels: Korthikanti et al. 2022, arXiv 2205.05198, section 4; Dao 2023,
 //! arXiv 2307.08691 for attention). Sizes are local to a device and expected, so expert slots count as filled.
 
-use crate::engine::{Dropout, Experts, Kernels};
+use crate::engine::{Dropout, Engine, Experts, Kernels, LossKernel};
 use crate::graph::{DimId, Extent, Layer, Op, Sizes};
 use crate::mesh::{AxisId, Mesh};
 use crate::op::{AttentionMask, OpKind};
@@ -29,6 +29,32 @@ pub struct KernelChoice {
     pub dropout: Dropout,
     /// How rows are put in order of their experts: as experts that are run so ask for.
     pub experts: Experts,
+    /// How the loss over the vocabulary is computed.
+    pub loss: LossKernel,
+}
+
+impl KernelChoice {
+    /// The kernels of an engine, for activations of so many bytes an element.
+    pub fn of(
+        engine: &Engine,
+        (attention, token_order): (AttentionKernel, TokenOrder),
+        element_bytes: f64,
+    ) -> Self {
+        Self {
+            attention,
+            token_order,
+            element_bytes,
+            streams: engine.kernels,
+            dropout: engine.dropout,
+            experts: engine.sorting(),
+            loss: engine.loss,
+        }
+    }
+
+    /// Whether norms, rotations and gates are put together from simpler operators, in fp32 where they compute so.
+    pub fn composes(&self) -> bool {
+        self.streams == Kernels::Eager && self.element_bytes == 2.0
+    }
 }
 
 /// Expected local length of every factor of an operator under a strategy: of travelling blocks, all are walked.
@@ -73,9 +99,10 @@ pub fn op_work(
     // Forward and backward each: bytes per element, and the kernels that move them.
     let composed = |elements: f64, forward: (f64, u32), backward: (f64, u32)| {
         let (per_element, kernels) = if pass == Pass::Forward { forward } else { backward };
-        vec![Work::Composed { bytes: Bytes(elements * fill * per_element), kernels }]
+        let bytes = Bytes(elements * fill * per_element);
+        if kernels > 0 { vec![Work::Composed { bytes, kernels }] } else { Vec::new() }
     };
-    let one_by_one = kernels.streams == Kernels::Eager && kernels.element_bytes == 2.0;
+    let one_by_one = kernels.composes();
     let sorted = match kernels.experts {
         Experts::Together => 0.0,
         Experts::Each => 4.0,
@@ -120,9 +147,20 @@ pub fn op_work(
         // Reads and writes one row per routed token; once more where rows are sorted on both sides of the exchange.
         OpKind::Dispatch => stream(result(0), 4.0 + sorted, 4.0 + sorted),
         OpKind::Combine => stream(operand(0), 4.0 + sorted, 6.0 + sorted),
-        // The three of the loss together: read, cast and exponentiate in fp32, write the gradient.
-        OpKind::RowMax => stream(operand(0), 4.0, 0.0),
-        OpKind::SumExp => stream(operand(0), 4.0, 10.0),
+        OpKind::RowMax | OpKind::SumExp => {
+            let own = usize::from(op.kind == OpKind::SumExp);
+            match kernels.loss {
+                // Cast to fp32, log-softmax and its gradient, each a tensor of its own: measured, in bytes at the rate of a copy
+                // (`fixtures/measured/operators.csv`, cross-entropy).
+                LossKernel::Plain => {
+                    composed(operand(0), [(8.0, 1), (18.0, 2)][own], [(0.0, 0), (26.0, 4)][own])
+                }
+                // The three of the loss together: read, cast and exponentiate in fp32, write the gradient.
+                LossKernel::Unfused => stream(operand(0), 4.0, [0.0, 10.0][own]),
+                // Read once forward and once backward, and written in place: as measured of a compiled one.
+                LossKernel::Fused => stream(operand(0), [0.0, 5.0][own], [0.0, 5.0][own]),
+            }
+        }
         OpKind::Pick => stream(result(0), 4.0, 4.0),
         OpKind::CrossEntropy | OpKind::SumLoss => stream(result(0).max(operand(0)), 8.0, 8.0),
     }
@@ -217,6 +255,7 @@ const PLAIN: KernelChoice = KernelChoice {
     streams: Kernels::Fused,
     dropout: Dropout::Off,
     experts: Experts::Together,
+    loss: LossKernel::Unfused,
 };
 
 /// How pairs of a query and a key are counted of which a causal mask leaves out some.

@@ -290,7 +290,11 @@ fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
         scope.evaluate_below(&one.arranged.candidate, &one.bound, asked).ok()
     };
     let stored = one.way.storage.and_then(|_| with(one.way));
-    fastest(with(Way { storage: None, ..one.way }).into_iter().chain(stored))
+    // Nor what is the best of one form's choices where something of what a step sends shows.
+    let covering = Way { storage: None, ..one.way };
+    let plain = Way { covers: None, stream: None, ..covering };
+    let plainly = (plain != covering).then(|| with(plain)).flatten();
+    fastest(with(covering).into_iter().chain(stored).chain(plainly))
 }
 
 /// Works the best out on meshes that were left out for theirs, where choices are made by prices that miss something: with

@@ -8,7 +8,7 @@ use ir::cluster::{
     Architecture, CLUSTER_SCHEMA_VERSION, Cluster, Device, DeviceGroup, InSwitchReduction, Precision, Tier,
     Wiring,
 };
-use ir::engine::{Dropout, Experts, GradientFormat, Kernels, TensorOverlap};
+use ir::engine::{Engine, GradientFormat, TensorOverlap};
 use ir::graph::{Data, Extent, Init, Layer, Role, TensorId};
 use ir::op::{Activation, Gating, GroupScore, Normalize, OpKind, RotarySide, RouterScore};
 use ir::op_work::KernelChoice;
@@ -199,14 +199,7 @@ pub(crate) fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants) -> Mac
         home: None,
         constants,
         precision: Precision::Bf16,
-        kernels: KernelChoice {
-            attention: AttentionKernel::Flash,
-            token_order: TokenOrder::ZigZag,
-            element_bytes: 2.0,
-            streams: Kernels::Fused,
-            dropout: Dropout::Off,
-            experts: Experts::Together,
-        },
+        kernels: KernelChoice::of(&Engine::default(), (AttentionKernel::Flash, TokenOrder::ZigZag), 2.0),
         gradients: GradientFormat::Full,
         tensor_overlap: TensorOverlap::Absent,
     }

@@ -2,7 +2,7 @@
 
 use cost_model::Constants;
 use ir::cluster::{Cluster, Precision};
-use ir::engine::{Dropout, Experts, GradientFormat, Kernels, TensorOverlap};
+use ir::engine::{Engine, GradientFormat, TensorOverlap};
 use ir::op_work::KernelChoice;
 use ir::token_order::TokenOrder;
 use ir::work::AttentionKernel;
@@ -16,14 +16,7 @@ pub fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants, token_order: 
         home: None,
         constants,
         precision: Precision::Bf16,
-        kernels: KernelChoice {
-            attention: AttentionKernel::Flash,
-            token_order,
-            element_bytes: 2.0,
-            streams: Kernels::Fused,
-            dropout: Dropout::Off,
-            experts: Experts::Together,
-        },
+        kernels: KernelChoice::of(&Engine::default(), (AttentionKernel::Flash, token_order), 2.0),
         gradients: GradientFormat::Full,
         tensor_overlap: TensorOverlap::Absent,
     }

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::benchmarks::Product;
 use crate::express_cluster::usual;
+use crate::row::read_as;
 use crate::score::{Errors, Pair};
 
 /// One measured operator or collective.
@@ -59,21 +60,30 @@ pub struct ComponentReport {
     pub time: Errors,
 }
 
-/// Prices all components and counts errors by kind, device and source.
+/// Prices all published components and counts errors by kind, device and source.
 pub fn components(constants: &Constants) -> Vec<ComponentReport> {
-    let rows = table();
+    reports(&table(), constants)
+}
+
+/// The same of those that the project's own script measured.
+pub(crate) fn measured_components(constants: &Constants) -> Vec<ComponentReport> {
+    reports(&read(include_str!("../../fixtures/measured/operators.csv")), constants)
+}
+
+fn reports(rows: &[Component], constants: &Constants) -> Vec<ComponentReport> {
     let mut nodes: BTreeMap<&str, Option<Cluster>> = BTreeMap::new();
-    for row in &rows {
+    for row in rows {
         nodes.entry(&row.device).or_insert_with(|| node(&row.device));
     }
     let mut groups: BTreeMap<(String, String, String), Vec<Pair>> = BTreeMap::new();
-    for row in &rows {
+    for row in rows {
         let Some(cluster) = nodes.get(row.device.as_str()).and_then(Option::as_ref) else { continue };
         let Some(predicted) = predicted(row, cluster, constants) else { continue };
         let kind = match row.kind.as_str() {
             "attention" => format!("attention {}, {}", row.passes, row.kernel),
             "collective" => row.operation.clone(),
-            other => other.to_owned(),
+            // Published products do not say what they are of.
+            other => [other, &row.passes, &row.operation].join(" ").trim().to_owned(),
         };
         let device = match row.kind.as_str() {
             "collective" => row.device.clone(),
@@ -93,9 +103,11 @@ pub fn components(constants: &Constants) -> Vec<ComponentReport> {
 
 /// The rows that are shipped.
 fn table() -> Vec<Component> {
-    let table = include_str!("../../fixtures/published/components.csv");
-    let rows = csv::Reader::from_reader(table.as_bytes()).into_deserialize();
-    rows.collect::<Result<_, _>>().expect("a test reads the embedded table")
+    read(include_str!("../../fixtures/published/components.csv"))
+}
+
+fn read(table: &str) -> Vec<Component> {
+    read_as(table).expect("a test reads the embedded tables")
 }
 
 /// Published products in a format: per device, its family and a node of it.
@@ -114,18 +126,30 @@ pub(crate) fn published_products(precision: Precision) -> Vec<(Architecture, Clu
 }
 
 fn product(row: &Component) -> Option<Product> {
-    let precision = if row.precision == "fp8" { Precision::Fp8 } else { Precision::Bf16 };
+    let precision = match row.precision.as_str() {
+        "fp8" => Precision::Fp8,
+        "fp16" => Precision::Fp16,
+        "fp32" => Precision::Fp32,
+        // On the tensor cores, from fp32: no format of a job.
+        "tf32" => return None,
+        _ => Precision::Bf16,
+    };
     let (m, n, k) = (row.m?, row.n?, row.k?);
     let time_us = Some(row.time_us);
-    Some(Product { device: None, precision, batch: None, m, n, k, time_us, tflops: None })
-        .filter(|_| row.kind == "gemm")
+    Some(Product { device: None, precision, batch: row.batch, m, n, k, time_us, tflops: None })
+        .filter(|_| row.kind.ends_with("gemm"))
 }
 
 fn predicted(row: &Component, cluster: &Cluster, constants: &Constants) -> Option<Seconds> {
     let device = &cluster.groups.first()?.device;
     match row.kind.as_str() {
-        "gemm" => gemm(row, device, constants),
+        "gemm" | "batched-gemm" | "grouped-gemm" | "sustained-gemm" => gemm(row, device, constants),
         "attention" => attention(row, device, constants),
+        "stream" | "optimizer" => stream(row, device, constants),
+        "host-link" => {
+            let rate = device.host_link_bytes_per_s * constants.host_link_efficiency_fraction;
+            (row.operation != "both-ways").then_some(Bytes(row.message_bytes?) / rate)
+        }
         _ => collective(row, cluster, constants),
     }
 }
@@ -133,6 +157,24 @@ fn predicted(row: &Component, cluster: &Cluster, constants: &Constants) -> Optio
 fn gemm(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {
     let product = product(row)?;
     Some(work_time(&product.work(), device, product.precision, constants))
+}
+
+/// What is nothing but a number of bytes per element, in one kernel. Norms, gates and the loss are priced in the layers that have them.
+fn stream(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {
+    let per_element = match (row.operation.as_str(), row.kernel.as_str()) {
+        ("copy-bf16" | "zero-fp32", _) => 4.0,
+        ("cast-down" | "cast-up", _) => 6.0,
+        ("add", "eager") if row.passes == "forward" => 6.0,
+        ("copy-fp32", _) => 8.0,
+        // Norm, and scaled by what clips it.
+        ("clip", _) => 12.0,
+        ("accumulate", _) => 10.0,
+        // Value, gradient and moments read, all but the gradient written.
+        ("adamw", "fused") => 28.0,
+        _ => return None,
+    };
+    let bytes = Bytes(per_element * row.m? * row.n.unwrap_or(1.0));
+    Some(work_time(&Work::Stream { bytes, kernels: 1 }, device, Precision::Bf16, constants))
 }
 
 fn attention(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use ir::cluster::Precision;
 use ir::engine::{
-    Accumulation, Copies, Dispatch, Engine, ExchangeOverlap, Experts, FlashKernel, GradientFormat,
-    GradientOverlap, GradientReduction, Kernels, Launches, LossKernel, ParameterSpread, Recomputation,
-    StageOutputs, TensorOverlap,
+    Accumulation, Copies, Dispatch, Engine, ExchangeOverlap, Experts, FlashKernel, Generation,
+    GradientFormat, GradientOverlap, GradientReduction, Kernels, Launches, LossKernel, ParameterSpread,
+    Recomputation, StageOutputs, TensorOverlap,
 };
 use ir::work::AttentionKernel;
 use planner::constraints::{Constraints, Kept, LayerConstraints};
@@ -176,12 +176,8 @@ fn engine(row: &Row) -> Engine {
         "fsdp" => Engine::FSDP,
         // With fused norms.
         "fsdp-libraries" => Engine { kernels: Kernels::Libraries, ..Engine::FSDP },
-        // Compiled layer by layer; from 2025 on the loss too (pytorch/torchtitan torchtitan/components/loss.py).
-        "fsdp-compiled" => Engine {
-            kernels: Kernels::Fused,
-            loss: if row.date.as_str() < "2025" { LossKernel::Plain } else { LossKernel::Unfused },
-            ..Engine::FSDP
-        },
+        // Compiled layer by layer.
+        "fsdp-compiled" => Engine { kernels: Kernels::Fused, loss: compiled_loss(&row.date), ..Engine::FSDP },
         "internevo" => Engine {
             flash: FlashKernel::Second,
             // Norms of Apex, rotations of flash-attention (InternLM/InternEvo internlm/model/ops at c628a8c).
@@ -206,8 +202,12 @@ fn engine(row: &Row) -> Engine {
         tensor_overlap: if beside("tensor") { TensorOverlap::Chunked } else { known.tensor_overlap },
         gradient_overlap: if beside("gradients") { GradientOverlap::Beside } else { GradientOverlap::Absent },
         gradients: if halves { GradientFormat::Half } else { known.gradients },
-        // "Cross-entropy fused" in the names of its source.
-        loss: if row.id.ends_with("_cef") { LossKernel::Fused } else { known.loss },
+        loss: match row.loss.as_str() {
+            "plain" => LossKernel::Plain,
+            "unfused" => LossKernel::Unfused,
+            "fused" => LossKernel::Fused,
+            _ => known.loss,
+        },
         experts: match (row.expert_kernels.as_str(), row.stack.as_str()) {
             ("together", _) => Experts::Together,
             // With Transformer Engine's `GroupedLinear`.
@@ -217,8 +217,15 @@ fn engine(row: &Row) -> Engine {
         dispatch: if row.dispatch == "per-node" { Dispatch::PerNode } else { known.dispatch },
         exchange_overlap: if beside("experts") { ExchangeOverlap::Beside } else { known.exchange_overlap },
         launches: if row.launches == "graph" { Launches::Graph } else { known.launches },
+        generation: if row.date.as_str() < "2025" { Generation::Before2025 } else { Generation::Current },
         ..known
     }
+}
+
+/// The loss beside compiled layers: compiled too from 2025 on (pytorch/torchtitan torchtitan/components/loss.py), when PyTorch began to
+/// read scores once for it and to write their gradient in their own format (pytorch/pytorch pull request 127011).
+fn compiled_loss(date: &str) -> LossKernel {
+    if date < "2025" { LossKernel::Plain } else { LossKernel::Fused }
 }
 
 fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u32)) -> Result<Pins, Reason> {

@@ -79,7 +79,7 @@ fn llama(row: &Row) -> Result<Value, Reason> {
         "max_position_embeddings": row.seq,
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e4,
-        "tie_word_embeddings": false,
+        "tie_word_embeddings": row.tied == Some(1),
         "hidden_act": "silu",
     }))
 }

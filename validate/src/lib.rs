@@ -21,4 +21,5 @@ pub mod global;
 pub mod stack;
 pub mod few_runs;
 pub mod memory;
+pub mod measured;
 pub mod against;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cost_model::Constants;
-use ir::plan::prediction::StagePrediction;
+use ir::plan::prediction::{Prediction, StagePrediction};
 use ir::units::GIB;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -120,19 +120,26 @@ fn priced(row: &Row, constants: &Constants) -> Option<MemoryRow> {
         Some(_) | None => cluster(row, Memory::Listed).ok()?.groups.first()?.device.memory_bytes.0 / GIB,
     };
     let measure = if died { Measure::Taken } else { Measure::of(row) };
-    let bytes = |stage: &StagePrediction| {
-        let reserve = stage.memory.get("reserve").map_or(0.0, |bytes| bytes.0);
-        match measure {
-            Measure::Allocated => stage.peak_memory_bytes.0 - reserve,
-            Measure::Reserved => (stage.peak_memory_bytes.0 - reserve) * constants.fragmentation_factor,
-            Measure::Taken => stage.peak_memory_bytes.0,
-        }
+    let bytes = |stage: &StagePrediction| match measure {
+        Measure::Allocated => allocated_on(stage),
+        Measure::Reserved => allocated_on(stage) * constants.fragmentation_factor,
+        Measure::Taken => stage.peak_memory_bytes.0,
     };
     let n_stages = prediction.stages.len();
     let seen = prediction.stages.iter().enumerate().filter(|(at, _)| died || is_seen(row, *at, n_stages));
     let predicted_gib = seen.map(|(_, stage)| bytes(stage)).fold(0.0, f64::max) / GIB;
     let error = predicted_gib / measured_gib - 1.0;
     Some(MemoryRow { id: row.id.clone(), measured_gib, predicted_gib, error, died })
+}
+
+/// Bytes of tensors alive at most on a device of a stage: no reserve.
+fn allocated_on(stage: &StagePrediction) -> f64 {
+    stage.peak_memory_bytes.0 - stage.memory.get("reserve").map_or(0.0, |bytes| bytes.0)
+}
+
+/// The same on the stage with most.
+pub(crate) fn allocated(prediction: &Prediction) -> f64 {
+    prediction.stages.iter().map(allocated_on).fold(0.0, f64::max)
 }
 
 fn source(name: String, measure: Measure, rows: Vec<MemoryRow>) -> MemorySource {

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// One run. An empty cell is what the source does not state.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
     /// Name of the row.
@@ -39,6 +39,9 @@ pub struct Row {
     pub activation: String,
     /// Vocabulary as trained, padding included.
     pub vocab: Option<u64>,
+    /// 1 where the embedding's table is the head's too; GPT-2's always is.
+    #[serde(default)]
+    pub tied: Option<u8>,
     /// Tokens of a sequence.
     pub seq: u64,
     /// Experts.
@@ -106,6 +109,9 @@ pub struct Row {
     pub reduce: String,
     /// `flash`, `flash-2`, `flash-3` (the device's own, whatever the software has by default), `eager`.
     pub attention: String,
+    /// How the loss over the vocabulary is computed, where not as the software has it by default: `plain`, `unfused`, `fused`.
+    #[serde(default)]
+    pub loss: String,
     /// `none`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `balanced` (1F1B with layers cut to even out the vocabulary).
     pub schedule: String,
     /// Decoder layers of each chunk in turn, a space between them, where they are known and uneven; modules stand with the head.

@@ -11,7 +11,7 @@ struct Words {
 }
 
 /// All columns of one word.
-const WORDS: [Words; 13] = [
+const WORDS: [Words; 14] = [
     Words { column: "arch", of: |row| &row.arch, known: &["gpt", "llama", "moe", "moe-mla"] },
     Words { column: "activation", of: |row| &row.activation, known: &["gelu", "swiglu", "relu2"] },
     Words { column: "stack", of: |row| &row.stack, known: &STACKS },
@@ -29,6 +29,7 @@ const WORDS: [Words; 13] = [
     },
     Words { column: "reduce", of: |row| &row.reduce, known: &["half"] },
     Words { column: "attention", of: |row| &row.attention, known: &["flash", "flash-2", "flash-3", "eager"] },
+    Words { column: "loss", of: |row| &row.loss, known: &["plain", "unfused", "fused"] },
     Words {
         column: "schedule",
         of: |row| &row.schedule,
@@ -94,6 +95,9 @@ impl Row {
         }
         if !self.zero.starts_with("auto") {
             known("zero", &self.zero, &[&ZERO[..], &["auto"]].concat())?;
+        }
+        if let Some(tied) = self.tied.filter(|tied| *tied > 1) {
+            return Err(format!("column tied: expected 0 or 1, found {tied}"));
         }
         let of_experts = [
             ("experts", self.experts),

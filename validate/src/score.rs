@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 /// A measured and a predicted time.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Pair {
-    /// Seconds of a measured step.
+    /// What was measured, in most tables the seconds of a step.
     pub measured: f64,
-    /// Seconds of a predicted one.
+    /// What was predicted of it.
     pub predicted: f64,
 }
 

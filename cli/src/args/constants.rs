@@ -11,7 +11,8 @@ use crate::args::{JsonArgs, ThreadArgs, counts};
     planner validate\n  \
     planner validate --source megatron-sc21 --rows\n  \
     planner validate --runs my-runs.csv --rows\n  \
-    planner validate --events\n\n\
+    planner validate --events\n  \
+    planner validate --measured\n\n\
     Every row of fixtures/published that the planner can express is priced as `planner estimate` would.\n\
     Constants are the same for all rows.")]
 pub(crate) struct ValidateArgs {
@@ -27,6 +28,9 @@ pub(crate) struct ValidateArgs {
     /// Price single operators and collectives instead of runs
     #[arg(long, conflicts_with_all = ["rows", "omitted", "fit", "source", "markdown"])]
     pub(crate) components: bool,
+    /// Price what the script of fixtures/measured measured on one device: steps, layers, operators
+    #[arg(long, conflicts_with_all = ["runs", "source", "components", "memory", "events", "against_search", "omitted", "fit"])]
+    pub(crate) measured: bool,
     /// Print the page of the documentation
     #[arg(long, conflicts_with_all = ["json", "rows", "omitted"])]
     pub(crate) markdown: bool,

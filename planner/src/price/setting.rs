@@ -188,14 +188,8 @@ impl<'a> Setting<'a> {
         let (device, memory) = weakest(&cluster.groups, precision, constants)?;
         let link = cluster.tiers.first().map_or(BytesPerSecond(0.0), |tier| tier.bandwidth_bytes_per_s);
         let own = reserve_bytes(N_COMMUNICATORS, link, constants).0;
-        let kernels = KernelChoice {
-            attention: job.attention,
-            token_order: job.token_order,
-            element_bytes: element_bytes(precision).0,
-            streams: job.engine.kernels,
-            dropout: job.engine.dropout,
-            experts: job.engine.sorting(),
-        };
+        let kernels =
+            KernelChoice::of(&job.engine, (job.attention, job.token_order), element_bytes(precision).0);
         Some(Self {
             machine: Machine {
                 cluster,

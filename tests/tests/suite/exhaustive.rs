@@ -254,7 +254,7 @@ fn micro_batches_that_devices_cannot_split() {
 fn stages_that_wait_for_what_they_send() {
     let (part, _) = assert_search_is_exhaustive_over(&[question("gpt2", "rtx4090-x8", 16, 16)]);
     // The best chooses as if some part of all that a step sends once showed, which nobody tries above.
-    assert!((0.9..=1.0).contains(&part), "{part} of the fastest that is worked out");
+    assert!((0.8..=1.0).contains(&part), "{part} of the fastest that is worked out");
 }
 
 /// Every schedule that splits backward, where memory is free and where it is crowded.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use cost_model::Constants;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::cluster::{Cluster, Precision};
+use ir::engine::{Engine, Generation};
 use ir::plan::check::open;
 use ir::plan::{EntryRun, Plan};
 use planner::request::{AxesKind, Job, Pins, Progress, RecomputeKind, Request, Solver, SplitKind};
@@ -245,7 +246,10 @@ fn a_bound_counts_what_the_devices_of_every_stage_have_room_for() {
         for group in &mut cluster.groups {
             group.device.memory_bytes = group.device.memory_bytes * memory;
         }
-        let job = Job { global_batch: 256, ..Job::defaults(&model, &cluster) };
+        let defaults = Job::defaults(&model, &cluster);
+        // With the libraries of its H100 that it was written for: stages that are faster leave a gap of 0.18.
+        let engine = Engine { generation: Generation::Before2025, ..defaults.engine };
+        let job = Job { global_batch: 256, engine, ..defaults };
         let pins = Pins { pp: Some(6), tp: Some(8), micro_batch: Some(4), axes, ..Pins::default() };
         let plan = found(&Request { model, cluster, job, pins, ..question() });
         let time = seconds(&plan);

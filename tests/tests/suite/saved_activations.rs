@@ -26,7 +26,7 @@ use cost_model::Constants;
 use cost_model::program_memory::{MemoryContext, program_memory};
 use frontends::{Size, read_cluster, read_model, rescale, shipped_cluster, shipped_model};
 use ir::cluster::Precision;
-use ir::engine::{Dropout, Engine, Experts, Kernels, Recomputation, StageOutputs};
+use ir::engine::{Dropout, Engine, Recomputation, StageOutputs};
 use ir::op_work::KernelChoice;
 use ir::plan::Plan;
 use ir::plan::check::open;
@@ -96,14 +96,11 @@ fn saved_of(plan: &Plan, is_it: impl Fn(&str) -> bool) -> f64 {
     let context = MemoryContext {
         precision: Precision::Bf16,
         engine: plan.job.engine,
-        kernels: KernelChoice {
-            attention: plan.job.attention,
-            token_order: TokenOrder::ZigZag,
-            element_bytes: 2.0,
-            streams: Kernels::Fused,
-            dropout: plan.job.engine.dropout,
-            experts: Experts::Together,
-        },
+        kernels: KernelChoice::of(
+            &Engine { dropout: plan.job.engine.dropout, ..Engine::default() },
+            (plan.job.attention, TokenOrder::ZigZag),
+            2.0,
+        ),
         constants: &constants,
     };
     let at = (0..plan.entries.len()).find(|&at| is_it(plan.entries[at].layer.as_str())).unwrap();
