@@ -146,14 +146,14 @@ fn of_step(step: &Step, constants: &Constants) -> Result<StepReport, Reason> {
 }
 
 fn of_layer(layer: &Layer, constants: &Constants) -> Result<LayerReport, Reason> {
-    let one = priced(&layer.row(1), constants)?;
-    let two = priced(&layer.row(2), constants)?;
+    let one = priced(&layer.step(1).row(), constants)?;
+    let two = priced(&layer.step(2).row(), constants)?;
     let more = |of: &dyn Fn(&Prediction) -> f64| of(&two) - of(&one);
     let [forward, backward] = [layer.forward_us, layer.backward_us].map(|us| us * 1e-6);
     let computing = more(&|p| (p.breakdown.compute_backward_s + p.breakdown.recompute_s).0);
     let kept = more(&allocated) - STATE_BYTES * layer.parameters();
     Ok(LayerReport {
-        id: layer.id(),
+        id: layer.step(1).id(),
         tokens: layer.seq * layer.micro_batch,
         forward: Pair { measured: forward, predicted: more(&|p| p.breakdown.compute_forward_s.0) },
         backward: Pair { measured: backward, predicted: computing },
@@ -171,69 +171,80 @@ fn priced(row: &Row, constants: &Constants) -> Result<Prediction, Reason> {
 }
 
 impl Step {
+    /// A run on one device by the script's software.
     fn row(&self) -> Row {
         Row {
-            id: format!(
-                "{} {} {} {} {}x{}x{}",
-                self.shape,
-                self.kernels,
-                self.attention,
-                self.recompute,
-                self.seq,
-                self.micro_batch,
-                self.micro_batches
-            ),
+            id: format!("{}x{}", self.id(), self.micro_batches),
+            source: SOURCE.into(),
+            tier: "unseen".into(),
+            complete: 2,
+            stack: if self.kernels == "compiled" { "fsdp-compiled" } else { "fsdp" }.into(),
+            date: "2026-11".into(),
+            arch: self.arch.clone(),
             layers: self.layers,
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: Some(self.kv_heads),
+            head_dim: Some(self.hidden / self.heads),
+            ffn: Some(self.ffn),
+            activation: if self.arch == "gpt" { "gelu" } else { "swiglu" }.into(),
             vocab: Some(self.vocab),
             tied: Some(self.tied),
+            seq: self.seq,
+            device: "h200-sxm".into(),
+            devices: 1,
+            node: 1,
+            tp: Some(1),
+            pp: Some(1),
+            dp: Some(1),
+            cp: Some(1),
+            ep: Some(1),
+            vpp: Some(1),
+            micro_batch: Some(self.micro_batch),
             global_batch: Some(self.micro_batch * self.micro_batches),
+            sequence_parallel: "0".into(),
+            recompute: self.recompute.clone(),
+            zero: "0".into(),
+            precision: "bf16".into(),
+            attention: self.attention.clone(),
+            schedule: "none".into(),
             step_s: Some(self.step_s),
             peak_memory_gb: Some(self.peak_allocated_bytes / GIB),
             memory_kind: "GiB max allocated".into(),
-            ..run(
-                (&self.arch, &self.kernels, &self.attention, &self.recompute),
-                Sizes {
-                    hidden: self.hidden,
-                    heads: self.heads,
-                    kv_heads: self.kv_heads,
-                    ffn: self.ffn,
-                    seq: self.seq,
-                    micro_batch: self.micro_batch,
-                },
-            )
+            ..Row::default()
         }
+    }
+
+    /// Model, kernels, attention, recomputation, tokens of a sequence by sequences of a micro-batch.
+    fn id(&self) -> String {
+        let Self { shape, kernels, attention, recompute, seq, micro_batch, .. } = self;
+        format!("{shape} {kernels} {attention} {recompute} {seq}x{micro_batch}")
     }
 }
 
 impl Layer {
-    fn id(&self) -> String {
-        format!(
-            "{} {} {} {} {}x{}",
-            self.shape, self.kernels, self.attention, self.recompute, self.seq, self.micro_batch
-        )
-    }
-
-    /// One step of so many such layers below a small vocabulary.
-    fn row(&self, layers: u64) -> Row {
+    /// One step of so many such layers below a small vocabulary, whose times were not measured.
+    fn step(&self, layers: u64) -> Step {
         const VOCABULARY: u64 = 1024;
-        Row {
-            id: self.id(),
+        Step {
+            shape: self.shape.clone(),
+            kernels: self.kernels.clone(),
+            attention: self.attention.clone(),
+            recompute: self.recompute.clone(),
+            seq: self.seq,
+            micro_batch: self.micro_batch,
+            micro_batches: 1,
+            held_out: 0,
+            arch: self.arch.clone(),
             layers,
-            vocab: Some(VOCABULARY),
-            tied: Some(1),
-            global_batch: Some(self.micro_batch),
-            step_s: Some(1.0),
-            ..run(
-                (&self.arch, &self.kernels, &self.attention, &self.recompute),
-                Sizes {
-                    hidden: self.hidden,
-                    heads: self.heads,
-                    kv_heads: self.kv_heads,
-                    ffn: self.ffn,
-                    seq: self.seq,
-                    micro_batch: self.micro_batch,
-                },
-            )
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            ffn: self.ffn,
+            vocab: VOCABULARY,
+            tied: 1,
+            step_s: 1.0,
+            peak_allocated_bytes: 0.0,
         }
     }
 
@@ -254,52 +265,6 @@ impl Layer {
         let stream = 2.0 * (self.seq * self.micro_batch * self.hidden) as f64;
         let is_kept = self.recompute == "full" || self.kernels == "compiled" || self.arch == "gpt";
         self.kept_bytes - if is_kept { 0.0 } else { stream }
-    }
-}
-
-/// What steps and layers have in common.
-struct Sizes {
-    hidden: u64,
-    heads: u64,
-    kv_heads: u64,
-    ffn: u64,
-    seq: u64,
-    micro_batch: u64,
-}
-
-/// A run on one device by the script's software.
-fn run((arch, kernels, attention, recompute): (&str, &str, &str, &str), sizes: Sizes) -> Row {
-    Row {
-        source: SOURCE.into(),
-        tier: "unseen".into(),
-        complete: 2,
-        stack: if kernels == "compiled" { "fsdp-compiled" } else { "fsdp" }.into(),
-        date: "2026-11".into(),
-        arch: arch.into(),
-        hidden: sizes.hidden,
-        heads: sizes.heads,
-        kv_heads: Some(sizes.kv_heads),
-        head_dim: Some(sizes.hidden / sizes.heads),
-        ffn: Some(sizes.ffn),
-        activation: if arch == "gpt" { "gelu" } else { "swiglu" }.into(),
-        seq: sizes.seq,
-        device: "h200-sxm".into(),
-        devices: 1,
-        node: 1,
-        tp: Some(1),
-        pp: Some(1),
-        dp: Some(1),
-        cp: Some(1),
-        ep: Some(1),
-        vpp: Some(1),
-        micro_batch: Some(sizes.micro_batch),
-        sequence_parallel: "0".into(),
-        recompute: recompute.into(),
-        zero: "0".into(),
-        precision: "bf16".into(),
-        attention: attention.into(),
-        schedule: "none".into(),
-        ..Row::default()
     }
 }
 
