@@ -343,12 +343,13 @@ impl Account<'_> {
     /// in fp32, in place of the operand, and what it yields before it is weighed; a gate what its function yields.
     fn kept_by_parts(&self, op: OpId) -> Option<f64> {
         let kind = &self.layer.ops[op.0].kind;
-        let per_element = match (matches!(kind, OpKind::RmsNorm { .. }), matches!(kind, OpKind::Glu { .. })) {
-            (true, _) => 4.0,
-            (_, true) => 2.0,
-            (false, false) => return None,
-        };
-        self.context.kernels.composes().then_some(per_element)
+        if !self.context.kernels.composes() {
+            None
+        } else if matches!(kind, OpKind::RmsNorm { .. }) {
+            Some(4.0)
+        } else {
+            matches!(kind, OpKind::Glu { .. }).then_some(2.0)
+        }
     }
 
     /// Local elements of what an operator yields.

@@ -147,20 +147,19 @@ pub fn op_work(
         // Reads and writes one row per routed token; once more where rows are sorted on both sides of the exchange.
         OpKind::Dispatch => stream(result(0), 4.0 + sorted, 4.0 + sorted),
         OpKind::Combine => stream(operand(0), 4.0 + sorted, 6.0 + sorted),
-        OpKind::RowMax | OpKind::SumExp => {
-            let own = usize::from(op.kind == OpKind::SumExp);
-            match kernels.loss {
-                // Cast to fp32, log-softmax and its gradient, each a tensor of its own: measured, in bytes at the rate of a copy
-                // (`fixtures/measured/operators.csv`, cross-entropy).
-                LossKernel::Plain => {
-                    composed(operand(0), [(8.0, 1), (18.0, 2)][own], [(0.0, 0), (26.0, 4)][own])
-                }
-                // The three of the loss together: read, cast and exponentiate in fp32, write the gradient.
-                LossKernel::Unfused => stream(operand(0), 4.0, [0.0, 10.0][own]),
-                // Read once forward and once backward, and written in place: as measured of a compiled one.
-                LossKernel::Fused => stream(operand(0), [0.0, 5.0][own], [0.0, 5.0][own]),
-            }
-        }
+        // The three of the loss together. Plain: cast to fp32, log-softmax and its gradient, each a tensor of its own, as measured, in
+        // bytes at the rate of a copy (`fixtures/measured/operators.csv`, cross-entropy); unfused: read, cast and exponentiate in fp32,
+        // write the gradient; fused: read once forward and once backward, and written in place, as measured of a compiled one.
+        OpKind::RowMax => match kernels.loss {
+            LossKernel::Plain => composed(operand(0), (8.0, 1), (0.0, 0)),
+            LossKernel::Unfused => stream(operand(0), 4.0, 0.0),
+            LossKernel::Fused => Vec::new(),
+        },
+        OpKind::SumExp => match kernels.loss {
+            LossKernel::Plain => composed(operand(0), (18.0, 2), (26.0, 4)),
+            LossKernel::Unfused => stream(operand(0), 4.0, 10.0),
+            LossKernel::Fused => stream(operand(0), 5.0, 5.0),
+        },
         OpKind::Pick => stream(result(0), 4.0, 4.0),
         OpKind::CrossEntropy | OpKind::SumLoss => stream(result(0).max(operand(0)), 8.0, 8.0),
     }

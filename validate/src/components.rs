@@ -83,7 +83,10 @@ fn reports(rows: &[Component], constants: &Constants) -> Vec<ComponentReport> {
             "attention" => format!("attention {}, {}", row.passes, row.kernel),
             "collective" => row.operation.clone(),
             // Published products do not say what they are of.
-            other => [other, &row.passes, &row.operation].join(" ").trim().to_owned(),
+            other => {
+                let words = [other, &row.passes, &row.operation];
+                words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+            }
         };
         let device = match row.kind.as_str() {
             "collective" => row.device.clone(),

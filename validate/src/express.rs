@@ -177,7 +177,9 @@ fn engine(row: &Row) -> Engine {
         // With fused norms.
         "fsdp-libraries" => Engine { kernels: Kernels::Libraries, ..Engine::FSDP },
         // Compiled layer by layer.
-        "fsdp-compiled" => Engine { kernels: Kernels::Fused, loss: compiled_loss(&row.date), ..Engine::FSDP },
+        "fsdp-compiled" => {
+            Engine { kernels: Kernels::Fused, loss: compiled_loss(generation(row)), ..Engine::FSDP }
+        }
         "internevo" => Engine {
             flash: FlashKernel::Second,
             // Norms of Apex, rotations of flash-attention (InternLM/InternEvo internlm/model/ops at c628a8c).
@@ -217,15 +219,23 @@ fn engine(row: &Row) -> Engine {
         dispatch: if row.dispatch == "per-node" { Dispatch::PerNode } else { known.dispatch },
         exchange_overlap: if beside("experts") { ExchangeOverlap::Beside } else { known.exchange_overlap },
         launches: if row.launches == "graph" { Launches::Graph } else { known.launches },
-        generation: if row.date.as_str() < "2025" { Generation::Before2025 } else { Generation::Current },
+        generation: generation(row),
         ..known
     }
 }
 
+/// When the row's libraries are from.
+fn generation(row: &Row) -> Generation {
+    if row.date.as_str() < "2025" { Generation::Before2025 } else { Generation::Current }
+}
+
 /// The loss beside compiled layers: compiled too from 2025 on (pytorch/torchtitan torchtitan/components/loss.py), when PyTorch began to
 /// read scores once for it and to write their gradient in their own format (pytorch/pytorch pull request 127011).
-fn compiled_loss(date: &str) -> LossKernel {
-    if date < "2025" { LossKernel::Plain } else { LossKernel::Fused }
+fn compiled_loss(generation: Generation) -> LossKernel {
+    match generation {
+        Generation::Before2025 => LossKernel::Plain,
+        Generation::Current => LossKernel::Fused,
+    }
 }
 
 fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u32)) -> Result<Pins, Reason> {

@@ -22,28 +22,38 @@ use crate::row::{Row, read_as};
 use crate::score::Pair;
 
 /// Name of the source.
-pub const SOURCE: &str = "pytorch-h200";
+const SOURCE: &str = "pytorch-h200";
+
+/// Steps of the script.
+const STEPS: &str = include_str!("../../fixtures/measured/steps.csv");
 
 /// Bytes of the states of a parameter, as the script keeps them: bf16, and fp32 for gradient, value and both moments.
 const STATE_BYTES: f64 = 18.0;
 
-/// A step of the script.
+/// What steps and layers of the script have in common.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-struct Step {
+struct Run {
     shape: String,
     kernels: String,
     attention: String,
     recompute: String,
     seq: u64,
     micro_batch: u64,
-    micro_batches: u64,
-    held_out: u8,
     arch: String,
-    layers: u64,
     hidden: u64,
     heads: u64,
     kv_heads: u64,
     ffn: u64,
+}
+
+/// A step of the script.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct Step {
+    #[serde(flatten)]
+    run: Run,
+    micro_batches: u64,
+    held_out: u8,
+    layers: u64,
     vocab: u64,
     tied: u8,
     step_s: f64,
@@ -53,17 +63,8 @@ struct Step {
 /// A layer of the script.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Layer {
-    shape: String,
-    kernels: String,
-    attention: String,
-    recompute: String,
-    seq: u64,
-    micro_batch: u64,
-    arch: String,
-    hidden: u64,
-    heads: u64,
-    kv_heads: u64,
-    ffn: u64,
+    #[serde(flatten)]
+    run: Run,
     forward_us: f64,
     backward_us: f64,
     kept_bytes: f64,
@@ -115,19 +116,13 @@ pub struct Measured {
 /// # Errors
 /// Why a row of the shipped tables has no price.
 pub fn measured(constants: &Constants) -> Result<Measured, Reason> {
-    let steps: Vec<Step> = table(include_str!("../../fixtures/measured/steps.csv"));
+    let steps: Vec<Step> = table(STEPS);
     let layers: Vec<Layer> = table(include_str!("../../fixtures/measured/layers.csv"));
     Ok(Measured {
         steps: steps.par_iter().map(|step| of_step(step, constants)).collect::<Result<_, _>>()?,
         layers: layers.par_iter().map(|layer| of_layer(layer, constants)).collect::<Result<_, _>>()?,
         operators: measured_components(constants),
     })
-}
-
-/// Steps as rows of published runs are, to be fitted to or listed as those.
-pub fn rows() -> Vec<Row> {
-    let steps: Vec<Step> = table(include_str!("../../fixtures/measured/steps.csv"));
-    steps.iter().map(Step::row).collect()
 }
 
 fn table<T: serde::de::DeserializeOwned>(text: &str) -> Vec<T> {
@@ -153,8 +148,8 @@ fn of_layer(layer: &Layer, constants: &Constants) -> Result<LayerReport, Reason>
     let computing = more(&|p| (p.breakdown.compute_backward_s + p.breakdown.recompute_s).0);
     let kept = more(&allocated) - STATE_BYTES * layer.parameters();
     Ok(LayerReport {
-        id: layer.step(1).id(),
-        tokens: layer.seq * layer.micro_batch,
+        id: layer.run.id(),
+        tokens: layer.run.seq * layer.run.micro_batch,
         forward: Pair { measured: forward, predicted: more(&|p| p.breakdown.compute_forward_s.0) },
         backward: Pair { measured: backward, predicted: computing },
         both: Pair {
@@ -173,24 +168,25 @@ fn priced(row: &Row, constants: &Constants) -> Result<Prediction, Reason> {
 impl Step {
     /// A run on one device by the script's software.
     fn row(&self) -> Row {
+        let run = &self.run;
         Row {
-            id: format!("{}x{}", self.id(), self.micro_batches),
+            id: format!("{}x{}", run.id(), self.micro_batches),
             source: SOURCE.into(),
             tier: "unseen".into(),
             complete: 2,
-            stack: if self.kernels == "compiled" { "fsdp-compiled" } else { "fsdp" }.into(),
+            stack: if run.kernels == "compiled" { "fsdp-compiled" } else { "fsdp" }.into(),
             date: "2026-11".into(),
-            arch: self.arch.clone(),
+            arch: run.arch.clone(),
             layers: self.layers,
-            hidden: self.hidden,
-            heads: self.heads,
-            kv_heads: Some(self.kv_heads),
-            head_dim: Some(self.hidden / self.heads),
-            ffn: Some(self.ffn),
-            activation: if self.arch == "gpt" { "gelu" } else { "swiglu" }.into(),
+            hidden: run.hidden,
+            heads: run.heads,
+            kv_heads: Some(run.kv_heads),
+            head_dim: Some(run.hidden / run.heads),
+            ffn: Some(run.ffn),
+            activation: if run.arch == "gpt" { "gelu" } else { "swiglu" }.into(),
             vocab: Some(self.vocab),
             tied: Some(self.tied),
-            seq: self.seq,
+            seq: run.seq,
             device: "h200-sxm".into(),
             devices: 1,
             node: 1,
@@ -200,13 +196,13 @@ impl Step {
             cp: Some(1),
             ep: Some(1),
             vpp: Some(1),
-            micro_batch: Some(self.micro_batch),
-            global_batch: Some(self.micro_batch * self.micro_batches),
+            micro_batch: Some(run.micro_batch),
+            global_batch: Some(run.micro_batch * self.micro_batches),
             sequence_parallel: "0".into(),
-            recompute: self.recompute.clone(),
+            recompute: run.recompute.clone(),
             zero: "0".into(),
             precision: "bf16".into(),
-            attention: self.attention.clone(),
+            attention: run.attention.clone(),
             schedule: "none".into(),
             step_s: Some(self.step_s),
             peak_memory_gb: Some(self.peak_allocated_bytes / GIB),
@@ -214,7 +210,9 @@ impl Step {
             ..Row::default()
         }
     }
+}
 
+impl Run {
     /// Model, kernels, attention, recomputation, tokens of a sequence by sequences of a micro-batch.
     fn id(&self) -> String {
         let Self { shape, kernels, attention, recompute, seq, micro_batch, .. } = self;
@@ -227,20 +225,10 @@ impl Layer {
     fn step(&self, layers: u64) -> Step {
         const VOCABULARY: u64 = 1024;
         Step {
-            shape: self.shape.clone(),
-            kernels: self.kernels.clone(),
-            attention: self.attention.clone(),
-            recompute: self.recompute.clone(),
-            seq: self.seq,
-            micro_batch: self.micro_batch,
+            run: self.run.clone(),
             micro_batches: 1,
             held_out: 0,
-            arch: self.arch.clone(),
             layers,
-            hidden: self.hidden,
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            ffn: self.ffn,
             vocab: VOCABULARY,
             tied: 1,
             step_s: 1.0,
@@ -250,10 +238,10 @@ impl Layer {
 
     /// Weights, biases and norms of the layer.
     fn parameters(&self) -> f64 {
-        let [h, f] = [self.hidden, self.ffn].map(|n| n as f64);
-        let kv = h / self.heads as f64 * self.kv_heads as f64;
+        let [h, f] = [self.run.hidden, self.run.ffn].map(|n| n as f64);
+        let kv = h / self.run.heads as f64 * self.run.kv_heads as f64;
         let products = 2.0 * h * h + 2.0 * h * kv;
-        match self.arch.as_str() {
+        match self.run.arch.as_str() {
             "gpt" => products + 2.0 * h * f + (2.0 * h + 2.0 * kv) + (f + h) + 4.0 * h,
             _ => products + 3.0 * h * f + 2.0 * h,
         }
@@ -262,21 +250,30 @@ impl Layer {
     /// Bytes kept from one layer of a row of such: what the layer yields was held where it was measured, and stays where the next one
     /// keeps what it is given. Norms that are put together from several operators keep that in fp32 instead.
     fn kept_for_backward(&self) -> f64 {
-        let stream = 2.0 * (self.seq * self.micro_batch * self.hidden) as f64;
-        let is_kept = self.recompute == "full" || self.kernels == "compiled" || self.arch == "gpt";
+        let stream = 2.0 * (self.run.seq * self.run.micro_batch * self.run.hidden) as f64;
+        let is_kept =
+            self.run.recompute == "full" || self.run.kernels == "compiled" || self.run.arch == "gpt";
         self.kept_bytes - if is_kept { 0.0 } else { stream }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
     use crate::score::Errors;
     use crate::stack::calibrated;
 
+    static SHIPPED: LazyLock<Measured> = LazyLock::new(|| measured(&Constants::load()).unwrap());
+
+    fn rows() -> Vec<Row> {
+        table::<Step>(STEPS).iter().map(Step::row).collect()
+    }
+
     #[test]
     fn every_row_of_the_tables_is_priced() {
-        let found = measured(&Constants::load()).unwrap();
+        let found = &*SHIPPED;
         assert_eq!((found.steps.len(), found.layers.len()), (37, 35));
         assert_eq!(found.steps.iter().filter(|step| step.held_out).count(), 12);
         for step in rows() {
@@ -314,7 +311,7 @@ mod tests {
 
     #[test]
     fn peaks_of_memory_are_within_three_per_cent() {
-        let found = measured(&Constants::load()).unwrap();
+        let found = &*SHIPPED;
         for step in &found.steps {
             assert!(step.memory.error().abs() < 0.03, "{}: {:?}", step.id, step.memory);
         }
@@ -322,7 +319,7 @@ mod tests {
 
     #[test]
     fn layers_keep_what_was_measured() {
-        let found = measured(&Constants::load()).unwrap();
+        let found = &*SHIPPED;
         let kept: Vec<Pair> = found.layers.iter().map(|layer| layer.kept).collect();
         let errors = Errors::of(&kept);
         assert!(errors.mean < 0.02 && errors.max < 0.07, "{errors:?}");
@@ -330,7 +327,7 @@ mod tests {
 
     #[test]
     fn steps_that_had_no_part_in_any_constant_are_predicted() {
-        let found = measured(&Constants::load()).unwrap();
+        let found = &*SHIPPED;
         let held_out: Vec<Pair> =
             found.steps.iter().filter(|step| step.held_out).map(|step| step.time).collect();
         let errors = Errors::of(&held_out);
