@@ -32,7 +32,7 @@ struct Rank {
 /// Lists the ranks of a plan.
 pub(crate) fn run(args: &RanksArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
     args.output.as_deref().map_or(Ok(()), |path| check_other(path, &[&args.plan]))?;
-    let (plan, _) = input::plan(&args.plan)?;
+    let (plan, _) = input::plan_of_forms(&args.plan)?;
     let ranks = ranks(&plan);
     let text = if args.json.json { json(&ranks)? } else { csv(&plan, &ranks) };
     match &args.output {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::plan::Plan;
+use ir::plan::check::OpenPlan;
 use ir::units::Bytes;
 use planner::reshard::{Amount, Givers, Name, Reshard, ReshardMap, State, StateSizes};
 use serde::Serialize;
@@ -74,6 +75,9 @@ struct TensorMoves {
     moves: Moves,
 }
 
+/// A plan that was read.
+type Read = (Plan, OpenPlan);
+
 /// Some rows of a parameter that a rank takes.
 #[derive(Serialize)]
 struct RegionMoves {
@@ -95,7 +99,7 @@ pub(crate) fn run(args: &ReshardArgs, terminal: &mut Terminal<'_>) -> Result<(),
     let sizes = StateSizes::of(&second.0);
     let map = both.map(sizes);
     let regions = args.tensor.as_ref().map(|text| regions(&both, text)).transpose()?;
-    let answer = Answer::of((args, &first.0, &second.0), (&both, &map, sizes), regions);
+    let answer = Answer::of((args, &first, &second), (&both, &map, sizes), regions);
     let text = if args.json.json { json(&answer)? } else { answer.text(&second.0) };
     write!(terminal.out, "{text}")?;
     Ok(())
@@ -136,13 +140,13 @@ fn word(state: State) -> &'static str {
 
 impl Answer {
     fn of(
-        (args, first, second): (&ReshardArgs, &Plan, &Plan),
+        (args, first, second): (&ReshardArgs, &Read, &Read),
         (both, map, sizes): (&Reshard<'_>, &ReshardMap, StateSizes),
         regions: Option<Vec<RegionMoves>>,
     ) -> Self {
-        let describe = |file: &str, plan: &Plan| Description {
+        let describe = |file: &str, (plan, opened): &Read| Description {
             file: file.to_owned(),
-            roles: plan.roles.to_string(),
+            roles: opened.roles(plan).to_string(),
             n_ranks: plan.n_devices(),
         };
         let sum = |state: State| {
@@ -162,7 +166,7 @@ impl Answer {
         };
         let mut tiers: Option<BTreeMap<String, u64>> = None;
         for (&(from, to), bytes) in apart() {
-            if let Some(tier) = both.tier(from, to).and_then(|tier| second.cluster.tiers.get(tier)) {
+            if let Some(tier) = both.tier(from, to).and_then(|tier| second.0.cluster.tiers.get(tier)) {
                 *tiers.get_or_insert_default().entry(tier.name.clone()).or_insert(0) += bytes;
             }
         }

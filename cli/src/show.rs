@@ -17,7 +17,7 @@ struct Shown {
 
 /// Prints a plan or a program.
 pub(crate) fn run(args: &ShowArgs, terminal: &mut Terminal<'_>) -> Result<(), Failure> {
-    let (plan, opened) = input::plan(&args.plan)?;
+    let (plan, opened) = input::plan_of_forms(&args.plan)?;
     let text = match &args.program {
         None => write_plan(&plan),
         Some(name) => {

@@ -101,7 +101,9 @@ fn read_over(text: &str) -> Result<Over, Failure> {
         text.split_once('=').ok_or_else(|| wrong(format!("expected `name=number,...`, found `{text}`")))?;
     let number = |word: &str| match word.trim().parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 1e15 => Ok(number),
-        Ok(_) | Err(_) => Err(wrong(format!("{name}: expected a number above 0, found `{word}`"))),
+        Ok(_) | Err(_) => {
+            Err(wrong(format!("{name}: expected a number above 0, at most 1e15, found `{word}`")))
+        }
     };
     let numbers = list.split(',').map(number).collect::<Result<Vec<f64>, _>>()?;
     let again = numbers.iter().enumerate().find(|(at, one)| numbers[..*at].contains(one));

@@ -8,7 +8,7 @@ use frontends::{InputError, Position};
 
 use crate::failure::Failure;
 use crate::input;
-use crate::sweep::Row;
+use crate::sweep::{Figures, Row};
 
 /// Largest file that is read: a million lines.
 const MAX_BYTES: usize = 1 << 29;
@@ -60,7 +60,11 @@ impl ResultFile {
 }
 
 fn row(file: &str, at: usize, line: &str) -> Result<Row, InputError> {
-    serde_json::from_str(line).map_err(|error| no_result(file, at, error.column().max(1)))
+    let found: Row =
+        serde_json::from_str(line).map_err(|error| no_result(file, at, error.column().max(1)))?;
+    // A time that no search found.
+    let is_time = |plan: &Figures| plan.step_time_s.is_finite() && plan.step_time_s > 0.0;
+    if found.plan.as_ref().is_none_or(is_time) { Ok(found) } else { Err(no_result(file, at, 1)) }
 }
 
 fn no_result(file: &str, at: usize, column: usize) -> InputError {

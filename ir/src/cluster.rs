@@ -66,6 +66,7 @@ pub enum Architecture {
 
 /// One kind of accelerator. A chip that appears as two devices (MI250X) is described per device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Device {
     /// Name in the device library, or the user's own.
     pub name: String,
@@ -88,6 +89,7 @@ pub struct Device {
 
 /// A run of equal nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct DeviceGroup {
     /// The device.
     pub device: Device,
@@ -185,6 +187,7 @@ pub enum Wiring {
 
 /// One level of the link hierarchy. Tier 0 is the innermost and fastest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Tier {
     /// What engineers call it: `nvlink`, `infiniband`, `ici`.
     pub name: String,
@@ -249,6 +252,7 @@ pub enum InSwitchReduction {
 
 /// The machines a job runs on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Cluster {
     /// Version of this description's schema.
     pub schema_version: u32,

@@ -17,6 +17,7 @@ pub struct AxisId(pub usize);
 
 /// One axis of a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct MeshAxis {
     /// Name shown in plans: a letter, never a parallelism, for the search does not know one.
     pub name: String,
@@ -26,6 +27,7 @@ pub struct MeshAxis {
 
 /// The devices of one stage, seen as a grid.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Mesh {
     /// Axes, outermost first; at most [`MAX_AXES`].
     pub axes: Vec<MeshAxis>,

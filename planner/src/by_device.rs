@@ -6,7 +6,7 @@
 //! devices work become less; first by the least that layers take, then by what they take in the memory that there is.
 
 use crate::levels::Chunk;
-use crate::partition::{Place, as_given};
+use crate::partition::{Known, Place, counted};
 
 /// Layers that go to another device for what they take in their memory, at most.
 const MOVED_IN_MEMORY: usize = 8;
@@ -22,7 +22,7 @@ pub(crate) fn by_device(places: &[Place<'_>], device: &[usize]) -> Option<Vec<Ch
     }
     let even = |chunk: usize| (chunk + 1) * n_layers / n_places - chunk * n_layers / n_places;
     let mut counts: Vec<usize> = (0..n_places).map(even).collect();
-    let least = |counts: &[usize]| {
+    let mut least = |counts: &[usize]| {
         let mut from = 0;
         let of_chunk = |(place, count): (&Place<'_>, &usize)| {
             from += count;
@@ -30,26 +30,27 @@ pub(crate) fn by_device(places: &[Place<'_>], device: &[usize]) -> Option<Vec<Ch
         };
         Some(places.iter().zip(counts).map(of_chunk).collect::<Vec<f64>>())
     };
-    balance(&mut counts, device, (n_layers, &least));
-    let in_memory = |counts: &[usize]| {
-        let chunks = as_given(counts, places)?;
+    balance(&mut counts, device, (n_layers, &mut least));
+    let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
+    let mut in_memory = |counts: &[usize]| {
+        let chunks = counted(counts, &mut known)?;
         Some(chunks.iter().map(|chunk| chunk.time).collect())
     };
-    balance(&mut counts, device, (MOVED_IN_MEMORY, &in_memory));
-    as_given(&counts, places)
+    balance(&mut counts, device, (MOVED_IN_MEMORY, &mut in_memory));
+    counted(&counts, &mut known)
 }
 
 /// Pairs of chunks between which a layer is moved to see whether that evens out what devices work.
 const TRIED: usize = 4;
 
 /// What chunks with so many layers take; nothing where they do not fit.
-type Times<'t> = &'t dyn Fn(&[usize]) -> Option<Vec<f64>>;
+type Times<'t> = &'t mut dyn FnMut(&[usize]) -> Option<Vec<f64>>;
 
 /// Moves so many layers at most.
 fn balance(counts: &mut Vec<usize>, device: &[usize], (most, times): (usize, Times<'_>)) {
     let Some(mut known) = times(counts) else { return };
     for _ in 0..most {
-        let Some((next, its)) = moved(counts, device, (&known, times)) else { return };
+        let Some((next, its)) = moved(counts, device, (&known, &mut *times)) else { return };
         (*counts, known) = (next, its);
     }
 }

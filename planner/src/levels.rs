@@ -7,6 +7,7 @@
 use cost_model::memory::{GatheredUnit, gathered_units};
 use cost_model::overlap::exposed_with;
 use ir::units::{Bytes, Seconds};
+use smallvec::SmallVec;
 
 use crate::flights::Flight;
 use crate::partition::{Place, Used};
@@ -113,10 +114,10 @@ pub struct Levels {
 
 /// What consecutive layers consist of.
 pub(crate) struct Range {
-    /// Kinds that are among them, and how many of each.
-    layers: Vec<(usize, f64)>,
-    /// Per such kind, the same of those behind its last.
-    behind: Vec<Vec<(usize, f64)>>,
+    /// One past the last.
+    to: usize,
+    /// Kinds that are among them, and how many of each: cuts ask for thousands of ranges, of mostly a kind or two.
+    layers: SmallVec<[(usize, f64); 4]>,
 }
 
 impl Range {
@@ -261,24 +262,19 @@ impl Levels {
 
     /// What a range of layers consists of.
     pub(crate) fn range(&self, from: usize, to: usize) -> Range {
-        let between = |from: usize, to: usize| -> Vec<(usize, f64)> {
-            let counts = self.counts[to].iter().zip(&self.counts[from]).enumerate();
-            counts
-                .filter(|(_, (to, from))| to > from)
-                .map(|(kind, (to, from))| (kind, (to - from) as f64))
-                .collect()
-        };
-        let layers = between(from, to);
-        let behind = layers.iter().map(|&(kind, _)| between(self.ends[to][kind], to)).collect();
-        Range { layers, behind }
+        let counts = self.counts[to].iter().zip(&self.counts[from]).enumerate();
+        let some = counts.filter(|(_, (to, from))| to > from);
+        Range { to, layers: some.map(|(kind, (to, from))| (kind, (to - from) as f64)).collect() }
     }
 
     /// Bytes that it needs beside what it holds all the time while one of its layers runs.
-    fn passing(&self, Range { layers, behind }: &Range, level: usize) -> f64 {
+    fn passing(&self, Range { to, layers }: &Range, level: usize) -> f64 {
         let costs = &self.costs[level];
         // When backward reaches a layer, what those behind it kept is free again.
-        let beside = |(&(kind, _), behind): (&(usize, f64), &Vec<(usize, f64)>)| {
-            let free = summed(behind, costs, |cost| cost.saved);
+        let beside = |&(kind, _): &(usize, f64)| {
+            let last = self.ends[*to][kind];
+            let behind = |&(other, _): &(usize, f64)| self.count(last, *to, other) * costs[other].saved;
+            let free: f64 = if last == *to { 0.0 } else { layers.iter().map(behind).sum() };
             (costs[kind].working - free).max(0.0) + costs[kind].logits
         };
         let unit = |&(kind, count): &(usize, f64)| GatheredUnit {
@@ -290,7 +286,7 @@ impl Levels {
         let copied = layers.iter().map(|&(kind, _)| costs[kind].copied).fold(0.0, f64::max);
         once + copied
             + gathered_units(layers.iter().map(unit)).0
-            + layers.iter().zip(behind).map(beside).fold(0.0, f64::max)
+            + layers.iter().map(beside).fold(0.0, f64::max)
     }
 
     /// Seconds of a micro-batch of layers that have so much of everything, with their share of what the step has once.
@@ -369,7 +365,10 @@ impl Levels {
         let kind = self.going_down(faster, main);
         let gain = lasts(&self.costs[faster][kind]) - lasts(&self.costs[level][kind]);
         let working = self.costs[faster][kind].working_more(&self.costs[level][kind]);
-        let over = needs(faster) + working - capacity;
+        let before = plain(faster);
+        let needs_before =
+            used.lasting + before.lasting + later * behind(faster) + used.passing.max(before.passing);
+        let over = needs_before + working - capacity;
         let needed = (over / (gain * (1.0 + later))).ceil();
         let mixed = || {
             let slower = self.costs[level][kind].time - self.costs[faster][kind].time;
@@ -377,10 +376,10 @@ impl Levels {
                 smaller: needed as u64,
                 kind,
                 price: self.highest_price(level),
-                time: time(faster) + needed * slower,
-                lasting: own(faster) - needed * gain,
-                passing: self.passing(&range, faster) + working,
-                ..plain(faster)
+                time: before.time + needed * slower,
+                lasting: before.lasting - needed * gain,
+                passing: before.passing + working,
+                ..before
             }
         };
         let is_between = gain > 0.0 && needed >= 1.0 && needed < self.count(from, to, kind);

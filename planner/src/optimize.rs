@@ -154,8 +154,7 @@ fn searched<'a>(
         promising = left.look_inside(of, limit, tally);
     }
     let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.by_sums, best));
-    // Of a handful what is in vain so far may still come to what must be undercut: where kernels are short, other forms or named degrees do.
-    let is_looked_at = !is_in_vain || n_candidates() <= HANDFUL;
+    let is_looked_at = !is_in_vain || may_come_closer(n_candidates(), worked.first());
     if start.again == Again::InMoreWays && is_looked_at && !tally.stopped && misses() {
         let named = if few_fit { Vec::new() } else { named_candidates(&scope, degrees) };
         look_again((&scope, of), (&named, &promising), (&mut worked, tally), watch);
@@ -226,6 +225,11 @@ fn misses(n_candidates: usize, inside: Option<Seconds>, best: &Worked) -> bool {
     let is_worth_it =
         || inside.is_some_and(|least| least < time * WORTH_LOOKING) || best.arranged.waits_much();
     n_candidates <= HANDFUL || n_candidates <= FEW_CANDIDATES && is_worth_it()
+}
+
+/// Whether what is in vain so far may still come to what must be undercut: of a handful where kernels are short, by other forms or named degrees.
+fn may_come_closer(n_candidates: usize, best: Option<&Worked>) -> bool {
+    n_candidates <= HANDFUL && best.is_some_and(|best| best.arranged.waits_much())
 }
 
 /// Looks for what is faster than the best with tensor degrees by name, and by other choices in the candidates that could be.

@@ -123,14 +123,14 @@ struct TooLow {
     next: f64,
 }
 
-/// A place, and what it has said of layers that are all of one kind: whichever limit is tried, it is asked the same.
-struct Known<'a> {
+/// A place, and what it has said of layers that are all of one kind: whichever limit or cut is tried, it is asked the same.
+pub(crate) struct Known<'a> {
     place: &'a Place<'a>,
     alike: BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>,
 }
 
 impl<'a> Known<'a> {
-    fn new(place: &'a Place<'a>) -> Self {
+    pub(crate) fn new(place: &'a Place<'a>) -> Self {
         Self { place, alike: BTreeMap::new() }
     }
 
@@ -269,16 +269,21 @@ impl Reached {
 
 /// Cuts the layers as the user says: counts of layers per chunk that must add up.
 pub fn as_given(counts: &[usize], places: &[Place<'_>]) -> Option<Vec<Chunk>> {
+    counted(counts, &mut places.iter().map(Known::new).collect::<Vec<_>>())
+}
+
+/// The same where places are asked again and again.
+pub(crate) fn counted(counts: &[usize], places: &mut [Known<'_>]) -> Option<Vec<Chunk>> {
     let mut from = 0;
     let mut chunks = Vec::new();
     let mut devices = Devices::default();
-    for (&count, place) in counts.iter().zip(places) {
-        let chunk = place.chunk_beside(from, from + count, devices.beside(place))?;
-        devices.add(place, &chunk);
+    for (&count, known) in counts.iter().zip(&mut *places) {
+        let chunk = known.chunk(from, from + count, devices.beside(known.place))?;
+        devices.add(known.place, &chunk);
         chunks.push(chunk);
         from += count;
     }
-    (from == places.first()?.n_layers()).then_some(chunks)
+    (from == places.first()?.place.n_layers()).then_some(chunks)
 }
 
 /// Halvings of the limit: to one part in 10^9 of the whole model's time.

@@ -66,8 +66,9 @@ impl Product {
     /// What its row lacks.
     pub fn seconds(&self) -> Result<f64, &'static str> {
         let sizes = self.sizes();
-        if sizes.iter().any(|size| !(size.is_finite() && *size >= 1.0)) {
-            return Err("batch, m, n and k must be numbers from 1");
+        // Larger operands than any device holds.
+        if sizes.iter().any(|size| !(1.0..=1e9).contains(size)) {
+            return Err("batch, m, n and k must be numbers from 1 to 1e9");
         }
         let seconds = match (self.time_us, self.tflops) {
             (Some(us), None) => us * 1e-6,

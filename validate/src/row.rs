@@ -263,6 +263,9 @@ mod tests {
             ("sequence_parallel", "yes"),
             ("capacity", "-1"),
             ("step_s", "-14"),
+            ("step_s", "1e-300"),
+            ("peak_memory_gb", "1e308"),
+            ("tier", "zzz"),
             ("tp", "0"),
             ("micro_batch", "0"),
         ] {

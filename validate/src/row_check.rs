@@ -69,6 +69,9 @@ const RECOMPUTE: [&str; 8] = [
 /// Modules that are computed again, `+` between them.
 const MODULES: [&str; 2] = ["mla-up", "mlp"];
 
+/// What errors are summed up by.
+const TIERS: [&str; 3] = ["core", "bulk", "unseen"];
+
 /// What runs beside computation, `;` between it.
 const OVERLAP: [&str; 3] = ["gradients", "tensor", "experts"];
 
@@ -77,6 +80,10 @@ const ZERO: [&str; 5] = ["0", "1", "2", "3", "3-whole-gradients"];
 
 /// More of anything than a run has.
 const MOST: u64 = 1 << 32;
+
+/// Less and more than any run measures.
+const LEAST_FIGURE: f64 = 1e-9;
+const MOST_FIGURE: f64 = 1e9;
 
 impl Row {
     /// The first cell that means nothing.
@@ -93,6 +100,7 @@ impl Row {
         for part in self.overlap.split(';') {
             known("overlap", part, &OVERLAP)?;
         }
+        known("tier", &self.tier, &TIERS)?;
         if !self.zero.starts_with("auto") {
             known("zero", &self.zero, &[&ZERO[..], &["auto"]].concat())?;
         }
@@ -130,8 +138,9 @@ impl Row {
             ("step_s", "seconds", self.step_s),
         ];
         let wrong = figures.into_iter().find_map(|(column, unit, figure)| {
-            let figure = figure.filter(|figure| !(*figure > 0.0 && figure.is_finite()))?;
-            Some(format!("column {column}: expected {unit} above 0, found {figure}"))
+            let figure = figure.filter(|figure| !(LEAST_FIGURE..=MOST_FIGURE).contains(figure))?;
+            let what = format!("expected {unit} above 0, from {LEAST_FIGURE:e} to {MOST_FIGURE:e}");
+            Some(format!("column {column}: {what}, found {figure:e}"))
         });
         wrong.map_or(Ok(()), Err)
     }

@@ -114,7 +114,7 @@ pub(crate) struct GoodputArgs {
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 1e12 => Ok(number),
-        Ok(_) | Err(_) => Err(format!("expected a number above 0, found `{text}`")),
+        Ok(_) | Err(_) => Err(format!("expected a number above 0, at most 1e12, found `{text}`")),
     }
 }
 
@@ -122,6 +122,8 @@ fn positive(text: &str) -> Result<f64, String> {
 fn not_negative(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(0.0) => Ok(0.0),
-        Ok(_) | Err(_) => positive(text).map_err(|_| format!("expected a number from 0, found `{text}`")),
+        Ok(_) | Err(_) => {
+            positive(text).map_err(|_| format!("expected a number from 0 to 1e12, found `{text}`"))
+        }
     }
 }

@@ -65,6 +65,13 @@ pub struct StepParts {
     pub jitter: Seconds,
 }
 
+impl StepParts {
+    /// What the devices of a step have once, and shows: no part of its pipeline.
+    pub(crate) fn once(&self) -> Seconds {
+        self.gradient_sync + self.parameter_gather + self.optimizer
+    }
+}
+
 /// Simulates a step.
 ///
 /// # Errors

@@ -126,6 +126,9 @@ fn edits() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
         ("a tie to nowhere", vec![("/model/ties/0/owner", json!("nowhere.w"))]),
         ("tied parameters in different storage", vec![("/entries/0/parameters/0/optimizer", json!([]))]),
         ("an unknown key", vec![("/colour", json!("red"))]),
+        ("an unknown key of a link", vec![("/cluster/tiers/0/colour", json!("red"))]),
+        ("an unknown key of a device", vec![("/cluster/groups/0/device/colour", json!("red"))]),
+        ("an unknown key of an axis", vec![("/mesh/axes/0/colour", json!("red"))]),
     ]
 }
 

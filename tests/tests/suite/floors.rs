@@ -11,7 +11,10 @@ const FLOORS: [(&str, &[&str]); 7] = [
     ("ir", &["serde", "serde_json", "schemars", "thiserror"]),
     ("cost-model", &["ir", "serde", "serde_json", "thiserror"]),
     ("frontends", &["ir", "petgraph", "serde", "serde_json", "serde_path_to_error", "schemars", "thiserror"]),
-    ("planner", &["ir", "cost-model", "serde", "serde_json", "thiserror", "egg", "good_lp", "rayon"]),
+    (
+        "planner",
+        &["ir", "cost-model", "serde", "serde_json", "thiserror", "egg", "good_lp", "rayon", "smallvec"],
+    ),
     ("executor", &["ir", "ndarray", "safetensors", "serde", "serde_json", "sha2", "thiserror"]),
     (
         "validate",

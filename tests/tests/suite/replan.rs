@@ -215,8 +215,10 @@ fn a_form_that_is_none_of_its_layers_is_refused_with_its_place() {
     inner["length"] = serde_json::json!({ "fixed": 28_672 });
     std::fs::write(&file, plan.to_string()).unwrap();
     let expected = "forms[0].original: layer `decoder` is no form of this layer";
-    let asked: [&[&str]; 5] = [
+    let asked: [&[&str]; 7] = [
         &["replan", &file, "--lost", "8"],
+        &["show", &file],
+        &["ranks", &file],
         &["check", &file],
         &["verify", &file],
         &["estimate", "--plan", &file],

@@ -174,7 +174,7 @@ fn what_cannot_be_swept_over_is_named() {
     let sweep = ["sweep", "gpt2", "dgx-h100", "--over"];
     for (over, words) in [
         ("devices", "expected `name=number,...`"),
-        ("devices=8,many", "expected a number above 0, found `many`"),
+        ("devices=8,many", "expected a number above 0, at most 1e15, found `many`"),
         ("devices=2.5", "is no count"),
         ("seq-len=0", "expected a number above 0"),
         ("tp=2", "there is no `tp` to change"),
@@ -187,7 +187,9 @@ fn what_cannot_be_swept_over_is_named() {
     }
     let file = scratch("no-sweep.jsonl");
     // Without an end of the line it is no half line of a sweep either, and stays as it is.
-    for content in ["{\"schema_version\": 1}\n", "{\"model_type\": \"llama\"}"] {
+    let figures = r#""roles":"","n_devices":1,"step_time_s":-1.0,"mfu":0.1,"tokens_per_s":1.0,"peak_memory_bytes":1.0,"gap":0.0"#;
+    let impossible = format!("{{\"question\":\"q\",\"point\":{{}},\"plan\":{{{figures}}}}}\n");
+    for content in ["{\"schema_version\": 1}\n", "{\"model_type\": \"llama\"}", &impossible] {
         fs::write(&file, content).unwrap();
         let said = planner(&[SWEEP, &["-o", &file]].concat());
         assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");
