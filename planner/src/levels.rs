@@ -354,10 +354,12 @@ impl Levels {
         let own = |level: usize| summed(&range.layers, &self.costs[level], lasts);
         let time = |level: usize| summed(&range.layers, &self.costs[level], |cost| cost.time);
         let behind = |level: usize| self.count(from, to, main) * lasts(&self.costs[level][main]);
-        let lasting = |level: usize| used.lasting + own(level) + later * behind(level);
-        let needs = |level: usize| lasting(level) + used.passing.max(self.passing(&range, level));
+        let lasting = |level: usize, own: f64| used.lasting + own + later * behind(level);
         // What it holds all the time rules most out, and takes less to say.
-        let fits = |&level: &usize| lasting(level) <= capacity && needs(level) <= capacity;
+        let fits = |&level: &usize| {
+            let lasting = lasting(level, own(level));
+            lasting <= capacity && lasting + used.passing.max(self.passing(&range, level)) <= capacity
+        };
         let level = (0..self.costs.len()).find(fits)?;
         let plain = |level: usize| self.at((from, to), &range, (level, main), flight);
         let Some(faster) = level.checked_sub(1) else { return Some(plain(level)) };
@@ -366,9 +368,8 @@ impl Levels {
         let gain = lasts(&self.costs[faster][kind]) - lasts(&self.costs[level][kind]);
         let working = self.costs[faster][kind].working_more(&self.costs[level][kind]);
         let before = plain(faster);
-        let needs_before =
-            used.lasting + before.lasting + later * behind(faster) + used.passing.max(before.passing);
-        let over = needs_before + working - capacity;
+        let needed_before = lasting(faster, before.lasting) + used.passing.max(before.passing);
+        let over = needed_before + working - capacity;
         let needed = (over / (gain * (1.0 + later))).ceil();
         let mixed = || {
             let slower = self.costs[level][kind].time - self.costs[faster][kind].time;

@@ -382,7 +382,7 @@ fn once_per_step(setting: &Setting<'_>, staged: &Staged<'_>, parts: &mut StepPar
         };
         let optimizer = once(&|entry| entry.price.update.optimizer);
         let offload = once(&|entry| entry.price.update.host);
-        let known = parts.gradient_sync + parts.parameter_gather + parts.optimizer + parts.offload;
+        let known = parts.once() + parts.offload;
         if sync + gather + optimizer + offload > known {
             (parts.gradient_sync, parts.parameter_gather) = (sync, gather);
             (parts.optimizer, parts.offload) = (optimizer, offload);
