@@ -63,8 +63,8 @@ pub use section_price::{
     Communication, CommunicationPrice, ComputePrice, ProgramPrice, SectionPrice, SplitPrice, UpdatePrice,
 };
 pub use simulate::{
-    BackwardParts, Branches, PipelineTimes, RankTotals, SimulateError, Totals, Transfers, Turns, lower_bound,
-    makespan, schedule_totals, simulate, totals,
+    BackwardParts, Branches, PipelineTimes, RankTotals, SimulateError, Totals, Transfers, Turns, busiest,
+    lower_bound, makespan, schedule_totals, simulate, totals,
 };
 pub use slice_lengths::{SliceCost, balanced_slices, equal_slices};
 pub use step_price::{PriceContext, StepPrice, collective_kind, price_step};

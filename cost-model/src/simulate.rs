@@ -321,6 +321,9 @@ fn walk(
     Ok(makespan)
 }
 
+/// Bounds are lowered by this part, far more than rounding can add.
+const ROUNDING: f64 = 1e-9;
+
 /// A time below which no table of this placement can end, whatever its order. Takes time in proportion to the chunks.
 ///
 /// For each rank: the first micro-batch must come through the chunks before its first one, `c`; then the rank has its
@@ -330,9 +333,8 @@ fn walk(
 /// backward is split, weights may come after the last gradient, so the way back does not count. Of slices, the first is
 /// the first on the way in and the last on the way back.
 ///
-/// Lowered by one part in 10^9, far more than rounding can add. Zero where the times do not fit the ranks.
+/// Lowered by [`ROUNDING`]. Zero where the times do not fit the ranks.
 pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
-    const ROUNDING: f64 = 1e-9;
     let n_chunks = times.placement.n_chunks(n_stages) as usize;
     let n_places = n_chunks * times.n_slices as usize;
     if n_places == 0 || times.forward.len() != n_places || times.backward.len() != n_places {
@@ -375,6 +377,22 @@ pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -
         })
         .sum();
     bound.max(alone) * (1.0 - ROUNDING)
+}
+
+/// A time below which no table of this placement repeats ([`Totals::period_s`]), whatever its order, whichever rank begins or ends it: what
+/// the busiest rank computes and waits for its transfers, but for the last. Lowered as [`lower_bound`] is; zero where the times do not fit
+/// the ranks.
+pub fn busiest(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
+    let n_places = times.placement.n_chunks(n_stages) as usize * times.n_slices as usize;
+    if n_places == 0 || times.forward.len() != n_places || times.backward.len() != n_places {
+        return Seconds::ZERO;
+    }
+    let last_send = times.boundary.iter().map(|&send| times.exposed(send)).fold(Seconds::ZERO, Seconds::max);
+    let of_rank = |rank| {
+        let chunks = times.placement.chunks_of(n_stages, rank);
+        rank_work(&chunks, n_stages, n_micro_batches, times) - last_send
+    };
+    (0..n_stages).map(of_rank).fold(Seconds::ZERO, Seconds::max) * (1.0 - ROUNDING)
 }
 
 /// Computation and exposed transfers of one rank's chunks; computation alone where these are branched.

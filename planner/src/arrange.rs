@@ -388,11 +388,21 @@ impl Scope<'_> {
 
     /// The same of layers that divide evenly, in any schedule.
     pub(crate) fn least_divided(&self, candidate: &Candidate, levels: &[Levels]) -> f64 {
+        let times = self.schedules(candidate).into_iter();
+        times.map(|schedule| self.least_divided_in(candidate, schedule, levels)).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The same in one: no cut takes less.
+    pub(crate) fn least_divided_in(
+        &self,
+        candidate: &Candidate,
+        schedule: Schedule,
+        levels: &[Levels],
+    ) -> f64 {
         let layers = levels.iter().map(Levels::least_of_all).fold(f64::INFINITY, f64::min);
         let average = layers / candidate.n_stages as f64;
         let work = Work { average, slowest: average, ..Work::default() };
-        let times = self.schedules(candidate).into_iter();
-        times.map(|schedule| self.filled_time(candidate, schedule, work)).fold(f64::INFINITY, f64::min)
+        self.filled_time(candidate, schedule, work)
     }
 
     fn filled_time(&self, candidate: &Candidate, schedule: Schedule, work: Work) -> f64 {
@@ -446,8 +456,7 @@ impl Scope<'_> {
         (slices, limit): (Slices, f64),
     ) -> Result<Arranged, Failed> {
         let staged = staged(&self.wide, candidate, schedule, (&entries, &chunks), &slices);
-        let is_bounded = matches!(schedule, Schedule::OneFOneB | Schedule::Interleaved { .. });
-        if is_bounded && least(&self.setting, &staged).0 >= limit {
+        if least(&self.setting, &staged).0 >= limit {
             return Err(Failed::Slower);
         }
         let step = step(&self.setting, &staged).map_err(|_| Failed::Unfit)?;

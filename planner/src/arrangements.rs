@@ -53,8 +53,14 @@ pub(crate) struct Arrangements {
     limit: f64,
     /// Whether something was not for that.
     pub(crate) beaten: bool,
+    /// Whether some schedule takes the limit however it is cut, and was not.
+    pub(crate) passed_over: bool,
+    /// At how many prices of memory in turn a schedule fitted.
+    fitted: BTreeMap<Schedule, usize>,
     /// Whether prices of memory are those between the first.
     pub(crate) finer: bool,
+    /// Whether layers move afterwards, so that some stage may need dearer prices than all fit at.
+    pub(crate) shifts: bool,
     /// The fastest; of equal ones that of the first schedule. At finer prices, those that are worth their programs.
     best: Option<(usize, Arranged)>,
     /// What was simulated last, whether some of it fitted, and what did.
@@ -94,6 +100,16 @@ impl Arrangements {
         uppers.filter(differ).collect()
     }
 
+    /// Whether a schedule fitted at two prices in turn: a stage mixes layers of those two, and at dearer ones they take longer.
+    fn has_fitted(&self, schedule: Schedule) -> bool {
+        !self.finer && !self.shifts && self.fitted.get(&schedule).is_some_and(|times| *times > 1)
+    }
+
+    /// At how many prices in turn a schedule fitted so far.
+    fn fitted(&mut self, schedule: Schedule) -> &mut usize {
+        self.fitted.entry(schedule).or_default()
+    }
+
     fn take(&mut self, at: usize, found: Arranged) {
         let is_better = |(known_at, known): &(usize, Arranged)| {
             let order = found.step_time().0.total_cmp(&known.step_time().0).then(at.cmp(known_at));
@@ -119,35 +135,44 @@ impl Scope<'_> {
         let mut all_fit = true;
         let mut cut: Vec<Cut> = Vec::new();
         let cuttings = |schedule| self.cuttings(candidate, schedule).iter().map(move |&own| (schedule, own));
-        let orders: Vec<(Schedule, Cutting)> =
-            self.schedules(candidate).into_iter().flat_map(cuttings).collect();
+        let schedules = self.schedules(candidate);
+        // What cannot be the fastest however it is cut need not be.
+        let takes =
+            |schedule, limit| self.least_divided_in(candidate, schedule, &levels) * CUT_SLACK >= limit;
+        known.passed_over |= schedules.iter().any(|&schedule| takes(schedule, known.limit));
+        let least = known.limit.min(known.best_time());
+        let is_open = |schedule| !takes(schedule, least) && !known.has_fitted(schedule);
+        let orders = schedules.into_iter().flat_map(cuttings).enumerate();
+        let orders: Vec<(usize, (Schedule, Cutting))> =
+            orders.filter(|(_, (schedule, _))| is_open(*schedule)).collect();
         let none = Over::default();
-        let cut_for = |&order: &(Schedule, Cutting)| self.cuts(candidate, order, (&levels, &none));
+        let cut_for =
+            |&(_, order): &(usize, (Schedule, Cutting))| self.cuts(candidate, order, (&levels, &none));
         let all_cuts: Vec<Vec<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
-        for ((at, (schedule, cutting)), cuts) in orders.into_iter().enumerate().zip(all_cuts) {
-            match cuts.first() {
-                Some(first) => {
-                    let least = self.least_time(candidate, schedule, first);
-                    // Cut for the slowest chunk first: where its devices are as even, there is no other.
-                    let even = cut.last().filter(|other: &&Cut| other.order.0 == schedule);
-                    let is_even = even.is_some_and(|other| least > other.least * EVENLY);
-                    if cutting != Cutting::ByDevice || !is_even {
-                        cut.push(Cut { least, at, order: (schedule, cutting), cuts });
-                    }
+        for ((at, (schedule, cutting)), cuts) in orders.into_iter().zip(all_cuts) {
+            if let Some(first) = cuts.first() {
+                let least = self.least_time(candidate, schedule, first);
+                // Cut for the slowest chunk first: where its devices are as even, there is no other.
+                let even = cut.last().filter(|other: &&Cut| other.order.0 == schedule);
+                let is_even = even.is_some_and(|other| least > other.least * EVENLY);
+                if cutting != Cutting::ByDevice || !is_even {
+                    cut.push(Cut { least, at, order: (schedule, cutting), cuts });
                 }
-                None => all_fit &= cutting != Cutting::Anywhere,
+            } else if cutting == Cutting::Anywhere {
+                *known.fitted(schedule) = 0;
+                all_fit = false;
             }
         }
         cut.sort_by(|a, b| a.least.total_cmp(&b.least).then(a.at.cmp(&b.at)));
         for Cut { least, at, order, cuts } in cut {
+            let mut fits = true;
             if let Some(known) = known.simulated.get(&at).filter(|known| known.cuts == cuts) {
-                all_fit &= known.fits;
+                fits = known.fits;
             } else if least * CUT_SLACK >= known.limit {
                 known.beaten = true;
             } else if least * CUT_SLACK < known.best_time() {
                 let mut found = self.arrange_first(candidate, (order.0, &cuts), (&levels, shelves), known);
-                let fits = found.is_ok();
-                all_fit &= fits;
+                fits = found.is_ok();
                 if let Err(Some(over)) = &found {
                     let over = over.clone();
                     known.over = known.over.take().into_iter().chain([over.clone()]).reduce(Over::lesser);
@@ -166,6 +191,11 @@ impl Scope<'_> {
                     Some(None) => known.beaten = true,
                     None => {}
                 }
+            }
+            all_fit &= fits;
+            if order.1 == Cutting::Anywhere {
+                let times = known.fitted(order.0);
+                *times = if fits { *times + 1 } else { 0 };
             }
         }
         all_fit

@@ -33,7 +33,7 @@ const TOO_FAR: f64 = 1.5;
 const BETWEEN: [f64; 2] = [0.25, 0.5];
 
 /// What another way leaves slower than the best by more than this is not polished (`polish::NEAR_BEST_CROWDED`).
-const WORTH_A_WAY: f64 = 1.1;
+const WORTH_A_WAY: f64 = 1.03;
 
 /// So many times what shows of what a step has once is the most that another way to count it may save: of 1,076 candidates that were worked
 /// out in all ways, the 175 that would not have come within `WORTH_A_WAY` of the best by that came no closer than 1.05.
@@ -146,8 +146,7 @@ impl Scope<'_> {
         self.other_streams(benches, bound, asked).ok_or(dropped)
     }
 
-    /// The same, and where what a step sends once shows, the fastest of more ways: choices are made by what shows of it at
-    /// most or at least, and of a stage it is something between.
+    /// The same, or the fastest of more ways where one of them is faster.
     ///
     /// # Errors
     /// As above.
@@ -157,27 +156,43 @@ impl Scope<'_> {
         bound: &Bound,
         asked: Asking<'_>,
     ) -> Result<(Arranged, Way), Dropped> {
-        let grounds = self.grounds(candidate);
-        let benches = self.benches(candidate, &grounds);
-        let mut best = (self.evaluate_at(&benches, bound, asked)?, asked.way);
-        // What hosts may hold is a choice of its own, at prices of its own.
-        let on_devices = self.given().parameters == HomeRule::Device;
-        let (time, once) = (best.0.step_time().0, best.0.step.parts.once().0);
-        let is_far = time > TOO_FAR * asked.known || time - SPARED * once > WORTH_A_WAY * asked.known;
-        if !on_devices || bound.other_covers.is_empty() || is_far {
-            return Ok(best);
+        let found = self.evaluate_below(candidate, bound, asked)?;
+        Ok(self.in_more_ways(&found, bound, asked).unwrap_or((found, asked.way)))
+    }
+
+    /// What was found for a candidate, in other ways where what a step sends once shows: choices are made by what shows of it at most or at
+    /// least, and of a stage it is something between. Nothing where that is not known to be faster.
+    pub(crate) fn in_more_ways(
+        &self,
+        found: &Arranged,
+        bound: &Bound,
+        asked: Asking<'_>,
+    ) -> Option<(Arranged, Way)> {
+        if !self.has_more_ways(found, bound, asked.known) {
+            return None;
         }
         let covered =
             covers_to_try(bound).into_iter().map(|covers| Way { covers: Some(covers), ..asked.way });
-        let limit = best.0.step_time().0.min(asked.known * WORTH_A_WAY);
+        let limit = found.step_time().0.min(asked.known * WORTH_A_WAY);
         let ways = ways(self.pins()).skip(1).chain(covered);
         let each: Vec<Asking<'_>> = ways.map(|way| Asking { way, limit, ..asked }).collect();
-        for (way, found) in self.evaluate_each(&benches, bound, &each) {
-            if let Some(found) = found.filter(|found| found.is_worth_it(&best.0)) {
-                best = (found, way);
+        let mut best: Option<(Arranged, Way)> = None;
+        for (way, other) in self.evaluate_in(&found.candidate, bound, &each) {
+            let known = best.as_ref().map_or(found, |(best, _)| best);
+            if let Some(other) = other.filter(|other| other.is_worth_it(known)) {
+                best = Some((other, way));
             }
         }
-        Ok(best)
+        best
+    }
+
+    /// Whether another way could bring what was found for a candidate near what is known.
+    pub(crate) fn has_more_ways(&self, found: &Arranged, bound: &Bound, known: f64) -> bool {
+        // What hosts may hold is a choice of its own, at prices of its own.
+        let on_devices = self.given().parameters == HomeRule::Device;
+        let (time, once) = (found.step_time().0, found.step.parts.once().0);
+        let is_far = time > TOO_FAR * known || time - SPARED * once > WORTH_A_WAY * known;
+        on_devices && !bound.other_covers.is_empty() && !is_far
     }
 
     /// Works a candidate out in several ways; nothing for one in which it does not fit, or takes its limit.
@@ -192,26 +207,27 @@ impl Scope<'_> {
     }
 
     /// The same, where prices of the candidate are at hand: what conversions take is the same in every way. What suits layers in one of the ways
-    /// is tried in all of them.
+    /// is tried in the fastest of them.
     fn evaluate_each(
         &self,
         benches: &[Bench<'_>],
         bound: &Bound,
         each: &[Asking<'_>],
     ) -> Vec<(Way, Option<Arranged>)> {
+        let one = |&asked: &Asking<'_>| (asked.way, self.evaluate_at(benches, bound, asked).ok());
+        let mut found: Vec<(Way, Option<Arranged>)> = each.par_iter().with_max_len(1).map(one).collect();
+        let time = |at: &usize| found[*at].1.as_ref().map_or(f64::INFINITY, |found| found.step_time().0);
+        let Some(fastest) = (0..each.len()).min_by(|a, b| time(a).total_cmp(&time(b))) else { return found };
         let of_way = |asked: &Asking<'_>| self.stream_of_way(&benches[0], bound, asked.way);
         let streams: BTreeSet<Sharding> =
             each.par_iter().with_max_len(1).filter_map(of_way).collect::<Vec<_>>().into_iter().collect();
-        let streams: Vec<Option<Sharding>> =
-            std::iter::once(None).chain(streams.into_iter().map(Some)).collect();
-        let pairs: Vec<Asking<'_>> = each
-            .iter()
-            .flat_map(|&asked| {
-                streams.iter().map(move |&stream| Asking { way: Way { stream, ..asked.way }, ..asked })
-            })
-            .collect();
-        let one = |asked: Asking<'_>| (asked.way, self.evaluate_at(benches, bound, asked).ok());
-        pairs.into_par_iter().with_max_len(1).map(one).collect()
+        let in_fastest = |stream: Sharding| Asking {
+            way: Way { stream: Some(stream), ..each[fastest].way },
+            ..each[fastest]
+        };
+        let more: Vec<Asking<'_>> = streams.into_iter().map(in_fastest).collect();
+        found.par_extend(more.par_iter().with_max_len(1).map(one));
+        found
     }
 
     fn other_streams(&self, benches: &[Bench<'_>], bound: &Bound, asked: Asking<'_>) -> Option<Arranged> {
@@ -379,6 +395,7 @@ impl Scope<'_> {
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut known = Arrangements::below(limit);
+        known.shifts = shifts;
         let mut multiples = vec![MEMORY_PRICES[0]];
         let add_level = |shelves: &mut [Shelf], multiple: f64, level: usize| {
             for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
@@ -393,8 +410,8 @@ impl Scope<'_> {
         for &multiple in &MEMORY_PRICES[1..] {
             add_level(&mut shelves, multiple, multiples.len()).ok_or(Dropped::NoStrategy)?;
             multiples.push(multiple);
-            let fits = self.arrange_all(candidate, &shelves, &mut known) && !shifts;
-            if fits && fitted {
+            let fits = self.arrange_all(candidate, &shelves, &mut known);
+            if fits && fitted && !shifts {
                 break;
             }
             fitted = fits;
@@ -416,7 +433,7 @@ impl Scope<'_> {
         if known.is_none() {
             self.arrange_together(candidate, &shelves, &mut known);
         }
-        let (beaten, over) = (known.beaten, known.over.take());
+        let (beaten, over) = (known.beaten || known.passed_over, known.over.take());
         let best = self.moved(candidate, known, (&shelves, shifts));
         best.map(|best| (best, multiples.len())).ok_or_else(|| match beaten {
             true => Dropped::Slower,

@@ -260,6 +260,11 @@ impl Levels {
         self.least(0, self.counts.len() - 1)
     }
 
+    /// The longest layer, were each as short as it can be.
+    pub(crate) fn longest_least(&self) -> f64 {
+        self.least.iter().copied().fold(0.0, f64::max)
+    }
+
     /// What a range of layers consists of.
     pub(crate) fn range(&self, from: usize, to: usize) -> Range {
         let counts = self.counts[to].iter().zip(&self.counts[from]).enumerate();

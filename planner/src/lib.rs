@@ -57,6 +57,7 @@ mod shares;
 mod unequal;
 mod packing;
 mod polish;
+mod more_ways;
 pub mod found;
 mod enumerate;
 mod refusals;

@@ -100,12 +100,16 @@ pub fn partition(places: &[Place<'_>], ends: &[usize]) -> Option<Vec<Chunk>> {
 fn bisected((places, ends): (&[Place<'_>], &[usize]), mut high: f64) -> Option<Vec<Chunk>> {
     let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
     let mut best = fill((&mut known, ends), high).ok()?;
-    let mut low = 0.0;
+    let least_of_all = places.iter().map(|place| place.levels.least_of_all()).fold(f64::INFINITY, f64::min);
+    let mut low = least_of_all / places.len() as f64;
+    // Were memory free, no chunk need take a layer more than its share.
+    let mut guess = Some(low + places.first()?.levels.longest_least());
     for round in 0..BISECTIONS {
         if high - low <= TOLERANCE * high {
             break;
         }
-        let limit = if round % 2 == 0 { 0.5 * (low + high) } else { low };
+        let halving = if round % 2 == 0 { 0.5 * (low + high) } else { low };
+        let limit = guess.take().filter(|guess| *guess < high).unwrap_or(halving);
         match fill((&mut known, ends), limit) {
             Ok(found) => {
                 high = found.iter().map(|chunk| chunk.time).fold(0.0, f64::max).min(limit);
@@ -170,16 +174,12 @@ fn fill((places, ends): (&mut [Known<'_>], &[usize]), limit: f64) -> Result<Vec<
             }
             Some(chunk).filter(|chunk| chunk.time <= limit)
         };
-        let first = Some(from + 1).filter(|_| from < last).and_then(&mut good);
+        // As many as the chunk before it took, as a first guess; or at least one.
+        let guess = Some(from + hint).filter(|&to| hint > 1 && to <= last);
+        let guessed = guess.and_then(&mut good);
+        let mut high = if guessed.is_some() { last } else { guess.map_or(last, |refused| refused - 1) };
+        let first = guessed.or_else(|| Some(from + 1).filter(|_| from < last).and_then(&mut good));
         let Some(mut found) = first else { return Err(TooLow { next: next.min(refused) }) };
-        let mut high = last;
-        // As many as the chunk before it took, as a first guess.
-        if from + hint > found.to && from + hint < high {
-            match good(from + hint) {
-                Some(chunk) => found = chunk,
-                None => high = from + hint - 1,
-            }
-        }
         // Steps that double until one is too large, then bisection: chunks are short where there are many.
         let mut step = 1;
         while found.to < high {

@@ -62,6 +62,8 @@ pub(crate) struct Worked {
     pub(crate) bound: Bound,
     /// What all its layers have in common, where that was found to be faster.
     pub(crate) way: Way,
+    /// Whether other ways were asked about.
+    pub(crate) is_asked_in_ways: bool,
     /// Per kind, the form that was found among all; nothing where they were not asked.
     pub(crate) forms: Option<Vec<usize>>,
     /// Whether more prices of memory and storages were tried.
@@ -69,6 +71,11 @@ pub(crate) struct Worked {
 }
 
 impl Worked {
+    /// In some way, in the leading forms of layers, at the first prices of memory.
+    pub(crate) fn new(arranged: Arranged, bound: Bound, way: Way) -> Self {
+        Self { arranged, bound, way, is_asked_in_ways: false, forms: None, is_refined: false }
+    }
+
     /// Times that more prices of memory are worth a try.
     fn rounds(&self) -> usize {
         if self.bound.crowding < CROWDED { 0 } else { ROUNDS }
@@ -86,18 +93,29 @@ impl Worked {
     }
 }
 
-/// Improves the best of what was worked out, the fastest first.
-pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
+/// Improves the best of what was worked out, the fastest first, as far as it comes near what is known besides.
+pub(crate) fn polish(
+    scope: &Scope<'_>,
+    worked: &mut Vec<Worked>,
+    known: Option<Seconds>,
+    (tally, stop): (&mut Tally, Stop<'_>),
+) {
+    let known = known.unwrap_or(Seconds(f64::INFINITY));
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
     keep_distinct(worked);
     // On fewer axes layers choose other forms, though they take as long before.
-    look_coarser((scope, of), worked, tally, stop);
-    choose_forms(scope, worked, tally, stop);
-    refine(scope, worked);
+    look_coarser((scope, of), (worked, known), tally, stop);
+    choose_forms(scope, (worked, known), tally, stop);
+    refine(scope, (worked, known));
     // What was refined in one form may have come closer to the best than others save.
-    choose_forms(scope, worked, tally, stop);
-    simplify(scope, worked);
-    shift(scope, worked);
+    choose_forms(scope, (worked, known), tally, stop);
+    simplify(scope, (worked, known));
+    shift(scope, (worked, known));
+}
+
+/// Seconds of the fastest, or of what is known besides where that is less.
+fn least(worked: &[Worked], known: Seconds) -> f64 {
+    worked.first().map_or(known, |one| one.arranged.step_time().min(known)).0
 }
 
 /// Keeps the fastest first; equals in the order in which they came.
@@ -108,7 +126,7 @@ pub(crate) fn insert(ranking: &mut Vec<Worked>, one: Worked) {
 }
 
 /// The fastest first; equals stay in their order.
-fn by_time(worked: &mut [Worked]) {
+pub(crate) fn by_time(worked: &mut [Worked]) {
     worked.sort_by(|a, b| a.arranged.step_time().0.total_cmp(&b.arranged.step_time().0));
 }
 
@@ -146,7 +164,7 @@ pub(crate) fn reconsider(
         .collect();
     let found = promising.iter().zip(found).flat_map(|((_, bound), found)| {
         let worked = |(way, found): (Way, Option<Arranged>)| {
-            Some(Worked { arranged: found?, bound: bound.clone(), way, forms: None, is_refined: true })
+            Some(Worked { is_refined: true, ..Worked::new(found?, bound.clone(), way) })
         };
         found.into_iter().filter_map(worked)
     });
@@ -164,8 +182,8 @@ pub(crate) fn reconsider(
 
 /// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
 /// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
-fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
-    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+fn refine(scope: &Scope<'_>, (worked, known): (&mut [Worked], Seconds)) {
+    let best = least(worked, known);
     let ways: Vec<Way> = ways(&scope.request.pins).collect();
     let crowded =
         if scope.given().parameters == HomeRule::Device { NEAR_BEST_CROWDED } else { NEAR_BEST_ON_HOSTS };
@@ -216,8 +234,8 @@ pub(crate) fn are_few(candidate: &Candidate) -> bool {
 }
 
 /// Lets layers of the best pipelines move between their stages, as far as micro-batches are few.
-fn shift(scope: &Scope<'_>, worked: &mut [Worked]) {
-    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+fn shift(scope: &Scope<'_>, (worked, known): (&mut [Worked], Seconds)) {
+    let best = least(worked, known);
     let is_asked = |one: &Worked| {
         are_few(&one.arranged.candidate)
             && scope.may_shift(&one.arranged)
@@ -242,12 +260,17 @@ fn shift(scope: &Scope<'_>, worked: &mut [Worked]) {
 }
 
 /// Lets the candidates that fused layers could make the best choose among all forms of their layers.
-fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, stop: Stop<'_>) {
+fn choose_forms(
+    scope: &Scope<'_>,
+    (worked, known): (&mut [Worked], Seconds),
+    tally: &mut Tally,
+    stop: Stop<'_>,
+) {
     let most = if tally.bounds_leading { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
     // Programs of fused forms have fewer launches too, which prices miss: the most that some were seen to save.
     let mut factor: f64 = 1.0;
     loop {
-        let limit = worked.first().map_or(0.0, |best| best.arranged.step_time().0);
+        let limit = least(worked, known);
         let could =
             |one: &Worked| one.forms.is_none() && (tally.bounds_leading || one.fused(factor).0 < limit);
         let open: Vec<usize> = (0..worked.len()).filter(|&at| could(&worked[at])).collect();
@@ -301,11 +324,11 @@ fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
 /// fewer choices others are made. What has the degrees that are pinned only in fused forms of its layers chooses these among itself.
 fn look_coarser(
     (scope, of): (&Scope<'_>, Forms<'_>),
-    worked: &mut Vec<Worked>,
+    (worked, known): (&mut Vec<Worked>, Seconds),
     tally: &mut Tally,
     stop: Stop<'_>,
 ) {
-    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+    let best = least(worked, known);
     let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST * MISSED;
     let misses =
         |one: &&Worked| one.bound.crowding < CROWDED && one.arranged.step_time() > one.bound.time * MISSED;
@@ -318,7 +341,7 @@ fn look_coarser(
     let (mut misnamed, named): (Vec<Worked>, Vec<Worked>) =
         found.into_iter().flatten().partition(|one| is_misnamed(scope, one));
     by_time(&mut misnamed);
-    choose_forms(scope, &mut misnamed, tally, stop);
+    choose_forms(scope, (&mut misnamed, known), tally, stop);
     misnamed.retain(|one| !is_misnamed(scope, one));
     misnamed.into_iter().chain(named).for_each(|one| insert(worked, one));
 }
@@ -346,8 +369,8 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 
 /// Puts the best on fewer axes, and what is near it where devices wait for launches: with fewer choices others are made, which may have
 /// fewer of them.
-fn simplify(scope: &Scope<'_>, worked: &mut [Worked]) {
-    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+fn simplify(scope: &Scope<'_>, (worked, known): (&mut [Worked], Seconds)) {
+    let best = least(worked, known);
     let is_asked =
         |at: usize, one: &Arranged| at == 0 || one.step_time().0 <= best * NEAR_BEST && one.waits_much();
     for (at, one) in worked.iter_mut().enumerate().take(MAX_REFINED) {
@@ -385,5 +408,5 @@ fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
 fn work_out(scope: &Scope<'_>, candidate: &Candidate, of: Forms<'_>, asked: Asking<'_>) -> Option<Worked> {
     let bound = scope.bound(candidate, of)?;
     let arranged = scope.evaluate_below(candidate, &bound, asked).ok()?;
-    Some(Worked { arranged, bound, way: asked.way, forms: None, is_refined: false })
+    Some(Worked::new(arranged, bound, asked.way))
 }

@@ -11,6 +11,7 @@ use crate::forms::Forms;
 use crate::found::{Misnamed, Start, Tally, WORTH_SHOWING, lesser};
 use crate::frontier::{Frontier, Refined, Task, dividing};
 use crate::inside::inside;
+use crate::more_ways::{ask_fastest, ask_near};
 use crate::polish::{CROWDED, Worked, insert};
 use crate::request::{OnProgress, Progress, Stop};
 use crate::room::Room;
@@ -197,10 +198,12 @@ pub(crate) fn work_out<'a>(
                 Done::WorkedOut(found) => since = if ranked.take(*found, tally) { 0 } else { since + 1 },
             }
         }
+        ask_fastest(scope, ranked, (start, tally));
         let total = candidates.len() as u64;
         let best = ranked.best().map(Arranged::step_time);
         on_progress(Progress { done: total - frontier.n_left(), total, best, change: None });
     }
+    ask_near(scope, ranked, (start, tally), stop);
     // Of a search that found nothing nobody asks what it could have been.
     if !ranked.best().is_some_and(|best| start.is_within_reach(best)) {
         crowded.clear();
@@ -289,14 +292,14 @@ fn do_task(frontier: &Frontier<'_>, (task, at): (Task, usize), of: Forms<'_>, li
             Done::WorkedOut(Box::new(own.ok_or(Dropped::NoStrategy).and_then(|bound| {
                 let asked =
                     Asking { limit: limits.showing, known: limits.known, ..Asking::of(Forms::Leading) };
-                let (arranged, way) = scope.evaluate_ways(candidate, &bound, asked)?;
+                let arranged = scope.evaluate_below(candidate, &bound, asked)?;
                 let least = frontier.least(at);
                 debug_assert!(
                     arranged.step_time().0 >= least,
                     "{:?} of {candidate:?}, at least {least}, bound {bound:?}",
                     arranged.step_time(),
                 );
-                Ok(Worked { arranged, bound, way, forms: None, is_refined: false })
+                Ok(Worked::new(arranged, bound, asked.way))
             })))
         }
     }

@@ -115,6 +115,7 @@ fn bubbles(schedule: Schedule, (p, m): (u32, u32), costs_of: [f64; 3]) -> (f64, 
     let times = costs(p, schedule, costs_of);
     let timeline = simulate(&table(schedule, p, m).unwrap(), &times).unwrap();
     assert!(lower_bound(p, m, &times) <= timeline.makespan_s, "{schedule} p={p} m={m}");
+    assert!(busiest(p, m, &times) <= timeline.period_s, "{schedule} p={p} m={m}");
     let busy = timeline.ranks[0].busy_s;
     timeline.ranks.iter().for_each(|rank| assert!((rank.busy_s.0 - busy.0).abs() < 1e-9));
     ((timeline.period_s - busy).0, (timeline.makespan_s - busy).0)
@@ -320,6 +321,7 @@ proptest! {
         let rows = table(schedule, p, m).unwrap();
         let timeline = simulate(&rows, &times).unwrap();
         prop_assert!(lower_bound(p, m, &times) <= timeline.makespan_s);
+        prop_assert!(busiest(p, m, &times) <= timeline.period_s);
         prop_assert_eq!(makespan(&rows, &times).unwrap(), timeline.makespan_s);
         let sums = |rank: &RankTimeline| RankTotals { busy_s: rank.busy_s, sending_s: rank.sending_s };
         let summed = Totals {

@@ -11,11 +11,12 @@ use std::collections::BTreeMap;
 
 use cost_model::overlap::{gradient_reduction_exposed, jitter, parameter_gather_exposed};
 use cost_model::{
-    BackwardParts, Branches, PipelineTimes, SimulateError, Totals, Transfers, Turns, lower_bound, totals,
+    BackwardParts, Branches, PipelineTimes, SimulateError, Totals, Transfers, Turns, busiest, lower_bound,
+    totals,
 };
 use ir::engine::{GradientOverlap, StageTransfers};
 use ir::mesh::{Mesh, Meshes};
-use ir::schedule::{Action, ScheduleError, table};
+use ir::schedule::{Action, Schedule, ScheduleError, table};
 use ir::units::Seconds;
 
 use crate::price::crossing::taken_over;
@@ -224,13 +225,15 @@ impl Streams {
     }
 }
 
-/// A time that a step does not undercut: its schedule cannot end sooner, in whatever order its actions run.
-///
-/// Only for schedules whose first stage begins and ends the step, and does not split backward: 1F1B and its like.
+/// A time that a step does not undercut, in whatever order its actions run: of schedules whose first stage begins and ends the step, and
+/// does not split backward, 1F1B and its like, that of all that the first and the last micro-batch pass; of others what a stage works.
 pub fn least(setting: &Setting<'_>, staged: &Staged<'_>) -> Seconds {
     let n = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     let times = pipeline_times(setting, staged, &Streams::of(setting, staged));
-    let pipeline = lower_bound(n(staged.n_stages), n(staged.n_micro_batches), &times);
+    let (n_stages, n_micro_batches) = (n(staged.n_stages), n(staged.n_micro_batches));
+    let begins_and_ends = matches!(staged.schedule, Schedule::OneFOneB | Schedule::Interleaved { .. });
+    let bound = if begins_and_ends { lower_bound } else { busiest };
+    let pipeline = bound(n_stages, n_micro_batches, &times);
     around(setting, staged, StepParts { pipeline, ..StepParts::default() }).0
 }
 
