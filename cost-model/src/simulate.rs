@@ -321,7 +321,7 @@ fn walk(
     Ok(makespan)
 }
 
-/// Bounds are lowered by this part, far more than rounding can add.
+/// Bounds are lowered by this part.
 const ROUNDING: f64 = 1e-9;
 
 /// A time below which no table of this placement can end, whatever its order. Takes time in proportion to the chunks.
@@ -333,7 +333,7 @@ const ROUNDING: f64 = 1e-9;
 /// backward is split, weights may come after the last gradient, so the way back does not count. Of slices, the first is
 /// the first on the way in and the last on the way back.
 ///
-/// Lowered by [`ROUNDING`]. Zero where the times do not fit the ranks.
+/// Lowered by one part in 10^9, far more than rounding can add. Zero where the times do not fit the ranks.
 pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
     let n_chunks = times.placement.n_chunks(n_stages) as usize;
     let n_places = n_chunks * times.n_slices as usize;

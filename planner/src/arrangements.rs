@@ -53,7 +53,7 @@ pub(crate) struct Arrangements {
     limit: f64,
     /// Whether something was not for that.
     pub(crate) beaten: bool,
-    /// Whether some schedule takes the limit however it is cut, and was not.
+    /// Whether some schedule takes the limit however it is cut, and so was not.
     pub(crate) passed_over: bool,
     /// At how many prices of memory in turn a schedule fitted.
     fitted: BTreeMap<Schedule, usize>,

@@ -140,7 +140,7 @@ fn searched<'a>(
         return Err(NoPlan::Impossible { what });
     }
     if start.again >= Again::InForms {
-        polish(&scope, &mut worked, start.limit, (&mut *tally, stop));
+        polish(&scope, &mut worked, tally, stop);
         renamed.into_iter().for_each(|one| insert(&mut worked, one));
     }
     let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
@@ -209,7 +209,7 @@ fn free_axes(
     let Ranked { worked, mut misnamed, .. } = faster;
     // As many forms are chosen of these as of the others.
     let mut own = Tally { work: tally.work, bounds_leading: tally.bounds_leading, ..Tally::default() };
-    polish(scope, &mut misnamed, None, (&mut own, watch.0));
+    polish(scope, &mut misnamed, &mut own, watch.0);
     tally.go_on(&own);
     misnamed.retain(|one| !is_misnamed(scope, one, tally));
     // What named axes come to says why they do not come to what is pinned; free ones come to anything.
@@ -248,7 +248,7 @@ fn look_again(
     let limit = others.first().map_or(best, |one| start.at_most(one.arranged.step_time()));
     left.look_inside(of, limit, tally);
     reconsider(scope, &mut others, promising, best);
-    polish(scope, &mut others, Some(best), (&mut *tally, watch.0));
+    polish(scope, &mut others, tally, watch.0);
     tally.n_forms_open += n_forms_open;
     others.into_iter().for_each(|one| insert(worked, one));
     keep_distinct(worked);

@@ -93,29 +93,18 @@ impl Worked {
     }
 }
 
-/// Improves the best of what was worked out, the fastest first, as far as it comes near what is known besides.
-pub(crate) fn polish(
-    scope: &Scope<'_>,
-    worked: &mut Vec<Worked>,
-    known: Option<Seconds>,
-    (tally, stop): (&mut Tally, Stop<'_>),
-) {
-    let known = known.unwrap_or(Seconds(f64::INFINITY));
+/// Improves the best of what was worked out, the fastest first.
+pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
     keep_distinct(worked);
     // On fewer axes layers choose other forms, though they take as long before.
-    look_coarser((scope, of), (worked, known), tally, stop);
-    choose_forms(scope, (worked, known), tally, stop);
-    refine(scope, (worked, known));
+    look_coarser((scope, of), worked, tally, stop);
+    choose_forms(scope, worked, tally, stop);
+    refine(scope, worked);
     // What was refined in one form may have come closer to the best than others save.
-    choose_forms(scope, (worked, known), tally, stop);
-    simplify(scope, (worked, known));
-    shift(scope, (worked, known));
-}
-
-/// Seconds of the fastest, or of what is known besides where that is less.
-fn least(worked: &[Worked], known: Seconds) -> f64 {
-    worked.first().map_or(known, |one| one.arranged.step_time().min(known)).0
+    choose_forms(scope, worked, tally, stop);
+    simplify(scope, worked);
+    shift(scope, worked);
 }
 
 /// Keeps the fastest first; equals in the order in which they came.
@@ -182,8 +171,8 @@ pub(crate) fn reconsider(
 
 /// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
 /// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
-fn refine(scope: &Scope<'_>, (worked, known): (&mut [Worked], Seconds)) {
-    let best = least(worked, known);
+fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let ways: Vec<Way> = ways(&scope.request.pins).collect();
     let crowded =
         if scope.given().parameters == HomeRule::Device { NEAR_BEST_CROWDED } else { NEAR_BEST_ON_HOSTS };
@@ -234,8 +223,8 @@ pub(crate) fn are_few(candidate: &Candidate) -> bool {
 }
 
 /// Lets layers of the best pipelines move between their stages, as far as micro-batches are few.
-fn shift(scope: &Scope<'_>, (worked, known): (&mut [Worked], Seconds)) {
-    let best = least(worked, known);
+fn shift(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let is_asked = |one: &Worked| {
         are_few(&one.arranged.candidate)
             && scope.may_shift(&one.arranged)
@@ -260,17 +249,12 @@ fn shift(scope: &Scope<'_>, (worked, known): (&mut [Worked], Seconds)) {
 }
 
 /// Lets the candidates that fused layers could make the best choose among all forms of their layers.
-fn choose_forms(
-    scope: &Scope<'_>,
-    (worked, known): (&mut [Worked], Seconds),
-    tally: &mut Tally,
-    stop: Stop<'_>,
-) {
+fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, stop: Stop<'_>) {
     let most = if tally.bounds_leading { MAX_LEADING_FORMS_CHOSEN } else { MAX_FORMS_CHOSEN };
     // Programs of fused forms have fewer launches too, which prices miss: the most that some were seen to save.
     let mut factor: f64 = 1.0;
     loop {
-        let limit = least(worked, known);
+        let limit = worked.first().map_or(0.0, |best| best.arranged.step_time().0);
         let could =
             |one: &Worked| one.forms.is_none() && (tally.bounds_leading || one.fused(factor).0 < limit);
         let open: Vec<usize> = (0..worked.len()).filter(|&at| could(&worked[at])).collect();
@@ -324,11 +308,11 @@ fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
 /// fewer choices others are made. What has the degrees that are pinned only in fused forms of its layers chooses these among itself.
 fn look_coarser(
     (scope, of): (&Scope<'_>, Forms<'_>),
-    (worked, known): (&mut Vec<Worked>, Seconds),
+    worked: &mut Vec<Worked>,
     tally: &mut Tally,
     stop: Stop<'_>,
 ) {
-    let best = least(worked, known);
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST * MISSED;
     let misses =
         |one: &&Worked| one.bound.crowding < CROWDED && one.arranged.step_time() > one.bound.time * MISSED;
@@ -341,7 +325,7 @@ fn look_coarser(
     let (mut misnamed, named): (Vec<Worked>, Vec<Worked>) =
         found.into_iter().flatten().partition(|one| is_misnamed(scope, one));
     by_time(&mut misnamed);
-    choose_forms(scope, (&mut misnamed, known), tally, stop);
+    choose_forms(scope, &mut misnamed, tally, stop);
     misnamed.retain(|one| !is_misnamed(scope, one));
     misnamed.into_iter().chain(named).for_each(|one| insert(worked, one));
 }
@@ -369,8 +353,8 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 
 /// Puts the best on fewer axes, and what is near it where devices wait for launches: with fewer choices others are made, which may have
 /// fewer of them.
-fn simplify(scope: &Scope<'_>, (worked, known): (&mut [Worked], Seconds)) {
-    let best = least(worked, known);
+fn simplify(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let is_asked =
         |at: usize, one: &Arranged| at == 0 || one.step_time().0 <= best * NEAR_BEST && one.waits_much();
     for (at, one) in worked.iter_mut().enumerate().take(MAX_REFINED) {

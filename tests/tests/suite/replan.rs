@@ -148,11 +148,11 @@ fn what_is_near_is_about_as_fast_as_what_is_found_anew() {
         let near = json(&[&asked[..], &["-o", &next]].concat());
         let anew = json(&[&asked[..], &["--anew"]].concat());
         let [near_s, anew_s] = [&near, &anew].map(|answer| number(&answer["to"]["step_time_s"]));
-        // On forty devices the fastest is a pipeline of five stages that splits backward, and on five one of five, which is not near: no plan
-        // in between is faster.
+        // On forty devices the fastest is a pipeline of five stages that splits backward, and on five one of five with two virtual stages each,
+        // which is not near: no plan in between is faster.
         let most = match change[1] {
             "24" => 1.13,
-            "11" => 1.07,
+            "11" => 1.08,
             _ => 1.03,
         };
         assert!(near_s < most * anew_s, "{near_s} {anew_s} {change:?}");
