@@ -51,7 +51,6 @@ fn ask(scope: &Scope<'_>, worked: &mut [Worked], some: &[usize], (start, tally):
     let asked = Asking { known: known.0, ..Asking::of(Forms::Leading) };
     let in_ways = |&at: &usize| scope.in_more_ways(&worked[at].arranged, &worked[at].bound, asked);
     let found: Vec<Option<(Arranged, Way)>> = some.par_iter().with_max_len(1).map(in_ways).collect();
-    let mut faster = Vec::new();
     for (&at, found) in some.iter().zip(found) {
         worked[at].is_asked_in_ways = true;
         let Some((arranged, way)) = found else { continue };
@@ -60,11 +59,8 @@ fn ask(scope: &Scope<'_>, worked: &mut [Worked], some: &[usize], (start, tally):
         let other = Worked { is_asked_in_ways: true, ..Worked::new(arranged, bound, way) };
         // Other choices may have made other degrees of it.
         if !is_misnamed(scope, &other, tally) {
-            faster.push((at, other));
+            worked[at] = other;
         }
-    }
-    for (at, other) in faster {
-        worked[at] = other;
     }
     by_time(worked);
 }
