@@ -97,6 +97,11 @@ impl<'a> Frontier<'a> {
         self.scope
     }
 
+    /// How many candidates there are, and were.
+    pub(crate) fn n_all(&self) -> u64 {
+        self.candidates.len() as u64
+    }
+
     /// A candidate.
     pub(crate) fn at(&self, at: usize) -> &'a Candidate {
         &self.candidates[at]

@@ -13,7 +13,7 @@ use crate::bound::Bound;
 use crate::candidate::Scope;
 use crate::forms::Forms;
 use crate::frontier::Frontier;
-use crate::room::Together;
+use crate::room::{Effort, Together};
 
 /// Candidates that are asked between two looks at the least: a fixed number, so that threads do not change the work.
 const AT_ONCE: usize = 4;
@@ -24,11 +24,22 @@ const ROUNDS: usize = 48;
 /// Candidates that may be asked schedule by schedule, at most: that takes several times as long.
 const BY_SCHEDULE: usize = 24;
 
+/// The same times the pairs of ports that their bounds price, unless that is fewer than [`LEAST_BY_SCHEDULE`]: of gpt-oss-120b on 256 devices
+/// each takes a second.
+const PAIRS_BY_SCHEDULE: usize = 2_400_000;
+
+/// Candidates that may be asked schedule by schedule however many pairs they have.
+const LEAST_BY_SCHEDULE: usize = 2;
+
 /// The same of those that would be faster were memory free.
 const MORE_BY_SCHEDULE: usize = 12;
 
 /// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent then.
 const ENOUGH: f64 = 0.995;
+
+/// A candidate is asked with more effort where it comes to no less than this part of what is enough: over 13 questions that raised none by
+/// more than a sixtieth.
+const NEARLY_ENOUGH: f64 = 0.96;
 
 /// What a candidate can be asked.
 #[derive(Clone, Copy)]
@@ -37,6 +48,15 @@ enum Ask<'s> {
     InMemory(Together),
     /// What it takes in a scope whose memory is free.
     Freely(&'s Scope<'s>),
+}
+
+/// Up to what it is asked.
+#[derive(Clone, Copy)]
+struct Goal {
+    /// Seconds of the fastest.
+    limit: f64,
+    /// Seconds from which on it is asked no further.
+    enough: f64,
 }
 
 /// What is known of a candidate.
@@ -70,42 +90,54 @@ pub(crate) struct Inside {
 }
 
 /// What some candidates could come to, as far as that is less than a limit: those with the least bounds are asked until no
-/// more can be said of the least, or it is nearly the limit.
-pub(crate) fn inside(frontier: &Frontier<'_>, worked_out: &[usize], (of, limit): (Forms<'_>, f64)) -> Inside {
+/// more can be said of the least, or it is nearly the limit, or what some that were not worked out could come to.
+pub(crate) fn inside(
+    frontier: &Frontier<'_>,
+    worked_out: &[usize],
+    (of, limit, open): (Forms<'_>, f64, Option<Seconds>),
+) -> Inside {
+    let goal = Goal { limit, enough: open.map_or(f64::INFINITY, |open| open.0).min(limit * ENOUGH) };
     // What is asked freely holds on to it.
     let free;
     let next = [Together::Schedule, Together::Family].map(Ask::InMemory);
     let open = |&at: &usize| Open { least: frontier.least(at), at, next: next.to_vec() };
     let mut all: Vec<Open<'_>> = worked_out.iter().map(open).collect();
-    ask_least(frontier, &mut all, (of, limit), BY_SCHEDULE);
+    let by_schedule = affordable(frontier, worked_out);
+    ask_least(frontier, &mut all, (of, goal), by_schedule);
     let least = |all: &[Open<'_>]| {
         all.iter().map(|one| one.least).filter(|least| least.is_finite()).min_by(f64::total_cmp).map(Seconds)
     };
     let by_sums = least(&all);
     let promising = all.iter().take_while(|one| one.least < limit).map(|one| one.at).collect();
-    if all.first().is_some_and(|one| one.least < limit * ENOUGH)
+    if all.first().is_some_and(|one| one.least < goal.enough)
         && let Some(scope) = frontier.scope().with_free_memory()
     {
         free = scope;
         all.iter_mut().for_each(|one| one.next.push(Ask::Freely(&free)));
-        ask_least(frontier, &mut all, (of, limit), MORE_BY_SCHEDULE);
+        ask_least(frontier, &mut all, (of, goal), MORE_BY_SCHEDULE.min(by_schedule));
     }
     Inside { least: least(&all), by_sums, promising }
 }
 
-/// Asks those that could come to the least, so many of them schedule by schedule, until no more can be said of the least, or it is nearly the
-/// limit; sorts them by what is known then.
+/// How many may be asked schedule by schedule.
+fn affordable(frontier: &Frontier<'_>, worked_out: &[usize]) -> usize {
+    let pairs = worked_out.iter().filter_map(|&at| frontier.own(at)).map(|bound| bound.n_pairs);
+    let average = pairs.sum::<usize>() / worked_out.len().max(1);
+    (PAIRS_BY_SCHEDULE / average.max(1)).clamp(LEAST_BY_SCHEDULE, BY_SCHEDULE)
+}
+
+/// Asks those that could come to the least, so many of them schedule by schedule, until no more can be said of the least, or it is enough;
+/// sorts them by what is known then.
 fn ask_least<'s>(
     frontier: &Frontier<'_>,
     all: &mut [Open<'s>],
-    (of, limit): (Forms<'_>, f64),
+    (of, Goal { limit, enough }): (Forms<'_>, Goal),
     mut by_schedule: usize,
 ) {
     for _ in 0..ROUNDS {
         all.sort_by(Open::by_bound);
         let is_open =
             |one: &Open<'_>| !one.next.is_empty() && (by_schedule > 0 || !one.is_asked_by_schedule());
-        let enough = limit * ENOUGH;
         let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(enough, f64::min);
         let asked = all.iter_mut().filter(|one| is_open(one) && one.least < known).take(AT_ONCE);
         let asked: Vec<&mut Open<'s>> = asked.collect();
@@ -128,21 +160,37 @@ fn ask_least<'s>(
 }
 
 /// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing. Where memory is dear
-/// another count of what compute covers may say more than where it is free: schedule by schedule all are asked.
+/// another count of what compute covers may say more than where it is free: schedule by schedule all are asked, and those that come near the
+/// limit once more with more effort.
 fn in_memory(
     frontier: &Frontier<'_>,
     (at, own): (usize, &Bound),
-    asked: (Forms<'_>, Together),
+    (of, together): (Forms<'_>, Together),
     limit: f64,
 ) -> f64 {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
-    let room = |bound: &Bound| scope.bound_in_room((candidate, bound), candidate, (asked, Seconds(limit)));
-    let mut most = room(own).map_or(0.0, |time| time.0);
-    let others = if asked.1 == Together::Schedule { own.other_covers.as_slice() } else { &[] };
-    for &covers in others {
+    let room = |bound: &Bound, effort: Effort| {
+        let asked = ((of, together, effort), Seconds(limit));
+        scope.bound_in_room((candidate, bound), candidate, asked).map_or(0.0, |time| time.0)
+    };
+    let mut all = vec![own.clone()];
+    if together == Together::Schedule {
+        all.extend(own.other_covers.iter().map(|&covers| Bound { covers, ..own.clone() }));
+    }
+    let (mut most, mut near) = (0.0_f64, Vec::new());
+    for bound in &all {
+        let found = room(bound, Effort::Quick);
+        most = most.max(found);
+        if most >= limit {
+            return most;
+        }
+        if together == Together::Schedule && found >= limit * NEARLY_ENOUGH {
+            near.push(bound);
+        }
+    }
+    for bound in near {
         if most < limit {
-            let by = Bound { covers, ..own.clone() };
-            most = most.max(room(&by).map_or(0.0, |time| time.0));
+            most = most.max(room(bound, Effort::Thorough));
         }
     }
     most

@@ -28,7 +28,7 @@ use crate::polish::{NEAR_BEST, Worked, insert, keep_distinct, polish, reconsider
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
 use crate::shapes::gcd;
-use crate::work_out::{Ranked, is_misnamed, work_out};
+use crate::work_out::{Left, Ranked, go_on, is_misnamed, work_out};
 
 /// Fused forms of layers times meshes, up to which bounds are those of all forms: beyond, they would take most of the
 /// time of the search (deepseek-v2 on 128 and on 256 devices took four to five times as long for the same plans).
@@ -91,7 +91,7 @@ pub(crate) fn search_from<'a>(
 fn searched<'a>(
     mut scope: Scope<'a>,
     (start, tally): (Start, &mut Tally),
-    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
+    watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Found<'a>, NoPlan> {
     let request = scope.request;
     let candidates = candidates(request);
@@ -117,9 +117,8 @@ fn searched<'a>(
     };
     (tally.bounds_leading, scope.leading) = scope.bounds.clone().forms(forms);
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
-    let watch = (stop, on_progress);
     let mut ranked = Ranked::default();
-    let left = work_out(&scope, (&candidates, of), &mut ranked, (&start, tally), watch);
+    let mut left = work_out(&scope, (&candidates, of), &mut ranked, (&start, tally), watch);
     let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
     let degrees = least_degree..=most_degree(request);
     let nearly_fits = ranked.closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
@@ -128,7 +127,7 @@ fn searched<'a>(
     let few_fit = some_fit && start.bounds.is_none() && tally.n_unfit > FEW_FIT * tally.n_simulated;
     let named =
         if few_fit && !tally.stopped { named_candidates(&scope, degrees.clone()) } else { Vec::new() };
-    let of_named = (!named.is_empty())
+    let mut of_named = (!named.is_empty())
         .then(|| work_out(&scope, (&named, of), &mut ranked, (&start, &mut *tally), watch));
     let mut renamed = Vec::new();
     if start.again >= Again::InForms && !tally.stopped {
@@ -140,9 +139,10 @@ fn searched<'a>(
         return Err(NoPlan::Impossible { what });
     }
     if start.again >= Again::InForms {
-        polish(&scope, &mut worked, tally, stop);
+        polish(&scope, &mut worked, tally, watch.0);
         renamed.into_iter().for_each(|one| insert(&mut worked, one));
     }
+    worked = take_up((&mut left, of_named.as_mut()), of, worked, (&start, tally), watch);
     let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
     let is_in_vain = start.is_in_vain(worked.first().map(|one| &one.arranged));
     let mut promising = Vec::new();
@@ -175,6 +175,24 @@ fn searched<'a>(
     }
     let ranking = worked.into_iter().map(|one| one.arranged).collect();
     Ok(Found { asked: &request.cluster, scope, ranking, tally: tally.clone() })
+}
+
+/// Works out to its end what was given up, where what came of it turned out to be worth it.
+fn take_up<'a>(
+    (left, of_named): (&mut Left<'a>, Option<&mut Left<'a>>),
+    of: Forms<'_>,
+    worked: Vec<Worked>,
+    (start, tally): (&Start, &mut Tally),
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Vec<Worked> {
+    let mut ranked = Ranked { worked, ..Ranked::default() };
+    if !start.is_in_vain(ranked.best()) {
+        for left in std::iter::once(left).chain(of_named).filter(|left| left.gave_up) {
+            go_on(left, of, &mut ranked, (start, tally), watch);
+            polish(left.scope(), &mut ranked.worked, tally, watch.0);
+        }
+    }
+    ranked.worked
 }
 
 /// The largest tensor degree that is tried by name: that of a node, unless nodes can cut neither batch nor sequence among them.

@@ -74,7 +74,7 @@ struct Goal {
 
 /// How well it is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effort {
+pub enum Effort {
     /// It ends where the first prices stay far behind, and with the first family of schedules that may be faster.
     GivesUp,
     /// At a few prices, by bounds of what layers cost.
@@ -222,12 +222,13 @@ impl Scope<'_> {
     }
 
     /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
-    /// on its mesh with a micro-batch that is a multiple of its own, and its bound. `None` where memory says nothing of it.
+    /// on its mesh with a micro-batch that is a multiple of its own, and its bound. With so much effort where schedules are asked by
+    /// themselves, quickly where families are. `None` where memory says nothing of it.
     pub fn bound_in_room<'s>(
         &'s self,
         (of_tables, bound): (&Candidate, &Bound),
         candidate: &Candidate,
-        ((of, together), limit): ((Forms<'s>, Together), Seconds),
+        ((of, together, effort), limit): ((Forms<'s>, Together, Effort), Seconds),
     ) -> Option<Seconds> {
         if !self.knows_room(candidate) {
             let is_alone = together == Together::Family && of_tables == candidate;
@@ -243,7 +244,7 @@ impl Scope<'_> {
         match together {
             Together::Family => Some(self.time_in(candidate, &works)),
             Together::Schedule => {
-                let goal = Goal { effort: Effort::Thorough, ..goal };
+                let goal = Goal { effort, ..goal };
                 self.least_schedule((&tables, &mut ready), candidate, (&works, goal))
             }
         }

@@ -108,14 +108,21 @@ impl Ranked {
     }
 }
 
-/// What may be left in candidates that were worked out.
+/// What may be left: in candidates that were worked out, and those that were not.
 pub(crate) struct Left<'a> {
     frontier: Frontier<'a>,
     /// Those that fit with choices that may not be the best that do.
     crowded: Vec<usize>,
+    /// Whether it ended because nothing came closer to what must be undercut: those left are not counted yet.
+    pub(crate) gave_up: bool,
 }
 
-impl Left<'_> {
+impl<'a> Left<'a> {
+    /// What all its candidates share.
+    pub(crate) fn scope(&self) -> &'a Scope<'a> {
+        self.frontier.scope()
+    }
+
     /// Bounds what other choices could come to; the candidates that could be faster than a limit by their bounds alone, the most promising first.
     pub(crate) fn look_inside(
         &self,
@@ -123,12 +130,12 @@ impl Left<'_> {
         limit: Seconds,
         tally: &mut Tally,
     ) -> Vec<(Candidate, Bound)> {
-        let Self { frontier, crowded } = self;
+        let Self { frontier, crowded, .. } = self;
         // What layers may do that are to cut no tokens beside products, they may on a mesh that leaves it open: its bound is theirs.
         let leaves_tokens = frontier.scope().pins().leaves_tokens();
         let is_bounded = |at: &usize| leaves_tokens && frontier.at(*at).shape.cuts_no_tokens();
         let crowded: Vec<usize> = crowded.iter().copied().filter(|at| !is_bounded(at)).collect();
-        let inside = inside(frontier, &crowded, (of, limit.0));
+        let inside = inside(frontier, &crowded, (of, limit.0, tally.open_bound));
         tally.inside_bound = lesser(tally.inside_bound, inside.least);
         tally.by_sums = lesser(tally.by_sums, inside.by_sums);
         let with_bound = |&at: &usize| Some((frontier.at(at).clone(), frontier.own(at)?.clone()));
@@ -142,13 +149,27 @@ pub(crate) fn work_out<'a>(
     (candidates, of): (&'a [Candidate], Forms<'_>),
     ranked: &mut Ranked,
     (start, tally): (&Start, &mut Tally),
-    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
+    watch: (Stop<'_>, OnProgress<'_>),
 ) -> Left<'a> {
     tally.n_candidates += candidates.len() as u64;
-    let mut frontier = frontier(scope, (candidates, of), on_progress);
+    let frontier = frontier(scope, (candidates, of), watch.1);
+    let mut left = Left { frontier, crowded: Vec::new(), gave_up: false };
+    go_on(&mut left, of, ranked, (start, tally), watch);
+    left
+}
+
+/// The same with what is left.
+pub(crate) fn go_on(
+    Left { frontier, crowded, gave_up }: &mut Left<'_>,
+    of: Forms<'_>,
+    ranked: &mut Ranked,
+    (start, tally): (&Start, &mut Tally),
+    (stop, on_progress): (Stop<'_>, OnProgress<'_>),
+) {
+    let scope = frontier.scope();
+    *gave_up = false;
     // Whoever says how many batches to do gets as many.
     let most = if stop.work.is_some() { u64::MAX } else { tally.work + frontier.affordable() };
-    let mut crowded: Vec<usize> = Vec::new();
     // Candidates worked out since the fastest was.
     let mut since = 0;
     let limit = |ranked: &Ranked| start.least(ranked.best()).map_or(f64::INFINITY, |least| least.0);
@@ -158,7 +179,7 @@ pub(crate) fn work_out<'a>(
     };
     let has_plan = |ranked: &Ranked| start.least(ranked.best()).is_some();
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
-    while goes_on(tally.work, &frontier) || !has_plan(ranked) {
+    while goes_on(tally.work, frontier) || !has_plan(ranked) {
         let has_plan = has_plan(ranked);
         let ends = if has_plan { stop.now(tally.work) } else { start.ends(stop, ranked.closest.as_ref()) };
         if ends {
@@ -166,6 +187,7 @@ pub(crate) fn work_out<'a>(
             break;
         }
         if since >= PATIENCE && start.is_in_vain(ranked.best()) {
+            *gave_up = true;
             break;
         }
         let (tasks, n_dropped) = frontier.take((BATCH, tally.work), bounds_limit(ranked));
@@ -182,11 +204,11 @@ pub(crate) fn work_out<'a>(
         let done: Vec<Done> = tasks
             .par_iter()
             .with_max_len(1)
-            .map(|&(task, at)| do_task(&frontier, (task, at), of, limits))
+            .map(|&(task, at)| do_task(frontier, (task, at), of, limits))
             .collect();
         for ((_, at), one) in tasks.into_iter().zip(done) {
             let one = without_misnamed(scope, one, (&mut *tally, &mut ranked.misnamed));
-            if fits_by_some_choices(&frontier, at, &one) {
+            if fits_by_some_choices(frontier, at, &one) {
                 crowded.push(at);
             }
             match one {
@@ -199,7 +221,7 @@ pub(crate) fn work_out<'a>(
             }
         }
         ask_fastest(scope, ranked, (start, tally));
-        let total = candidates.len() as u64;
+        let total = frontier.n_all();
         let best = ranked.best().map(Arranged::step_time);
         on_progress(Progress { done: total - frontier.n_left(), total, best, change: None });
     }
@@ -209,12 +231,14 @@ pub(crate) fn work_out<'a>(
         crowded.clear();
     }
     tally.roomy_bound = lesser(tally.roomy_bound, frontier.roomy(ROOMY));
+    tally.n_illegal += std::mem::take(&mut frontier.n_illegal);
+    if *gave_up {
+        return;
+    }
     let (n_open, open_bound) = frontier.open(bounds_limit(ranked));
     tally.n_bounded += frontier.n_left() - n_open;
     tally.n_open += n_open;
-    tally.n_illegal += frontier.n_illegal;
     tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
-    Left { frontier, crowded }
 }
 
 /// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, or hosts may hold what no

@@ -15,7 +15,7 @@ use planner::request::{
     AxesKind, Job, OffloadKind, Pins, Progress, RecomputeKind, Request, ScheduleKind, SharesKind, Solver,
     SplitKind,
 };
-use planner::room::Together;
+use planner::room::{Effort, Together};
 use planner::shapes::{Facts, divisors, shapes};
 use planner::split_schedules::KINDS;
 
@@ -105,7 +105,7 @@ fn brute(request: &Request) -> Brute {
             assert!(least <= time * (1.0 + 1e-9), "{least} above {time} of {candidate:?}");
         }
         // In its own memory, and as one of those that divide the micro-batch of another on its mesh.
-        let limit = |together| ((Forms::All, together), Seconds(time * 1.05));
+        let limit = |together| ((Forms::All, together, Effort::Thorough), Seconds(time * 1.05));
         let apart = limit(Together::Schedule);
         let in_room = scope.bound_in_room((&candidate, &of), &candidate, apart).unwrap_or(of.time);
         assert!(in_room.0 <= time, "{in_room:?} in room above {time} of {candidate:?}");
