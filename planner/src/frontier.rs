@@ -45,6 +45,12 @@ struct Group {
 /// that are left in the memory that there is.
 pub(crate) type Refined = (Bound, [Option<Room>; 2]);
 
+/// Pairs of ports that a bound prices, on the average of some.
+pub(crate) fn average_pairs<'b>(bounds: impl Iterator<Item = &'b Bound>) -> usize {
+    let (sum, n) = bounds.fold((0, 0_usize), |(sum, n), bound| (sum + bound.n_pairs, n + 1));
+    sum / n.max(1)
+}
+
 /// What is left to do, the most promising first.
 pub(crate) struct Frontier<'a> {
     scope: &'a Scope<'a>,
@@ -343,8 +349,7 @@ impl<'a> Frontier<'a> {
     /// Limit on the batches of tasks: fewer where layers have more operators, or these more ways to meet.
     pub(crate) fn affordable(&self) -> u64 {
         let n_ops: usize = self.scope.forms.iter().map(|forms| forms[0].layer.ops.len()).sum();
-        let known = || self.own.iter().flatten().map(|bound| bound.n_pairs);
-        let n_pairs = known().sum::<usize>() / known().count().max(1);
+        let n_pairs = average_pairs(self.own.iter().flatten());
         (MAX_OPS / n_ops.max(1)).min(MAX_PAIRS / n_pairs.max(1)).clamp(MIN_BATCHES, MAX_BATCHES) as u64
     }
 

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use crate::bound::Bound;
 use crate::candidate::Scope;
 use crate::forms::Forms;
-use crate::frontier::Frontier;
+use crate::frontier::{Frontier, average_pairs};
 use crate::room::{Effort, Together};
 
 /// Candidates that are asked between two looks at the least: a fixed number, so that threads do not change the work.
@@ -24,15 +24,15 @@ const ROUNDS: usize = 48;
 /// Candidates that may be asked schedule by schedule, at most: that takes several times as long.
 const BY_SCHEDULE: usize = 24;
 
-/// The same times the pairs of ports that their bounds price, unless that is fewer than [`LEAST_BY_SCHEDULE`]: of gpt-oss-120b on 256 devices
-/// each takes a second.
+/// The same of those that would be faster were memory free.
+const MORE_BY_SCHEDULE: usize = 12;
+
+/// [`BY_SCHEDULE`] times the pairs of ports that their bounds price, unless that is fewer than [`LEAST_BY_SCHEDULE`]: of gpt-oss-120b on 256
+/// devices each takes seconds.
 const PAIRS_BY_SCHEDULE: usize = 2_400_000;
 
 /// Candidates that may be asked schedule by schedule however many pairs they have.
 const LEAST_BY_SCHEDULE: usize = 12;
-
-/// The same of those that would be faster were memory free.
-const MORE_BY_SCHEDULE: usize = 12;
 
 /// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent then.
 const ENOUGH: f64 = 0.995;
@@ -102,8 +102,7 @@ pub(crate) fn inside(
     let next = [Together::Schedule, Together::Family].map(Ask::InMemory);
     let open = |&at: &usize| Open { least: frontier.least(at), at, next: next.to_vec() };
     let mut all: Vec<Open<'_>> = worked_out.iter().map(open).collect();
-    let by_schedule = affordable(frontier, worked_out);
-    ask_least(frontier, &mut all, (of, goal), by_schedule);
+    ask_least(frontier, &mut all, (of, goal), affordable(frontier, worked_out));
     let least = |all: &[Open<'_>]| {
         all.iter().map(|one| one.least).filter(|least| least.is_finite()).min_by(f64::total_cmp).map(Seconds)
     };
@@ -114,16 +113,15 @@ pub(crate) fn inside(
     {
         free = scope;
         all.iter_mut().for_each(|one| one.next.push(Ask::Freely(&free)));
-        ask_least(frontier, &mut all, (of, goal), MORE_BY_SCHEDULE.min(by_schedule));
+        ask_least(frontier, &mut all, (of, goal), MORE_BY_SCHEDULE);
     }
     Inside { least: least(&all), by_sums, promising }
 }
 
 /// How many may be asked schedule by schedule.
 fn affordable(frontier: &Frontier<'_>, worked_out: &[usize]) -> usize {
-    let pairs = worked_out.iter().filter_map(|&at| frontier.own(at)).map(|bound| bound.n_pairs);
-    let average = pairs.sum::<usize>() / worked_out.len().max(1);
-    (PAIRS_BY_SCHEDULE / average.max(1)).clamp(LEAST_BY_SCHEDULE, BY_SCHEDULE)
+    let n_pairs = average_pairs(worked_out.iter().filter_map(|&at| frontier.own(at)));
+    (PAIRS_BY_SCHEDULE / n_pairs.max(1)).clamp(LEAST_BY_SCHEDULE, BY_SCHEDULE)
 }
 
 /// Asks those that could come to the least, so many of them schedule by schedule, until no more can be said of the least, or it is enough;
