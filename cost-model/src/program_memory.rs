@@ -24,6 +24,7 @@ use ir::mesh::Mesh;
 use ir::op::OpKind;
 use ir::op_work::KernelChoice;
 use ir::program::{AxisSet, Home, Instruction, Program, Side, StateHome, Storage, Update, Value, ValueId};
+use ir::sharding::Sharding;
 use ir::split::SplitBackward;
 use ir::units::Bytes;
 use ir::work::{AttentionKernel, Pass, Work};
@@ -239,6 +240,39 @@ pub fn doubles_as_master(storage: Storage, states: StateBytes) -> bool {
     states.has_master() && storage.home.is_device() && is_cut_like_it
 }
 
+/// Whether a weight's gradient is added to its accumulator inside the product that yields it: of matrices that are held whole, beside
+/// accumulators that are.
+pub fn adds_inside(layer: &Layer, (tensor, storage): (TensorId, &Storage), engine: Engine) -> bool {
+    let is_whole = storage.parameter.is_empty() && storage.gradient.is_empty();
+    engine.accumulation == Accumulation::Fused && is_whole && product_of(layer, tensor).is_some()
+}
+
+/// What stands for the gradient of such a weight where it is used in a sharding: one tensor in the job's precision, and one for all experts
+/// (NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py, `get_dummy_wgrad`, which keeps them by shape).
+pub fn stand_in(
+    (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
+    weight: TensorId,
+    used: Sharding,
+    precision: Precision,
+) -> Bytes {
+    let shape = layer.shape(weight, sizes);
+    let dims = |tensor: TensorId| &layer.tensors[tensor.0].dims;
+    // Local length of what a weight, what it multiplies and the result all walk: its experts.
+    let copies = product_of(layer, weight).map_or(1, |op| {
+        let everywhere =
+            |dim: &&DimId| op.results.iter().chain(&op.operands[..1]).all(|&t| dims(t).contains(dim));
+        let own = dims(weight).iter().enumerate().filter(|(_, dim)| everywhere(dim));
+        own.map(|(i, _)| used.local_size(mesh, i, shape[i])).product::<u64>()
+    });
+    element_bytes(precision) * (used.local_elements(mesh, &shape) as f64 / copies.max(1) as f64)
+}
+
+/// The product that reads a weight.
+fn product_of(layer: &Layer, weight: TensorId) -> Option<&Op> {
+    let is_weight = |op: &&Op| op.kind == OpKind::Linear && op.operands.get(1) == Some(&weight);
+    layer.ops.iter().find(is_weight)
+}
+
 struct Account<'a> {
     context: &'a MemoryContext<'a>,
     layer: &'a Layer,
@@ -436,39 +470,17 @@ impl Account<'_> {
         }
     }
 
-    /// Whether a weight's gradient is added to its accumulator inside the product that yields it: of matrices that are
-    /// held whole, beside accumulators that are.
+    /// Whether a weight's gradient is added to its accumulator inside the product that yields it.
     fn adds_inside(&self, tensor: TensorId) -> bool {
-        let fused = self.context.engine.accumulation == Accumulation::Fused;
-        let whole = |storage: &Storage| storage.parameter.is_empty() && storage.gradient.is_empty();
-        fused && self.product_of(tensor).is_some() && self.storages.get(&tensor).is_some_and(whole)
+        let storage = self.storages.get(&tensor);
+        storage.is_some_and(|storage| adds_inside(self.layer, (tensor, storage), self.context.engine))
     }
 
-    /// The product that reads a weight.
-    fn product_of(&self, tensor: TensorId) -> Option<&Op> {
-        let is_weight = |op: &&Op| op.kind == OpKind::Linear && op.operands.get(1) == Some(&tensor);
-        self.layer.ops.iter().find(is_weight)
-    }
-
-    /// One tensor in the job's precision per weight, and one for all experts (NVIDIA/TransformerEngine
-    /// transformer_engine/pytorch/module/base.py, `get_dummy_wgrad`, which keeps them by shape).
     fn stand_ins(&self) -> Bytes {
-        let weights = self.program.updates.iter().filter(|update| self.adds_inside(update.tensor));
-        let elements = |update: &Update| {
-            let shape = self.layer.shape(update.tensor, self.sizes);
-            let copies = self.product_of(update.tensor).map_or(1, |op| self.experts(op, update, &shape));
-            update.used.local_elements(self.mesh, &shape) as f64 / copies.max(1) as f64
+        let of = |update: &Update| {
+            stand_in((self.layer, self.mesh, self.sizes), update.tensor, update.used, self.context.precision)
         };
-        element_bytes(self.context.precision) * weights.map(elements).sum::<f64>()
-    }
-
-    /// Local length of what a weight, what it multiplies and the result all walk: its experts.
-    fn experts(&self, op: &Op, update: &Update, shape: &[u64]) -> u64 {
-        let dims = |tensor: TensorId| &self.layer.tensors[tensor.0].dims;
-        let everywhere =
-            |dim: &&DimId| op.results.iter().chain(&op.operands[..1]).all(|&t| dims(t).contains(dim));
-        let own = dims(update.tensor).iter().enumerate().filter(|(_, dim)| everywhere(dim));
-        own.map(|(i, _)| update.used.local_size(self.mesh, i, shape[i])).product()
+        self.program.updates.iter().filter(|update| self.adds_inside(update.tensor)).map(of).sum()
     }
 
     fn state_bytes(&self) -> StateBytes {

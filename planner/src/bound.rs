@@ -26,7 +26,7 @@ pub struct Bound {
     pub work: Work,
     /// At most so much of the step is saved by fused forms of layers, as far as they were asked.
     pub saving: Seconds,
-    /// Bytes that the fastest choices take on a device, reserve apart, over what there is.
+    /// Bytes that the fastest choices take on a device, reserve and what a stage has once apart, over what there is.
     pub crowding: f64,
     /// Sharding of the stream in the kind of layer that takes most of the time.
     pub stream: Sharding,
@@ -306,7 +306,7 @@ impl Scope<'_> {
             let cost = problem.problem.total(&choices)?;
             let unit = cost.time / cost.memory.max(1.0);
             let count = self.counts[kind] as f64;
-            bytes += cost.memory * count;
+            bytes += (cost.memory - problem.once(&choices)) * count;
             let choice = problem.choice(&choices);
             once = once.plus(problem.spans(&choices), count);
             // The kind that takes most of the time decides in which sharding the stream passes everywhere.

@@ -267,6 +267,7 @@ impl<'a> Scope<'a> {
             kept,
             parameters,
             holds_least: false,
+            of_bound: false,
             context,
             forbid,
             constraints,

@@ -15,7 +15,7 @@ use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, StorageRule};
 use crate::levels::Levels;
-use crate::priced_choices::{AskedOfKind, Choosers, Hides, with_tied};
+use crate::priced_choices::{AskedOfKind, Choosers, Hides, Sum, with_tied};
 use crate::shelf::{Bench, Shelf, TiedUses};
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
@@ -56,6 +56,13 @@ pub(crate) const DEAREST: f64 = 1000.0;
 
 /// Times that prices of memory between those in use are tried: after three, neighbours are a fifth apart.
 pub(crate) const ROUNDS: usize = 3;
+
+/// What is kept for backward counts so much of what it does on the first stage, beside all of it: later stages have fewer micro-batches in
+/// flight, and there other choices are worth their memory.
+const KEPT: f64 = 0.5;
+
+/// What that is asked of takes no more than so many times what is known.
+const FAR_BY_KEPT: f64 = 1.04;
 
 /// The first price above none, as a fraction of the next.
 const FIRST: f64 = 0.25;
@@ -333,8 +340,9 @@ impl Scope<'_> {
         &self,
         (benches, streams): (&[Bench<'_>], &[Sharding]),
         (bound, tied): (&Bound, &BTreeMap<usize, TiedUses>),
-        Asking { forms, limit, known: best_known, way, rounds, shifts }: Asking<'_>,
+        asked: Asking<'_>,
     ) -> Result<(Arranged, usize), Dropped> {
+        let Asking { forms, limit, known: best_known, way, shifts, .. } = asked;
         let candidate = benches[0].candidate;
         let mut shelves: Vec<Shelf> = benches.iter().map(|_| Shelf::new(self.forms.len())).collect();
         let base =
@@ -356,12 +364,12 @@ impl Scope<'_> {
             return Err(Dropped::Slower);
         }
         let base = |ground: usize| on_ground(ground, (bound, Some(streams[ground])), way, self.given());
-        let asked: Vec<Vec<AskedOfKind<'_>>> = benches
+        let problems: Vec<Vec<AskedOfKind<'_>>> = benches
             .iter()
             .enumerate()
             .map(|(ground, bench)| self.all_asked(bench, (&base(ground), tied), forms))
             .collect();
-        let ready: Vec<Vec<Choosers<'_>>> = asked
+        let ready: Vec<Vec<Choosers<'_>>> = problems
             .iter()
             .map(|kinds| kinds.iter().map(|[own, on_drives]| self.choosers(own, on_drives)).collect())
             .collect();
@@ -369,18 +377,22 @@ impl Scope<'_> {
             return Err(dropped);
         }
         let mut best: Result<(Arranged, usize), Dropped> = Err(Dropped::NoStrategy);
-        for hides in [Hides::BehindOperator, Hides::BehindLayer] {
+        for (hides, kept, far) in sums(candidate) {
             let is_far = match &best {
-                Ok((best, _)) => best.step_time().0 > FAR * best_known,
-                Err(Dropped::Slower) => limit > FAR * best_known,
+                Ok((best, _)) => best.step_time().0 > far * best_known,
+                Err(Dropped::Slower) => limit > far * best_known,
                 Err(_) => false,
             };
             if is_far {
                 break;
             }
             let limit = best.as_ref().map_or(limit, |(best, _)| best.step_time().0);
-            let found =
-                self.at_prices((benches, shelves.clone()), bound, (&ready, hides), (limit, rounds, shifts));
+            let found = self.at_prices(
+                (benches, shelves.clone()),
+                bound,
+                (&ready, hides, kept),
+                Asking { limit, ..asked },
+            );
             best = match (best, found) {
                 (Ok(best), Ok(found)) => Ok(if found.0.is_worth_it(&best.0) { found } else { best }),
                 (Err(Dropped::NoStrategy | Dropped::Slower), found) => found,
@@ -396,8 +408,8 @@ impl Scope<'_> {
         &'s self,
         (benches, mut shelves): (&[Bench<'s>], Vec<Shelf>),
         bound: &Bound,
-        (ready, hides): (&[Vec<Choosers<'_>>], Hides),
-        (limit, rounds, shifts): (f64, usize, bool),
+        (ready, hides, kept): (&[Vec<Choosers<'_>>], Hides, f64),
+        Asking { limit, rounds, shifts, .. }: Asking<'_>,
     ) -> Result<(Arranged, usize), Dropped> {
         let candidate = benches[0].candidate;
         let mut known = Arrangements::below(limit);
@@ -407,7 +419,7 @@ impl Scope<'_> {
             for (ground, (bench, shelf)) in benches.iter().zip(shelves).enumerate() {
                 let price = multiple * bound.on(ground).seconds_per_byte;
                 for (kind, ready) in ready[ground].iter().enumerate() {
-                    self.add((shelf, level), bench, (kind, ready), (price, hides))?;
+                    self.add((shelf, level), bench, (kind, ready), Sum { price, kept, hides })?;
                 }
             }
             Some(())
@@ -477,7 +489,7 @@ impl Scope<'_> {
                         (shelf, 0),
                         bench,
                         (kind, &self.choosers(&asked, &[])),
-                        (0.0, Hides::BehindLayer),
+                        Sum::at(0.0, Hides::BehindLayer),
                     )?;
                 }
             }
@@ -488,6 +500,13 @@ impl Scope<'_> {
     pub(crate) fn levels_on(&self, candidate: &Candidate, shelves: &[Shelf]) -> Vec<Levels> {
         shelves.iter().map(|shelf| self.levels(candidate, shelf)).collect()
     }
+}
+
+/// The sums that choices go by one after the other, each with what kept bytes count in it and how far behind what is known it is in vain.
+fn sums(candidate: &Candidate) -> impl Iterator<Item = (Hides, f64, f64)> {
+    let all = [(Hides::BehindOperator, 1.0, FAR), (Hides::BehindLayer, 1.0, FAR)];
+    let later = (candidate.n_stages > 1).then_some((Hides::BehindOperator, KEPT, FAR_BY_KEPT));
+    all.into_iter().chain(later)
 }
 
 /// What compute may be taken to cover of what a step sends once: what the other bounds say, and what lies between all and the least of these.

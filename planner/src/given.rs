@@ -34,6 +34,9 @@ pub struct Given {
     pub parameters: HomeRule,
     /// Whether devices are taken to hold no parameter between uses, as where hosts have all of them: the least that choices hold.
     pub holds_least: bool,
+    /// Whether it is a bound that is asked for: what a stage has once for all its layers is then shared by the most that a stage has, so that
+    /// none counts more of it than it has.
+    pub of_bound: bool,
     /// How attention may see keys that other devices hold.
     pub context: Option<ContextKind>,
     /// What of storages, recomputation and attention may not be.

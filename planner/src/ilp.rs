@@ -80,8 +80,27 @@ struct Variables {
     y: Vec<Vec<Option<Variable>>>,
 }
 
-/// The program: least `time + price * memory` within a capacity.
+/// Which port of each edge's second node has no row of its own.
+#[derive(Clone, Copy, Debug)]
+enum LeftOut {
+    First,
+    Last,
+}
+
+/// The program: least `time + price * memory` within a capacity. Where the solver ends in a singular matrix, once more with other rows.
 fn program(problem: &Problem, price: f64, capacity: f64) -> Result<Option<Solution>, GaveUp> {
+    match program_without(LeftOut::First, problem, price, capacity) {
+        Err(GaveUp::Solver(_)) => program_without(LeftOut::Last, problem, price, capacity),
+        answer => answer,
+    }
+}
+
+fn program_without(
+    left_out: LeftOut,
+    problem: &Problem,
+    price: f64,
+    capacity: f64,
+) -> Result<Option<Solution>, GaveUp> {
     let mut vars = variables!();
     let one_hot =
         |list: Vec<usize>| list.into_iter().map(|choice| (choice, vars.add(variable().binary()))).collect();
@@ -90,7 +109,7 @@ fn program(problem: &Problem, price: f64, capacity: f64) -> Result<Option<Soluti
     let variables = Variables { x, y };
     let cost = Sum::new(problem, &variables, |cost| cost.weighed(price));
     let mut model = vars.minimise(cost.excess).using(microlp);
-    for row in rows(problem, &variables) {
+    for row in rows(problem, &variables, left_out) {
         model = model.with(row);
     }
     if capacity.is_finite() {
@@ -114,9 +133,9 @@ fn program(problem: &Problem, price: f64, capacity: f64) -> Result<Option<Soluti
 
 /// One choice per node, and pairs that follow the choices.
 ///
-/// The row of the first port of each edge's second node follows from the others and is left out; equations that follow from others end
+/// The row of one port of each edge's second node follows from the others and is left out; equations that follow from others end
 /// in singular matrices.
-fn rows(problem: &Problem, variables: &Variables) -> Vec<Constraint> {
+fn rows(problem: &Problem, variables: &Variables, left_out: LeftOut) -> Vec<Constraint> {
     let mut list: Vec<Constraint> =
         variables.x.iter().map(|xs| xs.iter().map(|(_, var)| *var).sum::<Expression>().eq(1.0)).collect();
     for (edge, ys) in problem.edges.iter().zip(&variables.y) {
@@ -125,7 +144,11 @@ fn rows(problem: &Problem, variables: &Variables) -> Vec<Constraint> {
             let row: Expression = (0..n_to).filter_map(|q| ys[port * n_to + q]).sum();
             list.push((row - weight(&variables.x[edge.from], &edge.from_port, port)).eq(0.0));
         }
-        for port in 1..n_to {
+        let others = match left_out {
+            LeftOut::First => 1..n_to,
+            LeftOut::Last => 0..n_to - 1,
+        };
+        for port in others {
             let column: Expression = (0..n_from).filter_map(|p| ys[p * n_to + port]).sum();
             list.push((column - weight(&variables.x[edge.to], &edge.to_port, port)).eq(0.0));
         }

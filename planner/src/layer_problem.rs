@@ -12,6 +12,7 @@ use std::sync::Arc;
 use cost_model::expert_launches::behind_counts;
 use cost_model::exposure::{OpSeconds, is_view};
 use cost_model::memory::{kept_logits, logits_bytes, predictions};
+use cost_model::program_memory::{adds_inside, stand_in};
 use cost_model::tensor_bytes::is_logits;
 use ir::graph::{Layer, Op, OpId, Sizes, TensorId};
 use ir::lower::{LayerChoice, Recompute, backward_reads, gets, gradient_tensors, runs_backward};
@@ -68,6 +69,8 @@ struct Stored {
     spans: Spans,
     /// The same where every parameter is sent by itself.
     alone: Spans,
+    /// Bytes among those of the cost that a stage has once for all its layers: this one's share.
+    once: f64,
 }
 
 /// What the choices of an operator are made of.
@@ -250,6 +253,11 @@ impl LayerProblem<'_> {
         self.picked(choices).map(|(op, pick)| op.form(pick).beside).sum()
     }
 
+    /// Bytes of a solution that a stage has once for all its layers: this one's share.
+    pub(crate) fn once(&self, choices: &[usize]) -> f64 {
+        self.picked(choices).map(|(op, pick)| op.stored(pick).once).sum()
+    }
+
     /// What every choice adds where parameters are sent one by one, and nothing but its own operator covers that.
     pub(crate) fn own_excess(&self) -> Vec<Vec<f64>> {
         self.of_picks(|op, pick| {
@@ -425,6 +433,7 @@ impl<'a, 'p> Builder<'a, 'p> {
 
     /// Storages of all parameters of an operator, combined.
     fn storages(&self, op: OpId, places: &Placements, given: &Given) -> Vec<Stored> {
+        let sharing = if given.of_bound { self.clock.layers.ceil() } else { self.clock.layers };
         let mut list = vec![Stored::default()];
         for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
             if !self.layer.is_parameter(tensor) {
@@ -460,6 +469,8 @@ impl<'a, 'p> Builder<'a, 'p> {
                 let uses = [used, places.operand_gradients[i]];
                 storages.retain(|(storage, ..)| tied.admits(uses, *storage));
             }
+            let once = self.once(tensor, used);
+            storages.iter_mut().for_each(|(storage, price, _)| price.once = once(storage, price));
             if given.shared.contains(&tensor) {
                 for (_, price, alone) in &mut storages {
                     *price =
@@ -476,16 +487,29 @@ impl<'a, 'p> Builder<'a, 'p> {
                         all.push((tensor, *storage));
                         let time = self.clock.seconds(price.spans);
                         let away = if given.holds_least { price.parameter } else { 0.0 };
-                        let memory = price.state - away + price.gathered / self.clock.layers;
+                        let once = price.once / sharing;
+                        let memory = price.state - away + once;
                         let cost = before.cost.plus(Cost { time, memory });
                         let (spans, alone) =
                             (before.spans.plus(price.spans, 1.0), before.alone.plus(*alone, 1.0));
-                        Stored { storage: all, cost, spans, alone }
+                        Stored { storage: all, cost, spans, alone, once: before.once + once }
                     })
                 })
                 .collect();
         }
         list
+    }
+
+    /// Bytes that a stage has once for all layers whose parameter is stored in a way: gathered for use, with what the allocator holds
+    /// beside it, or what stands for its gradient.
+    fn once(&self, tensor: TensorId, used: Sharding) -> impl Fn(&Storage, &StoragePrice) -> f64 {
+        let (layer, machine) = (self.layer, self.prices.machine());
+        let stands_in = stand_in((layer, self.prices.mesh(), self.sizes), tensor, used, machine.precision);
+        move |storage, price| {
+            let is_inside = adds_inside(layer, (tensor, storage), machine.constants.engine);
+            let stands_in = if is_inside && layer.is_trained(tensor) { stands_in.0 } else { 0.0 };
+            price.once * machine.constants.fragmentation_factor + stands_in
+        }
     }
 
     fn edges(&self) -> Vec<(Edge, Passages)> {

@@ -11,7 +11,7 @@ use crate::evaluate::DEAR_PRICES;
 use crate::flights::Flight;
 use crate::levels::{Chunk, LayerCost, Levels};
 use crate::partition::{Place, Used};
-use crate::priced_choices::{Choosers, Hides};
+use crate::priced_choices::{Choosers, Hides, Sum};
 use crate::schedules::FamilyKind;
 use crate::shelf::{Bench, Shelf};
 use crate::work_out::nearer;
@@ -73,7 +73,7 @@ impl Scope<'_> {
             let price = multiple * bound.on(ground).seconds_per_byte;
             let levels = std::mem::replace(&mut shelf.levels, vec![Vec::new(); self.forms.len()]);
             for (kind, ready) in ready[ground].iter().enumerate() {
-                self.add((&mut *shelf, 0), bench, (kind, ready), (price, Hides::BehindOperator))?;
+                self.add((&mut *shelf, 0), bench, (kind, ready), Sum::at(price, Hides::BehindOperator))?;
             }
             all.push(self.levels(bench.candidate, shelf));
             shelf.levels = levels;

@@ -18,6 +18,23 @@ pub(crate) enum Hides {
     BehindLayer,
 }
 
+/// The sum that choices go by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sum {
+    /// Seconds for a byte.
+    pub(crate) price: f64,
+    /// A byte that is kept for backward counts so much of that for each of the micro-batches that the first stage has in flight.
+    pub(crate) kept: f64,
+    pub(crate) hides: Hides,
+}
+
+impl Sum {
+    /// With all that is kept on the first stage.
+    pub(crate) fn at(price: f64, hides: Hides) -> Self {
+        Self { price, kept: 1.0, hides }
+    }
+}
+
 /// The forms of a layer kind that are asked, in the hands of the solver.
 pub(crate) struct Choosers<'s> {
     /// With the states where they may be.
@@ -62,12 +79,12 @@ impl Scope<'_> {
         on: (&mut Shelf, usize),
         bench: &Bench<'_>,
         (kind, ready): (usize, &Choosers<'_>),
-        (price, hides): (f64, Hides),
+        Sum { price, kept: part, hides }: Sum,
     ) -> Option<()> {
         let best = |(kept, on_drives): (Option<f64>, bool)| {
             let ready = if on_drives { &ready.on_drives } else { &ready.own };
             let solved = ready.iter().filter_map(|(form, chooser)| {
-                let kept = kept.unwrap_or(price);
+                let kept = kept.unwrap_or(price * part);
                 let (objective, choices) = match hides {
                     Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
                     Hides::BehindLayer => chooser

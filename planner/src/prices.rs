@@ -78,7 +78,7 @@ pub struct StoragePrice {
     /// Of these what the parameter takes between uses: nothing where its host has it.
     pub parameter: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
-    pub gathered: f64,
+    pub once: f64,
 }
 
 /// Local elements below which only the widest cut of a parameter is tried: all its states are below 20 MB.
@@ -102,7 +102,7 @@ impl StorageTimes {
         let Self { gather, every, reduce, spread, update, state, parameter, gathered, .. } = *self;
         let every = every + again(gather, until);
         let spans = Spans { gather, every, reduce, spread, update, ..Spans::default() };
-        StoragePrice { spans, state, parameter, gathered }
+        StoragePrice { spans, state, parameter, once: gathered }
     }
 }
 
@@ -400,8 +400,8 @@ impl<'a> Prices<'a> {
             let spans = Spans { gather, every: again(gather, until), ..Spans::default() };
             let whole = elements as f64 * element.0;
             let state = whole / self.parts(cut);
-            let gathered = gathered(cut, (Bytes(whole), Bytes::ZERO));
-            Some((Storage::frozen(cut), StoragePrice { spans, state, parameter: state, gathered }))
+            let once = gathered(cut, (Bytes(whole), Bytes::ZERO));
+            Some((Storage::frozen(cut), StoragePrice { spans, state, parameter: state, once }))
         };
         let cuts = self.cuts(elements, whole_axes(self.mesh, used));
         let cuts = cuts.into_iter().filter(|cut| self.is_crossed_at_any_time(*cut));

@@ -7,8 +7,9 @@
 //! with any choice x for any fraction of a layer on any stage. The bound is a value of the dual of this linear program.
 //! Memory on stage s has a price in proportion to `1 / (flight(s) + a)`, so that a layer costs `min_x t(x) + price
 //! (state(x) + flight(s) saved(x)) / (flight(s) + a)` there: monotone in the flight, so that the least over the stages
-//! is at one of the ends of the pipeline. No price and no `a` make a bound too high. Left out are buffers, logits and what
-//! an operator needs while it runs. Where that is not enough, layers of the most frequent kind are counted whole, `L` of them on
+//! is at one of the ends of the pipeline. No price and no `a` make a bound too high. What a stage has once for layers whose parameters are
+//! gathered, or whose gradients something stands for, is shared by the most layers that a stage has where they are as even as can be. Left out
+//! are other buffers and what an operator needs while it runs. Where that is not enough, layers of the most frequent kind are counted whole, `L` of them on
 //! `p` stages, `n = ceil(L / p)`: some stage has more than `n`, or at least `L - p (n - 1)` stages have `n`, and of these one has no
 //! fewer micro-batches in flight than the fewest of so many stages.
 //!

@@ -109,7 +109,8 @@ impl Scope<'_> {
     pub(super) fn tables_on<'s>(&'s self, bench: Bench<'s>, covers: Covers, of: Forms<'s>) -> Tables<'s> {
         // What hosts may hold takes no memory of the devices, and at best no time.
         let own = self.given();
-        let given = Given { covers, holds_least: own.parameters != HomeRule::Device, ..own };
+        let holds_least = own.parameters != HomeRule::Device;
+        let given = Given { covers, holds_least, of_bound: true, ..own };
         let kinds = self.asked_of((&bench, &given), of, |kind| !self.is_rare(kind));
         let in_flight = self.clock(bench.candidate, given.covers).in_flight;
         let on_host = given.kept != HomeRule::Device;
