@@ -26,6 +26,7 @@ mod fuzz;
 mod golden_numbers;
 mod golden_plans;
 mod goodput;
+mod had_once;
 mod joint_forms;
 mod lora;
 mod memory;
