@@ -191,7 +191,7 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
         if cluster.n_close() < cluster.n_devices() { " products no faster cut across nodes," } else { "" };
     let given = format!(
         "taken for given: micro-batches are no faster than multiples of them on their mesh, a pipeline no faster for unequal \
-         stages,{products} one axis no faster than two that are used alike, what saves less than 0.2 % of a step is not worth more programs, and {forms_given}"
+         stages, a device's virtual stages no smaller together where their layers differ,{products} one axis no faster than two that are used alike, what saves less than 0.2 % of a step is not worth more programs, and {forms_given}"
     );
     let slices = if arranged.slices.is_cut() {
         "; slices take together no less than whole sequences, are cut equally or so that all take equally long, and \

@@ -196,7 +196,8 @@ impl Scope<'_> {
     pub(crate) fn family(&self, candidate: &Candidate, schedule: Schedule) -> Family {
         let kind = FamilyKind::of(schedule);
         let p = candidate.n_stages as usize;
-        // Chunks of a stage count alike.
+        // Chunks of a stage count alike: that those which are behind the others in forward, and hold fewer micro-batches, may keep more of
+        // each is left out, which the proof takes for given.
         let in_flight = match kind {
             FamilyKind::WholeStages | FamilyKind::VirtualStages | FamilyKind::InParts => {
                 self.in_flight(candidate, schedule).iter().take(p).map(|flight| flight.saved()).collect()
