@@ -95,6 +95,7 @@ fn program(problem: &Problem, price: f64, capacity: f64) -> Result<Option<Soluti
     }
 }
 
+/// The same with these rows alone.
 fn program_without(
     left_out: LeftOut,
     problem: &Problem,

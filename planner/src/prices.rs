@@ -77,7 +77,8 @@ pub struct StoragePrice {
     pub state: f64,
     /// Of these what the parameter takes between uses: nothing where its host has it.
     pub parameter: f64,
-    /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
+    /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced. The choice problem adds
+    /// what the allocator holds beside them, and what stands for a gradient.
     pub once: f64,
 }
 

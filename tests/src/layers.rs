@@ -1,6 +1,7 @@
 //! One layer on one mesh, as tests of the choice problem ask about it.
 
 use cost_model::Constants;
+use cost_model::program_memory::MemoryContext;
 use ir::cluster::{Cluster, Precision};
 use ir::engine::{Engine, GradientFormat, TensorOverlap};
 use ir::op_work::KernelChoice;
@@ -20,4 +21,10 @@ pub fn machine<'a>(cluster: &'a Cluster, constants: &'a Constants, token_order: 
         gradients: GradientFormat::Full,
         tensor_overlap: TensorOverlap::Absent,
     }
+}
+
+/// What decides on such a machine what programs keep.
+pub fn memory_context<'a>(machine: &Machine<'a>) -> MemoryContext<'a> {
+    let Machine { precision, kernels, constants, .. } = *machine;
+    MemoryContext { precision, engine: constants.engine, kernels, constants }
 }

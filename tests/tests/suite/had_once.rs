@@ -4,7 +4,7 @@
 
 use cost_model::Constants;
 use cost_model::memory::gathered_units;
-use cost_model::program_memory::{MemoryContext, program_memory};
+use cost_model::program_memory::program_memory;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::engine::{Accumulation, Engine};
 use ir::lower::lower;
@@ -16,7 +16,7 @@ use planner::given::Given;
 use planner::layer_problem::LayerProblem;
 use planner::prices::Prices;
 use planner::request::Solver;
-use tests::layers::machine;
+use tests::layers::{machine, memory_context};
 
 /// Prices of a byte, in multiples of what makes all bytes as dear as all seconds.
 const PRICES: [f64; 5] = [0.0, 0.1, 1.0, 10.0, 1000.0];
@@ -43,12 +43,7 @@ fn held(model: &str, accumulation: Accumulation, given: &Given) -> Vec<Held> {
     let constants = Constants::load().under(Engine { accumulation, ..Engine::default() });
     let mesh = Mesh::of_sizes(&[2, 2]).unwrap();
     let machine = machine(&cluster, &constants, TokenOrder::ZigZag);
-    let context = MemoryContext {
-        precision: machine.precision,
-        engine: constants.engine,
-        kernels: machine.kernels,
-        constants: &constants,
-    };
+    let context = memory_context(&machine);
     let prices = Prices::new(machine, &mesh, &[]);
     let layer = model.layers.iter().find(|layer| !layer.is_end()).unwrap();
     let sizes = layer.sizes(4, 1024);

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
 use cost_model::Constants;
-use cost_model::program_memory::{MemoryContext, program_memory};
+use cost_model::program_memory::program_memory;
 use frontends::{read_cluster, read_model, shipped_cluster, shipped_model};
 use ir::engine::{Engine, LossKernel};
 use ir::lower::lower;
@@ -15,7 +15,7 @@ use planner::given::Given;
 use planner::layer_problem::LayerProblem;
 use planner::prices::Prices;
 use planner::request::Solver;
-use tests::layers::machine;
+use tests::layers::{machine, memory_context};
 
 /// Prices of a byte, in multiples of what makes all bytes as dear as all seconds.
 const PRICES: [f64; 4] = [0.0, 0.1, 1.0, 10.0];
@@ -28,12 +28,7 @@ fn scores(model: &str, loss: LossKernel) -> Vec<(f64, f64)> {
     let constants = Constants::load().under(Engine { loss, ..Engine::default() });
     let mesh = Mesh::of_sizes(&[2, 2]).unwrap();
     let machine = machine(&cluster, &constants, TokenOrder::ZigZag);
-    let context = MemoryContext {
-        precision: machine.precision,
-        engine: constants.engine,
-        kernels: machine.kernels,
-        constants: &constants,
-    };
+    let context = memory_context(&machine);
     let prices = Prices::new(machine, &mesh, &[]);
     let layer = model.layers.iter().find(|layer| layer.has_loss()).unwrap();
     let sizes = layer.sizes(4, 1024);
