@@ -266,7 +266,6 @@ impl<'a> Scope<'a> {
             homes,
             kept,
             parameters,
-            holds_least: false,
             of_bound: false,
             context,
             forbid,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use ir::mesh::Mesh;
 
 use crate::ilp;
-use crate::layer_problem::{LayerProblem, Shift};
+use crate::layer_problem::{LayerProblem, OnHost, Shift};
 use crate::memos::lock;
 use crate::problem::Problem;
 use crate::request::Solver;
@@ -57,6 +57,8 @@ pub struct Question<'q> {
     pub price: f64,
     /// Seconds for a byte that is kept for backward.
     pub kept: f64,
+    /// Seconds for bytes that hosts have or could have.
+    pub(crate) on_host: OnHost,
     /// This part of what operators need beside what is kept while they run: a smaller micro-batch needs less.
     pub(crate) part: f64,
     /// What choices cost more than the problem says.
@@ -71,7 +73,7 @@ impl Question<'_> {
 
     /// With a price of its own for what is kept for backward.
     pub fn apart(price: f64, kept: f64) -> Self {
-        Self { price, kept, part: 1.0, shift: None }
+        Self { price, kept, on_host: OnHost::default(), part: 1.0, shift: None }
     }
 }
 
@@ -150,7 +152,13 @@ impl<'a> Chooser<'a> {
                 None if parts == [0.0; 2] => 0.0,
                 None => self.problem.part_of_excess((node, choice), parts),
             };
-            if less == 0.0 { excess } else { excess + self.problem.beside_of(node, choice) * less }
+            let beside = if less == 0.0 { 0.0 } else { self.problem.beside_of(node, choice) * less };
+            let on_host = if of.on_host == OnHost::default() {
+                0.0
+            } else {
+                self.problem.on_host_of(node, choice).at(of.on_host)
+            };
+            excess + beside + on_host
         }
     }
 

@@ -32,8 +32,6 @@ pub struct Given {
     pub kept: HomeRule,
     /// Which memory may hold parameters between uses.
     pub parameters: HomeRule,
-    /// Whether devices are taken to hold no parameter between uses, as where hosts have all of them: the least that choices hold.
-    pub holds_least: bool,
     /// Whether it is a bound that is asked for: what a stage has once for all its layers is then shared by the most that a stage has, so that
     /// none counts more of it than it has.
     pub of_bound: bool,

@@ -38,6 +38,9 @@ pub(crate) use smaller::Shift;
 
 mod smaller;
 
+/// Layers whose parameters a device gathers at once (`cost_model::memory::gathered_units`).
+const GATHERED: f64 = 2.0;
+
 /// How an operator runs: all that its neighbours see of a choice.
 #[derive(Clone, Debug)]
 struct Form {
@@ -71,10 +74,37 @@ struct Stored {
     alone: Spans,
     /// Bytes among those of the cost that a stage has once for all its layers: this one's share.
     once: f64,
+    on_host: OnHost,
+}
+
+/// Bytes of an operator's states that its host has, or could have.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OnHost {
+    /// Optimizer states there.
+    pub states: f64,
+    /// Parameters between uses, wherever they are.
+    pub parameters: f64,
+    /// What these leave free where the host has them: those of a layer or two are on the device while they are used.
+    pub freed: f64,
+}
+
+impl OnHost {
+    /// Seconds of bytes, at so many for each.
+    pub(crate) fn at(self, seconds: Self) -> f64 {
+        self.states * seconds.states + self.parameters * seconds.parameters - self.freed * seconds.freed
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            states: self.states + other.states,
+            parameters: self.parameters + other.parameters,
+            freed: self.freed + other.freed,
+        }
+    }
 }
 
 /// What the choices of an operator are made of.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Choices {
     forms: Vec<Form>,
     /// What its forms take for products: distinct ones.
@@ -98,6 +128,7 @@ impl Choices {
 }
 
 /// The problem and what its choices mean.
+#[derive(Clone)]
 pub struct LayerProblem<'a> {
     /// The choice problem; its nodes are the operators, then the stream.
     pub problem: Problem,
@@ -256,6 +287,22 @@ impl LayerProblem<'_> {
     /// Bytes of a solution that a stage has once for all its layers: this one's share.
     pub(crate) fn once(&self, choices: &[usize]) -> f64 {
         self.picked(choices).map(|(op, pick)| op.stored(pick).once).sum()
+    }
+
+    /// What the host has, or could have, of a choice of a node.
+    pub(crate) fn on_host_of(&self, node: usize, choice: usize) -> OnHost {
+        self.ops.get(node).map_or_else(OnHost::default, |op| op.stored(op.picks[choice]).on_host)
+    }
+
+    /// What the host has, or could have, of a solution.
+    pub fn on_host(&self, choices: &[usize]) -> OnHost {
+        let picked = self.picked(choices).map(|(op, pick)| op.stored(pick).on_host);
+        picked.fold(OnHost::default(), OnHost::plus)
+    }
+
+    /// How often things happen in it.
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
     }
 
     /// What every choice adds where parameters are sent one by one, and nothing but its own operator covers that.
@@ -434,6 +481,7 @@ impl<'a, 'p> Builder<'a, 'p> {
     /// Storages of all parameters of an operator, combined.
     fn storages(&self, op: OpId, places: &Placements, given: &Given) -> Vec<Stored> {
         let sharing = if given.of_bound { self.clock.layers.ceil() } else { self.clock.layers };
+        let slack = self.prices.machine().constants.fragmentation_factor;
         let mut list = vec![Stored::default()];
         for (i, &tensor) in self.layer.ops[op.0].operands.iter().enumerate() {
             if !self.layer.is_parameter(tensor) {
@@ -486,13 +534,18 @@ impl<'a, 'p> Builder<'a, 'p> {
                         all.extend_from_slice(&before.storage);
                         all.push((tensor, *storage));
                         let time = self.clock.seconds(price.spans);
-                        let away = if given.holds_least { price.parameter } else { 0.0 };
                         let once = price.once / sharing;
-                        let memory = price.state - away + once;
+                        let memory = price.state + once;
                         let cost = before.cost.plus(Cost { time, memory });
                         let (spans, alone) =
                             (before.spans.plus(price.spans, 1.0), before.alone.plus(*alone, 1.0));
-                        Stored { storage: all, cost, spans, alone, once: before.once + once }
+                        // Parameters that are cut are gathered for use anyway.
+                        let is_gathered = !storage.parameter.is_empty();
+                        let used = if is_gathered { 0.0 } else { slack * sharing.min(GATHERED) / sharing };
+                        let (states, parameters) = (price.host, price.parameter);
+                        let own = OnHost { states, parameters, freed: parameters * (1.0 - used) };
+                        let (once, on_host) = (before.once + once, before.on_host.plus(own));
+                        Stored { storage: all, cost, spans, alone, once, on_host }
                     })
                 })
                 .collect();

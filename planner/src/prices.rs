@@ -10,7 +10,7 @@ use cost_model::dispatch::{Routing, cover, exchange, shown};
 use cost_model::expert_launches;
 use cost_model::exposure::{Beside, OpSeconds, exposed};
 use cost_model::memory::{GatheredUnit, StateBytes, gathered_units};
-use cost_model::offload::{HostShare, HostUpdate};
+use cost_model::offload::{HostShare, HostUpdate, gradient_bytes, host_bytes};
 use cost_model::program_memory::doubles_as_master;
 use cost_model::ring::{RingSizes, ring_time};
 use cost_model::stream::update_time;
@@ -77,6 +77,8 @@ pub struct StoragePrice {
     pub state: f64,
     /// Of these what the parameter takes between uses: nothing where its host has it.
     pub parameter: f64,
+    /// States in the host's memory.
+    pub host: f64,
     /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced. The choice problem adds
     /// what the allocator holds beside them, and what stands for a gradient.
     pub once: f64,
@@ -95,15 +97,16 @@ struct StorageTimes {
     update: f64,
     state: f64,
     parameter: f64,
+    host: f64,
     gathered: f64,
 }
 
 impl StorageTimes {
     fn price(&self, until: Pass) -> StoragePrice {
-        let Self { gather, every, reduce, spread, update, state, parameter, gathered, .. } = *self;
+        let Self { gather, every, reduce, spread, update, state, parameter, host, gathered, .. } = *self;
         let every = every + again(gather, until);
         let spans = Spans { gather, every, reduce, spread, update, ..Spans::default() };
-        StoragePrice { spans, state, parameter, once: gathered }
+        StoragePrice { spans, state, parameter, host, once: gathered }
     }
 }
 
@@ -402,7 +405,7 @@ impl<'a> Prices<'a> {
             let whole = elements as f64 * element.0;
             let state = whole / self.parts(cut);
             let once = gathered(cut, (Bytes(whole), Bytes::ZERO));
-            Some((Storage::frozen(cut), StoragePrice { spans, state, parameter: state, once }))
+            Some((Storage::frozen(cut), StoragePrice { spans, state, parameter: state, host: 0.0, once }))
         };
         let cuts = self.cuts(elements, whole_axes(self.mesh, used));
         let cuts = cuts.into_iter().filter(|cut| self.is_crossed_at_any_time(*cut));
@@ -500,6 +503,11 @@ impl<'a> Prices<'a> {
                 (0.0, HostUpdate::at(home, updated, bytes, self.host_share()).total().0)
             }
         };
+        let host = match storage.home {
+            StateHome::Device => Bytes::ZERO,
+            StateHome::Host => host_bytes(bytes) * updated,
+            StateHome::Nvme => gradient_bytes(bytes) * updated,
+        };
         let state = copy + bytes.gradient.0 / self.parts(storage.gradient) + optimizer;
         Some(StorageTimes {
             storage,
@@ -514,6 +522,7 @@ impl<'a> Prices<'a> {
             update,
             state: local * state,
             parameter: local * copy,
+            host: host.0,
             gathered: gathered(storage.parameter, (bytes.parameter * local, bytes.gradient * local)),
         })
     }

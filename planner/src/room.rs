@@ -20,6 +20,7 @@
 mod balance;
 mod dual;
 mod grounds;
+mod hosts;
 mod tables;
 
 use ir::units::Seconds;

@@ -317,7 +317,7 @@ impl Scope<'_> {
                 let seconds = |of: &Priced| of.value - price * of.weighed;
                 let n = (enough - seconds(&first) - seconds(&last)) / seconds(layer);
                 let bytes = n * layer.weighed + first.weighed + last.weighed;
-                if bytes > tables.bench.setting.capacity { Short::OfMemory } else { Short::OfTime }
+                if bytes > tables.capacity() { Short::OfMemory } else { Short::OfTime }
             };
             let short = found[main].iter().enumerate().map(short).collect();
             let costs = found.iter().map(|kind| kind.iter().map(|one| one.value).collect()).collect();
@@ -328,7 +328,7 @@ impl Scope<'_> {
         let balance = Balance {
             flights: &flights.ascending,
             waits: &flights.waits,
-            capacity: tables.bench.setting.capacity,
+            capacity: tables.capacity(),
             anchors: anchors.clone(),
             kinds: free.costs.iter().map(|costs| costs[0]).zip(counts).collect(),
             main,

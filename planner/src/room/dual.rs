@@ -1,11 +1,12 @@
 //! The dual of the linear program of a candidate in its memory: prices of a byte that say most, for all stages and for the
 //! slowest of them.
 
+use super::hosts::Held;
 use super::tables::{Hand, Ready, Tables};
 use super::{Effort, Goal, Worth};
 use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
-use crate::chooser::{Cheapest, Question};
+use crate::chooser::Cheapest;
 use crate::schedules::Family;
 
 /// Prices of memory that are tried at most.
@@ -221,7 +222,7 @@ impl Scope<'_> {
         exactness: Exactness,
     ) -> Option<(Tangent, Priced)> {
         let (weights, all) = flights.weights(worth.a * flights.ends[1]);
-        let capacity = tables.bench.setting.capacity * all;
+        let capacity = tables.capacity() * all;
         let sum = self.all_priced((tables, ready), (flights, weights, worth), exactness)?;
         let p = flights.ascending.len() as f64;
         let value = (sum.value - worth.price * capacity) / p;
@@ -260,7 +261,7 @@ impl Scope<'_> {
         (n_layers, stage): (u64, Stage),
         (known, is_enough): (f64, impl Fn(f64) -> bool),
     ) -> Option<f64> {
-        let (count, capacity) = (n_layers as f64, tables.bench.setting.capacity);
+        let (count, capacity) = (n_layers as f64, tables.capacity());
         let (mut most, mut tangents, mut price) = (known, Tangents::default(), ready.worth.price);
         for _ in 0..STAGE_ROUNDS {
             let one = priced(&ready.kinds[self.most_frequent()], tables, (&[stage], price))?;
@@ -338,22 +339,22 @@ impl Scope<'_> {
 }
 
 /// A layer of a kind in the form, on the stage and by the choice where it costs least.
-pub(super) fn priced(
-    forms: &[Hand<'_>],
+pub(super) fn priced<'h>(
+    forms: &'h [Hand<'_>],
     tables: &Tables<'_>,
-    (stages, price): (&[Stage], f64),
+    (stages, price): (&'h [Stage], f64),
 ) -> Option<Priced> {
     let mut least: Option<Priced> = None;
     let mut parts = [[0.0; 2]; 2];
-    let on_stages = forms.iter().enumerate();
-    let on_stages = on_stages.flat_map(|form| stages.iter().enumerate().map(move |stage| (form, stage)));
-    for ((form, Hand { chooser, shift }), (end, stage)) in on_stages {
-        // What the hosts may hold takes no memory of the devices, and at best no time.
-        let kept = if tables.on_host { 0.0 } else { stage.flight / tables.in_flight };
-        let price = price * stage.weight;
-        let question = Question { price, kept: price * kept, part: stage.part, shift: shift.as_ref() };
+    let hosts = tables.hosts();
+    let on_stage = |stage @ (_, one): (usize, &'h Stage)| {
+        let ways = forms.iter().flat_map(move |hand| hand.ways(price * one.weight));
+        ways.enumerate().map(move |way| (way, stage))
+    };
+    for ((nth, way), (end, stage)) in stages.iter().enumerate().flat_map(on_stage) {
+        let (chooser, question) = (way.chooser, way.question((tables, hosts), (stage, price * stage.weight)));
         let mut of_parts = |found: Cheapest| {
-            if form == 0 {
+            if nth == 0 {
                 parts[end] = found.parts;
             }
             (found.bound, found.at_bound)
@@ -370,10 +371,9 @@ pub(super) fn priced(
             }
         };
         if least.is_none_or(|least| value < least.value) {
-            let (nodes, edges) = chooser.problem().problem.parts(&choices)?;
-            let saved = if tables.on_host { 0.0 } else { edges.memory / tables.in_flight };
-            let states = nodes.memory - chooser.problem().beside(&choices) * (1.0 - stage.part);
-            let weighed = (states + stage.flight * saved) * stage.weight;
+            let Held { all, states, saved } =
+                way.held((tables, hosts), (stage, price * stage.weight), &choices)?;
+            let weighed = all * stage.weight;
             least = Some(Priced { value, weighed, states, saved, parts });
         }
     }

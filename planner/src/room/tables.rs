@@ -4,13 +4,14 @@ use std::cell::OnceCell;
 
 use super::Worth;
 use super::dual::in_memory;
+use super::hosts::{Away, Hosts, Slowed};
 use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::{Chooser, Question};
 use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule};
-use crate::layer_problem::Shift;
+use crate::layer_problem::{LayerProblem, Shift};
 use crate::levels::is_frequent;
 use crate::shelf::{Asked, Bench};
 
@@ -28,8 +29,12 @@ pub(super) struct Tables<'s> {
     pub(super) rare: OnceCell<Vec<Asked<'s>>>,
     /// Micro-batches that the tables take to be in flight.
     pub(super) in_flight: f64,
-    /// Whether hosts may hold what layers keep.
-    pub(super) on_host: bool,
+    /// Per kind and form, how it is priced where hosts hold some of it.
+    slowed: OnceCell<Vec<Vec<Vec<Slowed<'s>>>>>,
+    /// The same of rare ones.
+    rare_slowed: OnceCell<Vec<Vec<Vec<Slowed<'s>>>>>,
+    /// How hosts are counted, once somebody asked.
+    hosts: OnceCell<Hosts>,
 }
 
 /// A form of a layer in the hands of the solver.
@@ -37,6 +42,10 @@ pub(super) struct Hand<'t> {
     pub(super) chooser: Chooser<'t>,
     /// What its choices cost more with the micro-batch that is asked about.
     pub(super) shift: Option<Shift>,
+    /// Whether its layers may have all on their devices.
+    pub(super) stays: bool,
+    /// The same where they have something on their hosts.
+    pub(super) away: Vec<Away<'t>>,
 }
 
 /// The layers of all stages in the hands of the solver.
@@ -67,10 +76,12 @@ impl Scope<'_> {
     ) -> Option<Work> {
         let clock = self.clock(candidate, tables.given.covers);
         for (kind, hands) in ready.kinds.iter_mut().enumerate() {
-            for (hand, (form, problem)) in hands.iter_mut().zip(&tables.kinds[kind]) {
+            for (hand, (form, _)) in hands.iter_mut().zip(&tables.kinds[kind]) {
                 let layer = &self.forms[kind][*form].layer;
                 let sizes = layer.sizes(candidate.micro_batch, self.request.job.sequence);
-                hand.shift = Some(problem.shift(&sizes, &tables.bench.prices, clock, &tables.given));
+                hand.shift(clock, |problem, clock| {
+                    problem.shift(&sizes, &tables.bench.prices, clock, &tables.given)
+                });
             }
         }
         let p = candidate.n_stages as f64;
@@ -107,14 +118,11 @@ impl Scope<'_> {
 
     /// The same as it is priced on one ground.
     pub(super) fn tables_on<'s>(&'s self, bench: Bench<'s>, covers: Covers, of: Forms<'s>) -> Tables<'s> {
-        // What hosts may hold takes no memory of the devices, and at best no time.
-        let own = self.given();
-        let holds_least = own.parameters != HomeRule::Device;
-        let given = Given { covers, holds_least, of_bound: true, ..own };
+        let given = Given { covers, of_bound: true, ..self.given() };
         let kinds = self.asked_of((&bench, &given), of, |kind| !self.is_rare(kind));
         let in_flight = self.clock(bench.candidate, given.covers).in_flight;
-        let on_host = given.kept != HomeRule::Device;
-        Tables { bench, given, of, kinds, rare: OnceCell::new(), in_flight, on_host }
+        let (slowed, rare_slowed, hosts) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Tables { bench, given, of, kinds, rare: OnceCell::new(), in_flight, slowed, rare_slowed, hosts }
     }
 
     /// Per kind, its forms; nothing of kinds that are not wanted.
@@ -138,16 +146,31 @@ impl Scope<'_> {
     ) -> Vec<Vec<Hand<'t>>> {
         let asked = || self.asked_of((&tables.bench, &tables.given), tables.of, |kind| self.is_rare(kind));
         let kinds = tables.rare.get_or_init(asked);
-        kinds.iter().map(|forms| self.in_hand(forms, of)).collect()
+        let slowed = tables.rare_slowed.get_or_init(|| self.all_slowed(kinds, tables.hosts()));
+        let kinds = kinds.iter().zip(slowed).enumerate();
+        kinds.map(|(kind, forms)| self.in_hand((tables, kind), (forms.0, forms.1), of)).collect()
     }
 
-    fn in_hand<'t>(&'t self, forms: &'t Asked<'t>, of: Forms<'_>) -> Vec<Hand<'t>> {
+    fn in_hand<'t>(
+        &'t self,
+        (tables, kind): (&Tables<'_>, usize),
+        (forms, slowed): (&'t Asked<'t>, &'t [Vec<Slowed<'t>>]),
+        of: Forms<'_>,
+    ) -> Vec<Hand<'t>> {
         let n_asked = match of {
             Forms::Leading | Forms::Chosen(_) => 1,
             Forms::All => forms.len(),
         };
-        let hand = |(_, problem): &'t (usize, _)| Hand { chooser: self.chooser(problem), shift: None };
-        forms.iter().take(n_asked).map(hand).collect()
+        let layer = &self.forms[kind][0].layer;
+        let rules = [tables.given.kept, tables.given.parameters].map(|rule| rule.on(layer));
+        let stays = !rules.contains(&HomeRule::Host);
+        let hand = |((_, problem), slowed): (&'t (usize, LayerProblem<'t>), &'t Vec<Slowed<'t>>)| Hand {
+            chooser: self.chooser(problem),
+            shift: None,
+            stays,
+            away: self.away(slowed),
+        };
+        forms.iter().zip(slowed).take(n_asked).map(hand).collect()
     }
 
     pub(super) fn ready<'s: 't, 't>(
@@ -155,30 +178,45 @@ impl Scope<'_> {
         (tables, bound, of): (&'t Tables<'s>, &Bound, Forms<'t>),
         worth: Option<Worth>,
     ) -> Ready<'t> {
-        let choosers = |(kind, forms): (usize, &'t Asked<'t>)| match self.is_rare(kind) {
-            true => Vec::new(),
-            false => self.in_hand(forms, of),
-        };
         let free = bound.layers.iter().map(|layer| match of {
             Forms::Leading | Forms::Chosen(_) => layer.plain.step,
             Forms::All => layer.least.step,
         });
         let first_price = FIRST_PRICE * bound.seconds_per_byte;
+        let worth = worth.unwrap_or(Worth { price: first_price, a: 1.0, parts: [[0.0; 2]; 2] });
+        let hosts = tables.hosts.get_or_init(|| self.hosts(tables, worth.price));
+        let slowed = tables.slowed.get_or_init(|| self.all_slowed(&tables.kinds, hosts));
+        let choosers = |(kind, forms): (usize, (&'t Asked<'t>, &'t Vec<Vec<Slowed<'t>>>))| {
+            if self.is_rare(kind) { Vec::new() } else { self.in_hand((tables, kind), (forms.0, forms.1), of) }
+        };
         Ready {
-            kinds: tables.kinds.iter().enumerate().map(choosers).collect(),
+            kinds: tables.kinds.iter().zip(slowed).enumerate().map(choosers).collect(),
             rare: OnceCell::new(),
             free: free.collect(),
             of,
             base: bound.work,
-            worth: worth.unwrap_or(Worth { price: first_price, a: 1.0, parts: [[0.0; 2]; 2] }),
+            worth,
             first_price,
         }
     }
 }
 
+impl Tables<'_> {
+    /// Bytes that there are for a device, those of its host for what they are worth.
+    pub(super) fn capacity(&self) -> f64 {
+        self.bench.setting.capacity + self.hosts().capacity()
+    }
+
+    /// How hosts are counted; not at all before somebody asked.
+    pub(super) fn hosts(&self) -> &Hosts {
+        const NONE: &Hosts = &Hosts::NONE;
+        self.hosts.get().unwrap_or(NONE)
+    }
+}
+
 /// Least seconds of a layer in any of its forms where memory is free.
 fn least_free(forms: &[Hand<'_>]) -> Option<f64> {
-    let of = |Hand { chooser, shift }: &Hand<'_>| {
+    let of = |Hand { chooser, shift, .. }: &Hand<'_>| {
         let question = Question { shift: shift.as_ref(), ..Question::at(0.0) };
         Some(chooser.bound_apart(question)?.bound)
     };
