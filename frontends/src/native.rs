@@ -3,9 +3,7 @@
 use ir::flat::FlatDocument;
 use ir::graph::Model;
 use ir::native::{DocumentError, LayerDocument, Length, ModelDocument, TensorRole, read, read_layer};
-use ir::op::OpKind;
 use ir::op_limits::{self, MAX_LENGTH, MAX_PARTS};
-use serde_json::Value;
 
 use crate::document::{Document, key, kind};
 use crate::flat::{Heading, cluster};
@@ -97,36 +95,17 @@ fn clip_if_long(part: &str) -> String {
     if part.chars().count() > LONGEST_SENTENCE { clip(part) } else { part.to_owned() }
 }
 
-/// Refuses attributes that the operator does not have: serde cannot, for a tagged enum.
+/// Refuses attributes that are out of all bounds.
 fn check_attributes(
     document: &Document<'_>,
     at: &[Step<'_>],
     layer: &LayerDocument,
 ) -> Result<(), InputError> {
-    let given = at.iter().fold(&document.value, |value, step| match step {
-        Step::Key(name) => &value[name.as_ref()],
-        Step::Index(index) => &value[*index],
-    });
     for (j, op) in layer.ops.iter().enumerate() {
         let path = [at, &[key("ops"), Step::Index(j), key("kind")]].concat();
-        let given = given["ops"][j]["kind"].as_object();
-        let known = serde_json::to_value(&op.kind).ok();
-        // What is left out where it is the usual is known all the same.
-        let is_left_out = |name: &String| name == "mask" && matches!(op.kind, OpKind::Attention { .. });
-        let is_known = |name: &String| {
-            is_left_out(name) || known.as_ref().is_none_or(|value| has_attribute(value, name))
-        };
-        if let Some(name) = given.into_iter().flat_map(|map| map.keys()).find(|name| !is_known(name)) {
-            let what = format!("`{}` is no attribute of operator {}", clip(name), op.kind.line().name);
-            return Err(document.error(&path, what));
-        }
         op_limits::check(&op.kind).map_err(|what| document.error(&path, what))?;
     }
     Ok(())
-}
-
-fn has_attribute(value: &Value, name: &str) -> bool {
-    value.as_object().is_some_and(|map| map.contains_key(name))
 }
 
 fn check_sizes(document: &Document<'_>, native: &ModelDocument) -> Result<(), InputError> {
@@ -282,6 +261,8 @@ fn parse_place(place: &str) -> Vec<Step<'_>> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
     use crate::model::read_model;
     use crate::shipped_models::{shipped_model, shipped_models};

@@ -142,12 +142,44 @@ impl DeviceGroup {
 
 /// A tier as the devices of one group have it among themselves: its domains are those of the cluster's tier.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(from = "OwnLinkFields")]
 pub struct OwnLink {
     /// Name of the cluster's tier.
     pub tier: String,
     /// Its figures.
     #[serde(flatten)]
     pub link: Link,
+}
+
+/// The same, field by field: what is flattened cannot refuse fields that it does not know.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OwnLinkFields {
+    tier: String,
+    bandwidth_bytes_per_s: BytesPerSecond,
+    latency_s: Seconds,
+    wiring: Wiring,
+    oversubscription: f64,
+    #[serde(default)]
+    routing: Routing,
+    in_switch_reduction: InSwitchReduction,
+}
+
+impl From<OwnLinkFields> for OwnLink {
+    fn from(fields: OwnLinkFields) -> Self {
+        let OwnLinkFields {
+            tier,
+            bandwidth_bytes_per_s,
+            latency_s,
+            wiring,
+            oversubscription,
+            routing,
+            in_switch_reduction,
+        } = fields;
+        let link =
+            Link { bandwidth_bytes_per_s, latency_s, wiring, oversubscription, routing, in_switch_reduction };
+        Self { tier, link }
+    }
 }
 
 /// Figures of a link.

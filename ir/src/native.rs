@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::graph::{
     Data, Dim, DimId, Extent, Init, Layer, Model, Op, ParameterRef, Role, Segment, Tensor, TensorId, Tie,
@@ -220,12 +222,34 @@ pub struct OpDocument {
     /// Name, unique in the layer.
     pub name: String,
     /// What it computes, with its attributes.
+    #[serde(deserialize_with = "kind_of_its_attributes")]
     pub kind: OpKind,
     /// Names of its operands in the order of the kind.
     pub operands: Vec<String>,
     /// Names of its results in the order of the kind.
     pub results: Vec<String>,
 }
+
+/// Reads an operator and refuses attributes that it does not have: serde cannot, for a tagged enum.
+fn kind_of_its_attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<OpKind, D::Error> {
+    let given = Value::deserialize(deserializer)?;
+    let kind = OpKind::deserialize(&given).map_err(D::Error::custom)?;
+    let known = serde_json::to_value(&kind).map_err(D::Error::custom)?;
+    // What is left out where it is the usual is known all the same.
+    let is_left_out = |name: &str| name == "mask" && matches!(kind, OpKind::Attention { .. });
+    let names = given.as_object().into_iter().flat_map(|map| map.keys());
+    let unknown = names.into_iter().find(|name| known.get(name).is_none() && !is_left_out(name));
+    match unknown {
+        Some(name) => {
+            let shown: String = name.chars().take(LONGEST_NAME).collect();
+            Err(D::Error::custom(format!("`{shown}` is no attribute of operator {}", kind.line().name)))
+        }
+        None => Ok(kind),
+    }
+}
+
+/// Characters of a name from a file that are shown.
+const LONGEST_NAME: usize = 60;
 
 /// What is wrong with a document, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -129,6 +129,11 @@ fn edits() -> Vec<(&'static str, Vec<(&'static str, Value)>)> {
         ("an unknown key of a link", vec![("/cluster/tiers/0/colour", json!("red"))]),
         ("an unknown key of a device", vec![("/cluster/groups/0/device/colour", json!("red"))]),
         ("an unknown key of an axis", vec![("/mesh/axes/0/colour", json!("red"))]),
+        ("an unknown key of an operator", vec![("/model/layers/1/ops/0/kind/colour", json!("red"))]),
+        (
+            "an unknown key of a group's own link",
+            vec![("/cluster/groups/0/links", json!([{ "colour": "red" }]))],
+        ),
     ]
 }
 
