@@ -263,7 +263,6 @@ fn parse_place(place: &str) -> Vec<Step<'_>> {
 mod tests {
     use serde_json::Value;
 
-    use super::*;
     use crate::model::read_model;
     use crate::shipped_models::{shipped_model, shipped_models};
 
