@@ -3,7 +3,7 @@
 //! ```text
 //! forward  = max(own, kept / link, parameters / link)  >=  (1 - w) own + w (u kept + (1 - u) parameters) / link     for all w, u from 0 to 1
 //! device   : of layers that keep on the device  S  per micro-batch, of those that keep on the host  K  at most,
-//!            flight S + max(0, 2 K - S)                >=  (flight - b) S + b 2 K                                   for all b from 0 to 1
+//!            flight S + max(scores, 2 K - S)            >=  (flight - b) S + b 2 K + (1 - b) scores                  for all b from 0 to 1
 //! host     : device + r host  <=  C + r H                                                                           for all r from 0 on
 //! ```
 //! (`cost_model::offload`, `price::stage_memory`). A layer has one of three prices, and a bound is the least of them: all of it on the device;
@@ -150,6 +150,13 @@ impl Hosts {
     /// As if there were none.
     pub(super) const NONE: Self = Self { parts: Vec::new(), moving: 0.0, room: 0.0, beside: 0.0, worth: 0.0 };
 
+    /// How much counts of what a device has beside others of a layer that keeps its own on the host: of a micro-batch that runs slice by slice,
+    /// it has what a slice keeps.
+    fn counts_beside(&self, tables: &Tables<'_>) -> f64 {
+        let may_be_away = tables.given.kept != HomeRule::Device && !tables.given.cuts;
+        if may_be_away { self.beside } else { 0.0 }
+    }
+
     /// Bytes of a device's memory that a host's share for it is worth.
     pub(super) fn capacity(&self) -> f64 {
         self.worth * self.room
@@ -196,7 +203,8 @@ impl Way<'_, '_> {
         };
         let on_host = OnHost { states: there, parameters, freed };
         let asked = Question::apart(price, kept.at(price) / tables.in_flight);
-        Question { part: stage.part, shift: self.shift, on_host, ..asked }
+        let part = stage.part * (1.0 - hosts.counts_beside(tables));
+        Question { part, shift: self.shift, on_host, ..asked }
     }
 
     /// Bytes of choices on a stage, at the price at which they were asked.
@@ -213,7 +221,8 @@ impl Way<'_, '_> {
             Some(Part { what: What::Parameters, .. }) => (own.freed, own.parameters),
             Some(Part { what: What::Kept, .. }) | None => (0.0, 0.0),
         };
-        let states = nodes.memory - problem.beside(choices) * (1.0 - stage.part) - freed;
+        let scores = stage.part * (1.0 - hosts.counts_beside(tables));
+        let states = nodes.memory - problem.beside(choices) * (1.0 - scores) - freed;
         let there = (own.states + parameters) * hosts.worth;
         let kept = self.kept((tables, hosts), (stage, price));
         let saved = if kept.stays { one } else { 0.0 };
@@ -226,9 +235,7 @@ impl Way<'_, '_> {
             return Kept { micro_batches: stage.flight, moved: 0.0, stays: true };
         }
         let slack = tables.bench.setting.machine.constants.fragmentation_factor;
-        // Of a micro-batch that runs slice by slice, the device has what a slice keeps.
-        let one = if tables.given.cuts { 0.0 } else { stage.part * slack };
-        let beside = (one * hosts.beside).min(stage.flight);
+        let beside = (stage.part * slack * hosts.counts_beside(tables)).min(stage.flight);
         let stays = Kept { micro_batches: stage.flight - beside, moved: 0.0, stays: true };
         let Some(Part { what, part, shares: [of_kept, _] }) = self.away else { return stays };
         let shared = BESIDE / self.chooser.problem().clock().layers.ceil();
