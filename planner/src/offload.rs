@@ -12,7 +12,7 @@
 //! their programs, which do.
 
 use cost_model::memory::StateBytes;
-use cost_model::offload::{HostShare, OnNode, fullest_node};
+use cost_model::offload::{OnNode, fullest_node};
 use ir::graph::{ParameterRef, TensorId};
 use ir::lower::LayerChoice;
 use ir::names::{Offload, OnHost, OnNvme};
@@ -181,10 +181,8 @@ impl Scope<'_> {
     /// Seconds of a step per byte that a choice problem counts as kept, where it goes to the host and back every
     /// micro-batch.
     fn moving_price(&self, bench: &Bench<'_>) -> f64 {
-        let machine = &bench.setting.machine;
-        let share = HostShare::of(machine.device, machine.cluster, machine.constants);
         let clock = self.plain_clock(bench);
-        2.0 * clock.micro_batches * share.moves(Bytes(1.0)).0 / clock.in_flight
+        2.0 * clock.micro_batches * bench.prices.host_share().moves(Bytes(1.0)).0 / clock.in_flight
     }
 
     /// Puts the choice of a kind on the shelf that weighs least at a price of memory, by the figures of its program; of those

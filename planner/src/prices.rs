@@ -468,7 +468,8 @@ impl<'a> Prices<'a> {
         cut.axes().iter().map(|&axis| self.mesh.size(axis) as f64).product()
     }
 
-    fn host_share(&self) -> HostShare {
+    /// What a device gets of its host.
+    pub(crate) fn host_share(&self) -> HostShare {
         HostShare::of(self.machine.device, self.machine.cluster, self.machine.constants)
     }
 

@@ -17,7 +17,7 @@
 use std::cell::OnceCell;
 
 use cost_model::memory::StateBytes;
-use cost_model::offload::{HostShare, HostUpdate, NodeStore, host_bytes};
+use cost_model::offload::{HostUpdate, NodeStore, host_bytes};
 use ir::cluster::DeviceGroup;
 
 use super::dual::{By, Stage};
@@ -157,6 +157,11 @@ impl Hosts {
         if may_be_away { self.beside } else { 0.0 }
     }
 
+    /// How much counts of the loss's scores on a stage, in those of the tables.
+    fn scores(&self, tables: &Tables<'_>, stage: &Stage) -> f64 {
+        stage.part * (1.0 - self.counts_beside(tables))
+    }
+
     /// Bytes of a device's memory that a host's share for it is worth.
     pub(super) fn capacity(&self) -> f64 {
         self.worth * self.room
@@ -203,8 +208,7 @@ impl Way<'_, '_> {
         };
         let on_host = OnHost { states: there, parameters, freed };
         let asked = Question::apart(price, kept.at(price) / tables.in_flight);
-        let part = stage.part * (1.0 - hosts.counts_beside(tables));
-        Question { part, shift: self.shift, on_host, ..asked }
+        Question { part: hosts.scores(tables, stage), shift: self.shift, on_host, ..asked }
     }
 
     /// Bytes of choices on a stage, at the price at which they were asked.
@@ -221,8 +225,7 @@ impl Way<'_, '_> {
             Some(Part { what: What::Parameters, .. }) => (own.freed, own.parameters),
             Some(Part { what: What::Kept, .. }) | None => (0.0, 0.0),
         };
-        let scores = stage.part * (1.0 - hosts.counts_beside(tables));
-        let states = nodes.memory - problem.beside(choices) * (1.0 - scores) - freed;
+        let states = nodes.memory - problem.beside(choices) * (1.0 - hosts.scores(tables, stage)) - freed;
         let there = (own.states + parameters) * hosts.worth;
         let kept = self.kept((tables, hosts), (stage, price));
         let saved = if kept.stays { one } else { 0.0 };
@@ -260,8 +263,12 @@ impl Kept {
 
 /// What is asked to set how hosts are counted: an average stage of layers of one form.
 struct Asking<'q, 's> {
+    scope: &'q Scope<'q>,
     tables: &'q Tables<'s>,
-    /// The form in the hands of the solver, where its forward counts for the rest of each of [`PARTS`].
+    form: &'q LayerProblem<'s>,
+    /// The form where its forward counts for the rest of each of [`PARTS`], as far as that was asked.
+    problems: &'q [OnceCell<LayerProblem<'s>>],
+    /// The same in the hands of the solver.
     choosers: Vec<OnceCell<Chooser<'q>>>,
     stage: Stage,
     layers: f64,
@@ -278,19 +285,20 @@ impl<'q> Asking<'q, '_> {
     }
 
     /// What a layer costs that has something on its host, or nothing.
-    fn layer(&self, hosts: &Hosts, away: Option<Part>, by: impl Fn(f64) -> Chooser<'q>) -> f64 {
+    fn layer(&self, hosts: &Hosts, away: Option<Part>) -> f64 {
         let part = away.map_or(0.0, |away| away.part);
         let at = PARTS.iter().position(|&one| one == part).unwrap_or(0);
-        let chooser = self.choosers[at].get_or_init(|| by(part));
+        let slowed = || self.problems[at].get_or_init(|| slowed(self.form, part));
+        let chooser = self.choosers[at].get_or_init(|| self.scope.chooser(slowed()));
         let way = Way { chooser, shift: None, away };
         let question = way.question((self.tables, hosts), (&self.stage, self.price(hosts)));
         chooser.bound_apart(question).map_or(f64::INFINITY, |found| found.bound)
     }
 
     /// What the stage takes, beyond what its memory is worth.
-    fn stage(&self, hosts: &Hosts, by: impl Fn(f64) -> Chooser<'q> + Copy) -> f64 {
-        let away = hosts.parts.iter().map(|&part| self.layer(hosts, Some(part), by));
-        let layer = away.fold(self.layer(hosts, None, by), f64::min);
+    fn stage(&self, hosts: &Hosts) -> f64 {
+        let away = hosts.parts.iter().map(|&part| self.layer(hosts, Some(part)));
+        let layer = away.fold(self.layer(hosts, None), f64::min);
         let capacity = self.tables.bench.setting.capacity + hosts.capacity();
         layer * self.layers - self.price(hosts) * capacity
     }
@@ -306,32 +314,35 @@ impl Scope<'_> {
             open.map(|(what, _)| Part { what, part: FIRST_PART, shares: SHARES[0] }).collect();
         let form = tables.kinds[self.most_frequent()].first();
         let Some((_, form)) = form.filter(|_| !parts.is_empty()) else { return Hosts::NONE };
-        let share = host_share(tables);
+        let share = tables.bench.prices.host_share();
         let moving = self.clock(tables.bench.candidate, given.covers).forward / share.link.0;
         let room = self.host_room(tables);
         let hosts = Hosts { parts, moving, room, beside: BESIDES[BESIDES.len() - 1], worth: 0.0 };
         let problems: Vec<OnceCell<LayerProblem<'_>>> = PARTS.iter().map(|_| OnceCell::new()).collect();
-        let by = |part: f64| {
-            let at = PARTS.iter().position(|&one| one == part).unwrap_or(0);
-            self.chooser(problems[at].get_or_init(|| slowed(form, part)))
-        };
-        let asking = self.asking(tables, price);
-        (0..ROUNDS).fold(hosts, |hosts, _| set_anew(&asking, hosts, by))
+        let asking = self.asking((tables, form, &problems), price);
+        (0..ROUNDS).fold(hosts, |hosts, _| set_anew(&asking, hosts))
     }
 
-    fn asking<'q, 's>(&self, tables: &'q Tables<'s>, price: f64) -> Asking<'q, 's> {
+    fn asking<'q, 's>(
+        &'q self,
+        (tables, form, problems): (&'q Tables<'s>, &'q LayerProblem<'s>, &'q [OnceCell<LayerProblem<'s>>]),
+        price: f64,
+    ) -> Asking<'q, 's> {
         let machine = &tables.bench.setting.machine;
         let bytes = StateBytes::adamw(machine.precision, machine.gradients);
         // What states take on the host is what a byte of a device is worth that could hold them.
         let price = match tables.given.homes {
             StateRule::Device => price,
             StateRule::Free | StateRule::Anywhere | StateRule::OrNvme | StateRule::Host | StateRule::Nvme => {
-                HostUpdate::of(1.0, bytes, host_share(tables)).total().0 / bytes.optimizer().0
+                HostUpdate::of(1.0, bytes, tables.bench.prices.host_share()).total().0 / bytes.optimizer().0
             }
         };
         let flight = f64::midpoint(tables.in_flight, 1.0) * machine.constants.fragmentation_factor;
         Asking {
+            scope: self,
             tables,
+            form,
+            problems,
             choosers: PARTS.iter().map(|_| OnceCell::new()).collect(),
             stage: Stage { flight, weight: 1.0, part: 1.0, by: By::Most },
             layers: self.model().n_layers() as f64 / tables.bench.candidate.n_stages as f64,
@@ -378,13 +389,13 @@ impl Scope<'_> {
 }
 
 /// Each of the numbers, given the others, where the stage costs most.
-fn set_anew<'q>(asking: &Asking<'q, '_>, mut hosts: Hosts, by: impl Fn(f64) -> Chooser<'q> + Copy) -> Hosts {
+fn set_anew(asking: &Asking<'_, '_>, mut hosts: Hosts) -> Hosts {
     for nth in 0..hosts.parts.len() {
         let known = hosts.parts[nth];
         let with = |shares: [f64; 2]| {
             let of = |part: f64| {
                 let part = Part { part, shares, ..known };
-                (asking.layer(&hosts, Some(part), by), part)
+                (asking.layer(&hosts, Some(part)), part)
             };
             most(&PARTS, known.part, of)
         };
@@ -395,18 +406,13 @@ fn set_anew<'q>(asking: &Asking<'q, '_>, mut hosts: Hosts, by: impl Fn(f64) -> C
         let best = shares.iter().map(|&shares| with(shares)).max_by(|a, b| a.0.total_cmp(&b.0));
         hosts.parts[nth] = best.map_or(known, |(_, part)| part);
     }
-    let with = |hosts: Hosts| (asking.stage(&hosts, by), hosts);
+    let with = |hosts: Hosts| (asking.stage(&hosts), hosts);
     let (_, hosts) = most(&BESIDES, hosts.beside, |beside| with(Hosts { beside, ..hosts.clone() }));
     if hosts.room > 0.0 {
         most(&WORTHS, hosts.worth, |worth| with(Hosts { worth, ..hosts.clone() })).1
     } else {
         hosts
     }
-}
-
-fn host_share(tables: &Tables<'_>) -> HostShare {
-    let machine = &tables.bench.setting.machine;
-    HostShare::of(machine.device, machine.cluster, machine.constants)
 }
 
 impl Part {
