@@ -275,9 +275,15 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// What is given where memory is free: then nothing is gained by computing again, unless what is kept must go to the host.
+    /// What is given where memory is free: then nothing is gained by computing again, unless what is kept must go to the host, nor by states
+    /// anywhere but on the device.
     pub(crate) fn given_fastest(&self) -> Given {
         let given = self.given();
+        let homes = match given.homes {
+            StateRule::Free | StateRule::Anywhere | StateRule::OrNvme => StateRule::Device,
+            pinned @ (StateRule::Device | StateRule::Host | StateRule::Nvme) => pinned,
+        };
+        let given = Given { homes, ..given };
         if given.kept == HomeRule::Host {
             return given;
         }

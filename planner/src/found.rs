@@ -39,8 +39,10 @@ pub(crate) struct Start {
     pub(crate) reach: f64,
     /// Whose bound, so many times, is not below that is not worked out while nothing else is.
     pub(crate) over_bound: f64,
-    /// Bounds that a search of the same question under other schedules left.
+    /// Bounds where memory is free that a search of the same question left, under other schedules or without hosts.
     pub(crate) bounds: Option<Arc<KnownBounds>>,
+    /// Whether it asks for other schedules of what a search found: most of what would fit is then too slow to be worked out.
+    pub(crate) is_of_schedules: bool,
     /// How what was found is looked at again.
     pub(crate) again: Again,
     /// Whether it is of interest only where it undercuts the limit: it then ends where long nothing comes closer to that, and nobody asks
@@ -72,7 +74,18 @@ impl Default for Start {
     fn default() -> Self {
         let (reach, again) = (WORTH_SHOWING, Again::InMoreWays);
         let waits = Some(Wait::All);
-        Self { work: 0, limit: None, reach, over_bound: 1.0, bounds: None, again, is_aside: false, waits }
+        let (is_of_schedules, is_aside) = (false, false);
+        Self {
+            work: 0,
+            limit: None,
+            reach,
+            over_bound: 1.0,
+            bounds: None,
+            is_of_schedules,
+            again,
+            is_aside,
+            waits,
+        }
     }
 }
 

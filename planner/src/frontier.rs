@@ -161,8 +161,12 @@ impl<'a> Frontier<'a> {
 
     /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted. Bounds alone are
     /// no plan: in every `PLAN_EVERY`th batch one candidate at least is taken up that has one, to be worked out, or weighed
-    /// before it is.
-    pub(crate) fn take(&mut self, (n, batch): (usize, u64), limit: f64) -> (Vec<Task>, u64) {
+    /// before it is, if anything is to be.
+    pub(crate) fn take(
+        &mut self,
+        (n, batch): (usize, u64),
+        (limit, weighs): (f64, bool),
+    ) -> (Vec<Task>, u64) {
         let (mut tasks, mut n_dropped): (Vec<Task>, u64) = (Vec::new(), 0);
         while tasks.len() < n {
             let only_asked = !tasks.iter().any(|task| matches!(task, Task::WorkOut(_)));
@@ -178,7 +182,7 @@ impl<'a> Frontier<'a> {
                 n_dropped += self.drop_slow(group, limit);
             }
             if self.bound(task) < limit {
-                tasks.push(if limit.is_finite() { self.weighed_first(task) } else { task });
+                tasks.push(if weighs { self.weighed_first(task) } else { task });
             } else {
                 n_dropped += self.n_candidates(task);
             }

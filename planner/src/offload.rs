@@ -28,6 +28,7 @@ use crate::given::{HomeRule, StateRule};
 use crate::price::held::Held;
 use crate::price::hosts::of_layers;
 use crate::price::setting::Entry;
+use crate::priced_choices::OfForm;
 use crate::request::{OffloadKind, Pins, Request, Untried};
 use crate::shelf::{Bench, Shelf};
 
@@ -53,9 +54,6 @@ const PROMISING_CROWDED: f64 = 0.9;
 /// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind. Where hosts cannot hold what
 /// such choices keep, it counts so much that as little as can be is kept.
 const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
-
-/// A form of a layer kind with a choice for it.
-type OfForm = (usize, LayerChoice);
 
 /// The best choice of a layer kind at a price of its own for what is kept, or at one for all, of those with states on the device or the host,
 /// or else on the device or drives.

@@ -123,8 +123,7 @@ fn searched<'a>(
     let degrees = least_degree..=most_degree(request);
     let nearly_fits = ranked.closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
     let some_fit = ranked.best().is_some() || nearly_fits;
-    // After another search most of what would fit is too slow to be worked out.
-    let few_fit = some_fit && start.bounds.is_none() && tally.n_unfit > FEW_FIT * tally.n_simulated;
+    let few_fit = some_fit && !start.is_of_schedules && tally.n_unfit > FEW_FIT * tally.n_simulated;
     let named =
         if few_fit && !tally.stopped { named_candidates(&scope, degrees.clone()) } else { Vec::new() };
     let mut of_named = (!named.is_empty())

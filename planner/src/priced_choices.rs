@@ -1,6 +1,9 @@
 //! The choices of a layer kind at a price of memory: its problems in the hands of the solver, and the best over its forms.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+
+use ir::lower::LayerChoice;
 
 use crate::candidate::Scope;
 use crate::chooser::{Cheapest, Chooser, Question};
@@ -10,7 +13,7 @@ use crate::layer_problem::LayerProblem;
 use crate::shelf::{Asked, Bench, Shelf, TiedUses};
 
 /// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Hides {
     /// Behind their own operator.
     BehindOperator,
@@ -41,6 +44,39 @@ pub(crate) struct Choosers<'s> {
     own: Vec<(usize, Chooser<'s>)>,
     /// With those off the device on drives; none where states may not be on either.
     on_drives: Vec<(usize, Chooser<'s>)>,
+    /// What was asked so far: sums that differ in what they make of one price ask the same at others.
+    known: RefCell<BTreeMap<Asking, Option<OfForm>>>,
+}
+
+/// What is asked: the bits of a price of a byte and of one that is kept for backward, whether states off the device are on drives.
+type Asking = (u64, u64, Hides, bool);
+
+/// A form of a layer kind with a choice for it.
+pub(crate) type OfForm = (usize, LayerChoice);
+
+impl Choosers<'_> {
+    /// The best choice over all forms at prices of a byte, and of one that is kept for backward, with states off the device on drives or not;
+    /// ties to the earlier form.
+    fn best(&self, price: f64, (kept, on_drives): (f64, bool), hides: Hides) -> Option<OfForm> {
+        let asking = (price.to_bits(), kept.to_bits(), hides, on_drives);
+        if let Some(known) = self.known.borrow().get(&asking) {
+            return known.clone();
+        }
+        let ready = if on_drives { &self.on_drives } else { &self.own };
+        let solved = ready.iter().filter_map(|(form, chooser)| {
+            let (objective, choices) = match hides {
+                Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
+                Hides::BehindLayer => chooser
+                    .cheapest_apart(Question::apart(price, kept))
+                    .map(|Cheapest { value, choices, .. }| (value, choices))?,
+            };
+            Some((objective, *form, chooser.problem(), choices))
+        });
+        let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let best = best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)));
+        self.known.borrow_mut().insert(asking, best.clone());
+        best
+    }
 }
 
 /// The choice problems of a layer kind by its forms, for both.
@@ -82,19 +118,7 @@ impl Scope<'_> {
         Sum { price, kept: part, hides }: Sum,
     ) -> Option<()> {
         let best = |(kept, on_drives): (Option<f64>, bool)| {
-            let ready = if on_drives { &ready.on_drives } else { &ready.own };
-            let solved = ready.iter().filter_map(|(form, chooser)| {
-                let kept = kept.unwrap_or(price * part);
-                let (objective, choices) = match hides {
-                    Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
-                    Hides::BehindLayer => chooser
-                        .cheapest_apart(Question::apart(price, kept))
-                        .map(|Cheapest { value, choices, .. }| (value, choices))?,
-                };
-                Some((objective, *form, chooser.problem(), choices))
-            });
-            let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-            best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)))
+            ready.best(price, (kept.unwrap_or(price * part), on_drives), hides)
         };
         if self.is_on_device(kind) {
             let (form, choice) = best((None, false))?;
@@ -112,7 +136,7 @@ impl Scope<'_> {
         let handed = |asked: &'s [(usize, LayerProblem<'s>)]| {
             asked.iter().map(|(form, problem)| (*form, self.chooser(problem))).collect()
         };
-        Choosers { own: handed(own), on_drives: handed(on_drives) }
+        Choosers { own: handed(own), on_drives: handed(on_drives), known: RefCell::default() }
     }
 }
 

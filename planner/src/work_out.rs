@@ -190,7 +190,9 @@ pub(crate) fn go_on(
             *gave_up = true;
             break;
         }
-        let (tasks, n_dropped) = frontier.take((BATCH, tally.work), bounds_limit(ranked));
+        // Until something undercuts what must be nobody asks for a proof, and working a few out takes less time than bounding all.
+        let weighs = has_plan && !start.is_in_vain(ranked.best());
+        let (tasks, n_dropped) = frontier.take((BATCH, tally.work), (bounds_limit(ranked), weighs));
         tally.n_bounded += n_dropped;
         if tasks.is_empty() {
             break;
@@ -199,8 +201,12 @@ pub(crate) fn go_on(
         let shown = if start.is_unmet(ranked.best()) { start.reach } else { WORTH_SHOWING };
         let tasks: Vec<(Task, usize)> =
             tasks.into_iter().filter_map(|task| Some((task, frontier.candidate(task)?))).collect();
-        let limits =
-            Limits { bounds: bounds_limit(ranked), known: limit(ranked), showing: limit(ranked) * shown };
+        let limits = Limits {
+            bounds: bounds_limit(ranked),
+            known: limit(ranked),
+            showing: limit(ranked) * shown,
+            weighs,
+        };
         let done: Vec<Done> = tasks
             .par_iter()
             .with_max_len(1)
@@ -282,6 +288,8 @@ struct Limits {
     known: f64,
     /// A plan to be shown.
     showing: f64,
+    /// Whether what crowds memory is bounded in the memory that there is before it is worked out.
+    weighs: bool,
 }
 
 /// Does a task about a candidate.
@@ -291,7 +299,7 @@ fn do_task(frontier: &Frontier<'_>, (task, at): (Task, usize), of: Forms<'_>, li
     match task {
         Task::Refine(group) => {
             let worth = frontier.worth(task, at);
-            let at_once = frontier.weighs_at_once(group, at).filter(|_| limit.is_finite());
+            let at_once = frontier.weighs_at_once(group, at).filter(|_| limits.weighs);
             Done::Refined(
                 group,
                 at,
