@@ -3,8 +3,8 @@
 //! Both are exact, so plans differ by ties at most. The program is slower by orders of magnitude; it is there so that
 //! whoever doubts the structured solver can plan without it.
 
-use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::cell::{OnceCell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use ir::mesh::Mesh;
@@ -63,6 +63,8 @@ pub struct Question<'q> {
     pub(crate) part: f64,
     /// What choices cost more than the problem says.
     pub(crate) shift: Option<&'q Shift>,
+    /// Seconds from which on an answer is of no interest.
+    pub(crate) limit: f64,
 }
 
 impl Question<'_> {
@@ -73,12 +75,18 @@ impl Question<'_> {
 
     /// With a price of its own for what is kept for backward.
     pub fn apart(price: f64, kept: f64) -> Self {
-        Self { price, kept, on_host: OnHost::default(), part: 1.0, shift: None }
+        Self { price, kept, on_host: OnHost::default(), part: 1.0, shift: None, limit: f64::INFINITY }
     }
 }
 
 /// Means of the two sums that are tried beyond the sums themselves, at most.
 const MEANS: usize = 2;
+
+/// Answers that are kept.
+const MOST_ANSWERS: usize = 8;
+
+/// A limit is so much higher, as a part of itself, than what choices cost: sums in another order differ.
+const TOLERANCE: f64 = 1e-9;
 
 /// One layer's choice problem in the hands of a solver.
 ///
@@ -91,6 +99,8 @@ pub struct Chooser<'a> {
     by: By<'a>,
     /// What choices add by what hides behind their own operator, the same at every price.
     own_excess: OnceCell<Vec<Vec<f64>>>,
+    /// The last answers: what they cost at other prices is a limit there.
+    answers: RefCell<VecDeque<Vec<usize>>>,
 }
 
 /// A solver.
@@ -108,7 +118,7 @@ impl<'a> Chooser<'a> {
             Solver::Structured => By::Structured(Prepared::new(&problem.problem)),
             Solver::Microlp => By::Program(troubles),
         };
-        Self { problem, by, own_excess: OnceCell::new() }
+        Self { problem, by, own_excess: OnceCell::new(), answers: RefCell::default() }
     }
 
     /// The problem, and what its choices mean.
@@ -122,12 +132,12 @@ impl<'a> Chooser<'a> {
         self.cheapest_apart(Question::at(price))
     }
 
-    /// The same with a price of its own for what is kept for backward.
+    /// The same with a price of its own for what is kept for backward; `None` too where it costs more than the limit.
     pub fn cheapest_apart(&self, of: Question<'_>) -> Option<Cheapest> {
-        self.cheapest_by(of, |parts| self.least_with((of.price, of.kept), self.more(of, parts)))
+        self.cheapest_by(of, |parts| self.least_with((of.price, of.kept, of.limit), self.more(of, parts)))
     }
 
-    /// Nearly the same in a part of the time: a bound by bounds of the sums, and choices that nearly reach it.
+    /// Nearly the same in a part of the time, `None` where no choices cost less than the limit: a bound by bounds of the sums, and choices that nearly reach it.
     pub(crate) fn bound_apart(&self, of: Question<'_>) -> Option<Cheapest> {
         self.cheapest_by(of, |parts| self.bound_at(of, parts))
     }
@@ -137,8 +147,8 @@ impl<'a> Chooser<'a> {
     pub(crate) fn bound_at(&self, of: Question<'_>, parts: [f64; 2]) -> Option<(f64, Vec<usize>)> {
         let more = self.more(of, parts);
         match &self.by {
-            By::Structured(prepared) => prepared.bound_with(of.price, of.kept, more),
-            By::Program(_) => self.least_with((of.price, of.kept), more),
+            By::Structured(prepared) => prepared.bound_below((of.price, of.kept), of.limit, more),
+            By::Program(_) => self.least_with((of.price, of.kept, of.limit), more),
         }
     }
 
@@ -218,19 +228,44 @@ impl<'a> Chooser<'a> {
     /// The same where parameters are sent one by one behind nothing but their own operator, and what that costs. Where all of a layer covers
     /// them, parameters cost the same for the same memory and are all cut or none; here those that hide least are the last
     /// to be cut, which leaves choices between the two.
-    pub fn cheapest_by_own(&self, price: f64, kept: f64) -> Option<(f64, Vec<usize>)> {
+    pub(crate) fn cheapest_by_own(&self, of: Question<'_>) -> Option<(f64, Vec<usize>)> {
         let more = self.own_excess.get_or_init(|| self.problem.own_excess());
-        self.least_with((price, kept), |node, choice| more[node][choice])
+        self.least_with((of.price, of.kept, of.limit), |node, choice| more[node][choice])
     }
 
-    /// Least cost where choices of nodes take so much more time.
+    /// The least that some choices cost which were answers before: no answer costs more.
+    fn least_known(&self, (price, kept): (f64, f64), more: impl Fn(usize, usize) -> f64) -> f64 {
+        let cost = |choices: &Vec<usize>| {
+            let (nodes, edges) = self.problem.problem.parts(choices)?;
+            let more: f64 = choices.iter().enumerate().map(|(node, &choice)| more(node, choice)).sum();
+            Some(nodes.time + price * nodes.memory + edges.time + kept * edges.memory + more)
+        };
+        self.answers.borrow().iter().filter_map(cost).fold(f64::INFINITY, f64::min)
+    }
+
+    fn keep(&self, choices: &[usize]) {
+        let mut answers = self.answers.borrow_mut();
+        if answers.iter().all(|known| known != choices) {
+            if answers.len() == MOST_ANSWERS {
+                answers.pop_front();
+            }
+            answers.push_back(choices.to_vec());
+        }
+    }
+
+    /// Least cost where choices of nodes take so much more time, if it is no more than a limit; the integer program asks for no limit.
     fn least_with(
         &self,
-        (price, kept): (f64, f64),
+        (price, kept, limit): (f64, f64, f64),
         more: impl Fn(usize, usize) -> f64,
     ) -> Option<(f64, Vec<usize>)> {
         match &self.by {
-            By::Structured(prepared) => prepared.eliminate_with(price, kept, more),
+            By::Structured(prepared) => {
+                let least = self.least_known((price, kept), &more).min(limit);
+                let found = prepared.eliminate_below((price, kept), least + TOLERANCE * least.abs(), more);
+                found.iter().for_each(|(_, choices)| self.keep(choices));
+                found
+            }
             By::Program(troubles) => {
                 program(&self.problem.problem.with_more_at_nodes(more), (price, kept), troubles)
             }

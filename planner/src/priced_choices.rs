@@ -63,17 +63,21 @@ impl Choosers<'_> {
             return known.clone();
         }
         let ready = if on_drives { &self.on_drives } else { &self.own };
-        let solved = ready.iter().filter_map(|(form, chooser)| {
-            let (objective, choices) = match hides {
-                Hides::BehindOperator => chooser.cheapest_by_own(price, kept)?,
-                Hides::BehindLayer => chooser
-                    .cheapest_apart(Question::apart(price, kept))
-                    .map(|Cheapest { value, choices, .. }| (value, choices))?,
+        let mut best: Option<(f64, usize, Vec<usize>)> = None;
+        for (at, (_, chooser)) in ready.iter().enumerate() {
+            let limit = best.as_ref().map_or(f64::INFINITY, |(known, ..)| *known);
+            let question = Question { limit, ..Question::apart(price, kept) };
+            let found = match hides {
+                Hides::BehindOperator => chooser.cheapest_by_own(question),
+                Hides::BehindLayer => {
+                    chooser.cheapest_apart(question).map(|Cheapest { value, choices, .. }| (value, choices))
+                }
             };
-            Some((objective, *form, chooser.problem(), choices))
-        });
-        let best = solved.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let best = best.map(|(_, form, problem, choices)| (form, problem.choice(&choices)));
+            if let Some((value, choices)) = found.filter(|(value, _)| *value < limit) {
+                best = Some((value, at, choices));
+            }
+        }
+        let best = best.map(|(_, at, choices)| (ready[at].0, ready[at].1.problem().choice(&choices)));
         self.known.borrow_mut().insert(asking, best.clone());
         best
     }

@@ -23,7 +23,7 @@ mod weighed;
 
 pub use branch::solve;
 pub use capacity::relax;
-use narrow::{Aim, Moved};
+use narrow::{Aim, Bounded, Moved};
 use weighed::{Pairs, Ports, Values, Weighed};
 
 /// A solution with its certificate.
@@ -163,24 +163,38 @@ impl<'a> Prepared<'a> {
         edges: f64,
         more: impl Fn(usize, usize) -> f64,
     ) -> Option<(f64, Vec<usize>)> {
-        self.least_with(Weights::priced(nodes), Weights::priced(edges), more)
+        self.eliminate_below((nodes, edges), f64::INFINITY, more)
+    }
+
+    /// The same, if it costs no more than a limit: the lower that is, the sooner is known what cannot be part of it.
+    pub(crate) fn eliminate_below(
+        &self,
+        (nodes, edges): (f64, f64),
+        limit: f64,
+        more: impl Fn(usize, usize) -> f64,
+    ) -> Option<(f64, Vec<usize>)> {
+        let weights = (Weights::priced(nodes), Weights::priced(edges));
+        self.least_in_parts(weights, (limit, parts::MOST_WORK), more)
     }
 
     /// A cost that no choices are below, where those of nodes take so much more time; nearly the least, in a part of the
-    /// time, and choices that are nearly the cheapest. `None` where every combination is forbidden.
-    pub fn bound_with(
+    /// time, and choices that are nearly the cheapest. `None` where every combination is forbidden, or costs more than a limit.
+    pub(crate) fn bound_below(
         &self,
-        nodes: f64,
-        edges: f64,
+        (nodes, edges): (f64, f64),
+        limit: f64,
         more: impl Fn(usize, usize) -> f64,
     ) -> Option<(f64, Vec<usize>)> {
-        let (nodes, edges) = (Weights::priced(nodes), Weights::priced(edges));
-        let weighed = self.weighed(nodes, edges, &more)?;
+        let weighed = self.weighed(Weights::priced(nodes), Weights::priced(edges), &more)?;
         let choices = weighed.choices.clone();
-        let Some((bound, classes)) = Moved::new(weighed).bounded() else {
-            return self.least_with(nodes, edges, more);
-        };
-        Some((bound, classes.iter().enumerate().map(|(node, &class)| choices[node][class]).collect()))
+        match Moved::new(weighed).bounded(limit) {
+            Bounded::AboveLimit => None,
+            Bounded::Unknown => self.eliminate_below((nodes, edges), limit, more),
+            Bounded::Least(bound, classes) => {
+                let choice = |(node, &class): (usize, &usize)| choices[node][class];
+                Some((bound, classes.iter().enumerate().map(choice).collect()))
+            }
+        }
     }
 
     fn least(&self, nodes: Weights, edges: Weights) -> Option<(f64, Vec<usize>)> {
@@ -193,17 +207,17 @@ impl<'a> Prepared<'a> {
         edges: Weights,
         more: impl Fn(usize, usize) -> f64,
     ) -> Option<(f64, Vec<usize>)> {
-        self.least_in_parts((nodes, edges), more, parts::MOST_WORK)
+        self.least_in_parts((nodes, edges), (f64::INFINITY, parts::MOST_WORK), more)
     }
 
-    /// The same where what takes more than so much work to eliminate is done in parts.
+    /// The same, if it costs no more than a limit, where what takes more than so much work to eliminate is done in parts.
     fn least_in_parts(
         &self,
         (nodes, edges): (Weights, Weights),
+        (limit, most_work): (f64, f64),
         more: impl Fn(usize, usize) -> f64,
-        most_work: f64,
     ) -> Option<(f64, Vec<usize>)> {
-        let aim = Aim::CheapestBelow(f64::INFINITY);
+        let aim = Aim::CheapestBelow(limit);
         let narrowed = Moved::new(self.weighed(nodes, edges, more)?).narrow(aim)?;
         parts::cheapest(narrowed, most_work)
     }
@@ -212,7 +226,7 @@ impl<'a> Prepared<'a> {
     #[cfg(test)]
     pub(crate) fn eliminate_in_parts(&self, price: f64, most_work: f64) -> Option<(f64, Vec<usize>)> {
         let weights = Weights::priced(price);
-        self.least_in_parts((weights, weights), |_, _| 0.0, most_work)
+        self.least_in_parts((weights, weights), (f64::INFINITY, most_work), |_, _| 0.0)
     }
 
     /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice. `None` where all choices

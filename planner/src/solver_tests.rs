@@ -112,15 +112,34 @@ proptest! {
         let prepared = Prepared::new(&problem);
         let own = |node: usize, choice: usize| more[node][choice];
         let least = prepared.eliminate_with(price, kept, own);
-        let bound = prepared.bound_with(price, kept, own);
+        let bound = prepared.bound_below((price, kept), f64::INFINITY, own);
         prop_assert_eq!(least.is_some(), bound.is_some());
         if let (Some((least, _)), Some((bound, choices))) = (least, bound) {
             prop_assert!(bound <= least + 1e-9, "{bound} of {least}");
             prop_assert!(problem.total(&choices).is_some());
         }
-        let plain = prepared.bound_with(price, kept, |_, _| 0.0).map(|(bound, _)| bound);
+        let plain = prepared.bound_below((price, kept), f64::INFINITY, |_, _| 0.0).map(|(bound, _)| bound);
         let least = prepared.eliminate_apart(price, kept).map(|(least, _)| least + 1e-9);
         prop_assert!(plain <= least, "{plain:?} of {least:?}");
+    }
+
+    #[test]
+    fn a_limit_hides_nothing_but_what_is_above_it(
+        problem in problem(), (price, kept) in (0_u32..5, 0_u32..5), limit in 0_u32..60
+    ) {
+        let (prices, limit) = ((f64::from(price), f64::from(kept)), f64::from(limit));
+        let prepared = Prepared::new(&problem);
+        let none = |_: usize, _: usize| 0.0;
+        let least = prepared.eliminate_with(prices.0, prices.1, none).map(|(least, _)| least);
+        let below = prepared.eliminate_below(prices, limit, none).map(|(found, _)| found);
+        let bound = prepared.bound_below(prices, limit, none).map(|(bound, _)| bound);
+        match least {
+            Some(least) if least <= limit => {
+                prop_assert_eq!(below, Some(least));
+                prop_assert!(bound.is_some_and(|bound| bound <= least + 1e-9), "{:?} of {}", bound, least);
+            }
+            least => prop_assert!(below.is_none() || below == least, "{:?} of {:?}", below, least),
+        }
     }
 
     #[test]

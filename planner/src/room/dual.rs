@@ -6,7 +6,7 @@ use super::tables::{Hand, Ready, Tables};
 use super::{Effort, Goal, Worth};
 use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
-use crate::chooser::Cheapest;
+use crate::chooser::{Cheapest, Question};
 use crate::schedules::Family;
 
 /// Prices of memory that are tried at most.
@@ -359,16 +359,22 @@ pub(super) fn priced<'h>(
             }
             (found.bound, found.at_bound)
         };
-        let (value, choices) = match stage.by {
-            By::One(parts) => chooser.bound_at(question, parts)?,
-            By::Most => of_parts(chooser.bound_apart(question)?),
+        let limit = least.map_or(f64::INFINITY, |least| least.value);
+        // The first says by which parts a layer costs most, whatever it costs.
+        let limited = Question { limit: if nth == 0 { f64::INFINITY } else { limit }, ..question };
+        let found = match stage.by {
+            By::One(parts) => chooser.bound_at(limited, parts),
+            By::Most => chooser.bound_apart(limited).map(&mut of_parts),
             By::Exact => {
-                let bound = chooser.bound_apart(question)?;
-                if least.is_some_and(|least| bound.bound >= least.value) {
-                    continue;
-                }
-                of_parts(chooser.cheapest_apart(question)?)
+                let is_open = chooser.bound_apart(limited).is_some_and(|known| known.bound < limit);
+                let asked = || chooser.cheapest_apart(Question { limit, ..question });
+                is_open.then(asked).flatten().map(&mut of_parts)
             }
+        };
+        let (value, choices) = match found {
+            Some(found) => found,
+            None if least.is_some() => continue,
+            None => return None,
         };
         if least.is_none_or(|least| value < least.value) {
             let Held { all, states, saved } =

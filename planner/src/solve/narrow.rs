@@ -46,6 +46,17 @@ pub(super) enum Aim {
     Below(f64),
 }
 
+/// What one sweep each way says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Bounded {
+    /// No combination costs less, and one that nearly costs as little.
+    Least(f64, Vec<usize>),
+    /// Every combination costs more than the limit.
+    AboveLimit,
+    /// The combination that it came across is forbidden, or all are.
+    Unknown,
+}
+
 /// The direction of a sweep over the nodes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sweep {
@@ -102,11 +113,19 @@ impl Moved {
     }
 
     /// A cost that no combination is below, by one sweep each way, and the combination that the second came across. Nearly
-    /// the least on what is nearly a tree. `None` where that combination is forbidden, or all are.
-    pub(super) fn bounded(mut self) -> Option<(f64, Vec<usize>)> {
-        self.hand_on()?;
-        let picked = self.sweep(Sweep::Backward)?;
-        self.weighed.total(&picked).is_finite().then(|| (self.bound(), picked))
+    /// the least on what is nearly a tree.
+    pub(super) fn bounded(mut self, limit: f64) -> Bounded {
+        if self.hand_on().is_none() {
+            return Bounded::Unknown;
+        }
+        // What is known half way is nearly all there is to know.
+        if self.bound() > limit {
+            return Bounded::AboveLimit;
+        }
+        match self.sweep(Sweep::Backward) {
+            Some(picked) if self.weighed.total(&picked).is_finite() => Bounded::Least(self.bound(), picked),
+            Some(_) | None => Bounded::Unknown,
+        }
     }
 
     /// What a class costs above the least of its node.
