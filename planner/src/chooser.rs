@@ -137,7 +137,8 @@ impl<'a> Chooser<'a> {
         self.cheapest_by(of, |parts| self.least_with((of.price, of.kept, of.limit), self.more(of, parts)))
     }
 
-    /// Nearly the same in a part of the time, `None` where no choices cost less than the limit: a bound by bounds of the sums, and choices that nearly reach it.
+    /// Nearly the same in a part of the time: a bound by bounds of the sums, and choices that nearly reach it; `None` too where no choices
+    /// cost less than the limit.
     pub(crate) fn bound_apart(&self, of: Question<'_>) -> Option<Cheapest> {
         self.cheapest_by(of, |parts| self.bound_at(of, parts))
     }

@@ -15,6 +15,8 @@
 //! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
 //! it are the same with any number of threads.
 
+use std::sync::Arc;
+
 use cost_model::Constants;
 use ir::units::Seconds;
 use rayon::prelude::*;
@@ -85,7 +87,9 @@ pub(crate) fn search_from<'a>(
     let mut tally = new();
     let bounds = None;
     let found = searched(scope.with_forms_cut(tp), (Start { bounds, ..start }, &mut tally), watch);
-    (found, tally)
+    // Its bounds are of fewer forms than other searches have.
+    let own = |found: Found<'a>| Found { scope: Scope { bounds: Arc::default(), ..found.scope }, ..found };
+    (found.map(own), tally)
 }
 
 fn searched<'a>(
