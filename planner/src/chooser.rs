@@ -85,9 +85,6 @@ const MEANS: usize = 2;
 /// Answers that are kept.
 const MOST_ANSWERS: usize = 8;
 
-/// A limit is so much higher, as a part of itself, than what choices cost: sums in another order differ.
-const TOLERANCE: f64 = 1e-9;
-
 /// One layer's choice problem in the hands of a solver.
 ///
 /// A pass that computes for `w` and sends for `c` beside it takes `max(w + slow c, c + slow w)`
@@ -228,10 +225,10 @@ impl<'a> Chooser<'a> {
 
     /// The same where parameters are sent one by one behind nothing but their own operator, and what that costs. Where all of a layer covers
     /// them, parameters cost the same for the same memory and are all cut or none; here those that hide least are the last
-    /// to be cut, which leaves choices between the two.
-    pub(crate) fn cheapest_by_own(&self, of: Question<'_>) -> Option<(f64, Vec<usize>)> {
+    /// to be cut, which leaves choices between the two. Asked for a price, one of what is kept and a limit.
+    pub(crate) fn cheapest_by_own(&self, of: (f64, f64, f64)) -> Option<(f64, Vec<usize>)> {
         let more = self.own_excess.get_or_init(|| self.problem.own_excess());
-        self.least_with((of.price, of.kept, of.limit), |node, choice| more[node][choice])
+        self.least_with(of, |node, choice| more[node][choice])
     }
 
     /// The least that some choices cost which were answers before: no answer costs more.
@@ -262,8 +259,8 @@ impl<'a> Chooser<'a> {
     ) -> Option<(f64, Vec<usize>)> {
         match &self.by {
             By::Structured(prepared) => {
-                let least = self.least_known((price, kept), &more).min(limit);
-                let found = prepared.eliminate_below((price, kept), least + TOLERANCE * least.abs(), more);
+                let limit = self.least_known((price, kept), &more).min(limit);
+                let found = prepared.eliminate_below((price, kept), limit, more);
                 found.iter().for_each(|(_, choices)| self.keep(choices));
                 found
             }

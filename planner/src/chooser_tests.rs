@@ -67,7 +67,7 @@ fn no_combination_is_cheaper_than_the_bound_and_what_is_found_is_near_the_best()
             assert!(swift <= best * (1.0 + 1e-9) && swift >= best * 0.9, "{tokens} {price}: {swift} {best}");
             let plain = problem.problem.total(&at_bound).unwrap().weighed(price);
             leans.set(leans.get() + usize::from(bound > plain * (1.0 + 1e-9)));
-            let (_, own) = chooser.cheapest_by_own(Question::at(price)).unwrap();
+            let (_, own) = chooser.cheapest_by_own((price, price, f64::INFINITY)).unwrap();
             assert!(cost(problem, &own, price).unwrap() >= best * (1.0 - 1e-9));
         });
     }
@@ -81,7 +81,8 @@ fn the_integer_program_finds_the_same() {
         let program = Chooser::new(Solver::Microlp, problem, &troubles);
         let (one, other) = (chooser.cheapest(price).unwrap(), program.cheapest(price).unwrap());
         assert!((one.bound / other.bound - 1.0).abs() < 1e-6, "{} {}", one.bound, other.bound);
-        let own = [chooser, &program].map(|chooser| chooser.cheapest_by_own(Question::at(price)).unwrap().0);
+        let own = [chooser, &program]
+            .map(|chooser| chooser.cheapest_by_own((price, price, f64::INFINITY)).unwrap().0);
         assert!((own[0] / own[1] - 1.0).abs() < 1e-6, "{own:?}");
     });
 }

@@ -150,9 +150,11 @@ fn split<'a>(
         }
         let Question { kind, layouts, reach, .. } = question;
         asked.push(*kind);
-        let bounds = knows_bounds(&found, layouts).then(|| Arc::clone(&found.scope.bounds));
         let is_aside = layouts.len() == 1;
-        let (work, reach, is_of_schedules) = (found.tally.work, *reach, bounds.is_some());
+        let is_of_schedules = differs_in_schedules(&found, &layouts[0]);
+        // With as many devices, other machines of a cluster have other bounds.
+        let bounds = (is_of_schedules && is_aside).then(|| Arc::clone(&found.scope.bounds));
+        let (work, reach) = (found.tally.work, *reach);
         let start = Start { work, limit, reach, bounds, is_of_schedules, is_aside, ..Start::default() };
         let (other, own) = search_all(layouts, constants, start, watch);
         match other {
@@ -188,9 +190,9 @@ fn split<'a>(
     (found, whole.filter(|_| is_faster))
 }
 
-/// Whether what was found left bounds that are of this question too: on the same machines, where hosts may hold as much.
-fn knows_bounds(found: &Found<'_>, layouts: &[Request]) -> bool {
-    layouts.len() == 1 && found.scope.request.pins.offload == layouts[0].pins.offload
+/// Whether a question differs from that of what was found in nothing but schedules: hosts may hold as much.
+fn differs_in_schedules(found: &Found<'_>, request: &Request) -> bool {
+    found.scope.request.pins.offload == request.pins.offload
 }
 
 /// What is so much faster with the memory of hosts, which `with_hosts` asks, if anything is; else what was found without says that it was

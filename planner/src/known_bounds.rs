@@ -1,4 +1,5 @@
-//! Bounds that one search leaves to the next of the same question under other schedules: what layers take does not depend on them.
+//! Bounds that one search leaves to the next of the same question under other schedules, or with hosts: what layers take where memory is free
+//! depends on neither.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};

@@ -66,12 +66,11 @@ impl Choosers<'_> {
         let mut best: Option<(f64, usize, Vec<usize>)> = None;
         for (at, (_, chooser)) in ready.iter().enumerate() {
             let limit = best.as_ref().map_or(f64::INFINITY, |(known, ..)| *known);
-            let question = Question { limit, ..Question::apart(price, kept) };
             let found = match hides {
-                Hides::BehindOperator => chooser.cheapest_by_own(question),
-                Hides::BehindLayer => {
-                    chooser.cheapest_apart(question).map(|Cheapest { value, choices, .. }| (value, choices))
-                }
+                Hides::BehindOperator => chooser.cheapest_by_own((price, kept, limit)),
+                Hides::BehindLayer => chooser
+                    .cheapest_apart(Question { limit, ..Question::apart(price, kept) })
+                    .map(|Cheapest { value, choices, .. }| (value, choices)),
             };
             if let Some((value, choices)) = found.filter(|(value, _)| *value < limit) {
                 best = Some((value, at, choices));

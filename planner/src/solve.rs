@@ -23,7 +23,7 @@ mod weighed;
 
 pub use branch::solve;
 pub use capacity::relax;
-use narrow::{Aim, Bounded, Moved};
+use narrow::{Aim, Bounded, Moved, TOLERANCE};
 use weighed::{Pairs, Ports, Values, Weighed};
 
 /// A solution with its certificate.
@@ -156,17 +156,8 @@ impl<'a> Prepared<'a> {
         self.least(Weights::priced(nodes), Weights::priced(edges))
     }
 
-    /// The same where choices of nodes take so much more time; infinitely much where one may not be taken.
-    pub fn eliminate_with(
-        &self,
-        nodes: f64,
-        edges: f64,
-        more: impl Fn(usize, usize) -> f64,
-    ) -> Option<(f64, Vec<usize>)> {
-        self.eliminate_below((nodes, edges), f64::INFINITY, more)
-    }
-
-    /// The same, if it costs no more than a limit: the lower that is, the sooner is known what cannot be part of it.
+    /// The same where choices of nodes take so much more time, infinitely much where one may not be taken, if it costs no more than a
+    /// limit, rounding apart: the lower that is, the sooner is known what cannot be part of it.
     pub(crate) fn eliminate_below(
         &self,
         (nodes, edges): (f64, f64),
@@ -174,7 +165,7 @@ impl<'a> Prepared<'a> {
         more: impl Fn(usize, usize) -> f64,
     ) -> Option<(f64, Vec<usize>)> {
         let weights = (Weights::priced(nodes), Weights::priced(edges));
-        self.least_in_parts(weights, (limit, parts::MOST_WORK), more)
+        self.least_in_parts(weights, (limit + TOLERANCE * limit.abs(), parts::MOST_WORK), more)
     }
 
     /// A cost that no choices are below, where those of nodes take so much more time; nearly the least, in a part of the
@@ -198,19 +189,11 @@ impl<'a> Prepared<'a> {
     }
 
     fn least(&self, nodes: Weights, edges: Weights) -> Option<(f64, Vec<usize>)> {
-        self.least_with(nodes, edges, |_, _| 0.0)
+        self.least_in_parts((nodes, edges), (f64::INFINITY, parts::MOST_WORK), |_, _| 0.0)
     }
 
-    fn least_with(
-        &self,
-        nodes: Weights,
-        edges: Weights,
-        more: impl Fn(usize, usize) -> f64,
-    ) -> Option<(f64, Vec<usize>)> {
-        self.least_in_parts((nodes, edges), (f64::INFINITY, parts::MOST_WORK), more)
-    }
-
-    /// The same, if it costs no more than a limit, where what takes more than so much work to eliminate is done in parts.
+    /// The same where choices of nodes take so much more time, if it costs no more than a limit; what takes more than so much work to
+    /// eliminate is done in parts.
     fn least_in_parts(
         &self,
         (nodes, edges): (Weights, Weights),

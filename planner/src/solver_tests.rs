@@ -111,7 +111,7 @@ proptest! {
         let more: Vec<Vec<f64>> = (0..problem.nodes.len()).map(own).collect();
         let prepared = Prepared::new(&problem);
         let own = |node: usize, choice: usize| more[node][choice];
-        let least = prepared.eliminate_with(price, kept, own);
+        let least = prepared.eliminate_below((price, kept), f64::INFINITY, own);
         let bound = prepared.bound_below((price, kept), f64::INFINITY, own);
         prop_assert_eq!(least.is_some(), bound.is_some());
         if let (Some((least, _)), Some((bound, choices))) = (least, bound) {
@@ -130,7 +130,7 @@ proptest! {
         let (prices, limit) = ((f64::from(price), f64::from(kept)), f64::from(limit));
         let prepared = Prepared::new(&problem);
         let none = |_: usize, _: usize| 0.0;
-        let least = prepared.eliminate_with(prices.0, prices.1, none).map(|(least, _)| least);
+        let least = prepared.eliminate_below(prices, f64::INFINITY, none).map(|(least, _)| least);
         let below = prepared.eliminate_below(prices, limit, none).map(|(found, _)| found);
         let bound = prepared.bound_below(prices, limit, none).map(|(bound, _)| bound);
         match least {
