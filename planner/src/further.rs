@@ -20,6 +20,10 @@ const OVER_BOUND_ON_HOSTS: f64 = 1.02;
 /// came near none came closer by more than a fortieth.
 const REACH_ON_HOSTS: f64 = 1.05;
 
+/// Candidates that a search with hosts works out while nothing comes closer to what it must undercut: each takes several times as long as
+/// without, and of ten that found something none needed more than six.
+const PATIENCE_ON_HOSTS: u64 = 16;
+
 /// A plan of a narrower question takes no more than this part of what is known: runners-up are of one question.
 const CLEARLY: f64 = 0.998;
 
@@ -205,10 +209,17 @@ pub(crate) fn on_hosts<'a>(
 ) -> Option<Found<'a>> {
     let limit = offload::worth_asking(found, layouts)?;
     let is_aside = with_hosts.len() == 1;
-    let (work, over_bound, reach) = (found.tally.work, OVER_BOUND_ON_HOSTS, REACH_ON_HOSTS);
-    // Where memory is free nothing is on hosts that need not be.
-    let bounds = is_aside.then(|| Arc::clone(&found.scope.bounds));
-    let start = Start { work, limit: Some(limit), reach, over_bound, bounds, is_aside, ..Start::default() };
+    let start = Start {
+        work: found.tally.work,
+        limit: Some(limit),
+        reach: REACH_ON_HOSTS,
+        over_bound: OVER_BOUND_ON_HOSTS,
+        // Where memory is free nothing is on hosts that need not be.
+        bounds: is_aside.then(|| Arc::clone(&found.scope.bounds)),
+        is_aside,
+        patience: PATIENCE_ON_HOSTS,
+        ..Start::default()
+    };
     let (other, own) = search_all(with_hosts, constants, start, watch);
     let without = found.tally.clone();
     found.tally.go_on(&own);

@@ -142,7 +142,8 @@ fn searched<'a>(
         return Err(NoPlan::Impossible { what });
     }
     if start.again >= Again::InForms {
-        polish(&scope, &mut worked, tally, watch.0);
+        let undercuts = start.limit.filter(|_| start.is_in_vain(worked.first().map(|one| &one.arranged)));
+        polish(&scope, &mut worked, (undercuts, tally), watch.0);
         renamed.into_iter().for_each(|one| insert(&mut worked, one));
     }
     worked = take_up((&mut left, of_named.as_mut()), of, worked, (&start, tally), watch);
@@ -156,7 +157,7 @@ fn searched<'a>(
         }
         promising = left.look_inside(of, limit, tally);
     }
-    let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.by_sums, best));
+    let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.inside_bound, best));
     let is_looked_at = !is_in_vain || may_come_closer(n_candidates(), worked.first());
     if start.again == Again::InMoreWays && is_looked_at && !tally.stopped && misses() {
         let named = if few_fit { Vec::new() } else { named_candidates(&scope, degrees) };
@@ -192,7 +193,7 @@ fn take_up<'a>(
     if !start.is_in_vain(ranked.best()) {
         for left in std::iter::once(left).chain(of_named).filter(|left| left.gave_up) {
             go_on(left, of, &mut ranked, (start, tally), watch);
-            polish(left.scope(), &mut ranked.worked, tally, watch.0);
+            polish(left.scope(), &mut ranked.worked, (None, tally), watch.0);
         }
     }
     ranked.worked
@@ -230,7 +231,7 @@ fn free_axes(
     let Ranked { worked, mut misnamed, .. } = faster;
     // As many forms are chosen of these as of the others.
     let mut own = Tally { work: tally.work, bounds_leading: tally.bounds_leading, ..Tally::default() };
-    polish(scope, &mut misnamed, &mut own, watch.0);
+    polish(scope, &mut misnamed, (None, &mut own), watch.0);
     tally.go_on(&own);
     misnamed.retain(|one| !is_misnamed(scope, one, tally));
     // What named axes come to says why they do not come to what is pinned; free ones come to anything.
@@ -269,7 +270,7 @@ fn look_again(
     let limit = others.first().map_or(best, |one| start.at_most(one.arranged.step_time()));
     left.look_inside(of, limit, tally);
     reconsider(scope, &mut others, promising, best);
-    polish(scope, &mut others, tally, watch.0);
+    polish(scope, &mut others, (None, tally), watch.0);
     tally.n_forms_open += n_forms_open;
     others.into_iter().for_each(|one| insert(worked, one));
     keep_distinct(worked);

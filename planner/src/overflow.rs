@@ -4,7 +4,7 @@ use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::schedule::Schedule;
 use ir::units::Bytes;
 
-use crate::arrange::{Cutting, Over};
+use crate::arrange::Over;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::evaluate::DEAR_PRICES;
@@ -29,7 +29,8 @@ impl Scope<'_> {
     /// The choices stay on the shelves, at no level.
     ///
     /// 1F1B keeps least of the schedules in which every micro-batch passes the ranks in turn, and shares no device among chunks, so that
-    /// a cut is found where there is one.
+    /// a cut is found where there is one. Others are cut each by itself, and nothing is known of what nearly fits: they hold other numbers of
+    /// micro-batches than choices take them to (of 2,700 that overflow at the dearest price nine fit at some, and needed up to 1.45 times the memory).
     pub(crate) fn least_overflow<'s>(
         &'s self,
         (benches, shelves): (&[Bench<'s>], &mut [Shelf]),
@@ -38,21 +39,39 @@ impl Scope<'_> {
     ) -> Result<Option<Dropped>, Dropped> {
         let candidate = benches[0].candidate;
         let is_alike = |schedule: Schedule| FamilyKind::of(schedule).runs_forward_to_last();
-        let is_given = self.pins().layers_per_stage.is_some();
-        if is_given || !self.schedules(candidate).into_iter().all(is_alike) {
+        if self.pins().layers_per_stage.is_some() {
             return Ok(None);
         }
+        let (alike, others): (Vec<_>, Vec<_>) =
+            self.schedules(candidate).into_iter().partition(|one| is_alike(*one));
+        let of_all = (!alike.is_empty()).then_some(Schedule::OneFOneB);
+        let orders: Vec<Schedule> = of_all.into_iter().chain(others).collect();
+        let fits = |levels: &[Levels]| {
+            let none = Over::default();
+            let is_cut = |&schedule: &Schedule| {
+                let mut cuttings = self.cuttings(candidate, schedule).iter();
+                cuttings
+                    .any(|&cutting| !self.cuts(candidate, (schedule, cutting), (levels, &none)).is_empty())
+                    || self.cut_together(candidate, schedule, (levels, &none)).is_some()
+            };
+            orders.iter().any(is_cut)
+        };
         let mut least: Option<Dropped> = None;
         for multiple in DEAR_PRICES {
             let smallest = self.levels_at((benches, &mut *shelves), bound, (ready, multiple));
             let smallest = smallest.ok_or(Dropped::NoStrategy)?;
-            let by = (Schedule::OneFOneB, Cutting::Anywhere);
-            if !self.cuts(candidate, by, (&smallest, &Over::default())).is_empty() {
+            if fits(&smallest) {
                 return Ok(None);
             }
             let own = self.overflow(candidate, &smallest);
-            let is_near =
-                matches!(&own, Dropped::Memory { needed, capacity, .. } if *needed < MISLED * capacity);
+            let needs = match &own {
+                Dropped::Memory { needed, capacity, .. } => needed / capacity,
+                Dropped::Host { .. } | Dropped::NoStrategy | Dropped::Slower => f64::INFINITY,
+            };
+            let is_near = needs < MISLED;
+            if is_near && of_all.is_none() {
+                return Ok(None);
+            }
             least = least.into_iter().chain([own]).reduce(nearer);
             if !is_near {
                 break;

@@ -2,6 +2,7 @@
 //! memory and one storage for all parameters, fewer axes.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -27,6 +28,10 @@ const MAX_LEADING_FORMS_CHOSEN: u64 = 2;
 
 /// Candidates that try more prices of memory, and storages for all parameters, at most.
 const MAX_REFINED: usize = 4;
+
+/// Of a search that is of interest only if it undercuts something, what takes more than so many times that tries them only if one before it
+/// gained as much by them: of 40 candidates a quarter did.
+const GAINED: f64 = 1.01;
 
 /// They take no more than so many times the best.
 pub(crate) const NEAR_BEST: f64 = 1.05;
@@ -93,14 +98,20 @@ impl Worked {
     }
 }
 
-/// Improves the best of what was worked out, the fastest first.
-pub(crate) fn polish(scope: &Scope<'_>, worked: &mut Vec<Worked>, tally: &mut Tally, stop: Stop<'_>) {
+/// Improves the best of what was worked out, the fastest first. Where it is of interest only if it undercuts something, and does not yet, it is
+/// given up as soon as it hardly can.
+pub(crate) fn polish(
+    scope: &Scope<'_>,
+    worked: &mut Vec<Worked>,
+    (undercuts, tally): (Option<Seconds>, &mut Tally),
+    stop: Stop<'_>,
+) {
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
     keep_distinct(worked);
     // On fewer axes layers choose other forms, though they take as long before.
     look_coarser((scope, of), worked, tally, stop);
     choose_forms(scope, worked, tally, stop);
-    refine(scope, worked);
+    refine(scope, worked, undercuts);
     // What was refined in one form may have come closer to the best than others save.
     choose_forms(scope, worked, tally, stop);
     simplify(scope, worked);
@@ -170,8 +181,31 @@ pub(crate) fn reconsider(
 }
 
 /// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
-/// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by.
-fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
+/// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by. Where something
+/// must be undercut, one by one until one does.
+fn refine(scope: &Scope<'_>, worked: &mut [Worked], undercuts: Option<Seconds>) {
+    let n_refined = worked.len().min(MAX_REFINED);
+    let (mut next, mut gained) = (0, GAINED);
+    while let Some(limit) = undercuts.filter(|_| next < n_refined) {
+        let before = worked[next].arranged.step_time();
+        if before > limit * gained {
+            next = n_refined;
+            break;
+        }
+        refine_some(scope, worked, next..next + 1);
+        let now = worked[next].arranged.step_time();
+        gained = gained.max(before / now);
+        next += 1;
+        if now < limit {
+            break;
+        }
+    }
+    refine_some(scope, worked, next..n_refined);
+    by_time(worked);
+}
+
+/// The same of some of them, all at once.
+fn refine_some(scope: &Scope<'_>, worked: &mut [Worked], some: Range<usize>) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let ways: Vec<Way> = ways(&scope.request.pins).collect();
     let crowded =
@@ -185,8 +219,7 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
         };
         one.arranged.step_time().0 <= best * near
     };
-    let first = &worked[..worked.len().min(MAX_REFINED)];
-    let found: Vec<Vec<(Way, Option<Arranged>)>> = first
+    let found: Vec<Vec<(Way, Option<Arranged>)>> = worked[some.clone()]
         .par_iter()
         .with_max_len(1)
         .map(|one| {
@@ -203,8 +236,9 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
             scope.evaluate_in(&one.arranged.candidate, &one.bound, &each)
         })
         .collect();
-    let found = found.into_iter().enumerate();
-    for (at, (way, found)) in found.flat_map(|(at, found)| found.into_iter().map(move |one| (at, one))) {
+    for (at, (way, found)) in
+        some.zip(found).flat_map(|(at, found)| found.into_iter().map(move |one| (at, one)))
+    {
         worked[at].is_refined = true;
         let is_better = |found: &Arranged| match way.storage {
             None if worked[at].forms.is_some() => found.step_time() < worked[at].arranged.step_time(),
@@ -214,7 +248,6 @@ fn refine(scope: &Scope<'_>, worked: &mut [Worked]) {
             (worked[at].arranged, worked[at].way) = (found, way);
         }
     }
-    by_time(worked);
 }
 
 /// Whether micro-batches are so few that layers may be worth moving between stages.

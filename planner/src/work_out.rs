@@ -22,10 +22,6 @@ pub(crate) const BATCH: usize = 8;
 /// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
 const FEW_LEFT: u64 = 16;
 
-/// Candidates that a search aside works out while nothing comes closer to what must be undercut: of 55 that split backward those
-/// that found something came closer after 18 at the most.
-const PATIENCE: u64 = 32;
-
 /// Plans without the degrees that are pinned that are laid aside.
 const MOST_ASIDE: usize = 4;
 
@@ -186,7 +182,7 @@ pub(crate) fn go_on(
             tally.stopped = true;
             break;
         }
-        if since >= PATIENCE && start.is_in_vain(ranked.best()) {
+        if since >= start.patience && start.is_in_vain(ranked.best()) {
             *gave_up = true;
             break;
         }
