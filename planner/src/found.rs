@@ -132,6 +132,11 @@ impl Start {
     pub(crate) fn is_in_vain(&self, best: Option<&Arranged>) -> bool {
         self.is_aside && self.is_unmet(best)
     }
+
+    /// What must be undercut by anything that is to be of interest, as long as nothing does.
+    pub(crate) fn must_undercut(&self, best: Option<&Arranged>) -> Option<Seconds> {
+        self.limit.filter(|_| self.is_in_vain(best))
+    }
 }
 
 /// How the search went.

@@ -52,6 +52,9 @@ const HANDFUL: usize = 100;
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
 
+/// What a search says of which nothing is near what it must undercut; nobody is told.
+const BEYOND_REACH: &str = "nothing is within reach of what is known";
+
 /// Finds the fastest arrangement.
 ///
 /// # Errors
@@ -138,11 +141,10 @@ fn searched<'a>(
     }
     let Ranked { mut worked, closest, .. } = ranked;
     if worked.first().is_some_and(|best| !start.is_within_reach(&best.arranged)) {
-        let what = "nothing is within reach of what is known".into();
-        return Err(NoPlan::Impossible { what });
+        return Err(NoPlan::Impossible { what: BEYOND_REACH.into() });
     }
     if start.again >= Again::InForms {
-        let undercuts = start.limit.filter(|_| start.is_in_vain(worked.first().map(|one| &one.arranged)));
+        let undercuts = start.must_undercut(worked.first().map(|one| &one.arranged));
         polish(&scope, &mut worked, (undercuts, tally), watch.0);
         renamed.into_iter().for_each(|one| insert(&mut worked, one));
     }
