@@ -46,8 +46,8 @@ const MANY_PAIRS: usize = 150_000;
 /// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent then.
 const ENOUGH: f64 = 0.995;
 
-/// A candidate is asked with more effort where it comes to no less than this part of what is enough: it raised none of those of gpt-oss-120b on
-/// 256 devices that come to less, at five seconds each.
+/// A candidate is asked with more effort where it comes to no less than this part of what is enough, or of the least of which memory says no
+/// more: it raised none of those of gpt-oss-120b on 256 devices that come to less, at five seconds each.
 const NEARLY_ENOUGH: f64 = 0.9;
 
 /// What a candidate can be asked.
@@ -173,6 +173,8 @@ fn ask_least<'s>(
         all.sort_by(Open::by_bound);
         let is_open = |one: &Open<'_>| !one.next.is_empty();
         let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(enough, f64::min);
+        let are_told = |one: &&Open<'_>| !one.next.iter().any(|ask| !ask.is_freely());
+        let told = all.iter().filter(are_told).map(|one| one.least).fold(known, f64::min);
         let asked: Vec<&mut Open<'s>> = all
             .iter_mut()
             .filter(|one| is_open(one) && one.least < known)
@@ -193,7 +195,7 @@ fn ask_least<'s>(
             let Some(own) = frontier.own(one.at) else { return one.next.clear() };
             match one.next.pop() {
                 Some(Ask::InMemory(together)) => {
-                    let found = in_memory(frontier, (one.at, own), (of, together), known);
+                    let found = in_memory(frontier, (one.at, own), (of, together), (known, told));
                     one.by_sums = one.by_sums.max(found);
                     one.least = one.least.max(found);
                 }
@@ -209,12 +211,12 @@ fn ask_least<'s>(
 
 /// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing. Where memory is dear
 /// another count of what compute covers may say more than where it is free: schedule by schedule all are asked, and those that come near the
-/// limit once more with more effort.
+/// least of those of which no more is known are asked once more with more effort.
 fn in_memory(
     frontier: &Frontier<'_>,
     (at, own): (usize, &Bound),
     (of, together): (Forms<'_>, Together),
-    limit: f64,
+    (limit, told): (f64, f64),
 ) -> f64 {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
     let room = |bound: &Bound, effort: Effort| {
@@ -232,7 +234,7 @@ fn in_memory(
         if most >= limit {
             return most;
         }
-        if together == Together::Schedule && found >= limit * NEARLY_ENOUGH {
+        if together == Together::Schedule && found >= told * NEARLY_ENOUGH {
             near.push(bound);
         }
     }
