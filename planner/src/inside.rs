@@ -211,7 +211,7 @@ fn ask_least<'s>(
 
 /// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing. Where memory is dear
 /// another count of what compute covers may say more than where it is free: schedule by schedule all are asked, and those that come near the
-/// least of those of which no more is known are asked once more with more effort.
+/// least of which memory says no more are asked once more with more effort.
 fn in_memory(
     frontier: &Frontier<'_>,
     (at, own): (usize, &Bound),
