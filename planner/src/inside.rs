@@ -174,6 +174,7 @@ fn ask_least<'s>(
         let is_open = |one: &Open<'_>| !one.next.is_empty();
         let known = all.iter().filter(|one| !is_open(one)).map(|one| one.least).fold(enough, f64::min);
         let are_told = |one: &&Open<'_>| !one.next.iter().any(|ask| !ask.is_freely());
+        // Nobody is bounded beyond the least of which memory says no more.
         let told = all.iter().filter(are_told).map(|one| one.least).fold(known, f64::min);
         let asked: Vec<&mut Open<'s>> = all
             .iter_mut()
@@ -195,7 +196,7 @@ fn ask_least<'s>(
             let Some(own) = frontier.own(one.at) else { return one.next.clear() };
             match one.next.pop() {
                 Some(Ask::InMemory(together)) => {
-                    let found = in_memory(frontier, (one.at, own), (of, together), (known, told));
+                    let found = in_memory(frontier, (one.at, own), (of, together), told);
                     one.by_sums = one.by_sums.max(found);
                     one.least = one.least.max(found);
                 }
@@ -211,12 +212,12 @@ fn ask_least<'s>(
 
 /// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing. Where memory is dear
 /// another count of what compute covers may say more than where it is free: schedule by schedule all are asked, and those that come near the
-/// least of which memory says no more are asked once more with more effort.
+/// limit once more with more effort.
 fn in_memory(
     frontier: &Frontier<'_>,
     (at, own): (usize, &Bound),
     (of, together): (Forms<'_>, Together),
-    (limit, told): (f64, f64),
+    limit: f64,
 ) -> f64 {
     let (scope, candidate) = (frontier.scope(), frontier.at(at));
     let room = |bound: &Bound, effort: Effort| {
@@ -234,7 +235,7 @@ fn in_memory(
         if most >= limit {
             return most;
         }
-        if together == Together::Schedule && found >= told * NEARLY_ENOUGH {
+        if together == Together::Schedule && found >= limit * NEARLY_ENOUGH {
             near.push(bound);
         }
     }
