@@ -226,6 +226,10 @@ fn what_changes_the_model_and_is_not_read_is_refused() {
         ("llama-3-8b", "alibi", json!(true), "true"),
         ("qwen2.5-7b", "is_causal", json!(false), "false"),
         ("deepseek-v3", "index_topk", json!(2048), "2048"),
+        ("llama-3-8b", "architectures", json!(["BitnetForCausalLM"]), "\"BitnetForCausalLM\""),
+        ("mixtral-8x7b", "first_k_dense_replace", json!(1), "1"),
+        ("qwen3-30b-a3b", "shared_expert_intermediate_size", json!(768), "768"),
+        ("llama-3-8b", "num_kv_heads", json!(4), "4"),
     ];
     for (model, field, value, said) in all {
         let fault = model_fault(model, &format!("/{field}"), value);
@@ -256,8 +260,19 @@ fn what_a_family_has_of_one_of_its_models_is_not_guessed_for_others() {
         ("gemma-2-9b", "head_dim"),
         ("qwen3-8b", "head_dim"),
         ("gpt-oss-20b", "head_dim"),
+        ("deepseek-v3", "first_k_dense_replace"),
+        ("deepseek-v3", "q_lora_rank"),
+        ("deepseek-v3", "n_shared_experts"),
     ] {
         assert!(said(model, field).starts_with(&format!("`{field}` is missing\n")), "{}", said(model, field));
+    }
+    // `null` is a word for none.
+    let shipped = shipped_model("deepseek-v3").unwrap().text;
+    for said in ["\"q_lora_rank\": 1536", "\"n_shared_experts\": 1"] {
+        assert!(shipped.contains(said), "{said}");
+        let (field, _) = said.split_once(':').unwrap();
+        let none = shipped.replacen(said, &format!("{field}: null"), 1);
+        assert!(read_model("model.json", &none).is_ok(), "{field}");
     }
     // Without a word Mistral's layers see a window, with `null` none.
     let window =
@@ -295,8 +310,31 @@ fn what_says_that_nothing_changes_is_read() {
         ("layer_types", json!(vec!["full_attention"; 32])),
         ("architectures", json!(["LlamaForCausalLM"])),
         ("is_causal", json!(true)),
+        ("architectures", json!(["LLaMAForCausalLM"])),
+        ("mlp_only_layers", json!([])),
+        ("first_k_dense_replace", json!(0)),
     ] {
         let text = changed(shipped_model("llama-3-8b").unwrap().text, &format!("/{field}"), value);
         assert!(read_model("model.json", &text).is_ok(), "{field}");
     }
+}
+
+#[test]
+fn the_same_model_may_have_two_names() {
+    let shipped = shipped_model("deepseek-v3").unwrap().text;
+    let read = |text: &str| read_model("model.json", text).map(|model| model.n_parameters());
+    let kimi = changed(shipped, "/model_type", json!("kimi_k2"));
+    assert_eq!(read(&kimi).unwrap(), read(shipped).unwrap());
+    // QK norms are what these layers have; a switch that says so says nothing new.
+    let qwen = |on: bool| changed(shipped_model("qwen3-30b-a3b").unwrap().text, "/use_qk_norm", json!(on));
+    assert!(read(&qwen(true)).is_ok());
+    let fault = read(&qwen(false)).unwrap_err().to_string();
+    assert!(fault.contains("use_qk_norm: only true is supported"), "{fault}");
+}
+
+#[test]
+fn a_decoder_beside_other_models_is_pointed_to() {
+    let llava = json!({ "model_type": "llava", "text_config": { "model_type": "llama" } });
+    let fault = read_model("model.json", &llava.to_string()).unwrap_err().to_string();
+    assert!(fault.contains("its `text_config` is of family `llama`"), "{fault}");
 }

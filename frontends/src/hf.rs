@@ -53,20 +53,41 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("starcoder2",  gpt::starcoder2),
 ];
 
+/// Families whose models are those of another.
+const SAME_AS: [(&str, &str); 1] = [("kimi_k2", "deepseek_v3")];
+
 /// Names of the supported families.
 pub fn families() -> Vec<&'static str> {
-    FAMILIES.iter().map(|(name, _)| *name).collect()
+    let mut names: Vec<_> = FAMILIES.iter().map(|(name, _)| *name).collect();
+    names.extend(SAME_AS.iter().map(|(name, _)| *name));
+    names.sort_unstable();
+    names
+}
+
+/// A family and who reads it, by its name or that of one whose models are the same.
+fn family(name: &str) -> Option<(&'static str, Reader)> {
+    let same = SAME_AS.iter().find(|(other, _)| *other == name).map_or(name, |(_, same)| same);
+    FAMILIES.iter().copied().find(|(family, _)| *family == same)
+}
+
+/// What to do where a model beside others in one file would be read.
+fn within(document: &Document<'_>) -> String {
+    let inner = document.value.get("text_config").and_then(|inner| inner.get("model_type"));
+    inner.and_then(Value::as_str).and_then(family).map_or_else(String::new, |(family, _)| {
+        format!(
+            "its `text_config` is of family `{family}`: as a file of its own it is read, and planned alone; "
+        )
+    })
 }
 
 /// Reads a configuration.
 pub(crate) fn read_arch(document: &Document<'_>) -> Result<Arch, InputError> {
     let model_type = document.value.get("model_type").unwrap_or(&Value::Null);
-    let known = model_type.as_str().and_then(|name| FAMILIES.iter().find(|(family, _)| *family == name));
-    let Some((family, reader)) = known else {
+    let Some((family, reader)) = model_type.as_str().and_then(family) else {
         let found = model_type.as_str().map_or_else(|| kind(model_type), |name| format!("`{}`", clip(name)));
         return Err(document
             .error_at("model_type", format!("family {found} is not supported"))
-            .with_hint(format!("supported: {}; {NATIVE_HINT}", families().join(", "))));
+            .with_hint(format!("{}supported: {}; {NATIVE_HINT}", within(document), families().join(", "))));
     };
     let fields = Fields { document, family };
     unread::refuse(&fields)?;

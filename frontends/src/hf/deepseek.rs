@@ -1,5 +1,5 @@
 //! DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention, shared and routed experts, dense first
-//! layers. Multi-token prediction modules are not part of the model that is planned.
+//! layers; how many of each must be said, for defaults are those of one of the models and differ between versions. Multi-token prediction modules are not part of the model that is planned.
 
 use ir::op::{GroupScore, Normalize, RouterScore};
 
@@ -99,7 +99,7 @@ fn model(fields: &Fields<'_>, router: Router) -> Result<Arch, InputError> {
     let attention = latent_attention(fields, &sizes)?;
     let (experts, top_k) = experts(fields, None)?;
     let inner = fields.count(&["moe_intermediate_size"], WIDTH)?;
-    let n_shared = fields.count_or(&["n_shared_experts"], Limit(0, 1024), 0)?;
+    let n_shared = fields.count_or_null("n_shared_experts", Limit(0, 1024))?.unwrap_or(0);
     let moe = MoeMlp {
         experts,
         top_k,
@@ -110,7 +110,7 @@ fn model(fields: &Fields<'_>, router: Router) -> Result<Arch, InputError> {
         shared: (n_shared > 0).then_some(SharedExpert { inner: inner * n_shared, gated: false }),
     };
     let dense = gated_mlp(fields)?;
-    let n_dense = fields.count_or(&["first_k_dense_replace"], Limit(0, LAYERS.1), 0)?;
+    let n_dense = fields.count(&["first_k_dense_replace"], Limit(0, LAYERS.1))?;
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
     let tied = tying(fields, Tying::Untied)?;
     Ok(decoder(&sizes, norm.clone(), tied, |i| LayerArch {
@@ -141,7 +141,7 @@ fn latent_attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<LatentAttentio
     }
     Ok(LatentAttention {
         heads: sizes.heads,
-        q_rank: fields.optional(&["q_lora_rank"], WIDTH)?,
+        q_rank: fields.count_or_null("q_lora_rank", WIDTH)?,
         kv_rank: fields.count(&["kv_lora_rank"], wide)?,
         nope_dim: fields.count(&["qk_nope_head_dim"], WIDTH)?,
         rope_dim,

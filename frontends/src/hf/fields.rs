@@ -71,6 +71,18 @@ impl<'a> Fields<'a> {
         self.optional(names, limit)?.ok_or_else(|| self.missing(names))
     }
 
+    /// A whole number, or `null` where the model has none; which of the two must be said.
+    pub(crate) fn count_or_null(&self, name: &str, limit: Limit) -> Result<Option<u64>, InputError> {
+        match self.document.value.get(name) {
+            None => {
+                let hint =
+                    format!("a configuration of family `{}` must say it, `null` for none", self.family);
+                Err(self.document.error(&[], format!("`{name}` is missing")).with_hint(hint))
+            }
+            Some(_) => self.optional(&[name], limit),
+        }
+    }
+
     /// A whole number or its default.
     pub(crate) fn count_or(&self, names: Names<'_>, limit: Limit, default: u64) -> Result<u64, InputError> {
         Ok(self.optional(names, limit)?.unwrap_or(default))

@@ -46,6 +46,7 @@ pub(crate) fn qwen2(fields: &Fields<'_>) -> Result<Arch, InputError> {
 
 /// Qwen 3: norms on query and key heads.
 pub(crate) fn qwen3(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    fields.must_be_on("use_qk_norm")?;
     let sizes = sizes(fields, 32_768)?;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let qk_norm = Some(eps(fields, 1e-6)?);

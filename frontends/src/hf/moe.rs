@@ -45,6 +45,7 @@ pub(crate) fn qwen2_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
 
 /// Qwen3-MoE.
 pub(crate) fn qwen3_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    fields.must_be_on("use_qk_norm")?;
     let sizes = sizes(fields, 32_768)?;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let qk_norm = Some(eps(fields, 1e-6)?);
@@ -72,17 +73,15 @@ fn qwen_moe(
         router: Router { normalize, ..plain_router() },
         shared,
     };
-    let dense = gated_mlp(fields)?;
     let dense_only = fields.list("mlp_only_layers", LAYERS)?;
     let step = fields.count_or(&["decoder_sparse_step"], LAYERS, 1)?;
+    let is_dense = |i: u64| dense_only.contains(&i) || !(i + 1).is_multiple_of(step);
+    let dense = if (0..sizes.n_layers).any(is_dense) { Some(gated_mlp(fields)?) } else { None };
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
     let tied = tying(fields, Tying::Untied)?;
-    Ok(decoder(sizes, norm.clone(), tied, |i| {
-        if dense_only.contains(&i) || (i + 1) % step != 0 {
-            sequential("dense", &norm, &attention, MlpArch::Dense(dense.clone()))
-        } else {
-            sequential("moe", &norm, &attention, MlpArch::Moe(moe.clone()))
-        }
+    Ok(decoder(sizes, norm.clone(), tied, |i| match &dense {
+        Some(dense) if is_dense(i) => sequential("dense", &norm, &attention, MlpArch::Dense(dense.clone())),
+        Some(_) | None => sequential("moe", &norm, &attention, MlpArch::Moe(moe.clone())),
     }))
 }
 

@@ -19,6 +19,8 @@ enum Harmless {
     On,
     /// That there is no more than one.
     One,
+    /// None: zero, or an empty list.
+    Zero,
 }
 
 /// A field, what it may say, and the families whose readers know it.
@@ -27,46 +29,64 @@ type Unread = (&'static str, Harmless, &'static [&'static str]);
 /// Families whose readers know compressed keys and values, and experts that every token visits.
 const COMPRESSED: [&str; 2] = ["deepseek_v2", "deepseek_v3"];
 
+/// Families whose readers know which layers have experts.
+const QWEN_MIXTURES: [&str; 2] = ["qwen2_moe", "qwen3_moe"];
+
 /// Families whose readers know how many experts there are, by any of the names.
 const MIXTURES: [&str; 6] = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"];
 
 #[rustfmt::skip]
-const UNREAD: [Unread; 31] = [
+const UNREAD: [Unread; 43] = [
     ("add_cross_attention",     Harmless::Off,    &[]),
     ("alibi",                   Harmless::Off,    &["falcon"]),
     ("attention_chunk_size",    Harmless::Absent, &[]),
     ("attention_multiplier",    Harmless::One,    &[]),
+    ("attn_layer_period",       Harmless::Absent, &[]),
     ("attn_logit_softcapping",  Harmless::Absent, &["gemma2"]),
     ("audio_config",            Harmless::Absent, &[]),
     ("block_configs",           Harmless::Absent, &[]),
     ("clip_qkv",                Harmless::Absent, &[]),
     ("cross_attention_layers",  Harmless::Absent, &[]),
+    ("decoder_sparse_step",     Harmless::One,    &QWEN_MIXTURES),
     ("draft_vocab_size",        Harmless::Absent, &[]),
     ("embedding_multiplier",    Harmless::One,    &[]),
     ("final_logit_softcapping", Harmless::Absent, &["gemma2"]),
+    ("first_k_dense_replace",   Harmless::Zero,   &COMPRESSED),
+    ("hybrid_override_pattern", Harmless::Absent, &[]),
     ("index_head_dim",          Harmless::Absent, &[]),
     ("index_n_heads",           Harmless::Absent, &[]),
     ("index_topk",              Harmless::Absent, &[]),
+    ("interleave_moe_layer_step", Harmless::One,  &[]),
     ("is_causal",               Harmless::On,     &[]),
     ("is_encoder_decoder",      Harmless::Off,    &[]),
     ("kv_lora_rank",            Harmless::Absent, &COMPRESSED),
     ("lm_head_bias",            Harmless::Off,    &[]),
     ("logits_scaling",          Harmless::One,    &[]),
+    ("mlp_layer_types",         Harmless::Absent, &[]),
+    ("mlp_only_layers",         Harmless::Zero,   &QWEN_MIXTURES),
     ("mm_vision_tower",         Harmless::Absent, &[]),
+    ("moe_layer_freq",          Harmless::One,    &COMPRESSED),
     ("n_routed_experts",        Harmless::One,    &MIXTURES),
     ("n_shared_experts",        Harmless::Absent, &COMPRESSED),
     ("no_rope_layers",          Harmless::Absent, &[]),
     ("num_experts",             Harmless::One,    &MIXTURES),
+    ("num_kv_heads",            Harmless::Absent, &["falcon"]),
     ("num_kv_shared_layers",    Harmless::Absent, &[]),
     ("num_local_experts",       Harmless::One,    &MIXTURES),
+    ("qk_layernorm",            Harmless::Off,    &[]),
     ("residual_multiplier",     Harmless::One,    &[]),
+    ("shared_expert_intermediate_size", Harmless::Zero, &["qwen2_moe"]),
+    ("ssm_cfg",                 Harmless::Absent, &[]),
     ("text_config",             Harmless::Absent, &[]),
-    ("use_qk_norm",             Harmless::Off,    &[]),
+    ("use_qk_norm",             Harmless::Off,    &["qwen3", "qwen3_moe"]),
     ("vision_config",           Harmless::Absent, &[]),
 ];
 
 /// How the name of an architecture with the head of a language model ends.
 const LANGUAGE_HEADS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
+
+/// An architecture that once had another name than its family, in lower case.
+const FORMER_NAME: (&str, &str) = ("rw", "falcon");
 
 /// Families whose readers know which layers see a window.
 const KNOW_LAYER_TYPES: [&str; 4] = ["gemma2", "gpt_oss", "qwen2", "qwen3"];
@@ -83,6 +103,7 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
             Harmless::Off => value.as_bool() == Some(false),
             Harmless::On => value.as_bool() == Some(true),
             Harmless::One => value.as_f64().is_some_and(|value| value == 1.0 || value == 0.0),
+            Harmless::Zero => value.as_f64() == Some(0.0) || value.as_array().is_some_and(Vec::is_empty),
         };
         if !is_harmless && !families.contains(&fields.family) {
             return Err(unread(fields, name, kind(value)));
@@ -90,11 +111,18 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
     }
     let architectures = fields.document.value.get("architectures").and_then(Value::as_array);
     let names = architectures.into_iter().flatten().filter_map(Value::as_str);
-    let is_other = |name: &&str| !LANGUAGE_HEADS.iter().any(|end| name.ends_with(end));
+    let is_other = |name: &&str| !is_of_family(name, fields.family);
     if let Some(other) = names.into_iter().find(is_other) {
         return Err(unread(fields, "architectures", format!("\"{}\"", clip(other))));
     }
     layer_types(fields)
+}
+
+/// Whether an architecture is the language model of a family, whose name it has in capitals of some kind.
+fn is_of_family(architecture: &str, family: &str) -> bool {
+    let body = LANGUAGE_HEADS.iter().find_map(|end| architecture.strip_suffix(end));
+    let own = family.replace('_', "");
+    body.map(str::to_ascii_lowercase).is_some_and(|body| body == own || (&*body, family) == FORMER_NAME)
 }
 
 /// Refuses layers that are none of the family's.
