@@ -14,7 +14,7 @@ use crate::calibrate::TOO_FAR;
 use crate::clusters::{device_names, word};
 use crate::failure::Failure;
 use crate::figures;
-use crate::input::{self, read_file, read_lines};
+use crate::input::{self, read_lines};
 use crate::question::resized;
 
 /// What a constant leaves unexplained is told from here on, as a part.
@@ -119,7 +119,7 @@ fn logged<'a>(argument: &'a str, cluster: &Cluster) -> Result<(&'a str, Vec<Coll
         }
         _ => (argument, None),
     };
-    let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
+    let text = read_lines(file, frontends::MAX_FILE_BYTES)?;
     let runs = nccl_log::read(&text, named).map_err(|error| {
         let hint = "expected what nccl-tests print, such as `all_reduce_perf -b 8 -e 8G -f 2`; \
                     `--nccl all-reduce=LOG` says which collective it is";

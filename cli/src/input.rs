@@ -137,6 +137,12 @@ fn source(argument: &str, what: &str, shipped: &[Shipped]) -> Result<Source, Fai
         return Ok(Source { file: argument.into(), text: found.text.into(), folder: None });
     }
     let given = Path::new(argument);
+    if given.is_dir() && !given.join("config.json").exists() {
+        let missing = "the folder has no `config.json`".to_owned();
+        return Err(InputError::whole(argument, missing)
+            .with_hint(format!("give the file that describes the {what}, or a name of `planner {what}s`"))
+            .into());
+    }
     let path = if given.is_dir() { given.join("config.json") } else { given.to_owned() };
     if !path.exists() && !looks_like_path(argument) {
         return Err(unknown(argument, what, shipped));
@@ -198,8 +204,8 @@ fn edits(from: &str, to: &str) -> usize {
 
 /// Reads a table of lines: spreadsheets put a byte order mark in front, which is no part of it.
 pub(crate) fn read_lines(file: &str, limit: usize) -> Result<String, Failure> {
-    let text = read_file(Path::new(file), file, limit)?;
-    Ok(match text.strip_prefix('\u{feff}') {
+    let text = read_text(Path::new(file), file, limit)?;
+    Ok(match text.strip_prefix(BYTE_ORDER_MARK) {
         Some(rest) => rest.to_owned(),
         None => text,
     })
@@ -207,6 +213,18 @@ pub(crate) fn read_lines(file: &str, limit: usize) -> Result<String, Failure> {
 
 /// Reads a text file up to a limit, whatever it says of its own length.
 pub(crate) fn read_file(path: &Path, shown: &str, limit: usize) -> Result<String, InputError> {
+    let text = read_text(path, shown, limit)?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        let what = "the file starts with a byte order mark".to_owned();
+        return Err(InputError::whole(shown, what).with_hint("save it as UTF-8 without byte order mark"));
+    }
+    Ok(text)
+}
+
+/// What some editors put in front of a text.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
+fn read_text(path: &Path, shown: &str, limit: usize) -> Result<String, InputError> {
     #[expect(clippy::disallowed_methods, reason = "the command line is where files are read")]
     let file = fs::File::open(path);
     let cannot =

@@ -5,6 +5,10 @@ use serde::de::DeserializeOwned;
 
 /// Reads a file's text; `hint` says where such files come from.
 pub(crate) fn parse<T: DeserializeOwned>(file: &str, text: &str, hint: &str) -> Result<T, InputError> {
+    if text.trim().is_empty() {
+        let what = "the file is empty, expected a JSON object".to_owned();
+        return Err(InputError::whole(file, what).with_hint(hint));
+    }
     let mut reader = serde_json::Deserializer::from_str(text);
     let read: T = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let place = error.path().to_string();
@@ -48,6 +52,12 @@ mod tests {
     use ir::plan::Plan;
 
     use super::*;
+
+    #[test]
+    fn an_empty_file_is_called_so() {
+        let fault = parse::<Plan>("p.json", " \n", "hint").unwrap_err().to_string();
+        assert_eq!(fault, "p.json: the file is empty, expected a JSON object\nhint: hint");
+    }
 
     #[test]
     fn faults_of_a_plan_file_have_a_place() {

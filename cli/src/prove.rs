@@ -58,7 +58,7 @@ pub(crate) fn run(args: &ProveArgs, terminal: &mut Terminal<'_>) -> Result<(), F
     let answer = Answer {
         proven: programs.iter().all(|tried| tried.proof == Proof::Proven),
         model: plan.model.name.clone(),
-        roles: plan.roles.to_string(),
+        roles: opened.roles(&plan).to_string(),
         programs,
         not_covered: not_covered(&plan, &opened),
     };

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cost_model::Constants;
 use frontends::{Size, rescale};
 use ir::cluster::{Cluster, DeviceGroup};
+use ir::cluster_limits::MAX_DEVICES;
 use ir::cluster_part::{largest_part, part, pieces};
 use ir::numbers::Numbers;
 use ir::plan::Plan;
@@ -186,6 +187,9 @@ fn now(args: &ReplanArgs, plan: &Plan) -> Result<Now, Failure> {
             let hint = "give the cluster as it is now, in a file, with --cluster FILE (`planner clusters NAME --native` prints one to edit)";
             Err(Failure::argument_with_hint(what, hint))
         }
+        (_, Some(gained), _) if gained > MAX_DEVICES.saturating_sub(old) => Err(Failure::argument(format!(
+            "--gained: {gained} more than the plan's {old} devices, at most {MAX_DEVICES} in all are planned for"
+        ))),
         (_, Some(gained), _) => Ok(Now::first(&cluster, old + gained)),
         (_, _, Some(file)) => {
             let size = SizeArgs { nodes: args.nodes, ..SizeArgs::default() };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
 use ir::plan::Plan;
-use planner::request::{NoPlan, OnProgress, Progress, Request, Stop, Untried, Wait};
+use planner::request::{Need, NoPlan, OnProgress, Progress, Request, Stop, Untried, Wait};
 use planner::target::{Target, optimize_for};
 use serde::Serialize;
 
@@ -177,6 +177,8 @@ struct NoPlanDocument<'a> {
 
 #[derive(Serialize)]
 struct Overflow<'a> {
+    /// Whose memory it is: of the candidate that overflows least, or what no plan does without.
+    need: Need,
     stage: usize,
     term: &'a str,
     needed_bytes: f64,
@@ -191,6 +193,7 @@ struct Overflow<'a> {
 struct RelaxationDocument<'a> {
     change: &'a str,
     step_time_s: f64,
+    tokens_per_s: f64,
 }
 
 /// JSON of an answer that is no plan, if it is one of memory.
@@ -200,11 +203,14 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
     else {
         return None;
     };
-    let relaxations = relaxations
-        .iter()
-        .map(|one| RelaxationDocument { change: &one.change, step_time_s: one.step_time.0 });
+    let relaxations = relaxations.iter().map(|one| RelaxationDocument {
+        change: &one.change,
+        step_time_s: one.step_time.0,
+        tokens_per_s: one.tokens_per_second(),
+    });
     let document = NoPlanDocument {
         no_plan: Overflow {
+            need: need(no_plan),
             stage: *stage,
             term,
             needed_bytes: needed.0,
@@ -228,16 +234,30 @@ pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
     }
     let rows: Vec<Vec<String>> = relaxations
         .iter()
-        .map(|relaxation| vec![relaxation.change.clone(), figures::seconds(relaxation.step_time)])
+        .map(|one| {
+            let speed = figures::three(one.tokens_per_second());
+            vec![one.change.clone(), figures::seconds(one.step_time), speed]
+        })
         .collect();
-    let columns = [("a plan fits with", Side::Left), ("step time", Side::Right)];
+    let columns = [("a plan fits with", Side::Left), ("step time", Side::Right), ("tokens/s", Side::Right)];
     let rows = table(&columns, &rows);
     let hosts = match no_plan {
         // Changes are tried for the devices alone: with hosts each search takes many times as long.
-        NoPlan::NothingFits { .. } => " (with the memory of hosts besides, a smaller one may do)",
+        NoPlan::NothingFits { .. } => "; with the memory of hosts besides, a smaller one may do",
         NoPlan::Overflows { .. } | NoPlan::Impossible { .. } | NoPlan::Broken { .. } => "",
     };
-    format!("hint: each of these changes makes a plan fit{hosts}\n{rows}{}", more.unwrap_or_default())
+    format!(
+        "hint: each of these changes makes a plan fit (by a short search: a whole one may find faster plans{hosts})\n{rows}{}",
+        more.unwrap_or_default()
+    )
+}
+
+/// Whose memory a refusal tells.
+fn need(no_plan: &NoPlan) -> Need {
+    match no_plan {
+        NoPlan::NothingFits { need, .. } => *need,
+        NoPlan::Overflows { .. } | NoPlan::Impossible { .. } | NoPlan::Broken { .. } => Need::Closest,
+    }
 }
 
 /// What was not tried when time was over, if it was.
@@ -259,7 +279,8 @@ mod tests {
     fn plans_that_were_not_tried_are_told_in_words_and_as_data() {
         let (stage, term, relaxations) = (0, "parameters".into(), Vec::new());
         let (needed, capacity, untried) = (Bytes(2e9), Bytes(1e9), Some(Untried::Plans));
-        let no_plan = NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried };
+        let no_plan =
+            NoPlan::NothingFits { need: Need::Closest, stage, term, needed, capacity, relaxations, untried };
         assert!(no_plan.to_string().starts_with("no plan was found in time"), "{no_plan}");
         assert_eq!(super::relaxations(&no_plan), "hint: time was over before all plans were tried\n");
         let document: serde_json::Value = serde_json::from_str(&no_plan_json(&no_plan).unwrap()).unwrap();

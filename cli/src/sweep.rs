@@ -70,6 +70,7 @@ pub(crate) fn run(args: &SweepArgs, terminal: &mut Terminal<'_>) -> Result<(), F
     if over.iter().any(|(name, _)| name == "devices" || name == "nodes") {
         sized_once(&args.grid, "--over")?;
     }
+    told_once(&args.grid, &over)?;
     let Rows { rows, stopped } = rows(&args.grid, &over, terminal)?;
     let text = if args.grid.json.json { json(&rows)? } else { text(&over, &rows, args.grid.objective) };
     write!(terminal.out, "{text}")?;
@@ -89,6 +90,20 @@ pub(crate) fn sized_once(grid: &GridArgs, option: &str) -> Result<(), Failure> {
             ))
         }
     }
+}
+
+/// Refuses a number of the job beside several that are swept over.
+fn told_once(grid: &GridArgs, over: &[Over]) -> Result<(), Failure> {
+    let job = &grid.job;
+    let is_told = |(name, _): &&Over| match name.as_str() {
+        "seq-len" => job.seq_len.is_some(),
+        "global-batch" => job.global_batch.is_some(),
+        _ => false,
+    };
+    over.iter().find(is_told).map_or(Ok(()), |(name, _)| {
+        let what = format!("--over: {name} is given twice");
+        Err(Failure::argument_with_hint(what, format!("leave out --{name}")))
+    })
 }
 
 /// `devices=8,16,32`.

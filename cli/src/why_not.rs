@@ -5,14 +5,13 @@ use cost_model::Constants;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::{Plan, PlanError};
 use ir::units::Bytes;
-use planner::request::{NoPlan, Pins, Request, Stop};
+use planner::request::{Need, NoPlan, Pins, Request, Stop, lack};
 use planner::target::optimize_for;
 use serde::Serialize;
 
 use crate::args::ThreadArgs;
 use crate::compare::{Comparison, Named};
 use crate::failure::Failure;
-use crate::figures;
 use crate::pins;
 use crate::priced;
 use crate::restricted::Restricted;
@@ -33,7 +32,13 @@ enum Answer {
     /// It is none: a rule or a length forbids it.
     Illegal { reason: String },
     /// It needs more memory than there is.
-    DoesNotFit { stage: usize, term: String, needed_bytes: f64, capacity_bytes: f64 },
+    DoesNotFit { need: Need, stage: usize, term: String, needed_bytes: f64, capacity_bytes: f64 },
+}
+
+impl Answer {
+    fn does_not_fit((need, stage, term): (Need, usize, String), needed: Bytes, capacity: Bytes) -> Self {
+        Self::DoesNotFit { need, stage, term, needed_bytes: needed.0, capacity_bytes: capacity.0 }
+    }
 }
 
 impl WhyNot {
@@ -59,10 +64,12 @@ impl WhyNot {
                 Answer::Priced(Comparison::of(&[first, second])?)
             }
             Err(NoPlan::Impossible { what }) => Answer::Illegal { reason: what },
-            Err(
-                NoPlan::NothingFits { stage, term, needed, capacity, .. }
-                | NoPlan::Overflows { stage, term, needed, capacity, .. },
-            ) => Answer::DoesNotFit { stage, term, needed_bytes: needed.0, capacity_bytes: capacity.0 },
+            Err(NoPlan::NothingFits { need, stage, term, needed, capacity, .. }) => {
+                Answer::does_not_fit((need, stage, term), needed, capacity)
+            }
+            Err(NoPlan::Overflows { stage, term, needed, capacity, .. }) => {
+                Answer::does_not_fit((Need::Closest, stage, term), needed, capacity)
+            }
             Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
         };
         Ok(Self { asked: choices.to_owned(), answer })
@@ -73,12 +80,10 @@ impl WhyNot {
         match &self.answer {
             Answer::Priced(comparison) => comparison.text(),
             Answer::Illegal { reason } => format!("{} is no plan: {reason}\n", self.asked),
-            Answer::DoesNotFit { stage, term, needed_bytes, capacity_bytes } => format!(
-                "{} does not fit: the closest needs {} of {} on stage {stage}, most of it {term}\n",
-                self.asked,
-                figures::bytes(Bytes(*needed_bytes)),
-                figures::bytes(Bytes(*capacity_bytes))
-            ),
+            Answer::DoesNotFit { need, stage, term, needed_bytes, capacity_bytes } => {
+                let lack = lack((*need, *stage, term), Bytes(*needed_bytes), Bytes(*capacity_bytes));
+                format!("{} does not fit: {lack}\n", self.asked)
+            }
         }
     }
 }

@@ -51,6 +51,9 @@ impl Upkeep {
     /// Failures every 3 h, 30 s of stall, 600 s until training goes on, checkpoints every 785 s: 87.7 %.
     pub fn goodput(self, interval: Seconds) -> f64 {
         let mean = self.between_failures.0;
+        if mean <= 0.0 {
+            return 0.0;
+        }
         let segment = ((interval.0 + self.stall.0) / mean).exp_m1();
         interval.0 / (mean * (self.restart.0 / mean).exp() * segment)
     }

@@ -4,6 +4,8 @@
 //! It changes no result that a plan is held to, and `verify` runs none of it. The same plan differs by 10 to 25 %
 //! between generations of frameworks, mostly for these reasons.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -123,8 +125,12 @@ impl Engine {
     /// The piece that is no preset and no feature, and what it could be.
     pub fn read(text: &str) -> Result<Self, String> {
         let mut engine = Self::default();
+        let mut told = BTreeSet::new();
         for (at, piece) in text.split(',').map(str::trim).enumerate() {
             engine = match (piece.split_once('='), piece) {
+                (Some((name, _)), _) if !told.insert(name.trim().replace('_', "-")) => {
+                    return Err(format!("`{}` is given twice", name.trim()));
+                }
                 (Some((name, value)), _) => engine.with(name.trim(), value.trim())?,
                 (None, "default") if at == 0 => Self::default(),
                 (None, "megatron-lm") if at == 0 => Self::MEGATRON_LM,

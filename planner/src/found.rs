@@ -54,8 +54,21 @@ pub(crate) struct Start {
     pub(crate) is_aside: bool,
     /// So many candidates that it then works out before it ends.
     pub(crate) patience: u64,
+    /// When any plan will do, nobody asks what else there could be; where nothing is said, the fastest is looked for.
+    pub(crate) settles: Option<Settles>,
     /// For how long a first plan is waited for; where it is not, the search ends when somebody says so, though there is none yet.
     pub(crate) waits: Option<Wait>,
+}
+
+/// How much is done before any plan will do.
+#[derive(Clone, Copy)]
+pub(crate) struct Settles {
+    /// Batches of work.
+    pub(crate) batches: u64,
+    /// Candidates that fit: where memory is short the first may be three times as slow as the next.
+    pub(crate) plans: u64,
+    /// Batches of work after which it ends without any.
+    pub(crate) in_vain: u64,
 }
 
 /// How what was found is looked at again.
@@ -91,6 +104,7 @@ impl Default for Start {
             again,
             is_aside,
             patience: PATIENCE,
+            settles: None,
             waits,
         }
     }
@@ -98,11 +112,20 @@ impl Default for Start {
 
 impl Start {
     /// Whether it ends without a plan: somebody says so, who can be told what came closest.
-    pub(crate) fn ends(&self, stop: Stop<'_>, closest: Option<&Dropped>) -> bool {
+    pub(crate) fn ends(&self, work: u64, stop: Stop<'_>, closest: Option<&Dropped>) -> bool {
+        if self.settles.is_some_and(|settles| work >= settles.in_vain) {
+            return true;
+        }
         match self.waits {
             None => (stop.asked)(),
             Some(wait) => closest.is_some() && (stop.overdue)(wait),
         }
+    }
+
+    /// Whether what was found will do.
+    pub(crate) fn is_settled(&self, tally: &Tally) -> bool {
+        self.settles
+            .is_some_and(|Settles { batches, plans, .. }| tally.work >= batches && tally.n_simulated >= plans)
     }
 
     /// Whether a candidate could come to what must be undercut if it is looked at in more ways: what it waits for launches, fused forms

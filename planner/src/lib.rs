@@ -120,14 +120,14 @@ pub fn optimize_alone(
 /// Why there is no plan for a request, where nothing fits with changes that would make one fit: those that are tried until somebody
 /// wants an answer.
 pub fn with_changes(request: &Request, why: NoPlan, watch: (Stop<'_>, OnProgress<'_>)) -> NoPlan {
-    let NoPlan::NothingFits { stage, term, needed, capacity, untried, .. } = why else { return why };
+    let NoPlan::NothingFits { need, stage, term, needed, capacity, untried, .. } = why else { return why };
     let constants = match on_cluster(request, Constants::load()) {
         Ok(constants) => constants,
         Err(wrong) => return wrong,
     };
     let tried = relax::relaxations((request, Hosts::Asked), &constants, watch);
     let untried = untried.or(tried.ended_early.then_some(Untried::Changes));
-    NoPlan::NothingFits { stage, term, needed, capacity, relaxations: tried.relaxations, untried }
+    NoPlan::NothingFits { need, stage, term, needed, capacity, relaxations: tried.relaxations, untried }
 }
 
 /// The same in a world with given constants, without changes that would make a plan fit.
@@ -332,6 +332,7 @@ pub fn relaxations(request: &Request) -> Vec<Relaxation> {
         let another = |one: &Arranged| Relaxation {
             change: "another plan for the same job".into(),
             step_time: one.step_time(),
+            tokens: request.job.tokens(),
         };
         list.splice(..0, fastest.map(another));
     }

@@ -49,6 +49,9 @@ const FEW_CANDIDATES: usize = 200;
 /// It is always done where there are no more than this: it takes some tenths of a second.
 const HANDFUL: usize = 100;
 
+/// No more candidates than this are worked out though the states alone are more than all devices hold: it takes some tenths of a second.
+const FEW_TO_TELL: usize = 12;
+
 /// Candidates that are asked which forms are the fastest.
 const PROBES: usize = 8;
 
@@ -95,26 +98,30 @@ pub(crate) fn search_from<'a>(
     (found.map(own), tally)
 }
 
+/// Candidates on meshes of which some have a schedule.
+fn scheduled(scope: &Scope<'_>) -> Result<Vec<Candidate>, NoPlan> {
+    let all = candidates(scope.request);
+    if all.is_empty() {
+        return Err(NoPlan::Impossible { what: no_candidate(scope.request) });
+    }
+    let has_schedule = |group: &&[Candidate]| group.iter().any(|one| scope.has_schedule(one));
+    let some: Vec<Candidate> = all.chunk_by(same_mesh).filter(has_schedule).flatten().cloned().collect();
+    if some.is_empty() { Err(NoPlan::Impossible { what: NO_SCHEDULE.into() }) } else { Ok(some) }
+}
+
 fn searched<'a>(
     mut scope: Scope<'a>,
     (start, tally): (Start, &mut Tally),
     watch: (Stop<'_>, OnProgress<'_>),
 ) -> Result<Found<'a>, NoPlan> {
     let request = scope.request;
-    let candidates = candidates(request);
-    if candidates.is_empty() {
-        return Err(NoPlan::Impossible { what: no_candidate(request) });
-    }
-    let has_schedule = |group: &&[Candidate]| group.iter().any(|one| scope.has_schedule(one));
-    let candidates: Vec<Candidate> =
-        candidates.chunk_by(same_mesh).filter(has_schedule).flatten().cloned().collect();
-    if candidates.is_empty() {
-        return Err(NoPlan::Impossible { what: NO_SCHEDULE.into() });
-    }
+    let candidates = scheduled(&scope)?;
+    // Of a few, what the closest needs is told, not what none does without.
+    let is_told = start.settles.is_none() && candidates.len() <= FEW_TO_TELL;
     if let Some(what) = too_large(&scope, &candidates) {
         return Err(NoPlan::Impossible { what });
     }
-    if let Some(overflow) = states_overflow(&scope, request) {
+    if let Some(overflow) = states_overflow(&scope, request).filter(|_| !is_told) {
         return Err(overflow);
     }
     scope.bounds = start.bounds.clone().unwrap_or_default();
@@ -152,7 +159,7 @@ fn searched<'a>(
     let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
     let is_in_vain = start.is_in_vain(worked.first().map(|one| &one.arranged));
     let mut promising = Vec::new();
-    if let Some(best) = worked.first().filter(|_| !is_in_vain) {
+    if let Some(best) = worked.first().filter(|_| !is_in_vain && start.settles.is_none()) {
         let limit = start.at_most(best.arranged.step_time());
         if let Some(left) = of_named {
             left.look_inside(of, limit, tally);

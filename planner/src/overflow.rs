@@ -139,7 +139,7 @@ impl Scope<'_> {
         let (state, saved) = (sum(&|cost, _| cost.state), sum(&|cost, flight| cost.kept(flight)));
         let needed = used(stage).all();
         let working = needed - state - saved;
-        let term = if state >= saved && state >= working {
+        let term = if state >= saved + working {
             "parameters, gradients and optimizer state"
         } else if saved >= working {
             "activations kept for backward"

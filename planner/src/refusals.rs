@@ -11,7 +11,8 @@ use ir::units::Bytes;
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
 use crate::request::{
-    ContextKind, GradientsKind, NoPlan, OffloadKind, Pins, Request, ScheduleKind, SequenceParallel, Untried,
+    ContextKind, GradientsKind, Need, NoPlan, OffloadKind, Pins, Request, ScheduleKind, SequenceParallel,
+    Untried,
 };
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees};
@@ -31,9 +32,9 @@ pub(crate) fn closer(known: Option<NoPlan>, next: NoPlan) -> NoPlan {
 /// A refusal after a search that was stopped before all of its plans were tried.
 pub(crate) fn stopped(why: NoPlan) -> NoPlan {
     match why {
-        NoPlan::NothingFits { stage, term, needed, capacity, relaxations, .. } => {
+        NoPlan::NothingFits { need, stage, term, needed, capacity, relaxations, .. } => {
             let untried = Some(Untried::Plans);
-            NoPlan::NothingFits { stage, term, needed, capacity, relaxations, untried }
+            NoPlan::NothingFits { need, stage, term, needed, capacity, relaxations, untried }
         }
         other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => other,
     }
@@ -258,15 +259,27 @@ pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<No
         Some(_) => cluster.groups.iter().map(on_node).sum(),
     };
     let needed = gradients + (others - elsewhere).max(Bytes::ZERO);
-    let rest = if elsewhere > Bytes::ZERO { " for which hosts have no room" } else { "" };
-    (needed > room).then(|| NoPlan::NothingFits {
-        stage: 0,
-        term: format!("parameters, gradients and optimizer state{rest}"),
-        needed: needed * (1.0 / n_devices) + Bytes(scope.reserve()),
-        capacity: devices * (1.0 / n_devices),
-        relaxations: Vec::new(),
-        untried: None,
+    let rest = if elsewhere > Bytes::ZERO { " that hosts have no room for" } else { "" };
+    (needed > room).then(|| match without_experts(request) {
+        Some(what) => NoPlan::Impossible { what },
+        None => NoPlan::NothingFits {
+            need: Need::Any,
+            stage: 0,
+            term: format!("parameters, gradients and optimizer state{rest}"),
+            needed: needed * (1.0 / n_devices) + Bytes(scope.reserve()),
+            capacity: devices * (1.0 / n_devices),
+            relaxations: Vec::new(),
+            untried: None,
+        },
     })
+}
+
+/// What to say of experts that are pinned to be spread in a model that has none, whatever its plans need.
+pub(crate) fn without_experts(request: &Request) -> Option<String> {
+    let degrees = [("ep", request.pins.ep), ("etp", request.pins.etp)];
+    let (name, degree) = degrees.into_iter().find_map(|(name, pin)| Some((name, pin.filter(|&n| n > 1)?)))?;
+    let is_dense = Facts::of(request).experts == 1;
+    is_dense.then(|| format!("{name}={degree}: `{}` has no experts", request.model.name))
 }
 
 /// What the closest of the candidates would need that do not fit, all of them or those that there was time for.
@@ -276,8 +289,12 @@ pub(crate) fn nothing_fits(
     closest: Option<Dropped>,
     untried: Option<Untried>,
 ) -> NoPlan {
+    if let Some(what) = without_experts(request) {
+        return NoPlan::Impossible { what };
+    }
     match closest {
         Some(Dropped::Memory { stage, term, needed, capacity }) if needed > capacity => NoPlan::NothingFits {
+            need: Need::Closest,
             stage,
             term: term.into(),
             needed: Bytes(needed + scope.reserve()),
@@ -286,6 +303,7 @@ pub(crate) fn nothing_fits(
             untried,
         },
         Some(Dropped::Host { store, stage, needed, capacity }) => NoPlan::NothingFits {
+            need: Need::Closest,
             stage,
             term: store.term().into(),
             needed: Bytes(needed),

@@ -1,27 +1,33 @@
 //! Where nothing fits: changes of the request that would make a plan fit, each with the step time it then has.
 //!
 //! Every family of changes is tried from the least to the largest, and the first that fits is told. Each trial is a
-//! search of its own, so the price is that of the best plan after the change.
+//! search of its own, ended early: its price is that of some plan near the best after the change.
 
 use cost_model::Constants;
 use cost_model::tensor_bytes::is_logits;
 use ir::cluster::Precision;
-use ir::engine::LossKernel;
+use ir::engine::{GradientFormat, LossKernel};
 use ir::graph::{Layer, TensorId};
 use ir::units::GIB;
 
-use crate::found::Start;
+use crate::found::{Again, Settles, Start};
 use crate::offload;
 use crate::optimize::search_from;
 use crate::refusals::not_as_pinned;
 use crate::request::{Forbid, OffloadKind, OnProgress, Pins, Progress, Relaxation, Request, Stop};
+use crate::shapes::names_degrees;
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
 /// thousand.
 const DOUBLINGS: u32 = 10;
 
 /// Memory per device, as multiples of what there is: up to the step from 16 to 1024 GiB.
-const MEMORY: [f64; 8] = [1.25, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
+const MEMORY: [f64; 18] =
+    [1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 64.0];
+
+/// When a trial has found what it is for: its step times are up to four per cent longer than those of a whole search, which takes three to ten
+/// times as long.
+const BRIEFLY: Settles = Settles { batches: 16, plans: 4, in_vain: 24 };
 
 /// The part of a device that scores of one sequence in single precision take where a fused loss may be what makes a plan fit.
 const MUCH_OF_A_DEVICE: f64 = 0.25;
@@ -60,6 +66,7 @@ pub fn relaxations(
         smaller_batches(request),
         lower_precision(request),
         fused_loss(request),
+        half_gradients(request),
         on_hosts(request, hosts),
         no_pins(request),
         nothing_forbidden(request),
@@ -73,18 +80,25 @@ pub fn relaxations(
     let first_that_fits = |(at, family): (usize, Vec<Change>)| {
         let on_progress =
             |progress: Progress| on_progress(Progress { change: Some((at + 1, n_families)), ..progress });
-        family.into_iter().find_map(|(change, relaxed)| {
+        let n_changes = family.len();
+        family.into_iter().enumerate().find_map(|(at, (change, relaxed))| {
             tried.ended_early |= (stop.asked)();
             if tried.ended_early {
                 return None;
             }
-            let start = Start { waits: None, ..Start::default() };
-            let (found, tally) = search_from(&relaxed, constants, start, (stop, &on_progress));
-            tried.ended_early |= tally.stopped;
+            // Degrees that are pinned may be met in a second look alone.
+            let again = if names_degrees(&relaxed.pins) { Again::InMoreWays } else { Again::Never };
+            // There is no larger change to turn to.
+            let in_vain = if at + 1 == n_changes { u64::MAX } else { BRIEFLY.in_vain };
+            let settles = Settles { in_vain, ..BRIEFLY };
+            let start = Start { waits: None, again, settles: Some(settles), ..Start::default() };
+            let (found, _) = search_from(&relaxed, constants, start, (stop, &on_progress));
+            tried.ended_early |= (stop.asked)();
             let found = found.ok()?;
             let fastest = found.ranking.first()?;
             let keeps = not_as_pinned(&relaxed, &found.scope.roles(fastest)).is_none();
-            keeps.then(|| Relaxation { change, step_time: fastest.step_time() })
+            let tokens = relaxed.job.tokens();
+            keeps.then(|| Relaxation { change, step_time: fastest.step_time(), tokens })
         })
     };
     let mut list: Vec<Relaxation> = families.into_iter().enumerate().filter_map(first_that_fits).collect();
@@ -147,6 +161,25 @@ fn lower_precision(request: &Request) -> Vec<Change> {
     vec![("parameters and activations in bf16".into(), relaxed)]
 }
 
+/// The request with gradients in the format of the computation.
+fn half_gradients(request: &Request) -> Vec<Change> {
+    let mut relaxed = request.clone();
+    relaxed.job.engine.gradients = GradientFormat::Half;
+    if relaxed == *request || request.job.precision == Precision::Fp32 {
+        return Vec::new();
+    }
+    or_with_hosts(request, ("gradients in half precision", "(--engine gradients=half)"), relaxed)
+}
+
+/// A change, and the same with what pays in the memory of hosts, where that is open.
+fn or_with_hosts(request: &Request, (change, option): (&str, &str), relaxed: Request) -> Vec<Change> {
+    let mut with_hosts = relaxed.clone();
+    with_hosts.pins.offload = Some(OffloadKind::Allowed);
+    let with_hosts = (format!("{change}, and what pays on the hosts {option}"), with_hosts);
+    let is_open = offload::is_open(&request.pins);
+    std::iter::once((format!("{change} {option}"), relaxed)).chain(is_open.then_some(with_hosts)).collect()
+}
+
 /// The request with the loss in one kernel, where the scores of one sequence take much of a device.
 fn fused_loss(request: &Request) -> Vec<Change> {
     let mut relaxed = request.clone();
@@ -165,16 +198,7 @@ fn fused_loss(request: &Request) -> Vec<Change> {
     if relaxed == *request || bytes < MUCH_OF_A_DEVICE * memory.fold(f64::INFINITY, f64::min) {
         return Vec::new();
     }
-    let mut with_hosts = relaxed.clone();
-    with_hosts.pins.offload = Some(OffloadKind::Allowed);
-    let mut changes = vec![("the loss in one kernel, in place (--engine loss=fused)".into(), relaxed)];
-    if offload::is_open(&request.pins) {
-        changes.push((
-            "the loss in one kernel, in place, and what pays on the hosts (--engine loss=fused)".into(),
-            with_hosts,
-        ));
-    }
-    changes
+    or_with_hosts(request, ("the loss in one kernel, in place", "(--engine loss=fused)"), relaxed)
 }
 
 /// The request with whatever pays in the memory of hosts, where it was not searched so.

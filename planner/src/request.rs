@@ -8,6 +8,7 @@ use ir::graph::Model;
 use ir::token_order::TokenOrder;
 use ir::units::{Bytes, GIB, Seconds};
 use ir::work::AttentionKernel;
+use serde::Serialize;
 
 use crate::constraints::Constraints;
 use crate::given::{HomeRule, StateRule};
@@ -27,6 +28,13 @@ pub struct Job {
     pub token_order: TokenOrder,
     /// The software that runs the plan.
     pub engine: Engine,
+}
+
+impl Job {
+    /// Tokens of a step.
+    pub fn tokens(&self) -> f64 {
+        self.global_batch as f64 * self.sequence as f64
+    }
 }
 
 /// Tokens of a step that a job gets without a word of the user: what runs of today's large models use.
@@ -475,8 +483,27 @@ impl Stop<'_> {
 pub struct Relaxation {
     /// The change: `twice the devices (32)`.
     pub change: String,
-    /// Step time of the plan that then fits.
+    /// Step time of a plan that then fits; a whole search may find a faster one.
     pub step_time: Seconds,
+    /// Tokens of a step then.
+    pub tokens: f64,
+}
+
+impl Relaxation {
+    /// Tokens that all devices train on in a second.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens / self.step_time.0
+    }
+}
+
+/// Whose memory a refusal tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Need {
+    /// That of the candidate that overflows least.
+    Closest,
+    /// What no plan does without: the states alone, however they are cut. None was worked out.
+    Any,
 }
 
 /// What a search without a plan has left out when somebody ended it.
@@ -507,10 +534,13 @@ pub enum NoPlan {
     },
     /// Everything that was tried needs more memory than there is.
     #[error(
-        "{}: the closest needs {:.1} GiB of {:.1} GiB on stage {stage}, most of it {term}",
-        if *untried == Some(Untried::Plans) { "no plan was found in time" } else { "no plan fits" }, needed.0 / GIB, capacity.0 / GIB
+        "{}: {}",
+        if *untried == Some(Untried::Plans) { "no plan was found in time" } else { "no plan fits" },
+        lack((*need, *stage, term), *needed, *capacity)
     )]
     NothingFits {
+        /// Whose memory is told.
+        need: Need,
         /// The stage that overflows in the closest candidate.
         stage: usize,
         /// The largest category there.
@@ -541,4 +571,17 @@ pub enum NoPlan {
         /// Changes that would help, each with the time of the plan it allows; best first.
         relaxations: Vec<Relaxation>,
     },
+}
+
+/// What overflows, in words.
+pub fn lack((need, stage, term): (Need, usize, &str), needed: Bytes, capacity: Bytes) -> String {
+    let (needed, capacity) = (needed.0 / GIB, capacity.0 / GIB);
+    match need {
+        Need::Closest => {
+            format!(
+                "the closest needs {needed:.1} GiB of {capacity:.1} GiB on stage {stage}, most of it {term}"
+            )
+        }
+        Need::Any => format!("any needs at least {needed:.1} GiB of {capacity:.1} GiB per device for {term}"),
+    }
 }

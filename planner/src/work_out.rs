@@ -177,7 +177,10 @@ pub(crate) fn go_on(
     let goes_on = |work: u64, frontier: &Frontier<'_>| work < most || frontier.n_left() <= FEW_LEFT;
     while goes_on(tally.work, frontier) || !has_plan(ranked) {
         let has_plan = has_plan(ranked);
-        let ends = if has_plan { stop.now(tally.work) } else { start.ends(stop, ranked.closest.as_ref()) };
+        let ends = match has_plan {
+            true => start.is_settled(tally) || stop.now(tally.work),
+            false => start.ends(tally.work, stop, ranked.closest.as_ref()),
+        };
         if ends {
             tally.stopped = true;
             break;

@@ -39,6 +39,7 @@ mod parts;
 mod pinned;
 mod priced_plans;
 mod readme;
+mod refusals;
 mod replan;
 mod saved_activations;
 mod scores;

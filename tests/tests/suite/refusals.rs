@@ -1,0 +1,111 @@
+//! What does not fit: how much it is said to need, what would make it fit, and how long that is said to take.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+use tests::planner;
+
+const GIB: f64 = (1_u64 << 30) as f64;
+
+fn scratch(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a scratch file of this test")]
+fn write(name: &str, text: &str) -> String {
+    let path = scratch(name);
+    std::fs::write(&path, text).expect("the folder of scratch files can be written to");
+    path.to_string_lossy().into_owned()
+}
+
+fn json(words: &[&str], code: u8) -> Value {
+    let said = planner(&[words, &["--json"]].concat());
+    assert_eq!(said.code, code, "{said}");
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
+/// What a named plan is said to need does not depend on how much too little there is, and is enough.
+#[test]
+fn what_the_closest_needs_is_what_it_fits_in() {
+    let native = planner(&["clusters", "dgx-h100", "--native"]);
+    let mut cluster: Value = serde_json::from_str(&native.out).unwrap();
+    let mut estimate = |memory_gib: f64, code: u8| {
+        cluster["groups"][0]["device"]["memory_gib"] = memory_gib.into();
+        let file = write("refusals-cluster.json", &cluster.to_string());
+        json(&["estimate", "llama-2-70b", &file, "--tp", "8", "--offload", "none"], code)
+    };
+    let mut needs = |memory_gib: f64| {
+        let overflow = estimate(memory_gib, 3)["no_plan"].clone();
+        assert_eq!(overflow["need"], "closest", "{overflow}");
+        overflow["needed_bytes"].as_f64().unwrap() / GIB
+    };
+    let (of_less, of_more) = (needs(80.0), needs(150.0));
+    assert!((of_less / of_more - 1.0).abs() < 0.01, "{of_less} GiB, with more {of_more} GiB");
+    let peak = estimate(of_more * 1.01, 0)["peak_memory_bytes"].as_f64().unwrap();
+    assert!((peak / GIB / of_more - 1.0).abs() < 0.01, "{peak} bytes, said to need {of_more} GiB");
+}
+
+/// Of many candidates none is worked out where the states alone are too many: what is told is what none does without.
+#[test]
+fn what_none_does_without_is_called_so() {
+    let refused = planner(&["optimize", "llama-2-70b", "dgx-a100-40", "--pin", "offload=none"]);
+    assert_eq!(refused.code, 3, "{refused}");
+    assert!(refused.err.contains("no plan fits: any needs at least 132."), "{refused}");
+    assert!(
+        refused.err.contains("of 40.0 GiB per device for parameters, gradients and optimizer state\n"),
+        "{refused}"
+    );
+}
+
+/// The time beside a change is that of some plan that then fits, near the fastest.
+#[test]
+fn a_change_takes_about_as_long_as_it_is_said_to() {
+    let question = |more: &[&'static str]| {
+        [&["optimize", "llama-3-8b", "rtx4090-x8", "--global-batch", "64"], more].concat()
+    };
+    let refused = json(&question(&["--devices", "2"]), 3);
+    let changes = refused["no_plan"]["relaxations"].as_array().unwrap();
+    for (change, more) in [
+        ("gradients=half", &["--devices", "2", "--engine", "gradients=half"][..]),
+        ("4 times the devices (8)", &["--pin", "offload=none"]),
+    ] {
+        let told = changes.iter().find(|one| one["change"].as_str().unwrap().contains(change));
+        let told = told.unwrap_or_else(|| panic!("{change}: {refused}"));
+        let (time, speed) = (told["step_time_s"].as_f64().unwrap(), told["tokens_per_s"].as_f64().unwrap());
+        assert!((time * speed / (64.0 * 8192.0) - 1.0).abs() < 1e-9, "{told}");
+        let fastest = json(&question(more), 0)["predicted"]["step_time_s"].as_f64().unwrap();
+        assert!((0.9999..1.1).contains(&(time / fastest)), "{change}: {time} s, the fastest {fastest} s");
+    }
+}
+
+/// Whatever else may be wrong with it.
+#[test]
+fn more_devices_than_are_planned_for_are_refused_at_once() {
+    let plan = scratch("refusals-plan.json").to_string_lossy().into_owned();
+    let question = ["optimize", "gpt2", "dgx-h100", "--devices", "2", "--global-batch", "16"];
+    let made = planner(&[&question[..], &["--pin", "dp=2", "-o", &plan]].concat());
+    assert_eq!(made.code, 0, "{made}");
+    for gained in ["9999999", "16777216"] {
+        let refused = planner(&["replan", &plan, "--gained", gained]);
+        assert_eq!(refused.code, 2, "{refused}");
+        assert!(refused.err.contains("at most 10000000 in all are planned for"), "{refused}");
+    }
+}
+
+/// Text of some editors begins with a mark that is no part of it.
+#[test]
+fn a_byte_order_mark_has_one_answer() {
+    let file = write("refusals-mark.json", "\u{feff}{}");
+    let question = ["optimize", "gpt2", "dgx-h100", "--global-batch", "8"];
+    for words in [
+        vec!["optimize", &file, "dgx-h100"],
+        vec!["optimize", "gpt2", &file],
+        vec!["check", &file],
+        [&question[..], &["--constraints", &file]].concat(),
+        [&question[..], &["--calibration", &file]].concat(),
+    ] {
+        let refused = planner(&words);
+        assert_eq!(refused.code, 2, "{refused}");
+        assert!(refused.err.contains("the file starts with a byte order mark\n"), "{refused}");
+    }
+}
