@@ -38,14 +38,18 @@ impl Entry {
     /// Reads the rules back, one per tensor. Places in errors are relative to the entry.
     ///
     /// # Errors
-    /// Where a name is unknown, or an algorithm is none of the collective's.
+    /// Where a name is unknown, an algorithm is none of the collective's, or a collective has no axes or two algorithms.
     pub fn rules(&self, layer: &Layer, mesh: &Mesh) -> Result<Vec<Rule>, PlanError> {
-        let mut rules = Vec::new();
+        let mut rules: Vec<Rule> = Vec::new();
         for (i, row) in self.collectives.iter().enumerate() {
             let at = |field: &str| format!("collectives[{i}].{field}");
             check_algorithm(row.collective, row.algorithm)
                 .map_err(|what| PlanError::new(at("algorithm"), what))?;
             let axes = read_axes(&row.axes, mesh).map_err(|what| PlanError::new(at("axes"), what))?.axes();
+            if axes.is_empty() {
+                let what = format!("`{}` runs along one axis at least", row.collective.name());
+                return Err(PlanError::new(at("axes"), what));
+            }
             let rule = |tensor| Rule {
                 class: row.class,
                 kind: row.collective,
@@ -53,14 +57,26 @@ impl Entry {
                 tensor,
                 algorithm: row.algorithm,
             };
+            let mut add = |rule: Rule| {
+                let is_same = |other: &Rule| {
+                    (other.class, other.kind, other.tensor) == (rule.class, rule.kind, rule.tensor)
+                        && other.axes == rule.axes
+                };
+                if rules.iter().any(is_same) {
+                    let what = format!("the algorithm of this `{}` is said twice", row.collective.name());
+                    return Err(PlanError::new(format!("collectives[{i}]"), what));
+                }
+                rules.push(rule);
+                Ok(())
+            };
             if row.tensors.is_empty() {
-                rules.push(rule(None));
+                add(rule(None))?;
             }
             for name in &row.tensors {
                 let found = layer.tensors.iter().position(|tensor| tensor.name == *name);
                 let what = || format!("layer `{}` has no tensor `{name}`", layer.name);
                 let tensor = found.ok_or_else(|| PlanError::new(at("tensors"), what()))?;
-                rules.push(rule(Some(TensorId(tensor))));
+                add(rule(Some(TensorId(tensor))))?;
             }
         }
         Ok(rules)

@@ -3,11 +3,12 @@
 use proptest::prelude::*;
 
 use crate::cluster::Nvme;
+use crate::collective::{Algorithm, CollectiveKind, CommunicationClass};
 use crate::lower::Recompute;
 use crate::op::OpKind;
 use crate::plan::Plan;
 use crate::plan::check::{check_plan, open};
-use crate::plan::entry::{Entry, read_sharding, write_sharding};
+use crate::plan::entry::{CollectiveEntry, Entry, read_sharding, write_sharding};
 use crate::plan::samples::{Family, Policy, Sample};
 use crate::program::{Home, StateHome};
 use crate::schedule::Schedule;
@@ -78,6 +79,17 @@ fn broken(edit: impl FnOnce(&mut Plan)) -> String {
     format!("{}: {error}", error.place)
 }
 
+/// Sums of gradients along some axes, by a tree.
+fn by_tree(axes: &[&str]) -> CollectiveEntry {
+    CollectiveEntry {
+        class: CommunicationClass::GradientReduce,
+        collective: CollectiveKind::AllReduce,
+        axes: axes.iter().map(|&axis| axis.into()).collect(),
+        algorithm: Algorithm::Tree,
+        tensors: Vec::new(),
+    }
+}
+
 #[test]
 fn a_broken_invariant_is_named_with_its_place() {
     let cases = [
@@ -121,6 +133,8 @@ fn a_broken_invariant_is_named_with_its_place() {
         broken(|p| p.model.layers[1].dims[2].name = "defer".into()),
         broken(|p| p.model.layers[1].out = crate::native::Streams::One("norm1".into())),
         broken(|p| p.cluster.groups.clear()),
+        broken(|p| p.entries[1].collectives = vec![by_tree(&[])]),
+        broken(|p| p.entries[1].collectives = vec![by_tree(&["x0"]), by_tree(&["x0"])]),
     ];
     insta::assert_snapshot!(cases.join("\n"));
 }
