@@ -183,10 +183,20 @@ struct Overflow<'a> {
     term: &'a str,
     needed_bytes: f64,
     capacity_bytes: f64,
+    /// What a node lacks besides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    also: Option<AlsoDocument>,
     relaxations: Vec<RelaxationDocument<'a>>,
     /// What was not tried when time was over.
     #[serde(skip_serializing_if = "Option::is_none")]
     untried: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct AlsoDocument {
+    term: &'static str,
+    needed_bytes: f64,
+    capacity_bytes: f64,
 }
 
 #[derive(Serialize)]
@@ -203,6 +213,10 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
     else {
         return None;
     };
+    let also = match no_plan {
+        NoPlan::NothingFits { also, .. } => also.as_deref(),
+        NoPlan::Overflows { .. } | NoPlan::Impossible { .. } | NoPlan::Broken { .. } => None,
+    };
     let relaxations = relaxations.iter().map(|one| RelaxationDocument {
         change: &one.change,
         step_time_s: one.step_time.0,
@@ -215,6 +229,11 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
             term,
             needed_bytes: needed.0,
             capacity_bytes: capacity.0,
+            also: also.map(|node| AlsoDocument {
+                term: node.store.term(),
+                needed_bytes: node.needed.0,
+                capacity_bytes: node.capacity.0,
+            }),
             relaxations: relaxations.collect(),
             untried: untried(no_plan),
         },
@@ -279,8 +298,16 @@ mod tests {
     fn plans_that_were_not_tried_are_told_in_words_and_as_data() {
         let (stage, term, relaxations) = (0, "parameters".into(), Vec::new());
         let (needed, capacity, untried) = (Bytes(2e9), Bytes(1e9), Some(Untried::Plans));
-        let no_plan =
-            NoPlan::NothingFits { need: Need::Closest, stage, term, needed, capacity, relaxations, untried };
+        let no_plan = NoPlan::NothingFits {
+            need: Need::Closest,
+            stage,
+            term,
+            needed,
+            capacity,
+            also: None,
+            relaxations,
+            untried,
+        };
         assert!(no_plan.to_string().starts_with("no plan was found in time"), "{no_plan}");
         assert_eq!(super::relaxations(&no_plan), "hint: time was over before all plans were tried\n");
         let document: serde_json::Value = serde_json::from_str(&no_plan_json(&no_plan).unwrap()).unwrap();

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cost_model::Constants;
-use cost_model::offload::NodeStore;
+use cost_model::offload::{NodeMemory, NodeStore};
 use ir::engine::GradientOverlap;
 use ir::graph::Model;
 use ir::links::bends;
@@ -144,6 +144,8 @@ pub enum Dropped {
         needed: f64,
         /// What it has.
         capacity: f64,
+        /// A node whose host, or drives, lack memory besides.
+        also: Option<NodeMemory>,
     },
 }
 

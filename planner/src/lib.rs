@@ -120,14 +120,17 @@ pub fn optimize_alone(
 /// Why there is no plan for a request, where nothing fits with changes that would make one fit: those that are tried until somebody
 /// wants an answer.
 pub fn with_changes(request: &Request, why: NoPlan, watch: (Stop<'_>, OnProgress<'_>)) -> NoPlan {
-    let NoPlan::NothingFits { need, stage, term, needed, capacity, untried, .. } = why else { return why };
+    let NoPlan::NothingFits { need, stage, term, needed, capacity, also, untried, .. } = why else {
+        return why;
+    };
     let constants = match on_cluster(request, Constants::load()) {
         Ok(constants) => constants,
         Err(wrong) => return wrong,
     };
     let tried = relax::relaxations((request, Hosts::Asked), &constants, watch);
     let untried = untried.or(tried.ended_early.then_some(Untried::Changes));
-    NoPlan::NothingFits { need, stage, term, needed, capacity, relaxations: tried.relaxations, untried }
+    let relaxations = tried.relaxations;
+    NoPlan::NothingFits { need, stage, term, needed, capacity, also, relaxations, untried }
 }
 
 /// The same in a world with given constants, without changes that would make a plan fit.

@@ -124,10 +124,11 @@ impl Scope<'_> {
         let stages = 0..candidate.n_stages as usize;
         let worst = stages.max_by(|a, b| over(*a).total_cmp(&over(*b)).then(b.cmp(a)));
         let Some(stage) = worst else { return Dropped::NoStrategy };
+        let also = self.host_overflow(candidate, schedule, (&cuts, &smallest));
         if over(stage) <= 0.0
-            && let Some(dropped) = self.host_overflow(candidate, schedule, (&cuts, &smallest))
+            && let Some(NodeMemory { store, stage, needed, capacity }) = also
         {
-            return dropped;
+            return Dropped::Host { store, stage, needed: needed.0, capacity: capacity.0 };
         }
         let sum = |of: &dyn Fn(&LayerCost, Flight) -> f64| -> f64 {
             let of_chunk = |chunk: usize| -> f64 {
@@ -146,7 +147,7 @@ impl Scope<'_> {
         } else {
             "working tensors of one layer"
         };
-        Dropped::Memory { stage, term, needed, capacity: grounds.at(stage).capacity }
+        Dropped::Memory { stage, term, needed, capacity: grounds.at(stage).capacity, also }
     }
 
     /// The same where that fits by what cuts see of it: what the arrangement overflows that does so least.
@@ -156,10 +157,10 @@ impl Scope<'_> {
         levels: &[Levels],
     ) -> Dropped {
         match (self.overflow(candidate, levels), over) {
-            (Dropped::Memory { term, needed, capacity, .. }, Some(over)) if needed <= capacity => {
+            (Dropped::Memory { term, needed, capacity, also, .. }, Some(over)) if needed <= capacity => {
                 let (stage, bytes) = over.most();
                 let capacity = self.grounds(candidate).at(stage).capacity;
-                Dropped::Memory { stage, term, needed: capacity + bytes, capacity }
+                Dropped::Memory { stage, term, needed: capacity + bytes, capacity, also }
             }
             (dropped, _) => dropped,
         }
@@ -171,7 +172,7 @@ impl Scope<'_> {
         candidate: &Candidate,
         schedule: Schedule,
         (cuts, levels): (&[Chunk], &[Levels]),
-    ) -> Option<Dropped> {
+    ) -> Option<NodeMemory> {
         let (n_stages, grounds) = (candidate.n_stages as usize, self.grounds(candidate));
         let flights = self.in_flight(candidate, schedule);
         let devices = |stage: u64| candidate.meshes().of(stage).n_devices();
@@ -189,8 +190,6 @@ impl Scope<'_> {
                 stages[rank as usize].0.nvme += Bytes(sum(&|cost| cost.nvme));
             }
         }
-        let node = fullest_node((&self.request.cluster, self.constants), &stages)?;
-        let NodeMemory { store, stage, needed, capacity } = node;
-        (!node.fits()).then_some(Dropped::Host { store, stage, needed: needed.0, capacity: capacity.0 })
+        fullest_node((&self.request.cluster, self.constants), &stages).filter(|node| !node.fits())
     }
 }

@@ -32,9 +32,9 @@ pub(crate) fn closer(known: Option<NoPlan>, next: NoPlan) -> NoPlan {
 /// A refusal after a search that was stopped before all of its plans were tried.
 pub(crate) fn stopped(why: NoPlan) -> NoPlan {
     match why {
-        NoPlan::NothingFits { need, stage, term, needed, capacity, relaxations, .. } => {
+        NoPlan::NothingFits { need, stage, term, needed, capacity, also, relaxations, .. } => {
             let untried = Some(Untried::Plans);
-            NoPlan::NothingFits { need, stage, term, needed, capacity, relaxations, untried }
+            NoPlan::NothingFits { need, stage, term, needed, capacity, also, relaxations, untried }
         }
         other @ (NoPlan::Impossible { .. } | NoPlan::Broken { .. } | NoPlan::Overflows { .. }) => other,
     }
@@ -268,6 +268,7 @@ pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<No
             term: format!("parameters, gradients and optimizer state{rest}"),
             needed: needed * (1.0 / n_devices) + Bytes(scope.reserve()),
             capacity: devices * (1.0 / n_devices),
+            also: None,
             relaxations: Vec::new(),
             untried: None,
         },
@@ -293,21 +294,25 @@ pub(crate) fn nothing_fits(
         return NoPlan::Impossible { what };
     }
     match closest {
-        Some(Dropped::Memory { stage, term, needed, capacity }) if needed > capacity => NoPlan::NothingFits {
-            need: Need::Closest,
-            stage,
-            term: term.into(),
-            needed: Bytes(needed + scope.reserve()),
-            capacity: Bytes(capacity + scope.reserve()),
-            relaxations: Vec::new(),
-            untried,
-        },
+        Some(Dropped::Memory { stage, term, needed, capacity, also }) if needed > capacity => {
+            NoPlan::NothingFits {
+                need: Need::Closest,
+                stage,
+                term: term.into(),
+                needed: Bytes(needed + scope.reserve()),
+                capacity: Bytes(capacity + scope.reserve()),
+                also: also.map(Box::new),
+                relaxations: Vec::new(),
+                untried,
+            }
+        }
         Some(Dropped::Host { store, stage, needed, capacity }) => NoPlan::NothingFits {
             need: Need::Closest,
             stage,
             term: store.term().into(),
             needed: Bytes(needed),
             capacity: Bytes(capacity),
+            also: None,
             relaxations: Vec::new(),
             untried,
         },

@@ -116,7 +116,7 @@ fn more_devices(request: &Request) -> Vec<Change> {
         if let Some(outer) = relaxed.cluster.tiers.last_mut() {
             outer.devices *= factor;
         }
-        (format!("{factor} times the devices ({})", relaxed.cluster.n_devices()), relaxed)
+        (format!("{factor} times the nodes ({} devices)", relaxed.cluster.n_devices()), relaxed)
     };
     (1..=DOUBLINGS).map(times).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cost_model::offload::NodeMemory;
 use ir::cluster::{Cluster, Precision};
 use ir::engine::Engine;
 use ir::graph::Model;
@@ -481,7 +482,7 @@ impl Stop<'_> {
 /// A change that would make a plan fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Relaxation {
-    /// The change: `twice the devices (32)`.
+    /// The change: `4 times the nodes (32 devices)`.
     pub change: String,
     /// Step time of a plan that then fits; a whole search may find a faster one.
     pub step_time: Seconds,
@@ -534,9 +535,10 @@ pub enum NoPlan {
     },
     /// Everything that was tried needs more memory than there is.
     #[error(
-        "{}: {}",
+        "{}: {}{}",
         if *untried == Some(Untried::Plans) { "no plan was found in time" } else { "no plan fits" },
-        lack((*need, *stage, term), *needed, *capacity)
+        lack((*need, *stage, term), *needed, *capacity),
+        also.as_deref().map_or(String::new(), besides)
     )]
     NothingFits {
         /// Whose memory is told.
@@ -549,6 +551,8 @@ pub enum NoPlan {
         needed: Bytes,
         /// What it has.
         capacity: Bytes,
+        /// A node whose host, or drives, lack memory besides.
+        also: Option<Box<NodeMemory>>,
         /// Changes that would help, each with the time of the plan it allows; best first.
         relaxations: Vec<Relaxation>,
         /// What was not tried, for somebody wanted an answer.
@@ -584,4 +588,10 @@ pub fn lack((need, stage, term): (Need, usize, &str), needed: Bytes, capacity: B
         }
         Need::Any => format!("any needs at least {needed:.1} GiB of {capacity:.1} GiB per device for {term}"),
     }
+}
+
+/// What of a node overflows besides, in words.
+fn besides(node: &NodeMemory) -> String {
+    let (needed, capacity) = (node.needed.0 / GIB, node.capacity.0 / GIB);
+    format!("; besides, {needed:.1} GiB of {capacity:.1} GiB are needed for {}", node.store.term())
 }

@@ -349,10 +349,10 @@ enum Done {
 /// Of two that overflow, the one that needs less; ties to the first.
 pub(crate) fn nearer(known: Dropped, next: Dropped) -> Dropped {
     let need = |dropped: &Dropped| match dropped {
-        Dropped::Memory { needed, .. } => *needed,
+        Dropped::Memory { needed, .. } => (*needed, 0.0),
         // Its devices have room.
-        Dropped::Host { .. } => 0.0,
-        Dropped::NoStrategy | Dropped::Slower => f64::INFINITY,
+        Dropped::Host { needed, capacity, .. } => (0.0, needed / capacity),
+        Dropped::NoStrategy | Dropped::Slower => (f64::INFINITY, 0.0),
     };
     if need(&known) <= need(&next) { known } else { next }
 }

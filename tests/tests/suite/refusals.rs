@@ -57,17 +57,36 @@ fn what_none_does_without_is_called_so() {
     );
 }
 
+/// Of a host that is too small beside devices that are, both are told: with enough of one the other is still missing.
+#[test]
+fn what_a_host_lacks_is_told_beside_what_devices_do() {
+    let native = planner(&["clusters", "dgx-h100", "--devices", "4", "--native"]);
+    let mut cluster: Value = serde_json::from_str(&native.out).unwrap();
+    cluster["groups"][0]["host_memory_gib"] = 128.into();
+    let file = write("refusals-host.json", &cluster.to_string());
+    let refused = json(
+        &["optimize", "llama-3-70b", &file, "--global-batch", "4", "--seq-len", "4096", "--budget", "0.001"],
+        3,
+    );
+    let (overflow, also) = (&refused["no_plan"], &refused["no_plan"]["also"]);
+    for one in [overflow, also] {
+        assert!(one["needed_bytes"].as_f64() > one["capacity_bytes"].as_f64(), "{refused}");
+    }
+    assert!(also["term"].as_str().unwrap().contains("host"), "{refused}");
+}
+
 /// The time beside a change is that of some plan that then fits, near the fastest.
 #[test]
 fn a_change_takes_about_as_long_as_it_is_said_to() {
-    let question = |more: &[&'static str]| {
-        [&["optimize", "llama-3-8b", "rtx4090-x8", "--global-batch", "64"], more].concat()
-    };
-    let refused = json(&question(&["--devices", "2"]), 3);
+    let pair = planner(&["clusters", "rtx4090-x8", "--devices", "2", "--native"]);
+    let pair = write("refusals-pair.json", &pair.out);
+    let question =
+        |more: &[&'static str]| [&["optimize", "llama-3-8b", &pair, "--global-batch", "64"], more].concat();
+    let refused = json(&question(&[]), 3);
     let changes = refused["no_plan"]["relaxations"].as_array().unwrap();
     for (change, more) in [
-        ("gradients=half", &["--devices", "2", "--engine", "gradients=half"][..]),
-        ("4 times the devices (8)", &["--pin", "offload=none"]),
+        ("gradients=half", &["--engine", "gradients=half"][..]),
+        ("4 times the nodes (8 devices)", &["--devices", "8", "--pin", "offload=none"]),
     ] {
         let told = changes.iter().find(|one| one["change"].as_str().unwrap().contains(change));
         let told = told.unwrap_or_else(|| panic!("{change}: {refused}"));
