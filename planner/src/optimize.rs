@@ -22,7 +22,7 @@ use ir::units::Seconds;
 use rayon::prelude::*;
 
 use crate::bound::Bound;
-use crate::candidate::{Candidate, Scope, same_mesh};
+use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
 use crate::enumerate::{candidates, freed_candidates, named_candidates};
 use crate::forms::Forms;
 use crate::found::{Again, Found, Further, Start, Tally};
@@ -177,7 +177,10 @@ fn searched<'a>(
     }
     // Other choices inside a candidate may have made other degrees of it.
     worked.retain(|one| !is_misnamed(&scope, one, tally));
+    // Where something has no room only, what has room and other degrees is no answer.
+    let lacks_memory = matches!(closest, Some(Dropped::Memory { .. } | Dropped::Host { .. }));
     if worked.is_empty()
+        && !lacks_memory
         && let Some(misnamed) = &tally.misnamed
     {
         return Err(NoPlan::Impossible { what: misnamed.what.clone() });

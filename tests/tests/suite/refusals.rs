@@ -45,6 +45,22 @@ fn what_the_closest_needs_is_what_it_fits_in() {
     assert!((peak / GIB / of_more - 1.0).abs() < 0.01, "{peak} bytes, said to need {of_more} GiB");
 }
 
+/// Where what has the degrees that are pinned nearly fits, other degrees that do fit are no reason to say that there are none such.
+#[test]
+fn degrees_that_lack_memory_are_not_called_impossible() {
+    let native = planner(&["clusters", "dgx-a100-40", "--devices", "4", "--native"]);
+    let mut cluster: Value = serde_json::from_str(&native.out).unwrap();
+    cluster["groups"][0]["device"]["memory_gib"] = 48.9.into();
+    let file = write("refusals-nearly.json", &cluster.to_string());
+    let pins = "tp=4,recompute=none,offload=none";
+    let refused = json(
+        &["optimize", "llama-3-8b", &file, "--global-batch", "8", "--budget", "0.001", "--pin", pins],
+        3,
+    );
+    let needed = refused["no_plan"]["needed_bytes"].as_f64().unwrap() / GIB;
+    assert!((48.9..51.0).contains(&needed), "{refused}");
+}
+
 /// Of many candidates none is worked out where the states alone are too many: what is told is what none does without.
 #[test]
 fn what_none_does_without_is_called_so() {
