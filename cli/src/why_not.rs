@@ -2,6 +2,7 @@
 //! what keeps such a plan from being one.
 
 use cost_model::Constants;
+use cost_model::offload::NodeMemory;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::{Plan, PlanError};
 use ir::units::Bytes;
@@ -32,12 +33,25 @@ enum Answer {
     /// It is none: a rule or a length forbids it.
     Illegal { reason: String },
     /// It needs more memory than there is.
-    DoesNotFit { need: Need, stage: usize, term: String, needed_bytes: f64, capacity_bytes: f64 },
+    DoesNotFit {
+        need: Need,
+        stage: usize,
+        term: String,
+        needed_bytes: f64,
+        capacity_bytes: f64,
+        #[serde(skip)]
+        said: String,
+    },
 }
 
 impl Answer {
-    fn does_not_fit((need, stage, term): (Need, usize, String), needed: Bytes, capacity: Bytes) -> Self {
-        Self::DoesNotFit { need, stage, term, needed_bytes: needed.0, capacity_bytes: capacity.0 }
+    fn does_not_fit(
+        (need, stage, term): (Need, usize, String),
+        (needed, capacity): (Bytes, Bytes),
+        also: Option<&NodeMemory>,
+    ) -> Self {
+        let said = lack((need, stage, &term), (needed, capacity), also);
+        Self::DoesNotFit { need, stage, term, needed_bytes: needed.0, capacity_bytes: capacity.0, said }
     }
 }
 
@@ -64,11 +78,11 @@ impl WhyNot {
                 Answer::Priced(Comparison::of(&[first, second])?)
             }
             Err(NoPlan::Impossible { what }) => Answer::Illegal { reason: what },
-            Err(NoPlan::NothingFits { need, stage, term, needed, capacity, .. }) => {
-                Answer::does_not_fit((need, stage, term), needed, capacity)
+            Err(NoPlan::NothingFits { need, stage, term, needed, capacity, also, .. }) => {
+                Answer::does_not_fit((need, stage, term), (needed, capacity), also.as_deref())
             }
             Err(NoPlan::Overflows { stage, term, needed, capacity, .. }) => {
-                Answer::does_not_fit((Need::Closest, stage, term), needed, capacity)
+                Answer::does_not_fit((Need::Closest, stage, term), (needed, capacity), None)
             }
             Err(broken @ NoPlan::Broken { .. }) => return Err(broken.into()),
         };
@@ -80,10 +94,7 @@ impl WhyNot {
         match &self.answer {
             Answer::Priced(comparison) => comparison.text(),
             Answer::Illegal { reason } => format!("{} is no plan: {reason}\n", self.asked),
-            Answer::DoesNotFit { need, stage, term, needed_bytes, capacity_bytes } => {
-                let lack = lack((*need, *stage, term), Bytes(*needed_bytes), Bytes(*capacity_bytes));
-                format!("{} does not fit: {lack}\n", self.asked)
-            }
+            Answer::DoesNotFit { said, .. } => format!("{} does not fit: {said}\n", self.asked),
         }
     }
 }

@@ -535,10 +535,9 @@ pub enum NoPlan {
     },
     /// Everything that was tried needs more memory than there is.
     #[error(
-        "{}: {}{}",
+        "{}: {}",
         if *untried == Some(Untried::Plans) { "no plan was found in time" } else { "no plan fits" },
-        lack((*need, *stage, term), *needed, *capacity),
-        also.as_deref().map_or(String::new(), besides)
+        lack((*need, *stage, term), (*needed, *capacity), also.as_deref())
     )]
     NothingFits {
         /// Whose memory is told.
@@ -577,21 +576,20 @@ pub enum NoPlan {
     },
 }
 
-/// What overflows, in words.
-pub fn lack((need, stage, term): (Need, usize, &str), needed: Bytes, capacity: Bytes) -> String {
-    let (needed, capacity) = (needed.0 / GIB, capacity.0 / GIB);
+/// What overflows, and what of a node does besides, in words.
+pub fn lack(
+    (need, stage, term): (Need, usize, &str),
+    (needed, capacity): (Bytes, Bytes),
+    also: Option<&NodeMemory>,
+) -> String {
+    let of =
+        |needed: Bytes, capacity: Bytes| format!("{:.1} GiB of {:.1} GiB", needed.0 / GIB, capacity.0 / GIB);
+    let own = of(needed, capacity);
+    let also = also.map_or(String::new(), |node| {
+        format!("; besides, {} are needed for {}", of(node.needed, node.capacity), node.store.term())
+    });
     match need {
-        Need::Closest => {
-            format!(
-                "the closest needs {needed:.1} GiB of {capacity:.1} GiB on stage {stage}, most of it {term}"
-            )
-        }
-        Need::Any => format!("any needs at least {needed:.1} GiB of {capacity:.1} GiB per device for {term}"),
+        Need::Closest => format!("the closest needs {own} on stage {stage}, most of it {term}{also}"),
+        Need::Any => format!("any needs at least {own} per device for {term}{also}"),
     }
-}
-
-/// What of a node overflows besides, in words.
-fn besides(node: &NodeMemory) -> String {
-    let (needed, capacity) = (node.needed.0 / GIB, node.capacity.0 / GIB);
-    format!("; besides, {needed:.1} GiB of {capacity:.1} GiB are needed for {}", node.store.term())
 }
