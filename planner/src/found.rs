@@ -327,7 +327,7 @@ impl Further {
             Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
             Self::FreeAxes => {
                 "; axes that do something else in some layers were asked only for some stages and micro-batches, \
-                 first for those of the fastest plans without"
+                 first for those of the fastest plans without, and for their fastest choices alone, which may come to other degrees"
             }
             Self::NearAlone => {
                 "; the space is that of these degrees and this number of stages: others near a plan that ran were \
