@@ -213,9 +213,9 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
     else {
         return None;
     };
-    let also = match no_plan {
-        NoPlan::NothingFits { also, .. } => also.as_deref(),
-        NoPlan::Overflows { .. } | NoPlan::Impossible { .. } | NoPlan::Broken { .. } => None,
+    let (need, also) = match no_plan {
+        NoPlan::NothingFits { need, also, .. } => (*need, also.as_deref()),
+        NoPlan::Overflows { .. } | NoPlan::Impossible { .. } | NoPlan::Broken { .. } => (Need::Closest, None),
     };
     let relaxations = relaxations.iter().map(|one| RelaxationDocument {
         change: &one.change,
@@ -224,7 +224,7 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
     });
     let document = NoPlanDocument {
         no_plan: Overflow {
-            need: need(no_plan),
+            need,
             stage: *stage,
             term,
             needed_bytes: needed.0,
@@ -269,14 +269,6 @@ pub(crate) fn relaxations(no_plan: &NoPlan) -> String {
         "hint: each of these changes makes a plan fit (by a short search: a whole one may find faster plans{hosts})\n{rows}{}",
         more.unwrap_or_default()
     )
-}
-
-/// Whose memory a refusal tells.
-fn need(no_plan: &NoPlan) -> Need {
-    match no_plan {
-        NoPlan::NothingFits { need, .. } => *need,
-        NoPlan::Overflows { .. } | NoPlan::Impossible { .. } | NoPlan::Broken { .. } => Need::Closest,
-    }
 }
 
 /// What was not tried when time was over, if it was.

@@ -81,7 +81,7 @@ pub fn relaxations(
         let on_progress =
             |progress: Progress| on_progress(Progress { change: Some((at + 1, n_families)), ..progress });
         let n_changes = family.len();
-        family.into_iter().enumerate().find_map(|(at, (change, relaxed))| {
+        family.into_iter().zip(1..).find_map(|((change, relaxed), nth)| {
             tried.ended_early |= (stop.asked)();
             if tried.ended_early {
                 return None;
@@ -89,7 +89,7 @@ pub fn relaxations(
             // Degrees that are pinned may be met in a second look alone.
             let again = if names_degrees(&relaxed.pins) { Again::InMoreWays } else { Again::Never };
             // There is no larger change to turn to.
-            let in_vain = if at + 1 == n_changes { u64::MAX } else { BRIEFLY.in_vain };
+            let in_vain = if nth == n_changes { u64::MAX } else { BRIEFLY.in_vain };
             let settles = Settles { in_vain, ..BRIEFLY };
             let start = Start { waits: None, again, settles: Some(settles), ..Start::default() };
             let (found, _) = search_from(&relaxed, constants, start, (stop, &on_progress));

@@ -1,5 +1,6 @@
 //! DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): latent attention, shared and routed experts, dense first
-//! layers; how many of each must be said, for defaults are those of one of the models and differ between versions. Multi-token prediction modules are not part of the model that is planned.
+//! layers; how many of each must be said, for defaults are those of one of the models and differ between versions.
+//! Multi-token prediction modules are not part of the model that is planned.
 
 use ir::op::{GroupScore, Normalize, RouterScore};
 

@@ -24,11 +24,16 @@ fn json(words: &[&str], code: u8) -> Value {
     serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
+/// A shipped cluster as a document to edit.
+fn native(words: &[&str]) -> Value {
+    let said = planner(&[&["clusters"], words, &["--native"]].concat());
+    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {said}"))
+}
+
 /// What a named plan is said to need does not depend on how much too little there is, and is enough.
 #[test]
 fn what_the_closest_needs_is_what_it_fits_in() {
-    let native = planner(&["clusters", "dgx-h100", "--native"]);
-    let mut cluster: Value = serde_json::from_str(&native.out).unwrap();
+    let mut cluster = native(&["dgx-h100"]);
     let mut estimate = |memory_gib: f64, code: u8| {
         cluster["groups"][0]["device"]["memory_gib"] = memory_gib.into();
         let file = write("refusals-cluster.json", &cluster.to_string());
@@ -48,8 +53,7 @@ fn what_the_closest_needs_is_what_it_fits_in() {
 /// Where what has the degrees that are pinned nearly fits, other degrees that do fit are no reason to say that there are none such.
 #[test]
 fn degrees_that_lack_memory_are_not_called_impossible() {
-    let native = planner(&["clusters", "dgx-a100-40", "--devices", "4", "--native"]);
-    let mut cluster: Value = serde_json::from_str(&native.out).unwrap();
+    let mut cluster = native(&["dgx-a100-40", "--devices", "4"]);
     cluster["groups"][0]["device"]["memory_gib"] = 48.9.into();
     let file = write("refusals-nearly.json", &cluster.to_string());
     let pins = "tp=4,recompute=none,offload=none";
@@ -76,8 +80,7 @@ fn what_none_does_without_is_called_so() {
 /// Of a host that is too small beside devices that are, both are told: with enough of one the other is still missing.
 #[test]
 fn what_a_host_lacks_is_told_beside_what_devices_do() {
-    let native = planner(&["clusters", "dgx-h100", "--devices", "4", "--native"]);
-    let mut cluster: Value = serde_json::from_str(&native.out).unwrap();
+    let mut cluster = native(&["dgx-h100", "--devices", "4"]);
     cluster["groups"][0]["host_memory_gib"] = 128.into();
     let file = write("refusals-host.json", &cluster.to_string());
     let refused = json(
@@ -94,8 +97,7 @@ fn what_a_host_lacks_is_told_beside_what_devices_do() {
 /// The time beside a change is that of some plan that then fits, near the fastest.
 #[test]
 fn a_change_takes_about_as_long_as_it_is_said_to() {
-    let pair = planner(&["clusters", "rtx4090-x8", "--devices", "2", "--native"]);
-    let pair = write("refusals-pair.json", &pair.out);
+    let pair = write("refusals-pair.json", &native(&["rtx4090-x8", "--devices", "2"]).to_string());
     let question =
         |more: &[&'static str]| [&["optimize", "llama-3-8b", &pair, "--global-batch", "64"], more].concat();
     let refused = json(&question(&[]), 3);
@@ -113,7 +115,7 @@ fn a_change_takes_about_as_long_as_it_is_said_to() {
     }
 }
 
-/// Whatever else may be wrong with it.
+/// A search among so many would take minutes.
 #[test]
 fn more_devices_than_are_planned_for_are_refused_at_once() {
     let plan = scratch("refusals-plan.json").to_string_lossy().into_owned();
