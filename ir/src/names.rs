@@ -1,9 +1,9 @@
 //! The literature's names for what a plan does: `dp`, `tp`, `ZeRO-3` and the rest, read off strategies and storage.
 //!
-//! Nothing else in the program uses these words to decide anything. A name is derived from which loop an axis cuts,
-//! never from an operator: the batch (data), the sequence of everything (context), the sequence outside and the heads
-//! inside attention (Ulysses), a loop of the weights (tensor), the experts (expert). Attention is the operator whose
-//! keys may travel; the experts are the dim before the slots; the vocabulary is the dim of unequal blocks.
+//! Nothing else in the program uses these words to decide anything. A name is derived from which loop an axis cuts in the
+//! products of most of a layer's weights, never from an operator: the batch (data), the sequence (context), the sequence
+//! there and the heads inside attention (Ulysses), a loop of the weights (tensor); and the experts (expert). Attention is
+//! the operator whose keys may travel; the experts are the dim before the slots; the vocabulary is the dim of unequal blocks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -461,38 +461,48 @@ fn dense_role(layers: &[PlacedLayer], axis: AxisId) -> DenseRole {
     majority(votes).unwrap_or(DenseRole::Same)
 }
 
-/// What an axis does in one layer, experts aside.
+/// What an axis does in one layer, experts aside: what most of its matrices see, by elements, names it, and attention says by which
+/// kind of context parallelism tokens meet. Of heads that are exchanged for sequences or tokens only inside attention no weight knows.
 fn layer_role(placed: PlacedLayer, axis: AxisId) -> DenseRole {
     let layer = placed.layer;
-    let dense: Vec<OpId> = layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0])).collect();
-    let weighty: Vec<OpId> =
-        dense.iter().copied().filter(|op| has_weights(layer, &layer.ops[op.0])).collect();
-    let weights_cut = weighty.iter().any(|&op| cut_loop(placed, op, axis) == Some(Loop::Weight));
-    let outside = if weighty.is_empty() { dense } else { weighty };
+    let products = naming_products(layer);
+    let cut = |op: OpId| cut_loop(placed, op, axis);
+    let most = majority(products.iter().map(|&(op, elements)| (cut(op), elements))).flatten();
+    let weights_cut = products.iter().any(|&(op, _)| cut(op) == Some(Loop::Weight));
     let attention = attention_of(layer);
+    let inside = attention.and_then(cut);
+    let is_ring = attention.is_some_and(|op| placed.choice.strategies[op.0].ring_axes().contains(&axis));
+    let keys = if is_ring { DenseRole::Ring } else { DenseRole::Gather };
+    match (most, inside) {
+        (Some(Loop::Weight | Loop::Slots | Loop::Expert), _) => DenseRole::Tensor,
+        (Some(Loop::Batch), _) => DenseRole::Data,
+        (Some(Loop::Sequence), Some(Loop::Weight | Loop::Slots | Loop::Expert)) => DenseRole::Ulysses,
+        (Some(Loop::Sequence), Some(Loop::Batch | Loop::Sequence) | None) => keys,
+        (None, _) if weights_cut => DenseRole::Tensor,
+        (None, Some(Loop::Batch)) => DenseRole::Data,
+        (None, Some(Loop::Sequence)) => keys,
+        (None, Some(Loop::Weight | Loop::Slots | Loop::Expert)) => DenseRole::Tensor,
+        (None, None) => DenseRole::Same,
+    }
+}
+
+/// The products of a layer that say what an axis is called, with the elements of their matrices: those of its tokens, experts aside. A layer
+/// without any speaks by all its operators alike.
+pub fn naming_products(layer: &Layer) -> Vec<(OpId, u64)> {
+    let dense = || layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0]));
     // What makes keys of another length says nothing of the queries' tokens.
-    let queries = attention.and_then(|op| layer.tensors[layer.ops[op.0].operands[0].0].dims.get(1));
+    let queries = attention_of(layer).and_then(|op| layer.tensors[layer.ops[op.0].operands[0].0].dims.get(1));
     let beside = |op: &OpId| {
         queries
             .is_some_and(|dim| tensors_of(&layer.ops[op.0]).all(|t| !layer.tensors[t.0].dims.contains(dim)))
     };
-    let most = outside.iter().filter(|op| !beside(op)).map(|&op| (cut_loop(placed, op, axis), 1));
-    let most = majority(most).flatten();
-    let inside = attention.and_then(|op| cut_loop(placed, op, axis));
-    let is_ring = attention.is_some_and(|op| placed.choice.strategies[op.0].ring_axes().contains(&axis));
-    match (inside, most) {
-        (Some(Loop::Batch), _) => DenseRole::Data,
-        (Some(Loop::Sequence), _) if is_ring => DenseRole::Ring,
-        (Some(Loop::Sequence), _) => DenseRole::Gather,
-        // Heads are cut inside; outside, the weights are cut too, or the sequence is.
-        (Some(Loop::Weight), Some(Loop::Sequence)) if !weights_cut => DenseRole::Ulysses,
-        (Some(Loop::Weight | Loop::Slots | Loop::Expert), _) => DenseRole::Tensor,
-        (None, _) if weights_cut => DenseRole::Tensor,
-        (None, Some(Loop::Batch)) => DenseRole::Data,
-        (None, Some(Loop::Sequence)) => DenseRole::Gather,
-        (None, Some(Loop::Weight | Loop::Slots | Loop::Expert)) => DenseRole::Tensor,
-        (None, None) => DenseRole::Same,
-    }
+    let elements = |op: OpId| {
+        let matrices = layer.ops[op.0].operands.iter().filter(|t| layer.is_parameter(**t));
+        matrices.fold(0_u64, |all, t| all.saturating_add(layer.parameter_elements(*t)))
+    };
+    let weighty = dense().filter(|op| has_weights(layer, &layer.ops[op.0]));
+    let products: Vec<(OpId, u64)> = weighty.filter(|op| !beside(op)).map(|op| (op, elements(op))).collect();
+    if products.is_empty() { dense().map(|op| (op, 1)).collect() } else { products }
 }
 
 /// Whether most of the body's streams are cut along the sequence on an axis.
@@ -536,29 +546,42 @@ fn cuts_vocabulary(layers: &[PlacedLayer], axis: AxisId) -> bool {
 }
 
 /// The cut of most of the dense parameters, by elements. Frozen ones have one state, the parameter: where most of them
-/// are cut that is stage 3, else the learned ones say what is cut.
+/// are cut that is stage 3, else the learned ones say what is cut. What its use cuts over all devices says nothing beside replicas, or
+/// beside matrices that are whole: there is nothing left of it to cut.
 fn zero((mesh, dp): (&Mesh, u64), layers: &[PlacedLayer]) -> Zero {
     let votes = |held: fn(&Layer, TensorId) -> bool| {
-        let of_layer = move |placed: PlacedLayer| {
+        let of_layer = |placed: PlacedLayer| {
             let layer = placed.layer;
             let dense = layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0]));
-            dense.flat_map(|op| parameter_cuts((mesh, dp), placed, op, held)).collect::<Vec<_>>()
+            dense.flat_map(|op| parameter_cuts(mesh, placed, op, held)).collect::<Vec<_>>()
         };
-        majority(body(layers).into_iter().flat_map(of_layer))
+        let all: Vec<Cut> = body(layers).into_iter().flat_map(of_layer).collect();
+        let only_whole = dp > 1 || all.iter().any(|cut| cut.is_whole && cut.is_matrix);
+        majority(all.iter().filter(|cut| cut.is_whole || !only_whole).map(|cut| (cut.stage, cut.elements)))
     };
     let frozen = votes(|layer, tensor| !layer.is_trained(tensor)).filter(|(stage, _)| *stage > 0);
     let (stage, hybrid) = frozen.or_else(|| votes(Layer::is_trained)).unwrap_or((0, None));
     Zero { stage, hybrid }
 }
 
-/// ZeRO stage and group of those parameters of an operator that are held so, weighted by elements: of what its use cuts among the
-/// replicas too nothing is left for ZeRO.
+/// How a parameter is stored.
+struct Cut {
+    /// ZeRO stage, and the devices of its group where these are fewer than hold the same.
+    stage: (u8, Option<u64>),
+    /// In all layers of its kind.
+    elements: u64,
+    /// Whether several devices use the same of it.
+    is_whole: bool,
+    is_matrix: bool,
+}
+
+/// How those parameters of an operator are stored that are held so.
 fn parameter_cuts(
-    (mesh, dp): (&Mesh, u64),
+    mesh: &Mesh,
     placed: PlacedLayer,
     op: OpId,
     held: fn(&Layer, TensorId) -> bool,
-) -> Vec<((u8, Option<u64>), u64)> {
+) -> Vec<Cut> {
     let (layer, choice) = (placed.layer, placed.choice);
     let used = placements(&signature(layer, &layer.ops[op.0]), choice.strategies[op.0]).operands;
     let operands = layer.ops[op.0].operands.iter().zip(used);
@@ -568,14 +591,16 @@ fn parameter_cuts(
         .filter_map(|(tensor, used)| {
             let storage = choice.storage.get(tensor)?;
             let whole = size(whole_axes(mesh, used));
-            if whole == 1 && dp > 1 {
-                return None;
-            }
             let cuts = [(3, storage.parameter), (2, storage.gradient), (1, storage.optimizer)];
             let (stage, cut) =
                 cuts.into_iter().find(|(_, cut)| !cut.is_empty()).unwrap_or((0, AxisSet::EMPTY));
             let hybrid = (stage > 0 && size(cut) < whole).then(|| size(cut));
-            Some(((stage, hybrid), layer.parameter_elements(*tensor).saturating_mul(placed.count)))
+            Some(Cut {
+                stage: (stage, hybrid),
+                elements: layer.parameter_elements(*tensor).saturating_mul(placed.count),
+                is_whole: whole > 1,
+                is_matrix: layer.tensors[tensor.0].dims.len() >= 2,
+            })
         })
         .collect()
 }

@@ -3,19 +3,9 @@
 use std::ops::RangeInclusive;
 
 use crate::candidate::{Candidate, Scope, batches, filled};
-use crate::polish::Worked;
 use crate::request::{Pins, Request};
-use crate::shapes::{Facts, Shape, divisors, finest, names_degrees, rare, shapes, without_names};
+use crate::shapes::{Facts, Shape, divisors, finest, names_degrees, rare, shapes};
 use crate::{shares, unequal};
-
-/// Numbers of stages and micro-batches for which free axes are always asked where degrees are pinned or ruled out, at most.
-const MOST_FREED: usize = 4;
-
-/// They are those of plans on named axes that take no more than so many times the fastest: free ones take down to three quarters of that.
-const NEAR_FREED: f64 = 1.25;
-
-/// For more of them they are asked where that comes to no more meshes and micro-batches than this: it takes some tenths of a second.
-const FEW_FREED: usize = 64;
 
 /// Pipelines that idle most of the time, devices that do the same and short parts of sequences are asked too where that makes no more
 /// candidates than this: of devices and batches that little divides the fastest may be one of them (gpt2-xl on seven A100-80 with nine
@@ -64,7 +54,7 @@ fn on_meshes(request: &Request, meshes: fn(u64, Facts, &Pins) -> Vec<Shape>) -> 
 }
 
 /// A candidate of a size whose stages have all one mesh.
-fn alike(shape: Shape, (n_stages, micro_batch, n_micro_batches): Size) -> Candidate {
+pub(crate) fn alike(shape: Shape, (n_stages, micro_batch, n_micro_batches): (u64, u64, u64)) -> Candidate {
     Candidate { shape, meshes: Vec::new(), n_stages, micro_batch, n_micro_batches }
 }
 
@@ -85,84 +75,6 @@ fn allows(request: &Request, n_stages: u64) -> bool {
 /// groups of devices lie along them.
 pub(crate) fn takes_finest(request: &Request, pins: &Pins) -> bool {
     pins.forbid.leaves_layers() && !request.cluster.is_mixed()
-}
-
-/// Stages of a step, and micro-batches: how large, how many.
-type Size = (u64, u64, u64);
-
-/// Meshes of free axes for the stages and micro-batches that the fastest plans on named axes have, and for others where that makes few;
-/// where nothing on named axes fits, for theirs if these are few, or if something on them has other degrees. What comes to the degrees
-/// that are pinned, or to none that is ruled out, may be faster in another order of axes, or where it cuts the vocabulary, and fit where
-/// nothing named does.
-pub(crate) fn freed_candidates(
-    scope: &Scope<'_>,
-    named: &[Candidate],
-    (fastest_named, misnamed): (&[Worked], &[Worked]),
-) -> Vec<Candidate> {
-    let request = scope.request;
-    let Some(pins) = without_names(&request.pins) else { return Vec::new() };
-    let near = fastest_named.first().map(|best| best.arranged.step_time() * NEAR_FREED);
-    let knows_others = near.is_some() || !misnamed.is_empty();
-    let mut first = match near {
-        Some(near) => {
-            distinct(worked(fastest_named.iter().take_while(|one| one.arranged.step_time() <= near)))
-        }
-        None if knows_others => Vec::new(),
-        None => distinct(named.iter()),
-    };
-    // Without a plan no bound rules any of them out.
-    if !knows_others && first.len() > MOST_FREED {
-        return Vec::new();
-    }
-    first.truncate(MOST_FREED);
-    let of_size = |size: &Size| on_all_meshes(request, &pins, *size);
-    let mut list: Vec<Candidate> = first.iter().flat_map(of_size).collect();
-    if !knows_others || list.len() >= FEW_FREED {
-        return list;
-    }
-    let free = candidates(&Request { pins: pins.clone(), ..request.clone() });
-    let others = distinct(worked(fastest_named.iter()).chain(named).chain(&free));
-    let others: Vec<Size> = others.into_iter().filter(|size| !first.contains(size)).collect();
-    fill(&mut list, &others, of_size);
-    list
-}
-
-/// Adds the candidates of sizes while they are few.
-fn fill(list: &mut Vec<Candidate>, sizes: &[Size], of_size: impl Fn(&Size) -> Vec<Candidate>) {
-    for size in sizes {
-        if list.len() >= FEW_FREED {
-            break;
-        }
-        let some = of_size(size);
-        if list.len() + some.len() <= FEW_FREED {
-            list.extend(some);
-        }
-    }
-}
-
-/// Every mesh for stages and micro-batches: on axes that others cover layers choose among fewer degrees, and those that are asked for may be
-/// what they come to.
-fn on_all_meshes(request: &Request, pins: &Pins, size: Size) -> Vec<Candidate> {
-    let (n_stages, ..) = size;
-    let all = shapes(request.cluster.n_devices() / n_stages, Facts::of(request), pins).into_iter();
-    all.filter_map(|shape| shares::shape(request, shape, n_stages)).map(|shape| alike(shape, size)).collect()
-}
-
-/// The candidates that were worked out.
-fn worked<'w>(some: impl Iterator<Item = &'w Worked>) -> impl Iterator<Item = &'w Candidate> {
-    some.map(|one| &one.arranged.candidate)
-}
-
-/// The sizes of some candidates, in the order in which they come.
-fn distinct<'c>(candidates: impl Iterator<Item = &'c Candidate>) -> Vec<Size> {
-    let mut sizes = Vec::new();
-    for one in candidates {
-        let size = (one.n_stages, one.micro_batch, one.n_micro_batches);
-        if !sizes.contains(&size) {
-            sizes.push(size);
-        }
-    }
-    sizes
 }
 
 /// The same with a tensor degree by name, of a least and a largest, unless the user names degrees. Free axes have more

@@ -31,6 +31,22 @@ pub struct Barred {
     pub inside: bool,
     /// The inside of experts' products.
     pub inside_experts: bool,
+    /// Sequences and tokens, in the products of experts.
+    pub tokens_of_experts: bool,
+    /// Loops of the products that name it.
+    pub names: NameBars,
+}
+
+/// Classes of loops that an axis may not split in the products of a layer that hold more than half of its weights: what it splits there says
+/// what it is called (`ir::names`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NameBars {
+    /// Sequences of the batch: data parallelism.
+    pub sequences: bool,
+    /// Tokens: context parallelism.
+    pub tokens: bool,
+    /// Their inside: tensor parallelism.
+    pub inside: bool,
 }
 
 impl Degrees {

@@ -236,15 +236,6 @@ impl Tally {
         Self { n_layouts, ..self.and(next) }
     }
 
-    /// Counts the candidates of a search whose bounds are of no interest.
-    pub(crate) fn count(&mut self, next: &Self) {
-        self.n_candidates += next.n_candidates;
-        self.n_illegal += next.n_illegal;
-        self.n_bounded += next.n_bounded;
-        self.n_unfit += next.n_unfit;
-        self.n_simulated += next.n_simulated;
-    }
-
     /// The same with one that came to nothing: only its work counts.
     pub(crate) fn go_on(&mut self, next: &Self) {
         (self.work, self.stopped) = (next.work, self.stopped || next.stopped);
@@ -301,8 +292,8 @@ pub enum Further {
     NoSplitAsked,
     /// The memory of hosts was asked.
     HostsInVain,
-    /// Degrees are pinned or ruled out, and axes that are free were asked only for the fastest stages and micro-batches, and few others.
-    FreeAxes,
+    /// Degrees are pinned or ruled out one by one, and axes that are free were held to them by most of the weights.
+    HeldAxes,
     /// Nothing was but what is near a plan that ran.
     NearAlone,
 }
@@ -325,9 +316,9 @@ impl Further {
             Self::SplitUnasked => "; schedules that split backward were not all asked",
             Self::NoSplitAsked => "; schedules that split backward were not asked (--pin split-backward=any)",
             Self::HostsInVain => "; with the memory of hosts no plan was found that takes a tenth less",
-            Self::FreeAxes => {
-                "; axes that do something else in some layers were asked only for some stages and micro-batches, \
-                 first for those of the fastest plans without, and for their fastest choices alone, which may come to other degrees"
+            Self::HeldAxes => {
+                "; an axis has a degree that is pinned or ruled out where the products with more than half of a layer's \
+                 weights have it"
             }
             Self::NearAlone => {
                 "; the space is that of these degrees and this number of stages: others near a plan that ran were \

@@ -66,6 +66,7 @@ mod work_out;
 mod layouts;
 mod offload;
 pub mod split_schedules;
+mod freed;
 mod further;
 pub mod relax;
 pub mod chosen;

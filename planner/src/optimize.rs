@@ -23,10 +23,11 @@ use rayon::prelude::*;
 
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
-use crate::enumerate::{candidates, freed_candidates, named_candidates};
+use crate::enumerate::{candidates, named_candidates};
 use crate::forms::Forms;
 use crate::found::{Again, Found, Further, Start, Tally};
-use crate::polish::{NEAR_BEST, Worked, insert, keep_distinct, polish, reconsider};
+use crate::freed::held_candidates;
+use crate::polish::{Worked, insert, keep_distinct, polish, reconsider};
 use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
 use crate::shapes::gcd;
@@ -132,7 +133,16 @@ fn searched<'a>(
     (tally.bounds_leading, scope.leading) = scope.bounds.clone().forms(forms);
     let of = if tally.bounds_leading { Forms::Leading } else { Forms::All };
     let mut ranked = Ranked::default();
-    let mut left = work_out(&scope, (&candidates, of), &mut ranked, (&start, tally), watch);
+    // Axes that may do more come first: of plans that are the same it is theirs that may be faster in other forms.
+    let held = if start.again >= Again::InForms { held_candidates(&scope, &candidates) } else { Vec::new() };
+    let mut lefts = Vec::new();
+    if !held.is_empty() {
+        tally.further.insert(Further::HeldAxes);
+        lefts.push(work_out(&scope, (&held, of), &mut ranked, (&start, &mut *tally), watch));
+        // What named axes come to says why they do not come to what is pinned.
+        tally.misnamed = None;
+    }
+    lefts.push(work_out(&scope, (&candidates, of), &mut ranked, (&start, &mut *tally), watch));
     let least_degree = if candidates.len() <= HANDFUL { 1 } else { 2 };
     let degrees = least_degree..=most_degree(request);
     let nearly_fits = ranked.closest.as_ref().is_some_and(|dropped| scope.nearly_fits(dropped));
@@ -140,11 +150,8 @@ fn searched<'a>(
     let few_fit = some_fit && !start.is_of_schedules && tally.n_unfit > FEW_FIT * tally.n_simulated;
     let named =
         if few_fit && !tally.stopped { named_candidates(&scope, degrees.clone()) } else { Vec::new() };
-    let mut of_named = (!named.is_empty())
-        .then(|| work_out(&scope, (&named, of), &mut ranked, (&start, &mut *tally), watch));
-    let mut renamed = Vec::new();
-    if start.again >= Again::InForms && !tally.stopped {
-        renamed = free_axes((&scope, of), &candidates, (&mut ranked, tally), (&start, watch));
+    if !named.is_empty() {
+        lefts.push(work_out(&scope, (&named, of), &mut ranked, (&start, &mut *tally), watch));
     }
     let Ranked { mut worked, closest, .. } = ranked;
     if worked.first().is_some_and(|best| !start.is_within_reach(&best.arranged)) {
@@ -153,18 +160,16 @@ fn searched<'a>(
     if start.again >= Again::InForms {
         let undercuts = start.must_undercut(worked.first().map(|one| &one.arranged));
         polish(&scope, &mut worked, (undercuts, tally), watch.0);
-        renamed.into_iter().for_each(|one| insert(&mut worked, one));
     }
-    worked = take_up((&mut left, of_named.as_mut()), of, worked, (&start, tally), watch);
+    worked = take_up(&mut lefts, of, worked, (&start, tally), watch);
     let n_candidates = || candidates.iter().filter(|one| scope.has_schedule(one)).count();
     let is_in_vain = start.is_in_vain(worked.first().map(|one| &one.arranged));
     let mut promising = Vec::new();
     if let Some(best) = worked.first().filter(|_| !is_in_vain && start.settles.is_none()) {
         let limit = start.at_most(best.arranged.step_time());
-        if let Some(left) = of_named {
-            left.look_inside(of, limit, tally);
+        for left in &lefts {
+            promising.extend(left.look_inside(of, limit, tally));
         }
-        promising = left.look_inside(of, limit, tally);
     }
     let misses = || worked.first().is_some_and(|best| misses(n_candidates(), tally.inside_bound, best));
     let is_looked_at = !is_in_vain || may_come_closer(n_candidates(), worked.first());
@@ -195,7 +200,7 @@ fn searched<'a>(
 
 /// Works out to its end what was given up, where what came of it turned out to be worth it.
 fn take_up<'a>(
-    (left, of_named): (&mut Left<'a>, Option<&mut Left<'a>>),
+    lefts: &mut [Left<'a>],
     of: Forms<'_>,
     worked: Vec<Worked>,
     (start, tally): (&Start, &mut Tally),
@@ -203,7 +208,7 @@ fn take_up<'a>(
 ) -> Vec<Worked> {
     let mut ranked = Ranked { worked, ..Ranked::default() };
     if !start.is_in_vain(ranked.best()) {
-        for left in std::iter::once(left).chain(of_named).filter(|left| left.gave_up) {
+        for left in lefts.iter_mut().filter(|left| left.gave_up) {
             go_on(left, of, &mut ranked, (start, tally), watch);
             polish(left.scope(), &mut ranked.worked, (None, tally), watch.0);
         }
@@ -217,39 +222,6 @@ fn most_degree(request: &Request) -> u64 {
     let n_nodes = request.cluster.n_devices() / close.max(1);
     let are_odd = [job.global_batch, job.sequence].into_iter().all(|length| gcd(length, n_nodes) == 1);
     if are_odd { request.cluster.n_devices() } else { close }
-}
-
-/// Where degrees are pinned or ruled out, takes in what is faster on axes of which only that is asked what degrees it comes to; and returns,
-/// looked at again, what comes to pinned ones only in fused forms of its layers.
-fn free_axes(
-    (scope, of): (&Scope<'_>, Forms<'_>),
-    named: &[Candidate],
-    (ranked, tally): (&mut Ranked, &mut Tally),
-    (start, watch): (&Start, (Stop<'_>, OnProgress<'_>)),
-) -> Vec<Worked> {
-    let freed = freed_candidates(scope, named, (&ranked.worked, &ranked.misnamed));
-    if freed.is_empty() {
-        return Vec::new();
-    }
-    let named_otherwise = tally.misnamed.take();
-    let limit = start.least(ranked.best());
-    // In fused forms, and where named ones wait for launches, free ones may come to less than they do at first.
-    let start = Start { limit, reach: NEAR_BEST, waits: start.waits, ..Start::default() };
-    let (mut faster, mut own) = (Ranked::default(), Tally { work: tally.work, ..Tally::default() });
-    work_out(scope, (&freed, of), &mut faster, (&start, &mut own), watch);
-    tally.go_on(&own);
-    tally.count(&own);
-    tally.further.insert(Further::FreeAxes);
-    let Ranked { worked, mut misnamed, .. } = faster;
-    // As many forms are chosen of these as of the others.
-    let mut own = Tally { work: tally.work, bounds_leading: tally.bounds_leading, ..Tally::default() };
-    polish(scope, &mut misnamed, (None, &mut own), watch.0);
-    tally.go_on(&own);
-    misnamed.retain(|one| !is_misnamed(scope, one, tally));
-    // What named axes come to says why they do not come to what is pinned; free ones come to anything.
-    tally.misnamed = named_otherwise.or(tally.misnamed.take());
-    worked.into_iter().for_each(|one| insert(&mut ranked.worked, one));
-    misnamed
 }
 
 /// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are few enough

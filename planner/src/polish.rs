@@ -380,9 +380,13 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
         return Vec::new();
     }
     let facts = Facts::of(request);
-    let all = shapes(candidate.shape.mesh.n_devices(), facts, pins).into_iter();
-    let mut coarser: Vec<Shape> = all.filter(|shape| candidate.shape.covers(shape, facts.node)).collect();
+    let own = &candidate.shape;
+    // What an axis is barred from by the degrees that are asked for, those that it is made of are.
+    let barred = |shape: Shape| Some(Shape { barred: own.joined_bars(&shape)?, ..shape });
+    let all = shapes(own.mesh.n_devices(), facts, pins).into_iter().filter_map(barred);
+    let mut coarser: Vec<Shape> = all.filter(|shape| own.covers(shape, facts.node)).collect();
     coarser.sort_by_key(|shape| shape.mesh.axes.len());
+    coarser.dedup();
     coarser.into_iter().map(|shape| Candidate { shape, ..candidate.clone() }).collect()
 }
 

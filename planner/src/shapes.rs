@@ -149,7 +149,7 @@ impl Shape {
     /// Whether every axis of another shape is one or several neighbouring axes of this one, which together are as long and
     /// may each do what it may. A shape does not cover itself.
     pub(crate) fn covers(&self, other: &Shape, node: u64) -> bool {
-        if self == other || self.barred != other.barred {
+        if self == other || self.joined_bars(other).as_ref() != Some(&other.barred) {
             return false;
         }
         let mut own = self.mesh.axis_ids();
@@ -187,21 +187,41 @@ impl Shape {
 
     /// What a sharding along its axes comes to on a shape that it covers; `None` where those that are one axis there are not used alike.
     pub(crate) fn joined(&self, covered: &Shape, sharding: Sharding) -> Option<Sharding> {
+        let on_axes = self.joined_on_axes(covered, |part| sharding.on(part))?;
+        let all = covered.mesh.axis_ids().zip(on_axes);
+        Some(all.fold(Sharding::REPLICATED, |joined, (axis, alike)| match alike {
+            Some(placement) => joined.with(axis, placement),
+            None => joined,
+        }))
+    }
+
+    /// What the axes of a coarser shape are barred from as its own are; `None` where those that are one axis there are not barred alike.
+    pub(crate) fn joined_bars(&self, coarser: &Shape) -> Option<Vec<Barred>> {
+        if self.barred.is_empty() {
+            return Some(Vec::new());
+        }
+        let on_axes = self.joined_on_axes(coarser, |part| self.barred[part.0])?;
+        Some(on_axes.into_iter().map(Option::unwrap_or_default).collect())
+    }
+
+    /// What is alike on all axes that are one on a coarser shape, per axis of that; nothing on an axis of one device.
+    fn joined_on_axes<T: PartialEq>(
+        &self,
+        coarser: &Shape,
+        on: impl Fn(AxisId) -> T,
+    ) -> Option<Vec<Option<T>>> {
         let mut own = self.mesh.axis_ids();
-        covered.mesh.axis_ids().try_fold(Sharding::REPLICATED, |joined, axis| {
-            let (mut left, mut placements) = (covered.mesh.size(axis), Vec::new());
+        let joined = |axis: AxisId| {
+            let (mut left, mut parts) = (coarser.mesh.size(axis), Vec::new());
             while left > 1 {
                 let part = own.next()?;
                 left /= self.mesh.size(part);
-                placements.push(sharding.on(part));
+                parts.push(on(part));
             }
-            placements.dedup();
-            match placements.as_slice() {
-                [] => Some(joined),
-                [alike] => Some(joined.with(axis, *alike)),
-                _ => None,
-            }
-        })
+            parts.dedup();
+            (parts.len() <= 1).then(|| parts.pop())
+        };
+        coarser.mesh.axis_ids().map(joined).collect()
     }
 
     fn freedom(&self, axis: AxisId, node: u64) -> Option<Freedom> {

@@ -8,15 +8,18 @@
 //! - computing the same on every device of an axis is offered where nothing inside the operator can be cut;
 //! - deferring a gradient is offered where it can pay: at forks and on the way from the stream to them.
 
+use std::cell::OnceCell;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use ir::graph::{DimId, Extent, Layer, Op, Role, Sizes};
+use ir::graph::{DimId, Extent, Layer, Op, OpId, Role, Sizes, TensorId};
 use ir::mesh::{AxisId, Mesh};
+use ir::names::naming_products;
 use ir::op::{Linear, OpKind};
 use ir::signature::{Factor, FactorId, RingLoops, Signature, Split, signature};
 use ir::strategy::{AxisUse, Strategy, combinations, is_legal};
 
-use crate::forbid::Barred;
+use crate::forbid::{Barred, NameBars};
 use crate::request::ContextKind;
 
 /// How fast the links along an axis are.
@@ -105,6 +108,8 @@ pub struct Space<'a> {
     context: Option<ContextKind>,
     /// How it may not.
     no_context: &'a [ContextKind],
+    /// First results of the products that hold more than half of the weights, once somebody asks for them.
+    leading: OnceCell<BTreeSet<TensorId>>,
 }
 
 impl<'a> Space<'a> {
@@ -129,7 +134,7 @@ impl<'a> Space<'a> {
                 |f: &&Factor| f.split == Split::Whole && fixed(layer, f.dim) && !tokens.contains(&f.dim);
             whole.extend(sig.factors.iter().filter(closed).map(|factor| factor.dim));
         }
-        Self { layer, whole, experts, tokens, context, no_context: &[] }
+        Self { layer, whole, experts, tokens, context, no_context: &[], leading: OnceCell::new() }
     }
 
     /// The space without some ways to see keys that other devices hold.
@@ -279,20 +284,30 @@ impl<'a> Space<'a> {
 
     /// Whether an axis with these bars may not split a loop of an operator.
     fn bars(&self, barred: Barred, op: &Op, class: Class) -> bool {
+        let names = if self.names_axes(barred, op) { barred.names } else { NameBars::default() };
+        let slots = || self.on_slots(op);
+        let of_experts = || barred.tokens_of_experts && matches!(op.kind, OpKind::Linear) && slots();
         match class {
-            Class::Sequences => barred.sequences,
-            Class::Tokens => barred.context && !self.on_slots(op) && self.has_keys_or_weights(op),
+            Class::Sequences => barred.sequences || names.sequences || of_experts(),
+            Class::Tokens => {
+                names.tokens || of_experts() || barred.context && !slots() && self.has_keys_or_weights(op)
+            }
             Class::Experts => barred.experts,
-            Class::Inside => barred.inside || barred.inside_experts && self.on_slots(op),
+            Class::Inside => barred.inside || names.inside || barred.inside_experts && slots(),
         }
+    }
+
+    /// Whether an operator is one of the products that an axis may be barred from something in for its name.
+    fn names_axes(&self, barred: Barred, op: &Op) -> bool {
+        let leading = || leading(self.layer).into_iter().map(|op| self.layer.ops[op.0].results[0]).collect();
+        barred.names != NameBars::default() && self.leading.get_or_init(leading).contains(&op.results[0])
     }
 
     /// Whether an operator of an inner layer is attention or has a matrix of parameters: what it cuts has the names of
     /// context and tensor parallelism.
     fn has_keys_or_weights(&self, op: &Op) -> bool {
         let layer = self.layer;
-        let has_matrix =
-            |t: &ir::graph::TensorId| layer.is_parameter(*t) && layer.tensors[t.0].dims.len() >= 2;
+        let has_matrix = |t: &TensorId| layer.is_parameter(*t) && layer.tensors[t.0].dims.len() >= 2;
         !layer.is_end() && (matches!(op.kind, OpKind::Attention { .. }) || op.operands.iter().any(has_matrix))
     }
 
@@ -301,6 +316,23 @@ impl<'a> Space<'a> {
         let slots = |dim: &DimId| matches!(self.layer.dims[dim.0].extent, Extent::Slots { .. });
         op.operands.iter().chain(&op.results).any(|t| self.layer.tensors[t.0].dims.iter().any(slots))
     }
+}
+
+/// The largest products of an inner layer's weights, as many as together hold more than half of them.
+fn leading(layer: &Layer) -> Vec<OpId> {
+    if layer.is_end() {
+        return Vec::new();
+    }
+    let mut products = naming_products(layer);
+    products.sort_by_key(|&(_, elements)| Reverse(elements));
+    let all: u64 = products.iter().map(|(_, elements)| elements).sum();
+    let held = products.iter().scan(0, |held, (_, elements)| {
+        let before = *held;
+        *held += elements;
+        Some(before)
+    });
+    let n = held.take_while(|before| before * 2 <= all).count();
+    products[..n].iter().map(|(op, _)| *op).collect()
 }
 
 /// What a loop is to an axis.
@@ -385,7 +417,7 @@ fn defers(kind: &OpKind) -> bool {
 }
 
 /// True for a tensor that is computed.
-pub fn is_activation(layer: &Layer, tensor: ir::graph::TensorId) -> bool {
+pub fn is_activation(layer: &Layer, tensor: TensorId) -> bool {
     layer.tensors[tensor.0].role == Role::Activation
 }
 

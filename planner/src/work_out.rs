@@ -22,9 +22,6 @@ pub(crate) const BATCH: usize = 8;
 /// Candidates that are seen to beyond the limit on work: so few take little more of it, and a proof is worth that.
 const FEW_LEFT: u64 = 16;
 
-/// Plans without the degrees that are pinned that are laid aside.
-const MOST_ASIDE: usize = 4;
-
 /// Multiples of the devices' memory that hosts can make up for: what lies beyond crosses their links too often.
 const ROOMY: f64 = 3.0;
 
@@ -73,8 +70,6 @@ fn frontier<'a>(
 pub(crate) struct Ranked {
     /// The fastest first.
     pub(crate) worked: Vec<Worked>,
-    /// The fastest that have not the degrees that are pinned: in fused forms of their layers they may.
-    pub(crate) misnamed: Vec<Worked>,
     /// The closest that overflows.
     pub(crate) closest: Option<Dropped>,
 }
@@ -212,7 +207,7 @@ pub(crate) fn go_on(
             .map(|&(task, at)| do_task(frontier, (task, at), of, limits))
             .collect();
         for ((_, at), one) in tasks.into_iter().zip(done) {
-            let one = without_misnamed(scope, one, (&mut *tally, &mut ranked.misnamed));
+            let one = without_misnamed(scope, one, tally);
             if fits_by_some_choices(frontier, at, &one) {
                 crowded.push(at);
             }
@@ -263,15 +258,11 @@ pub(crate) fn is_misnamed(scope: &Scope<'_>, worked: &Worked, tally: &mut Tally)
     is_misnamed
 }
 
-/// What was done, where a plan without the degrees that were pinned is none; it is laid aside.
-fn without_misnamed(scope: &Scope<'_>, done: Done, (tally, aside): (&mut Tally, &mut Vec<Worked>)) -> Done {
+/// What was done, where a plan without the degrees that were pinned is none.
+fn without_misnamed(scope: &Scope<'_>, done: Done, tally: &mut Tally) -> Done {
     match done {
         Done::WorkedOut(found) => Done::WorkedOut(Box::new(match *found {
-            Ok(one) if is_misnamed(scope, &one, tally) => {
-                insert(aside, one);
-                aside.truncate(MOST_ASIDE);
-                Err(Dropped::NoStrategy)
-            }
+            Ok(one) if is_misnamed(scope, &one, tally) => Err(Dropped::NoStrategy),
             other => other,
         })),
         other @ (Done::Refined(..) | Done::Weighed(..)) => other,

@@ -76,8 +76,8 @@ pub(crate) struct PinArgs {
     /// [default: what is fastest]
     #[arg(long, value_enum)]
     pub(crate) tensor_shares: Option<TensorSharesArg>,
-    /// Whether axes do in every layer what they are named for, as frameworks lay them out, or whatever comes to the degrees that
-    /// are named [default: named to price a plan, any to search]
+    /// Whether axes do in every layer what they are named for, as frameworks lay them out, or whatever has the degrees in most
+    /// of the weights [default: named to price a plan, any to search]
     #[arg(long, value_enum)]
     pub(crate) axes: Option<AxesArg>,
     /// Decoder layers of every stage (of every chunk with --vpp), first first, comma-separated
@@ -224,7 +224,7 @@ pub(crate) enum TensorSharesArg {
 pub(crate) enum AxesArg {
     /// One thing each, in every layer
     Named,
-    /// What comes to the degrees in most layers
+    /// What has the degrees in most of the weights
     Any,
 }
 

@@ -90,6 +90,32 @@ fn keys_of_another_length_leave_an_axis_its_name() {
     assert!(name(Policy::TensorSequence).starts_with("dp 2, tp 4 sp, "));
 }
 
+/// A plan of one policy, of which some operators of the decoder keep to another.
+#[track_caller]
+fn mixed(most: Policy, (some, of): (&[&str], Policy)) -> String {
+    let of_policy = |policy| dense(&[(4, policy)]).plan();
+    let (mut plan, other) = (of_policy(most), of_policy(of));
+    for (entry, other) in plan.entries.iter_mut().zip(&other.entries) {
+        for (op, other) in entry.ops.iter_mut().zip(&other.ops) {
+            if some.contains(&op.op.as_str()) {
+                op.axes.clone_from(&other.axes);
+            }
+        }
+    }
+    open(&plan).unwrap().roles(&plan).to_string()
+}
+
+#[test]
+fn what_most_of_the_weights_see_names_an_axis() {
+    let attention = ["q", "k", "v", "q_rope", "k_rope", "core", "o"];
+    let products = ["gate", "up", "glu", "down"];
+    // Heads that are exchanged for sequences inside attention leave weights whole.
+    assert!(mixed(Policy::Data, (&["core"], Policy::Tensor)).starts_with("dp 4, "));
+    assert!(mixed(Policy::Gather, (&attention, Policy::Tensor)).starts_with("cp 4 ulysses, "));
+    assert!(mixed(Policy::Data, (&products, Policy::Tensor)).starts_with("tp 4, "));
+    assert!(mixed(Policy::Tensor, (&attention, Policy::Gather)).starts_with("tp 4, "));
+}
+
 #[test]
 fn an_axis_on_the_experts_is_expert_parallel_and_data_parallel_outside() {
     let name = named(&Sample::new(Family::Experts, &[(2, Policy::Data), (8, Policy::Expert)]));

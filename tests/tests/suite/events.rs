@@ -192,8 +192,16 @@ fn said(words: &[&str]) -> Value {
 fn a_plan_is_explained_by_both_witnesses() {
     let file = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("both-witnesses.json");
     let file = file.to_str().unwrap();
-    let job =
-        ["llama-3-8b", "dgx-a100-80", "--nodes", "4", "--global-batch", "64", "--pin", "pp=1,tp=8,zero=3"];
+    let job = [
+        "llama-3-8b",
+        "dgx-a100-80",
+        "--nodes",
+        "4",
+        "--global-batch",
+        "64",
+        "--pin",
+        "pp=1,tp=8,zero=3,axes=named",
+    ];
     let plan = planner(&[&["optimize"], &job[..], &["-o", file]].concat());
     assert_eq!(plan.code, 0, "{plan}");
     let explained = said(&["explain", file, "--json"]);

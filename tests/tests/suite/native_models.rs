@@ -39,9 +39,9 @@ macro_rules! verified {
 verified! {
     an_encoder_decoder_has_a_plan: ENCODER_DECODER, "", "fastest";
     an_encoder_decoder_is_cut_into_stages: ENCODER_DECODER, "pp=4", "pp 4";
-    an_encoder_decoder_is_cut_inside_products_and_along_tokens: ENCODER_DECODER, "tp=4", "tp 4 sp";
+    an_encoder_decoder_is_cut_inside_products_and_along_tokens: ENCODER_DECODER, "tp=4,sequence-parallel=on", "tp 4 sp";
     an_encoder_decoder_is_cut_along_both_sequences: ENCODER_DECODER, "cp=2,cp-kind=ring", "cp 2 ring";
-    an_encoder_decoder_exchanges_heads: ENCODER_DECODER, "cp=2", "cp 2 ulysses";
+    an_encoder_decoder_exchanges_heads: ENCODER_DECODER, "cp=2,cp-kind=ulysses", "cp 2 ulysses";
     a_tower_and_a_decoder_have_a_plan: VISION_LANGUAGE, "", "fastest";
     a_tower_and_a_decoder_are_cut_into_stages: VISION_LANGUAGE, "pp=4", "pp 4";
     a_tower_and_a_decoder_are_cut_inside_products: VISION_LANGUAGE, "tp=4", "tp 4";

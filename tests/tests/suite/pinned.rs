@@ -41,6 +41,40 @@ fn a_degree_by_name_finds_no_faster_plan() {
     }
 }
 
+/// Products with most of the weights are cut as pinned, and attention or the rest along tokens: what one more pin leads to is found without it.
+#[test]
+fn one_more_pin_finds_no_faster_plan() {
+    let questions: [(&[&str], [&str; 2]); 3] = [
+        (&["llama-2-7b", "rtx4090-x8", "--global-batch", "8", "--lora", "16"], ["tp=4", "tp=4,zero=3"]),
+        (
+            &["qwen3-8b", "dgx-h100", "--devices", "4", "--global-batch", "6", "--seq-len", "4096"],
+            ["tp=4", "tp=4,zero=1"],
+        ),
+        (&["llama-3-8b", "dgx-h100", "--devices", "8", "--global-batch", "9"], ["tp=4", "tp=4,pp=2"]),
+    ];
+    for (question, [pins, more]) in questions {
+        is_no_slower(question, &["--pin", pins], &["--pin", more]);
+    }
+}
+
+/// Where attention exchanges sequences for heads and every weight is whole, nothing is tensor parallel; and the gap is to all that is.
+#[test]
+fn a_pinned_tensor_degree_cuts_most_of_the_weights() {
+    let question = ["phi-3-mini", "dgx-h100", "--devices", "4", "--global-batch", "8"];
+    let plan = json(&[&["optimize"], &question[..], &["--pin", "tp=4"]].concat());
+    assert!(number(&plan["search"]["gap"]) < 0.01, "{}", plan["search"]);
+    let text = plan["search"]["proof"].as_str().unwrap();
+    assert!(text.contains("more than half of a layer's weights"), "{text}");
+    let entries = plan["entries"].as_array().unwrap();
+    let ops = entries.iter().flat_map(|entry| entry["ops"].as_array().unwrap());
+    let axes =
+        |op: &serde_json::Value| op["axes"].as_array().unwrap().iter().map(|axis| axis == "f").collect();
+    // The largest product, alone or fused.
+    let largest = ops.filter(|op| ["mlp.gate", "mlp.gate+mlp.up"].contains(&op["op"].as_str().unwrap()));
+    let cut: Vec<Vec<bool>> = largest.map(axes).collect();
+    assert!(!cut.is_empty() && cut.iter().all(|axes| axes.contains(&true)), "{entries:?}");
+}
+
 /// Twelve heads, and a batch and a sequence of odd lengths: eight devices cut nothing alike, and some do the same in attention.
 #[test]
 fn what_divides_nothing_by_itself_is_cut_by_a_part_of_the_devices() {
