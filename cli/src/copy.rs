@@ -143,7 +143,10 @@ impl<'a> SmallRun<'a> {
             n_micro_batches: self.n_micro_batches,
             shares: self.shares.clone(),
             sequence: self.plan.job.sequence,
-            tokens: TokenLayout { order: self.plan.job.token_order, parts: self.opened.roles(self.plan).cp },
+            tokens: TokenLayout {
+                order: self.plan.job.token_order,
+                parts: self.opened.token_parts(self.plan),
+            },
             slices: Slices::whole(self.plan.job.sequence),
             table: self.table.clone(),
             seed,

@@ -273,6 +273,22 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
     }
 }
 
+/// Devices over which a sequence is cut where the order of its tokens matters: those of context parallelism, and those along whose axes
+/// attention of some layer cuts its queries, whatever these are called.
+pub fn token_parts(arrangement: &Arrangement) -> u64 {
+    let (mesh, layers) = (arrangement.mesh, &arrangement.layers);
+    let cuts_queries = |axis: AxisId| {
+        layers.iter().any(|&placed| {
+            attention_of(placed.layer).is_some_and(|op| cut_loop(placed, op, axis) == Some(Loop::Sequence))
+        })
+    };
+    let is_context = |axis: AxisId| {
+        matches!(dense_role(layers, axis), DenseRole::Gather | DenseRole::Ring | DenseRole::Ulysses)
+    };
+    let axes = mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1);
+    axes.filter(|&axis| is_context(axis) || cuts_queries(axis)).map(|axis| mesh.size(axis)).product()
+}
+
 impl Roles {
     /// The same where replicas run such shares of the micro-batches; none where all run as many.
     #[must_use]

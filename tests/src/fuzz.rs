@@ -262,11 +262,11 @@ fn may_be_unequal(schedule: Schedule, mesh: &Mesh) -> bool {
 
 /// The plan in another order of tokens, where its sequence cuts into such pieces and so it was decided.
 fn with_token_order(mut plan: Plan, chooser: &mut dyn Chooser) -> Plan {
-    let cp = plan.roles.cp;
-    let fits = |order: &TokenOrder| plan.job.sequence.is_multiple_of(order.pieces(cp));
+    let parts = open(&plan).map_or(1, |opened| opened.token_parts(&plan));
+    let fits = |order: &TokenOrder| plan.job.sequence.is_multiple_of(order.pieces(parts));
     let orders = [TokenOrder::Natural, TokenOrder::ZigZag, TokenOrder::Striped];
     let orders: Vec<TokenOrder> = orders.into_iter().filter(fits).collect();
-    if cp > 1 && orders.len() > 1 && plan.slices.is_empty() {
+    if parts > 1 && orders.len() > 1 && plan.slices.is_empty() {
         plan.job.token_order = orders[chooser.token_order(&orders) % orders.len()];
     }
     plan

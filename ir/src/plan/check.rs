@@ -18,7 +18,7 @@ use crate::conversion::steps;
 use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes, TensorId};
 use crate::lower::{LayerChoice, lower};
 use crate::mesh::{MAX_AXES, Mesh};
-use crate::names::{Arrangement, PlacedLayer, Roles, roles};
+use crate::names::{Arrangement, PlacedLayer, Roles, roles, token_parts};
 use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
 use crate::op_limits;
@@ -103,7 +103,7 @@ pub fn open(plan: &Plan) -> Result<OpenPlan, PlanError> {
     let mut open = OpenPlan { model, entries, originals, sliced: None };
     check_chunks(plan, &open)?;
     shares::check_entries(plan, &open)?;
-    open.sliced = sliced::open_slices(plan, &open.model, &open.entries, open.roles(plan).cp)?;
+    open.sliced = sliced::open_slices(plan, &open.model, &open.entries, open.token_parts(plan))?;
     check_token_order(plan, &open)?;
     check_ties(plan, &open)?;
     check_prediction(plan)?;
@@ -143,6 +143,11 @@ impl OpenPlan {
     /// The plan in the literature's words.
     pub fn roles(&self, plan: &Plan) -> Roles {
         roles(&self.arrangement(plan)).with_shares(&plan.shares)
+    }
+
+    /// Devices over which a sequence is cut in the order of tokens.
+    pub fn token_parts(&self, plan: &Plan) -> u64 {
+        token_parts(&self.arrangement(plan))
     }
 
     /// The plan as names are read off it: where stages have other meshes, those with that of the first.
@@ -300,15 +305,15 @@ fn check_batch(plan: &Plan) -> Result<(), PlanError> {
 }
 
 fn check_token_order(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
-    let cp = open.roles(plan).cp;
-    let others = plan.stage_meshes.iter().map(|mesh| roles(&open.arrangement_on(plan, mesh)).cp);
-    if let Some(other) = others.into_iter().find(|other| *other != cp) {
+    let parts = open.token_parts(plan);
+    let others = plan.stage_meshes.iter().map(|mesh| token_parts(&open.arrangement_on(plan, mesh)));
+    if let Some(other) = others.into_iter().find(|other| *other != parts) {
         let what =
-            format!("tokens have one order, for {cp} parts of a sequence: a stage cuts it into {other}");
+            format!("tokens have one order, for {parts} parts of a sequence: a stage cuts it into {other}");
         return fail("stage_meshes", what);
     }
-    let pieces = plan.job.token_order.pieces(cp);
-    if cp == 1 || plan.job.sequence.is_multiple_of(pieces) {
+    let pieces = plan.job.token_order.pieces(parts);
+    if parts == 1 || plan.job.sequence.is_multiple_of(pieces) {
         return Ok(());
     }
     let what = format!("{} tokens do not cut into {pieces} pieces", plan.job.sequence);

@@ -63,10 +63,10 @@ pub(super) fn open_slices(
     plan: &Plan,
     model: &Model,
     entries: &[OpenEntry],
-    cp: u64,
+    token_parts: u64,
 ) -> Result<Option<Sliced>, PlanError> {
     let Some(slices) = Slices::of_lengths(&plan.slices).filter(Slices::is_cut) else { return Ok(None) };
-    if cp > 1 && plan.job.token_order != TokenOrder::Natural {
+    if token_parts > 1 && plan.job.token_order != TokenOrder::Natural {
         let what = "tokens that a slice needs stand far behind it: slices need the natural order";
         return Err(PlanError::new("job.token_order", what));
     }

@@ -122,7 +122,7 @@ fn execution<'a>(plan: &'a Plan, opened: &'a OpenPlan) -> Execution<'a> {
         n_micro_batches: plan.n_micro_batches as u32,
         shares: Vec::new(),
         sequence: plan.job.sequence,
-        tokens: TokenLayout { order: plan.job.token_order, parts: opened.roles(plan).cp },
+        tokens: TokenLayout { order: plan.job.token_order, parts: opened.token_parts(plan) },
         table: plan.actions().unwrap(),
         slices: ir::slices::Slices::whole(plan.job.sequence),
         seed: 3,
