@@ -23,6 +23,7 @@ pub mod clock;
 pub mod given;
 pub mod meeting;
 mod memos;
+mod stored;
 mod stream;
 pub mod layer_problem;
 pub mod chooser;

@@ -55,6 +55,12 @@ const MOST_TO_SHIFT: u64 = 4;
 /// Pipelines whose layers move, at most.
 const MAX_SHIFTED: usize = 16;
 
+/// Candidates whose parameters are all stored alike, at most; that chooses nothing else again, so that it takes little.
+const MAX_STORED: usize = 16;
+
+/// They take no more than so many times the best: a step became up to 1.16 times as fast by it.
+const NEAR_BEST_TO_STORE: f64 = 1.25;
+
 /// They take no more than so many times the best: a step became up to 1.25 times as fast by it.
 pub(crate) const NEAR_BEST_TO_SHIFT: f64 = 1.1;
 
@@ -114,6 +120,7 @@ pub(crate) fn polish(
     refine(scope, worked, undercuts);
     // What was refined in one form may have come closer to the best than others save.
     choose_forms(scope, worked, tally, stop);
+    store_alike(scope, worked);
     simplify(scope, worked);
     shift(scope, worked);
 }
@@ -388,6 +395,24 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
     coarser.sort_by_key(|shape| shape.mesh.axes.len());
     coarser.dedup();
     coarser.into_iter().map(|shape| Candidate { shape, ..candidate.clone() }).collect()
+}
+
+/// Stores all parameters of what is near the best alike, where that is worth it.
+fn store_alike(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
+    let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST_TO_STORE;
+    let n_near = worked.iter().take(MAX_STORED).take_while(is_near).count();
+    let found: Vec<Option<Arranged>> = worked[..n_near]
+        .par_iter()
+        .with_max_len(1)
+        .map(|one| scope.stored_alike(&one.arranged, one.arranged.step_time()))
+        .collect();
+    for (one, found) in worked.iter_mut().zip(found) {
+        if let Some(found) = found.filter(|found| found.is_worth_it(&one.arranged)) {
+            one.arranged = found;
+        }
+    }
+    by_time(worked);
 }
 
 /// Puts the best on fewer axes, and what is near it where devices wait for launches: with fewer choices others are made, which may have

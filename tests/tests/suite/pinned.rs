@@ -57,6 +57,16 @@ fn one_more_pin_finds_no_faster_plan() {
     }
 }
 
+/// One micro-batch on slow links: whether gradients are reduced in every layer's backward or all behind one another decides the step.
+#[test]
+fn one_storage_for_all_parameters_needs_no_pin() {
+    let large = ["gpt2-xl", "rtx4090-x8", "--devices", "6", "--global-batch", "12"];
+    let small = ["gpt2", "rtx4090-x8", "--devices", "6", "--global-batch", "12"];
+    is_no_slower(&large, &["--pin", "pp=1"], &["--pin", "pp=1,dp=3"]);
+    is_no_slower(&small, &["--pin", "pp=1,dp=3"], &["--pin", "pp=1,dp=3,tp=2"]);
+    is_no_slower(&small, &["--forbid", "pp"], &["--pin", "pp=1"]);
+}
+
 /// Where attention exchanges sequences for heads and every weight is whole, nothing is tensor parallel; and the gap is to all that is.
 #[test]
 fn a_pinned_tensor_degree_cuts_most_of_the_weights() {
