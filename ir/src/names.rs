@@ -223,10 +223,11 @@ pub struct Arrangement<'a> {
 /// Names an arrangement.
 pub fn roles(arrangement: &Arrangement) -> Roles {
     let mesh = arrangement.mesh;
+    let speakers = speakers(&arrangement.layers);
     let axes: Vec<(AxisId, DenseRole)> = mesh
         .axis_ids()
         .filter(|&axis| mesh.size(axis) > 1)
-        .map(|axis| (axis, dense_role(&arrangement.layers, axis)))
+        .map(|axis| (axis, dense_role(&speakers, axis)))
         .collect();
     let degree = |role: DenseRole| {
         axes.iter().filter(|(_, own)| *own == role).map(|(axis, _)| mesh.size(*axis)).product::<u64>()
@@ -282,8 +283,9 @@ pub fn token_parts(arrangement: &Arrangement) -> u64 {
             attention_of(placed.layer).is_some_and(|op| cut_loop(placed, op, axis) == Some(Loop::Sequence))
         })
     };
+    let speakers = speakers(layers);
     let is_context = |axis: AxisId| {
-        matches!(dense_role(layers, axis), DenseRole::Gather | DenseRole::Ring | DenseRole::Ulysses)
+        matches!(dense_role(&speakers, axis), DenseRole::Gather | DenseRole::Ring | DenseRole::Ulysses)
     };
     let axes = mesh.axis_ids().filter(|&axis| mesh.size(axis) > 1);
     axes.filter(|&axis| is_context(axis) || cuts_queries(axis)).map(|axis| mesh.size(axis)).product()
@@ -472,20 +474,34 @@ fn majority<K: Ord + Copy>(votes: impl Iterator<Item = (K, u64)>) -> Option<K> {
     best.map(|(key, _)| key)
 }
 
-fn dense_role(layers: &[PlacedLayer], axis: AxisId) -> DenseRole {
-    let votes = body(layers).into_iter().map(|placed| (layer_role(placed, axis), placed.count));
+/// A layer that speaks for the model, and its operators that do.
+struct Speaker<'a> {
+    placed: PlacedLayer<'a>,
+    products: Vec<(OpId, u64)>,
+    attention: Option<OpId>,
+}
+
+fn speakers<'a>(layers: &[PlacedLayer<'a>]) -> Vec<Speaker<'a>> {
+    let speaker = |placed: PlacedLayer<'a>| Speaker {
+        placed,
+        products: naming_products(placed.layer),
+        attention: attention_of(placed.layer),
+    };
+    body(layers).into_iter().map(speaker).collect()
+}
+
+fn dense_role(speakers: &[Speaker], axis: AxisId) -> DenseRole {
+    let votes = speakers.iter().map(|speaker| (layer_role(speaker, axis), speaker.placed.count));
     majority(votes).unwrap_or(DenseRole::Same)
 }
 
 /// What an axis does in one layer, experts aside: what most of its matrices see, by elements, names it, and attention says by which
 /// kind of context parallelism tokens meet. Of heads that are exchanged for sequences or tokens only inside attention no weight knows.
-fn layer_role(placed: PlacedLayer, axis: AxisId) -> DenseRole {
-    let layer = placed.layer;
-    let products = naming_products(layer);
-    let cut = |op: OpId| cut_loop(placed, op, axis);
+fn layer_role(speaker: &Speaker, axis: AxisId) -> DenseRole {
+    let Speaker { placed, products, attention } = speaker;
+    let cut = |op: OpId| cut_loop(*placed, op, axis);
     let most = majority(products.iter().map(|&(op, elements)| (cut(op), elements))).flatten();
     let weights_cut = products.iter().any(|&(op, _)| cut(op) == Some(Loop::Weight));
-    let attention = attention_of(layer);
     let inside = attention.and_then(cut);
     let is_ring = attention.is_some_and(|op| placed.choice.strategies[op.0].ring_axes().contains(&axis));
     let keys = if is_ring { DenseRole::Ring } else { DenseRole::Gather };

@@ -448,7 +448,7 @@ impl Scope<'_> {
     }
 
     /// Simulates the schedule and adds what a step has once.
-    fn finish(
+    pub(crate) fn finish(
         &self,
         candidate: &Candidate,
         schedule: Schedule,

@@ -32,12 +32,19 @@ impl Way {
     }
 }
 
-/// What is tried for all layers: nothing, then the ZeRO stages that are left open.
+/// What is tried for all layers: nothing, then the ZeRO stages that cut something and are left open.
 pub(crate) fn ways(pins: &Pins) -> impl Iterator<Item = Way> + use<> {
-    let is_free = pins.zero.is_none() && pins.constraints.is_empty();
-    let forbidden = pins.forbid.zero.clone();
-    let stages = (1..=3).filter(move |stage| is_free && !forbidden.contains(stage));
-    std::iter::once(Way::default()).chain(stages.map(|stage| Way::stored(StorageRule::of_stage(stage))))
+    let storages = open_storages(pins).into_iter().filter(|rule| *rule != StorageRule::Whole);
+    std::iter::once(Way::default()).chain(storages.map(Way::stored))
+}
+
+/// The ZeRO stages that all parameters may have; none where somebody says how they are stored.
+pub(crate) fn open_storages(pins: &Pins) -> Vec<StorageRule> {
+    if pins.zero.is_some() || !pins.constraints.is_empty() {
+        return Vec::new();
+    }
+    let stages = (0..=3).filter(|stage| !pins.forbid.zero.contains(stage));
+    stages.map(StorageRule::of_stage).collect()
 }
 
 /// How a candidate is worked out.

@@ -170,39 +170,6 @@ impl Bound {
     }
 }
 
-/// A second bound is worked out where at least so much of the first could show of the communication of a step.
-const SHOWS: f64 = 0.02;
-
-/// Means of two bounds that are tried, at most.
-const MEANS: usize = 2;
-
-/// A mean is tried where it could come to so many times as much.
-const WORTH_A_MEAN: f64 = 1.005;
-
-/// A mean of two bounds: of both any mean is a bound, and how high it is, is a concave function of the share of the second.
-#[derive(Clone, Copy, Debug)]
-struct Mean {
-    /// Share of the second.
-    part: f64,
-    /// Least seconds of the average stage.
-    average: f64,
-    /// Seconds by which the choices that take so long take longer by the second than by the first.
-    rises: f64,
-}
-
-impl Mean {
-    /// The share between two at which the tangents meet; nothing where they meet no higher than asked.
-    fn meets(&self, high: &Self, least: f64) -> Option<f64> {
-        if self.rises <= 0.0 || high.rises >= 0.0 {
-            return None;
-        }
-        let above = high.average - self.average + high.rises * (self.part - high.part);
-        let from = above / (self.rises - high.rises);
-        let part = self.part + from;
-        (part > self.part && part < high.part && self.average + self.rises * from > least).then_some(part)
-    }
-}
-
 /// A bound is taken at this fraction of itself: a stage of more layers than the average hides a little more of what it sends
 /// once per step.
 const FILLED: f64 = 0.999;
@@ -237,55 +204,8 @@ impl Scope<'_> {
         self.bound_by(bench, &mut asked, of)
     }
 
-    /// The same by choice problems where compute covers all communication of a step.
-    pub(crate) fn bound_by(
-        &self,
-        bench: &Bench<'_>,
-        asked: &mut [Asked<'_>],
-        of: Forms<'_>,
-    ) -> Option<Bound> {
-        let p = bench.candidate.n_stages as f64;
-        let whole = self.clock(bench.candidate, Covers::default());
-        let repeated = self.repeated(bench, asked, whole.of_micro_batches());
-        let mut at = |covers: Covers| {
-            let clock = self.clock(bench.candidate, covers);
-            asked.iter_mut().flatten().for_each(|(_, problem)| problem.set_clock(clock));
-            self.bound_of(bench, asked, (of, covers), &repeated)
-        };
-        let (covered, once) = at(Covers::default())?;
-        let covers = once.covers();
-        let part = self.clock(bench.candidate, covers);
-        if part == whole || once.uncovered() / p < SHOWS * covered.time.0 {
-            return Some(covered);
-        }
-        let (shown, once_shown) = at(covers)?;
-        let rises = |once: &Spans| (part.seconds(*once) - whole.seconds(*once)) / p;
-        let mut low = Mean { part: 0.0, average: covered.work.average, rises: rises(&once) };
-        let mut high = Mean { part: 1.0, average: shown.work.average, rises: rises(&once_shown) };
-        let (mut best, other) = match shown.time > covered.time {
-            true => (shown, Covers::default()),
-            false => (covered, covers),
-        };
-        let mut others = vec![other];
-        for _ in 0..MEANS {
-            let Some(part) = low.meets(&high, best.work.average * WORTH_A_MEAN) else { break };
-            let (found, once) = at(Covers::default().towards(covers, part))?;
-            let mean = Mean { part, average: found.work.average, rises: rises(&once) };
-            if mean.rises > 0.0 {
-                low = mean
-            } else {
-                high = mean
-            }
-            if found.time > best.time {
-                others.push(best.covers);
-                best = found;
-            }
-        }
-        Some(Bound { other_covers: others, ..best })
-    }
-
     /// The bound where compute covers what it does, and what all layers have once per step.
-    fn bound_of(
+    pub(crate) fn bound_of(
         &self,
         bench: &Bench<'_>,
         asked: &[Asked<'_>],
@@ -351,7 +271,7 @@ impl Scope<'_> {
     /// Where there are far fewer of them than stages, the bubble is longer than the work: choices that send less in every
     /// micro-batch and more once per step are then faster than those that are where there is none. No choices take less than the least
     /// of a step, and as long a bubble as the least of micro-batches makes.
-    fn repeated(&self, bench: &Bench<'_>, asked: &mut [Asked<'_>], clock: Clock) -> Vec<Vec<f64>> {
+    pub(crate) fn repeated(&self, bench: &Bench<'_>, asked: &mut [Asked<'_>], clock: Clock) -> Vec<Vec<f64>> {
         let has_bubble = bench.candidate.n_stages > 1;
         let of_form = |(_, problem): &mut (usize, LayerProblem<'_>)| {
             if !has_bubble {
@@ -539,25 +459,6 @@ mod tests {
         let Busy { step, repeated, .. } = choices[0].min(choices[1]);
         let work = Work { average: step, slowest: step, once: step - repeated, ..Work::default() };
         assert_eq!(work.filled(5, 4.0), 47.0);
-    }
-
-    #[test]
-    fn the_mean_of_two_bounds_is_higher_than_either() {
-        // Three choices, by the first bound and by the second: the third is neither's.
-        let choices = [(10.0, 20.0), (19.0, 11.0), (14.0, 14.5)];
-        let at = |part: f64| {
-            let mean = |&(first, second): &(f64, f64)| first + (second - first) * part;
-            let least = choices.iter().min_by(|a, b| mean(a).total_cmp(&mean(b))).unwrap();
-            Mean { part, average: mean(least), rises: least.1 - least.0 }
-        };
-        let (low, high) = (at(0.0), at(1.0));
-        let part = low.meets(&high, high.average * WORTH_A_MEAN).unwrap();
-        // 10 + 10 x = 19 - 8 x.
-        assert_eq!((low.average, high.average, part), (10.0, 11.0, 0.5));
-        assert_eq!(at(part).average, 14.25);
-        // No share promises a third more, and of two bounds that rise or fall together none does.
-        assert_eq!(low.meets(&high, 20.0), None);
-        assert_eq!(high.meets(&low, 0.0), None);
     }
 
     #[test]

@@ -167,7 +167,7 @@ fn inside_words(tally: &Tally, best: Seconds) -> String {
         ),
     };
     format!(
-        "; by their own bounds, other choices of layers in the candidates that just fit could come to {least:.3} of it{freely}"
+        "; by their own bounds, other choices of layers in the candidates that just fit, or wait for what a step sends once, could come to {least:.3} of it{freely}"
     )
 }
 

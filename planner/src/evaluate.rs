@@ -16,7 +16,8 @@ use crate::forms::Forms;
 use crate::given::{Given, HomeRule, StorageRule};
 use crate::levels::Levels;
 use crate::priced_choices::{AskedOfKind, Choosers, Hides, Sum, with_tied};
-use crate::shelf::{Bench, Shelf, TiedUses};
+use crate::shelf::{Bench, Shelf};
+use crate::tied::TiedUses;
 
 /// What needs more than this multiple of the memory with its smallest choices is given up at once.
 const NEARLY: f64 = 1.25;
@@ -114,7 +115,7 @@ impl Scope<'_> {
     }
 
     /// The same, where prices of the candidate are at hand.
-    fn evaluate_at(
+    pub(crate) fn evaluate_at(
         &self,
         benches: &[Bench<'_>],
         bound: &Bound,
@@ -301,7 +302,8 @@ impl Scope<'_> {
         let first = on_ground(0, (bound, Some(streams[0])), asked.way, self.given_fastest());
         // What is tied may stand on different grounds: one use for all of them.
         let mut found = Err(Dropped::NoStrategy);
-        for uses in self.tied_uses(&benches[0], &first).ok_or(Dropped::NoStrategy)? {
+        for tying in self.tyings(benches[0].candidate, bound.time) {
+            let Some(uses) = self.tied_uses(&benches[0], &first, tying) else { continue };
             found = self.evaluate_uses((benches, streams), (bound, &uses), asked);
             if !matches!(found, Err(Dropped::NoStrategy)) {
                 break;
@@ -531,7 +533,12 @@ fn on_benches(stream: Sharding, benches: &[Bench<'_>]) -> Vec<Sharding> {
 }
 
 /// What is given on a ground, with a sharding of the stream, if one is, and what all parameters and layers keep to.
-fn on_ground(ground: usize, (bound, stream): (&Bound, Option<Sharding>), way: Way, given: Given) -> Given {
+pub(crate) fn on_ground(
+    ground: usize,
+    (bound, stream): (&Bound, Option<Sharding>),
+    way: Way,
+    given: Given,
+) -> Given {
     Given {
         stream,
         storage: way.storage.unwrap_or(given.storage),

@@ -54,13 +54,15 @@ pub struct TiedUse {
     pub used: Sharding,
     /// How backward leaves the gradient, where both sides add to one.
     pub summed: Option<Sharding>,
-    /// Where the states live.
-    pub storage: Storage,
+    /// Where the states live; nothing where that is open.
+    pub storage: Option<Storage>,
 }
 
 impl TiedUse {
     pub(crate) fn admits(self, [used, gradient]: [Sharding; 2], storage: Storage) -> bool {
-        used == self.used && storage == self.storage && self.summed.is_none_or(|summed| summed == gradient)
+        used == self.used
+            && self.storage.is_none_or(|own| own == storage)
+            && self.summed.is_none_or(|summed| summed == gradient)
     }
 }
 
@@ -166,21 +168,25 @@ impl StorageRule {
         }
     }
 
-    /// Whether the cuts of a storage obey, for a parameter that could be cut over `whole` axes.
-    pub(crate) fn admits(self, storage: Storage, whole: AxisSet) -> bool {
-        let cut = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
-        let wanted = |parameter, gradient, optimizer| {
-            let cuts = Storage::on_device(cut(parameter), cut(gradient), cut(optimizer));
-            storage == Storage { home: storage.home, ..cuts }
+    /// What it cuts of a parameter that could be cut over `whole` axes, with states on the device; nothing where it leaves that open.
+    pub(crate) fn cuts(self, whole: AxisSet) -> Option<Storage> {
+        let cut = |[parameter, gradient, optimizer]: [bool; 3]| {
+            let over = |yes: bool| if yes { whole } else { AxisSet::EMPTY };
+            Some(Storage::on_device(over(parameter), over(gradient), over(optimizer)))
         };
         match self {
-            Self::Free => true,
-            Self::Whole => wanted(false, false, false),
-            Self::Optimizer => wanted(false, false, true),
-            Self::Gradient => wanted(false, true, true),
-            Self::Parameter => wanted(true, true, true),
-            Self::ButGradient => wanted(true, false, true),
+            Self::Free => None,
+            Self::Whole => cut([false, false, false]),
+            Self::Optimizer => cut([false, false, true]),
+            Self::Gradient => cut([false, true, true]),
+            Self::Parameter => cut([true, true, true]),
+            Self::ButGradient => cut([true, false, true]),
         }
+    }
+
+    /// Whether the cuts of a storage obey, for a parameter that could be cut over `whole` axes.
+    pub(crate) fn admits(self, storage: Storage, whole: AxisSet) -> bool {
+        self.cuts(whole).is_none_or(|cuts| storage == Storage { home: storage.home, ..cuts })
     }
 
     /// The same of a parameter that is frozen: it has no gradient and no optimizer state to cut.

@@ -2,7 +2,8 @@
 //!
 //! A candidate whose fastest choices overflow memory is worked out by some of the choices that fit. What all of them could
 //! come to is its bound in the memory that there is: asked of those alone whose bounds are the least, once the best
-//! is known. Those of which that is still the least are then asked what they take were memory free (`freely.rs`).
+//! is known. Those of which that is still the least are then asked what they take were memory free (`freely.rs`). Choices go by how much of
+//! what a step sends once shows at least; where some of it does, what all choices could come to is a closer bound (`covered.rs`).
 
 use std::cmp::Ordering;
 
@@ -10,9 +11,10 @@ use ir::units::Seconds;
 use rayon::prelude::*;
 
 use crate::bound::Bound;
-use crate::candidate::Scope;
+use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
 use crate::frontier::{Frontier, average_pairs};
+use crate::polish::CROWDED;
 use crate::room::{Effort, Together};
 
 /// Candidates that are asked between two looks at the least: a fixed number, so that threads do not change the work.
@@ -41,7 +43,7 @@ const NEARLY_FITS: f64 = 2.5;
 
 /// Where a bound prices more pairs of ports it is even the first, though it is no bound in the strict sense: of qwen3-30b-a3b on 1,024 devices, with
 /// 810,000, it takes 80 ms and another look at all schedules 380.
-const MANY_PAIRS: usize = 150_000;
+pub(crate) const MANY_PAIRS: usize = 150_000;
 
 /// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent then.
 const ENOUGH: f64 = 0.995;
@@ -57,6 +59,8 @@ enum Ask<'s> {
     InMemory(Together),
     /// What it takes in a scope whose memory is free.
     Freely(&'s Scope<'s>),
+    /// What it could come to by a closer bound where memory is free.
+    Closely,
 }
 
 impl Ask<'_> {
@@ -95,15 +99,20 @@ impl<'s> Open<'s> {
         let [by_family, by_schedule] =
             [Together::Family, Together::Schedule].map(|own| Some(Ask::InMemory(own)));
         let freely = free.map(Ask::Freely);
-        let own = frontier.own(at);
+        let (own, least) = (frontier.own(at), frontier.least(at));
         let nearly_fits = own.is_some_and(|own| own.crowding <= NEARLY_FITS);
         let has_many_pairs = own.is_some_and(|own| own.n_pairs > MANY_PAIRS);
-        let next = match (nearly_fits, has_many_pairs) {
-            (true, true) => [by_schedule, by_family, freely],
-            (true, false) => [by_schedule, freely, by_family],
-            (false, _) => [freely, by_schedule, by_family],
+        let shows_once = shows_once(frontier.at(at), own);
+        let is_crowded = own.is_some_and(|own| own.crowding >= CROWDED);
+        let closely = Some(Ask::Closely);
+        let next = match (shows_once, nearly_fits, has_many_pairs) {
+            // What a candidate takes by choices of its own says nothing of what a blend of them could hide.
+            (true, ..) if is_crowded => [by_schedule, by_family, closely],
+            (true, ..) => [None, None, closely],
+            (false, true, true) => [by_schedule, by_family, freely],
+            (false, true, false) => [by_schedule, freely, by_family],
+            (false, false, _) => [freely, by_schedule, by_family],
         };
-        let least = frontier.least(at);
         Self { least, by_sums: least, at, next: next.into_iter().flatten().collect() }
     }
 
@@ -114,6 +123,12 @@ impl<'s> Open<'s> {
     fn is_asked_by_schedule(&self) -> bool {
         self.next.last().is_some_and(Ask::is_by_schedule)
     }
+}
+
+/// Whether a candidate waits for what it sends once, and its bound says what it could come to without: on one stage, for of pipelines that are
+/// hardly filled bounds say little.
+pub(crate) fn shows_once(candidate: &Candidate, own: Option<&Bound>) -> bool {
+    candidate.n_stages == 1 && own.is_some_and(|own| !own.other_covers.is_empty() && own.grounds.is_empty())
 }
 
 /// What candidates could come to.
@@ -203,6 +218,11 @@ fn ask_least<'s>(
                 Some(Ask::Freely(free)) => {
                     let found = free.time_freely(frontier.at(one.at), own, (of, Seconds(limit)));
                     one.least = one.least.max(found.0);
+                }
+                Some(Ask::Closely) => {
+                    let found = frontier.scope().bound_closely(frontier.at(one.at), own, of);
+                    one.least = one.least.max(found.0);
+                    one.by_sums = one.least;
                 }
                 None => {}
             }

@@ -329,6 +329,16 @@ impl LayerProblem<'_> {
         let placed = placements(&signature(self.layer, one), choice.strategies[op.0]);
         Some([placed.operands[at], placed.operand_gradients[at]])
     }
+
+    /// The same of every strategy of the operator that reads it, each once.
+    pub(crate) fn uses(&self, tensor: TensorId) -> BTreeSet<[Sharding; 2]> {
+        let Some(op) = self.layer.reader(tensor) else { return BTreeSet::new() };
+        let Some(at) = self.layer.ops[op.0].operands.iter().position(|&t| t == tensor) else {
+            return BTreeSet::new();
+        };
+        let of = |form: &Form| [form.places.operands[at], form.places.operand_gradients[at]];
+        self.ops[op.0].forms.iter().map(of).collect()
+    }
 }
 
 /// Which products of a pace are looked for beyond operators that only pass on, and in which pass they do.
@@ -497,7 +507,8 @@ impl<'a, 'p> Builder<'a, 'p> {
                 let gradient = places.operand_gradients[i];
                 let priced = |parcel, home| self.prices.storages((parcel, home), (used, until), gradient);
                 let in_one = |&home| with_alone(priced(together, home), &priced(alone, home));
-                let tied = given.tied.get(&tensor).map(|tied| std::slice::from_ref(&tied.storage.home));
+                let tied = given.tied.get(&tensor).and_then(|tied| tied.storage.as_ref());
+                let tied = tied.map(|storage| std::slice::from_ref(&storage.home));
                 tied.unwrap_or(given.homes.homes()).iter().flat_map(in_one).collect()
             } else {
                 let priced = |parcel| self.prices.frozen_storages(parcel, (used, until));

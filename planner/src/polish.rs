@@ -56,10 +56,10 @@ const MOST_TO_SHIFT: u64 = 4;
 const MAX_SHIFTED: usize = 16;
 
 /// Candidates whose parameters are all stored alike, at most; that chooses nothing else again, so that it takes little.
-const MAX_STORED: usize = 16;
+const MAX_CHANGED: usize = 16;
 
 /// They take no more than so many times the best: a step became up to 1.16 times as fast by it.
-const NEAR_BEST_TO_STORE: f64 = 1.25;
+const NEAR_BEST_TO_CHANGE: f64 = 1.25;
 
 /// They take no more than so many times the best: a step became up to 1.25 times as fast by it.
 pub(crate) const NEAR_BEST_TO_SHIFT: f64 = 1.1;
@@ -121,6 +121,7 @@ pub(crate) fn polish(
     // What was refined in one form may have come closer to the best than others save.
     choose_forms(scope, worked, tally, stop);
     store_alike(scope, worked);
+    blend(scope, worked);
     simplify(scope, worked);
     shift(scope, worked);
 }
@@ -399,14 +400,21 @@ fn coarser(scope: &Scope<'_>, candidate: &Candidate) -> Vec<Candidate> {
 
 /// Stores all parameters of what is near the best alike, where that is worth it.
 fn store_alike(scope: &Scope<'_>, worked: &mut [Worked]) {
+    change_near_best(worked, |one| scope.stored_alike(&one.arranged));
+}
+
+/// Blends layers of what is near the best, where that is worth it.
+fn blend(scope: &Scope<'_>, worked: &mut [Worked]) {
+    let Some(best) = worked.first().map(|one| one.arranged.step_time()) else { return };
+    change_near_best(worked, |one| scope.blended((&one.arranged, &one.bound), one.own_forms(), best));
+}
+
+/// Puts something else in the place of what is near the best, where that is worth it.
+fn change_near_best(worked: &mut [Worked], change: impl Fn(&Worked) -> Option<Arranged> + Sync + Send) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
-    let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST_TO_STORE;
-    let n_near = worked.iter().take(MAX_STORED).take_while(is_near).count();
-    let found: Vec<Option<Arranged>> = worked[..n_near]
-        .par_iter()
-        .with_max_len(1)
-        .map(|one| scope.stored_alike(&one.arranged, one.arranged.step_time()))
-        .collect();
+    let is_near = |one: &&Worked| one.arranged.step_time().0 <= best * NEAR_BEST_TO_CHANGE;
+    let n_near = worked.iter().take(MAX_CHANGED).take_while(is_near).count();
+    let found: Vec<Option<Arranged>> = worked[..n_near].par_iter().with_max_len(1).map(change).collect();
     for (one, found) in worked.iter_mut().zip(found) {
         if let Some(found) = found.filter(|found| found.is_worth_it(&one.arranged)) {
             one.arranged = found;

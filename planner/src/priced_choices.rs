@@ -10,7 +10,8 @@ use crate::chooser::{Cheapest, Chooser, Question};
 use crate::forms::Forms;
 use crate::given::{Given, StateRule};
 use crate::layer_problem::LayerProblem;
-use crate::shelf::{Asked, Bench, Shelf, TiedUses};
+use crate::shelf::{Asked, Bench, Shelf};
+use crate::tied::TiedUses;
 
 /// Behind what parameters are gathered and gradients reduced that move every micro-batch, as choices go by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,7 +58,7 @@ pub(crate) type OfForm = (usize, LayerChoice);
 impl Choosers<'_> {
     /// The best choice over all forms at prices of a byte, and of one that is kept for backward, with states off the device on drives or not;
     /// ties to the earlier form.
-    fn best(&self, price: f64, (kept, on_drives): (f64, bool), hides: Hides) -> Option<OfForm> {
+    pub(crate) fn best(&self, price: f64, (kept, on_drives): (f64, bool), hides: Hides) -> Option<OfForm> {
         let asking = (price.to_bits(), kept.to_bits(), hides, on_drives);
         if let Some(known) = self.known.borrow().get(&asking) {
             return known.clone();

@@ -11,8 +11,8 @@ use ir::units::Bytes;
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
 use crate::request::{
-    ContextKind, GradientsKind, Need, NoPlan, OffloadKind, Pins, Request, ScheduleKind, SequenceParallel,
-    Untried,
+    ContextKind, Degrees, GradientsKind, Need, NoPlan, OffloadKind, Pins, Request, ScheduleKind,
+    SequenceParallel, Untried,
 };
 use crate::schedules::contradiction;
 use crate::shapes::{Facts, divisors, names_degrees};
@@ -130,7 +130,9 @@ pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
     if let Some(group) = pins.zero_group.filter(|&group| group == 0 || !replicas.is_multiple_of(group)) {
         return fail(format!("zero-group={group} does not divide the {replicas} replicas"));
     }
-    if let Some(what) = contradiction(pins).or_else(|| forbid::contradiction(pins)) {
+    if let Some(what) =
+        contradiction(pins).or_else(|| forbid::contradiction(pins)).or_else(|| no_degree_left(request))
+    {
         return fail(what);
     }
     if pins.offload == Some(OffloadKind::Nvme)
@@ -149,6 +151,31 @@ pub(crate) fn check_request(request: &Request) -> Result<(), NoPlan> {
         Some(what) => fail(what),
         None => Ok(()),
     }
+}
+
+/// The kind of parallelism of which every degree that the model and the devices have is forbidden, if there is one.
+fn no_degree_left(request: &Request) -> Option<String> {
+    let (forbid, n_devices) = (&request.pins.forbid, request.cluster.n_devices());
+    let experts = Facts::of(request).experts;
+    let kinds = [
+        ("tp", &forbid.tp, n_devices),
+        ("pp", &forbid.pp, request.model.n_layers()),
+        ("dp", &forbid.dp, n_devices),
+        ("cp", &forbid.cp, n_devices),
+        ("ep", &forbid.ep, experts),
+        ("etp", &forbid.etp, if experts == 1 { 1 } else { n_devices }),
+    ];
+    // Groups of devices have stages of their own, whose degrees need not divide all devices.
+    let is_degree = |degree: &u64| request.cluster.groups.len() > 1 || n_devices.is_multiple_of(*degree);
+    let left =
+        |degrees: &Degrees, most: u64| (1..=most.min(n_devices)).filter(is_degree).any(|d| degrees.allows(d));
+    let (name, _, most) = kinds.into_iter().find(|&(_, degrees, most)| !left(degrees, most))?;
+    Some(match name {
+        "ep" | "etp" if most == 1 => {
+            format!("{name}=1 is forbidden, and `{}` has no experts to spread", request.model.name)
+        }
+        _ => format!("every {name} that {n_devices} devices have is forbidden"),
+    })
 }
 
 /// Chunks of a stage, where what the user says leaves no choice.

@@ -8,13 +8,12 @@ use std::sync::Mutex;
 
 use ir::engine::GradientOverlap;
 use ir::graph::{Sizes, TensorId};
-use ir::lower::{LayerChoice, lower, whole_axes};
+use ir::lower::{LayerChoice, lower};
 use ir::mesh::Mesh;
-use ir::program::{AxisSet, StateHome, Storage};
 
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
-use crate::given::{Given, StorageRule, TiedUse};
+use crate::given::Given;
 use crate::layer_problem::LayerProblem;
 use crate::levels::{LayerCost, Levels, Once};
 use crate::memos::{Memos, lock};
@@ -22,9 +21,6 @@ use crate::price::grounds::Grounds;
 use crate::price::setting::{Entry, Setting};
 use crate::prices::Prices;
 use crate::rewrite::Variant;
-
-/// Use and storage that tied parameters of a layer kind must have.
-pub(crate) type TiedUses = BTreeMap<TensorId, TiedUse>;
 
 /// The choices tried so far for every layer kind, with their figures.
 #[derive(Clone)]
@@ -168,7 +164,12 @@ impl<'a> Scope<'a> {
     }
 
     /// What a choice of a layer kind of the wide model comes to by its program; nothing where it has none.
-    fn entry_of(&self, bench: &Bench<'_>, sizes: &Sizes, chosen: (usize, LayerChoice)) -> Option<Entry> {
+    pub(crate) fn entry_of(
+        &self,
+        bench: &Bench<'_>,
+        sizes: &Sizes,
+        chosen: (usize, LayerChoice),
+    ) -> Option<Entry> {
         if let Some(known) = lock(&bench.priced).get(&chosen) {
             return known.clone();
         }
@@ -214,69 +215,5 @@ impl<'a> Scope<'a> {
         };
         let once = Once { micro_batches: candidate.n_micro_batches, slowdown };
         Levels::in_steps(&costs, self.model().kinds_in_order(), (in_flight, once))
-    }
-
-    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree. Lists of those to
-    /// try, each where those before have no strategy; in each the smaller behind the faster.
-    ///
-    /// The use is that of the copy's fastest choice; optimizer states are cut as far as they can be and are on the host
-    /// or its drives where they may be, and gradients are whole or cut, unless the user says otherwise. On one stage the
-    /// owner holds the copy, in the first list; in the second it does not, for where no choice of the owner's leaves its
-    /// gradient as the copy's does.
-    pub(crate) fn tied_uses(
-        &self,
-        bench: &Bench<'_>,
-        base: &Given,
-    ) -> Option<Vec<Vec<BTreeMap<usize, TiedUses>>>> {
-        // With gradients whole, and cut, in each of the memories.
-        let homes = base.homes.tied_homes();
-        let mut all = vec![BTreeMap::<usize, TiedUses>::new(); 2 * homes.len()];
-        for tie in &self.model().ties {
-            let (_, built) = self.asked(bench, tie.copy.layer, base, Forms::Leading).into_iter().next()?;
-            let choice = built.choice(&self.chooser(&built).cheapest(0.0)?.choices);
-            let [used, gradient] = built.used(&choice, tie.copy.tensor)?;
-            let summed = bench.candidate.holds_ties_once().then_some(gradient);
-            let is_frozen = !self.model().layers[tie.copy.layer].is_trained(tie.copy.tensor);
-            let storages: Vec<Storage> = match base.storage {
-                StorageRule::Free if is_frozen && base.forbid.zero.is_empty() => {
-                    vec![Storage::default(); all.len()]
-                }
-                StorageRule::Free if base.forbid.zero.is_empty() => {
-                    let cut = bench.prices.shardable(whole_axes(bench.prices.mesh(), used));
-                    let may_cut = bench.prices.is_crossed_at_any_time(cut);
-                    let gradients = [AxisSet::EMPTY, if may_cut { cut } else { AxisSet::EMPTY }];
-                    let stored = |home: &StateHome| {
-                        let home = *home;
-                        gradients.map(|gradient| Storage {
-                            home,
-                            ..Storage::on_device(AxisSet::EMPTY, gradient, cut)
-                        })
-                    };
-                    homes.iter().flat_map(stored).collect()
-                }
-                StorageRule::Free
-                | StorageRule::Whole
-                | StorageRule::Optimizer
-                | StorageRule::Gradient
-                | StorageRule::Parameter
-                | StorageRule::ButGradient => vec![choice.storage.get(&tie.copy.tensor).copied()?; all.len()],
-            };
-            for (uses, storage) in all.iter_mut().zip(storages) {
-                // One for all copies of an owner.
-                let known = uses.get(&tie.owner.layer).and_then(|uses| uses.get(&tie.owner.tensor));
-                let one = known.copied().unwrap_or(TiedUse { used, summed, storage });
-                for side in [tie.owner, tie.copy] {
-                    uses.entry(side.layer).or_default().insert(side.tensor, one);
-                }
-            }
-        }
-        all.dedup();
-        if !bench.candidate.holds_ties_once() || self.model().ties.is_empty() {
-            return Some(vec![all]);
-        }
-        let mut apart = all.clone();
-        let uses = apart.iter_mut().flat_map(BTreeMap::values_mut).flat_map(BTreeMap::values_mut);
-        uses.for_each(|one| one.summed = None);
-        Some(vec![all, apart])
     }
 }

@@ -6,22 +6,23 @@
 use ir::graph::Layer;
 use ir::lower::{LayerChoice, whole_axes};
 use ir::mesh::Mesh;
-use ir::program::{AxisSet, Storage};
+use ir::program::Storage;
 use ir::signature::signature;
 use ir::strategy::placements;
-use ir::units::Seconds;
 
 use crate::arrange::{Arranged, fastest};
 use crate::arrangements::Arrangements;
+use crate::asking::open_storages;
 use crate::candidate::Scope;
+use crate::given::StorageRule;
 use crate::shelf::Shelf;
 
 impl Scope<'_> {
-    /// The fastest of what was found with one ZeRO stage for all learned parameters, if it undercuts a limit. Nothing where layers of one
-    /// kind differ, stages stand on several grounds, or somebody says how parameters are stored.
-    pub(crate) fn stored_alike(&self, found: &Arranged, limit: Seconds) -> Option<Arranged> {
-        let pins = self.pins();
-        if pins.zero.is_some() || !pins.constraints.is_empty() {
+    /// The fastest of what was found with one ZeRO stage for all learned parameters, of what may be faster than it. Nothing where layers
+    /// of one kind differ, stages stand on several grounds, or somebody says how parameters are stored.
+    pub(crate) fn stored_alike(&self, found: &Arranged) -> Option<Arranged> {
+        let rules = open_storages(self.pins());
+        if rules.is_empty() {
             return None;
         }
         let candidate = &found.candidate;
@@ -29,19 +30,18 @@ impl Scope<'_> {
         let benches = self.benches(candidate, &grounds);
         let [bench] = benches.as_slice() else { return None };
         let choices = self.choice_of_each_kind(found)?;
-        let of_stage = |stage: u8| {
+        let stored_so = |rule: StorageRule| {
             let mut shelf = Shelf::new(self.forms.len());
             for (kind, (form, choice)) in choices.iter().enumerate() {
                 let layer = &self.forms[kind][*form].layer;
-                let choice = stored(layer, bench.prices.mesh(), choice, stage);
+                let choice = stored(layer, bench.prices.mesh(), choice, rule);
                 self.put((&mut shelf, 0), bench, (kind, *form), choice)?;
             }
-            let (shelves, mut known) = ([shelf], Arrangements::below(limit.0));
+            let (shelves, mut known) = ([shelf], Arrangements::below(found.step_time().0));
             self.arrange_all(candidate, &shelves, &mut known);
             self.moved(candidate, known, (&shelves, false))
         };
-        let stages = (0..=3).filter(|stage| !pins.forbid.zero.contains(stage));
-        fastest(stages.filter_map(of_stage)).filter(|one| one.step_time() < limit)
+        fastest(rules.into_iter().filter_map(stored_so))
     }
 
     /// Per layer kind, the form that is used and its choice, if all its layers have the same.
@@ -56,8 +56,8 @@ impl Scope<'_> {
     }
 }
 
-/// A choice whose learned parameters all have a ZeRO stage, where they are.
-fn stored(layer: &Layer, mesh: &Mesh, choice: &LayerChoice, stage: u8) -> LayerChoice {
+/// A choice whose learned parameters are all cut by a rule, where they are.
+fn stored(layer: &Layer, mesh: &Mesh, choice: &LayerChoice, rule: StorageRule) -> LayerChoice {
     let mut next = choice.clone();
     for (op, &strategy) in layer.ops.iter().zip(&choice.strategies) {
         let used = placements(&signature(layer, op), strategy).operands;
@@ -65,10 +65,10 @@ fn stored(layer: &Layer, mesh: &Mesh, choice: &LayerChoice, stage: u8) -> LayerC
             if !layer.is_parameter(tensor) || !layer.is_trained(tensor) {
                 continue;
             }
-            let whole = whole_axes(mesh, used);
-            let from = |first: u8| if stage >= first { whole } else { AxisSet::EMPTY };
-            if let Some(storage) = next.storage.get_mut(&tensor) {
-                *storage = Storage { home: storage.home, ..Storage::on_device(from(3), from(2), from(1)) };
+            if let Some(cuts) = rule.cuts(whole_axes(mesh, used))
+                && let Some(storage) = next.storage.get_mut(&tensor)
+            {
+                *storage = Storage { home: storage.home, ..cuts };
             }
         }
     }

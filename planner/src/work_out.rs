@@ -10,7 +10,7 @@ use crate::candidate::{Candidate, Dropped, Scope, same_mesh};
 use crate::forms::Forms;
 use crate::found::{Misnamed, Start, Tally, WORTH_SHOWING, lesser};
 use crate::frontier::{Frontier, Refined, Task, dividing};
-use crate::inside::inside;
+use crate::inside::{inside, shows_once};
 use crate::more_ways::{ask_fastest, ask_near};
 use crate::polish::{CROWDED, Worked, insert};
 use crate::request::{OnProgress, Progress, Stop};
@@ -241,13 +241,15 @@ pub(crate) fn go_on(
     tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
 }
 
-/// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, or hosts may hold what no
-/// choice problem knows.
+/// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, what is sent once per step shows,
+/// or hosts may hold what no choice problem knows.
 fn fits_by_some_choices(frontier: &Frontier<'_>, at: usize, done: &Done) -> bool {
-    let is_crowded = frontier.own(at).is_some_and(|bound| bound.crowding >= CROWDED);
+    let own = frontier.own(at);
+    let is_one_of_many =
+        own.is_some_and(|bound| bound.crowding >= CROWDED) || shows_once(frontier.at(at), own);
     let Done::WorkedOut(found) = done else { return false };
     let fits = matches!(**found, Ok(_) | Err(Dropped::Slower));
-    fits && (is_crowded || frontier.scope().hosts_may_hold_more())
+    fits && (is_one_of_many || frontier.scope().hosts_may_hold_more())
 }
 
 /// Whether a plan has not the degrees that were pinned; the fastest such is kept, to be told where there is no other.

@@ -1,7 +1,9 @@
 //! What the literature calls each axis of a mesh, and where it was described.
 
 use crate::mesh::AxisId;
-use crate::names::{Arrangement, DenseRole, Loop, cuts_vocabulary, dense_role, expert_loop, stream_cut};
+use crate::names::{
+    Arrangement, DenseRole, Loop, cuts_vocabulary, dense_role, expert_loop, speakers, stream_cut,
+};
 
 /// A name and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,7 @@ const SAME: Named = named("the same on every device", "");
 /// Names of everything that an axis of more than one device does, the dense layers' first.
 pub fn axis_names(arrangement: &Arrangement, axis: AxisId) -> Vec<Named> {
     let layers = &arrangement.layers;
-    let dense = dense_role(layers, axis);
+    let dense = dense_role(&speakers(layers), axis);
     let mut names = vec![match dense {
         DenseRole::Data => DATA,
         DenseRole::Gather => GATHER,

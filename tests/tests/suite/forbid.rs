@@ -123,6 +123,8 @@ fn what_contradicts_itself_is_refused_with_advice() {
         &["optimize", "gpt2", "dgx-h100", "--pin", "schedule=gpipe", "--forbid", "schedule=gpipe"],
         &["optimize", "gpt2", "dgx-h100", "--forbid", "zero=0,zero=1,zero=2,zero=3"],
         &["optimize", "gpt2", "dgx-h100", "--forbid", "recompute=selective"],
+        &["optimize", "gpt2", "dgx-h100", "--forbid", "dp=1,2,4,8"],
+        &["optimize", "gpt2", "dgx-h100", "--forbid", "ep=1"],
         &["optimize", "gpt2", "dgx-h100", "--forbid", "pp,pp=1"],
         &["optimize", "gpt2", "dgx-h100", "--forbid", "schedule"],
         &["optimize", "gpt2", "dgx-h100", "--forbid", "zero-3"],

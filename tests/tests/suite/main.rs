@@ -45,6 +45,7 @@ mod saved_activations;
 mod scores;
 mod schedules;
 mod shares;
+mod shown_once;
 mod solver_layers;
 mod sweep;
 mod target;
