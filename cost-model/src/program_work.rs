@@ -5,7 +5,7 @@ use ir::mesh::{AxisId, Mesh};
 use ir::op_work::{KernelChoice, backward_work, op_work};
 use ir::program::{Instruction, Program, ValueId};
 use ir::sharding::Sharding;
-use ir::signature::{FactorId, Signature, signature};
+use ir::signature::{FactorId, Signature, may_ring, signature};
 use ir::work::{Pass, Work};
 
 use crate::ring::RingSizes;
@@ -37,8 +37,9 @@ impl ProgramWork<'_> {
 
     /// Axes round which blocks of an operator's keys travel, and their sizes; nothing where none do.
     pub(crate) fn ring(&self, op: OpId, element_bytes: f64) -> Option<(Vec<AxisId>, RingSizes)> {
+        let own = Some(&self.layer.ops[op.0]).filter(|own| may_ring(own))?;
         let (operands, results) = self.forward(op)?;
-        let sig = signature(self.layer, &self.layer.ops[op.0]);
+        let sig = signature(self.layer, own);
         let axes = self.program.ring_axes(&sig, *operands.get(1)?);
         let n: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
         let local = self.local_lengths(&sig, (operands, results));

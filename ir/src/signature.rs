@@ -3,6 +3,8 @@
 //! Derived from the operator's line and the names of its tensors' dims; nothing else in the program looks at dims of
 //! operators one by one.
 
+use std::borrow::Cow;
+
 use crate::graph::{DimId, Extent, Layer, Op, TensorId};
 use crate::op::{AttentionBias, AttentionMask, Missing, OpKind, Whole};
 
@@ -110,6 +112,11 @@ impl Signature {
     }
 }
 
+/// Whether the signature of an operator may have a ring.
+pub fn may_ring(op: &Op) -> bool {
+    matches!(op.kind.line().whole, Whole::KeysAndHeadDims)
+}
+
 /// The signature of an operator of a layer.
 pub fn signature(layer: &Layer, op: &Op) -> Signature {
     let line = op.kind.line();
@@ -167,23 +174,23 @@ struct Builder<'a> {
     factors: Vec<Factor>,
 }
 
-impl Builder<'_> {
+impl<'a> Builder<'a> {
     fn walk(&mut self, tensor: TensorId, operand: Option<usize>) -> Vec<FactorId> {
         let dims = &self.layer.tensors[tensor.0].dims;
         dims.iter().enumerate().map(|(at, &dim)| self.factor(dim, self.name(dim, at, operand))).collect()
     }
 
     /// Name of the loop that walks a dim: the dim's, but for the two renamings.
-    fn name(&self, dim: DimId, at: usize, operand: Option<usize>) -> String {
+    fn name(&self, dim: DimId, at: usize, operand: Option<usize>) -> Cow<'a, str> {
         let own = &self.layer.dims[dim.0];
         match (&self.op.kind, operand) {
-            (OpKind::Attention { .. }, Some(1 | 2)) if at == 1 => self.keys_loop(),
-            (OpKind::Attention { mask: AttentionMask::Causal, .. }, Some(4)) => self.keys_loop(),
+            (OpKind::Attention { .. }, Some(1 | 2)) if at == 1 => Cow::Owned(self.keys_loop()),
+            (OpKind::Attention { mask: AttentionMask::Causal, .. }, Some(4)) => Cow::Owned(self.keys_loop()),
             (OpKind::Dispatch | OpKind::Combine, _) if own.extent.is_one_slot_per_token() => {
                 let sequence = self.layer.dims.iter().find(|d| d.extent == Extent::Sequence);
-                sequence.map_or_else(|| own.name.clone(), |dim| dim.name.clone())
+                Cow::Borrowed(&sequence.unwrap_or(own).name)
             }
-            _ => own.name.clone(),
+            _ => Cow::Borrowed(&own.name),
         }
     }
 
@@ -200,7 +207,7 @@ impl Builder<'_> {
         name
     }
 
-    fn factor(&mut self, dim: DimId, name: String) -> FactorId {
+    fn factor(&mut self, dim: DimId, name: Cow<'_, str>) -> FactorId {
         if let Some(at) = self.factors.iter().position(|factor| factor.name == name) {
             return FactorId(at as u8);
         }
@@ -214,7 +221,7 @@ impl Builder<'_> {
             | Extent::UpToSlice
             | Extent::Slots { .. } => Split::Even,
         };
-        self.factors.push(Factor { name, dim, split });
+        self.factors.push(Factor { name: name.into_owned(), dim, split });
         FactorId((self.factors.len() - 1) as u8)
     }
 }
@@ -498,6 +505,32 @@ mod tests {
         insta::assert_snapshot!(checked(full, "t", None, slopes, &["k r"]).unwrap_err(), @"operator `core` (attention): slopes need the mask `causal`");
         insta::assert_snapshot!(checked(full, "t", None, none, &["t", "t"]).unwrap_err(), @"operator `core`: attention takes [3] operands and gives [1] results, found 5 and 1");
         insta::assert_snapshot!(checked(full, "t", None, AttentionBias::Sinks, &["k d"]).unwrap_err(), @"operator `core` (attention): the dims of its tensors do not fit: attention: q[b t k r d] key[b tt k d] value[b tt k d] k d[k d] -> core[b t k r d]  whole d tt");
+    }
+
+    #[test]
+    fn attention_alone_may_have_a_ring() {
+        let mut b = LayerBuilder::new("layer");
+        for (name, length) in [("k", 2), ("r", 3), ("d", 4), ("h", 24)] {
+            b.fixed(name, length);
+        }
+        let [q, key, value] = [("q", "b s k r d"), ("key", "b s k d"), ("value", "b s k d")]
+            .map(|(name, dims)| b.tensor(name, dims, Role::Activation));
+        let positions = b.tensor("positions", "s", Role::Activation);
+        let core =
+            b.op("core", OpKind::CAUSAL_ATTENTION, &[q, key, value, positions, positions], "b s k r d");
+        let weight = b.parameter("weight", "k r d h", crate::graph::Init::Normal);
+        let y = b.op("o", OpKind::Linear, &[core, weight], "b s h");
+        let layer = b.finish(y);
+        assert!(layer.ops.iter().any(may_ring));
+        for op in &layer.ops {
+            let attends = op.name == "core";
+            assert_eq!(
+                (may_ring(op), signature(&layer, op).ring.is_some()),
+                (attends, attends),
+                "{}",
+                op.name
+            );
+        }
     }
 
     #[test]

@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 
 use ir::lower::LayerChoice;
+use ir::sharding::Sharding;
+use ir::slices::Slices;
 use ir::units::Seconds;
 
 use crate::arrange::{Arranged, fastest};
@@ -45,6 +47,17 @@ const WORTH_BLENDING: f64 = 0.002;
 /// Times that layers are blended, each time with another choice.
 const MOST_BLENDS: usize = 3;
 
+/// What layers of a candidate on one ground may do otherwise than in what was found for it. What is asked again of a kind is kept.
+struct Blending<'s> {
+    scope: &'s Scope<'s>,
+    bench: &'s Bench<'s>,
+    bound: &'s Bound,
+    /// Entries of a kind in a form, by the sharding in which it passes the stream.
+    of_kinds: BTreeMap<(usize, usize, Sharding), Vec<Entry>>,
+    /// Entries of both sides of the one tie in every use, by the sharding of the stream.
+    of_uses: BTreeMap<Sharding, Vec<[Entry; 2]>>,
+}
+
 impl Scope<'_> {
     /// The fastest of what was found with some layers of its frequent kinds in other choices, of what is worth it. Nothing where stages stand
     /// on several grounds or work on slices, little of what a step has once shows, or without that it would take no less than `best`.
@@ -62,26 +75,29 @@ impl Scope<'_> {
         let grounds = self.grounds(&found.candidate);
         let benches = self.benches(&found.candidate, &grounds);
         let [bench] = benches.as_slice() else { return None };
+        let mut blending =
+            Blending { scope: self, bench, bound, of_kinds: BTreeMap::new(), of_uses: BTreeMap::new() };
         // What gains most by itself is not always what gains most with others.
         let near = found.step_time() * NEARLY;
         let limit = found.step_time().0 * STARTS;
         let of = |covers| {
             let way = Way { covers: Some(covers), ..Way::default() };
             let asked = Asking { limit, way, ..Asking::of(forms) };
-            self.evaluate_at(&benches, bound, asked).ok().filter(|one| one.slices == found.slices)
+            let start = self.evaluate_at(&benches, bound, asked).ok()?;
+            (start.slices == found.slices && Misnamed::of(self, &start).is_none()).then_some(start)
         };
         // Where a layer has many choices, each takes seconds.
-        let covers = if bound.n_pairs > MANY_PAIRS { Vec::new() } else { covers_of(bound) };
+        let covers = if bound.n_pairs > MANY_PAIRS { Vec::new() } else { all_covers(bound) };
         let mut starts: Vec<Arranged> = covers.into_iter().filter_map(of).collect();
         starts.sort_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0));
         starts.dedup_by_key(|one| one.step_time().0.to_bits());
         starts.truncate(MOST_FIRST);
-        let first = self.changes(bench, bound, found).into_iter();
+        let first = blending.changes(found).into_iter();
         let first = first.take_while(|next| next.step_time() < near).take(MOST_FIRST).chain(starts);
         let last = |first: Arranged| {
             let mut best = first;
             for _ in 1..MOST_BLENDS {
-                let next = self.changes(bench, bound, &best).into_iter().next();
+                let next = blending.changes(&best).into_iter().next();
                 let Some(next) = next.filter(|next| next.is_worth_it(&best)) else { break };
                 best = next;
             }
@@ -90,93 +106,104 @@ impl Scope<'_> {
         let worth = found.step_time() * (1.0 - WORTH_BLENDING);
         fastest(first.map(last)).filter(|one| one.step_time() < worth)
     }
+}
 
+impl Blending<'_> {
     /// What is known, with some layers in one other choice, or tied parameters in another use; the fastest first.
-    fn changes(&self, bench: &Bench<'_>, bound: &Bound, known: &Arranged) -> Vec<Arranged> {
-        let others = self.others(bench, bound, known);
+    fn changes(&mut self, known: &Arranged) -> Vec<Arranged> {
+        let otherwise = self.used_otherwise(known);
+        let others = self.others(known);
         let blends = others.iter().filter_map(|other| self.blended_with(known, other));
-        let all = blends.chain(self.used_otherwise(bench, bound, known));
         // The layers of the other choice may be most of them, and name what is pinned.
-        let mut list: Vec<Arranged> = all.filter(|next| Misnamed::of(self, next).is_none()).collect();
+        let is_as_pinned = |next: &Arranged| Misnamed::of(self.scope, next).is_none();
+        let mut list: Vec<Arranged> = blends.chain(otherwise).filter(is_as_pinned).collect();
         list.sort_by(|a, b| a.step_time().0.total_cmp(&b.step_time().0));
         list
     }
 
     /// What is known with the one tied parameter of the model in another use.
-    fn used_otherwise(&self, bench: &Bench<'_>, bound: &Bound, known: &Arranged) -> Vec<Arranged> {
-        let [tie] = self.model().ties.as_slice() else { return Vec::new() };
-        let most = self.most_frequent();
-        let is_most =
-            |entry: &&Entry| (0..self.forms[most].len()).any(|form| self.wide_kind(most, form) == entry.kind);
-        let Some(body) = known.entries.iter().find(is_most) else { return Vec::new() };
-        let stream = self.passes(most, &body.choice);
-        let given = on_ground(0, (bound, Some(stream)), Way::default(), self.given_fastest());
-        let with = |sides: [(usize, LayerChoice); 2]| {
-            let mut entries = known.entries.clone();
-            for (kind, choice) in sides {
-                let wide = self.wide_kind(kind, 0);
-                let new = self.entry_of(bench, &bench.sizes[kind][0], (wide, choice))?;
-                entries.iter_mut().filter(|entry| entry.kind == wide).for_each(|entry| *entry = new.clone());
-            }
-            let (candidate, slices) = (&known.candidate, known.slices.clone());
-            let what = (entries, known.chunks.clone());
-            self.finish(candidate, known.schedule, what, (slices, f64::INFINITY)).ok()
+    fn used_otherwise(&mut self, known: &Arranged) -> Vec<Arranged> {
+        let (scope, bench, bound) = (self.scope, self.bench, self.bound);
+        let [tie] = scope.model().ties.as_slice() else { return Vec::new() };
+        let most = scope.most_frequent();
+        let is_most = |entry: &&Entry| {
+            (0..scope.forms[most].len()).any(|form| scope.wide_kind(most, form) == entry.kind)
         };
-        self.both_sides(bench, &given, tie).into_iter().filter_map(with).collect()
+        let Some(body) = known.entries.iter().find(is_most) else { return Vec::new() };
+        let stream = scope.passes(most, &body.choice);
+        let of_uses = self.of_uses.entry(stream).or_insert_with(|| {
+            let given = on_ground(0, (bound, Some(stream)), Way::default(), scope.given_fastest());
+            let entry = |(kind, choice): (usize, LayerChoice)| {
+                scope.entry_of(bench, &bench.sizes[kind][0], (scope.wide_kind(kind, 0), choice))
+            };
+            let both = |[owner, copy]: [_; 2]| Some([entry(owner)?, entry(copy)?]);
+            scope.both_sides(bench, &given, tie).into_iter().filter_map(both).collect()
+        });
+        let with = |sides: &[Entry; 2]| {
+            let own =
+                |entry: &Entry| sides.iter().find(|side| side.kind == entry.kind).unwrap_or(entry).clone();
+            let entries = known.entries.iter().map(own).collect();
+            self.scope
+                .finish(&known.candidate, known.schedule, (entries, known.chunks.clone()), as_known(known))
+                .ok()
+        };
+        of_uses.iter().filter_map(with).collect()
     }
 
     /// Other entries for layers of frequent kinds, each with the place of the entry that it may stand for. Tied parameters are used in one way.
-    fn others(&self, bench: &Bench<'_>, bound: &Bound, known: &Arranged) -> Vec<(usize, Entry)> {
-        let n_layers: u64 = self.counts.iter().sum();
+    fn others(&mut self, known: &Arranged) -> Vec<(usize, Entry)> {
+        let scope = self.scope;
+        let n_layers: u64 = scope.counts.iter().sum();
         let is_tied = |kind: usize| {
-            self.model().ties.iter().any(|tie| tie.owner.layer == kind || tie.copy.layer == kind)
+            scope.model().ties.iter().any(|tie| tie.owner.layer == kind || tie.copy.layer == kind)
         };
-        let kinds =
-            (0..self.forms.len()).filter(|&kind| is_frequent(self.counts[kind], n_layers) && !is_tied(kind));
-        kinds.flat_map(|kind| self.others_of(bench, bound, (known, kind))).collect()
+        let kinds = (0..scope.forms.len())
+            .filter(|&kind| is_frequent(scope.counts[kind], n_layers) && !is_tied(kind));
+        kinds.flat_map(|kind| self.others_of(known, kind)).collect()
     }
 
-    /// The same of one kind: in the form of most of its layers, by every way to store parameters and as much as compute may cover.
-    fn others_of(
-        &self,
-        bench: &Bench<'_>,
-        bound: &Bound,
-        (known, kind): (&Arranged, usize),
-    ) -> Vec<(usize, Entry)> {
+    /// The same of one kind, in the form of most of its layers.
+    fn others_of(&mut self, known: &Arranged, kind: usize) -> Vec<(usize, Entry)> {
+        let scope = self.scope;
         let count =
             |at: usize| known.chunks.iter().flatten().filter(|run| run.0 == at).map(|run| run.1).sum::<u64>();
         let form_of = |at: usize| {
-            let mut forms = 0..self.forms[kind].len();
-            Some((at, forms.find(|&form| self.wide_kind(kind, form) == known.entries[at].kind)?))
+            let mut forms = 0..scope.forms[kind].len();
+            Some((at, forms.find(|&form| scope.wide_kind(kind, form) == known.entries[at].kind)?))
         };
         let own = (0..known.entries.len()).filter_map(form_of);
         let Some((at, form)) = own.rev().max_by_key(|&(at, _)| count(at)) else { return Vec::new() };
-        let stream = self.passes(kind, &known.entries[at].choice);
-        let chosen: Vec<usize> =
-            (0..self.forms.len()).map(|other| if other == kind { form } else { 0 }).collect();
-        let mut choices: Vec<LayerChoice> = known.entries.iter().map(|entry| entry.choice.clone()).collect();
-        let mut list = Vec::new();
-        let rules = open_storages(self.pins()).into_iter().map(Way::stored);
-        for way in std::iter::once(Way::default()).chain(rules) {
-            let given = on_ground(0, (bound, Some(stream)), way, self.given_fastest());
-            let mut asked = self.asked(bench, kind, &given, Forms::Chosen(&chosen));
-            for covers in covers_of(bound) {
-                let clock = self.clock(bench.candidate, covers);
-                asked.iter_mut().for_each(|(_, problem)| problem.set_clock(clock));
-                let choosers = self.choosers(&asked, &[]);
-                for hides in [Hides::BehindOperator, Hides::BehindLayer] {
-                    let Some((form, choice)) = choosers.best(0.0, (0.0, false), hides) else { continue };
-                    if choices.contains(&choice) {
-                        continue;
+        let stream = scope.passes(kind, &known.entries[at].choice);
+        let is_new = |other: &&Entry| known.entries.iter().all(|entry| entry.choice != other.choice);
+        self.of_kind((kind, form), stream).iter().filter(is_new).map(|other| (at, other.clone())).collect()
+    }
+
+    /// Entries of a kind in a form, by every way to store parameters and as much as compute may cover.
+    fn of_kind(&mut self, (kind, form): (usize, usize), stream: Sharding) -> &[Entry] {
+        let (scope, bench, bound) = (self.scope, self.bench, self.bound);
+        self.of_kinds.entry((kind, form, stream)).or_insert_with(|| {
+            let chosen: Vec<usize> =
+                (0..scope.forms.len()).map(|other| if other == kind { form } else { 0 }).collect();
+            let rules = open_storages(scope.pins()).into_iter().map(Way::stored);
+            let mut list: Vec<Entry> = Vec::new();
+            for way in std::iter::once(Way::default()).chain(rules) {
+                let given = on_ground(0, (bound, Some(stream)), way, scope.given_fastest());
+                let mut asked = scope.asked(bench, kind, &given, Forms::Chosen(&chosen));
+                for covers in all_covers(bound) {
+                    let clock = scope.clock(bench.candidate, covers);
+                    asked.iter_mut().for_each(|(_, problem)| problem.set_clock(clock));
+                    let choosers = scope.choosers(&asked, &[]);
+                    for hides in [Hides::BehindOperator, Hides::BehindLayer] {
+                        let Some((form, choice)) = choosers.best(0.0, (0.0, false), hides) else { continue };
+                        if list.iter().all(|known| known.choice != choice) {
+                            let what = (scope.wide_kind(kind, form), choice);
+                            list.extend(scope.entry_of(bench, &bench.sizes[kind][form], what));
+                        }
                     }
-                    choices.push(choice.clone());
-                    let wide = self.wide_kind(kind, form);
-                    let entry = self.entry_of(bench, &bench.sizes[kind][form], (wide, choice));
-                    list.extend(entry.map(|entry| (at, entry)));
                 }
             }
-        }
-        list
+            list
+        })
     }
 
     /// The fastest with some layers of an entry in another choice: as large a part of them in every chunk.
@@ -187,9 +214,8 @@ impl Scope<'_> {
         let mut tried: BTreeMap<u64, Option<Arranged>> = BTreeMap::new();
         let mut time = |parts: u64| {
             let found = tried.entry(parts).or_insert_with(|| {
-                let (entries, chunks) = with_parts(known, (*at, other), (parts, most));
-                let (candidate, slices) = (&known.candidate, known.slices.clone());
-                self.finish(candidate, known.schedule, (entries, chunks), (slices, f64::INFINITY)).ok()
+                let what = with_parts(known, (*at, other), (parts, most));
+                self.scope.finish(&known.candidate, known.schedule, what, as_known(known)).ok()
             });
             found.as_ref().map_or(f64::INFINITY, |found| found.step_time().0)
         };
@@ -207,11 +233,13 @@ impl Scope<'_> {
 }
 
 /// How much compute may be taken to cover: as bounds say, and in steps from all to the least that one of them says.
-fn covers_of(bound: &Bound) -> Vec<Covers> {
-    let said = || bound.other_covers.iter().copied().chain([bound.covers]);
-    let sum = |covers: &Covers| covers.reduce + covers.spread;
-    let least = said().min_by(|a, b| sum(a).total_cmp(&sum(b))).unwrap_or_default();
-    said().chain(COVERED.map(|part| Covers::default().towards(least, part))).collect()
+fn all_covers(bound: &Bound) -> Vec<Covers> {
+    bound.said_covers().chain(bound.covers_between(&COVERED)).collect()
+}
+
+/// Slices like those of what is known, and no time that must be undercut.
+fn as_known(known: &Arranged) -> (Slices, f64) {
+    (known.slices.clone(), f64::INFINITY)
 }
 
 /// Entries and runs with `parts` of `most` layers of an entry in another choice, the first of every chunk.

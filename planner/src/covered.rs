@@ -21,6 +21,9 @@ const MEANS: usize = 2;
 /// A mean is tried where it could come to so many times as much.
 const WORTH_A_MEAN: f64 = 1.005;
 
+/// Times that both shares are looked for, each beside the other.
+const TURNS: usize = 2;
+
 /// A mean of two bounds: of both any mean is a bound, and how high it is, is a concave function of the share of the second.
 #[derive(Clone, Copy, Debug)]
 struct Mean {
@@ -45,11 +48,23 @@ impl Mean {
     }
 }
 
-/// Times that both shares are looked for, each beside the other.
-const TURNS: usize = 2;
-
 /// A bound by what compute covers, and what all layers have once per step by the choices that it is made of.
 type At<'b> = &'b mut dyn FnMut(Covers) -> Option<(Bound, Spans)>;
+
+impl Bound {
+    /// What compute covers of what a step sends once, as it says and as lower bounds do.
+    pub(crate) fn said_covers(&self) -> impl Iterator<Item = Covers> {
+        self.other_covers.iter().copied().chain([self.covers])
+    }
+
+    /// More that it may cover, as parts of the way from all to the least that one of them says.
+    pub(crate) fn covers_between(&self, parts: &[f64]) -> impl Iterator<Item = Covers> {
+        let sum = |covers: &Covers| covers.reduce + covers.spread;
+        let least = self.said_covers().min_by(|a, b| sum(a).total_cmp(&sum(b))).unwrap_or_default();
+        let between = parts.iter().map(move |&part| Covers::default().towards(least, part));
+        between.filter(|covers| self.said_covers().all(|said| said != *covers))
+    }
+}
 
 impl Scope<'_> {
     /// The larger of two bounds by choice problems, with all of what a step sends once covered that can be, and with all of what takes longer than

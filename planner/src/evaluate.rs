@@ -11,7 +11,6 @@ use crate::asking::{Asking, Way, ways};
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::chooser::Chooser;
-use crate::clock::Covers;
 use crate::forms::Forms;
 use crate::given::{Given, HomeRule, StorageRule};
 use crate::levels::Levels;
@@ -183,8 +182,8 @@ impl Scope<'_> {
         if !self.has_more_ways(found, bound, asked.known) {
             return None;
         }
-        let covered =
-            covers_to_try(bound).into_iter().map(|covers| Way { covers: Some(covers), ..asked.way });
+        let covers = bound.other_covers.iter().copied().chain(bound.covers_between(&BETWEEN));
+        let covered = covers.map(|covers| Way { covers: Some(covers), ..asked.way });
         let limit = found.step_time().0;
         let ways = ways(self.pins()).skip(1).chain(covered);
         let each: Vec<Asking<'_>> = ways.map(|way| Asking { way, limit, ..asked }).collect();
@@ -509,17 +508,6 @@ fn sums(candidate: &Candidate) -> impl Iterator<Item = (Hides, f64, f64)> {
     let all = [(Hides::BehindOperator, 1.0, FAR), (Hides::BehindLayer, 1.0, FAR)];
     let later = (candidate.n_stages > 1).then_some((Hides::BehindOperator, KEPT, FAR_BY_KEPT));
     all.into_iter().chain(later)
-}
-
-/// What compute may be taken to cover of what a step sends once: what the other bounds say, and what lies between all and the least of these.
-fn covers_to_try(bound: &Bound) -> Vec<Covers> {
-    let mut list = bound.other_covers.clone();
-    let known = || bound.other_covers.iter().copied().chain([bound.covers]);
-    let sum = |covers: &Covers| covers.reduce + covers.spread;
-    let Some(least) = known().min_by(|a, b| sum(a).total_cmp(&sum(b))) else { return list };
-    let between = BETWEEN.map(|part| Covers::default().towards(least, part));
-    list.extend(between.into_iter().filter(|covers| known().all(|one| one != *covers)));
-    list
 }
 
 /// One sharding of the stream on the meshes of all grounds: nothing is cut along an axis of one device.

@@ -15,6 +15,7 @@ use ir::units::Seconds;
 use crate::bound::Bound;
 use crate::candidate::{Candidate, Scope, same_mesh};
 use crate::room::{Room, Worth};
+use crate::shapes::gcd;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +70,10 @@ pub(crate) struct Frontier<'a> {
     ready: BinaryHeap<Reverse<(u64, Task)>>,
     /// Candidates that no strategy fits.
     pub(crate) n_illegal: u64,
+    /// Per candidate, whether one overflowed by more than this could.
+    overflows: Vec<bool>,
+    /// Of these, those that were dropped for it.
+    pub(crate) n_overflow: u64,
 }
 
 impl<'a> Frontier<'a> {
@@ -85,6 +90,8 @@ impl<'a> Frontier<'a> {
             asked: BinaryHeap::new(),
             ready: BinaryHeap::new(),
             n_illegal: 0,
+            overflows: vec![false; candidates.len()],
+            n_overflow: 0,
         }
     }
 
@@ -92,6 +99,34 @@ impl<'a> Frontier<'a> {
     pub(crate) fn roomy(&self, memories: f64) -> Option<Seconds> {
         let asked = self.own.iter().flatten().filter(|bound| bound.crowding <= memories);
         asked.map(|bound| bound.time).reduce(Seconds::min)
+    }
+
+    /// A candidate overflows memory by its smallest choices, which need so many times what there is. Multiples of its micro-batch that the devices of
+    /// its mesh split no further then do too.
+    pub(crate) fn overflowed(&mut self, candidate: usize, times: f64) {
+        let of = &self.candidates[candidate];
+        if times < SURELY || !of.meshes.is_empty() {
+            return;
+        }
+        let n_devices = of.shape.mesh.n_devices();
+        let split = |one: &Candidate| gcd(one.micro_batch, n_devices);
+        let others = (candidate + 1..self.candidates.len())
+            .take_while(|&at| same_mesh(&self.candidates[at], of))
+            .filter(|&at| {
+                let one = &self.candidates[at];
+                one.micro_batch.is_multiple_of(of.micro_batch) && split(one) == split(of)
+            });
+        for at in others {
+            self.overflows[at] = true;
+            self.least[at] = f64::INFINITY;
+        }
+    }
+
+    /// How many of some are dropped as too slow, those that overflow apart.
+    fn dropped(&mut self, some: &[usize]) -> u64 {
+        let n_overflow = some.iter().filter(|&&at| self.overflows[at]).count();
+        self.n_overflow += n_overflow as u64;
+        (some.len() - n_overflow) as u64
     }
 
     fn sequence(&self) -> u64 {
@@ -179,12 +214,13 @@ impl<'a> Frontier<'a> {
             };
             let Some(Reverse((_, task))) = next else { break };
             if let Task::Refine(group) = task {
+                // All of them, where none is fast enough.
                 n_dropped += self.drop_slow(group, limit);
             }
             if self.bound(task) < limit {
                 tasks.push(if weighs { self.weighed_first(task) } else { task });
-            } else {
-                n_dropped += self.n_candidates(task);
+            } else if let Task::WorkOut(at) | Task::Weigh(at) = task {
+                n_dropped += self.dropped(&[at]);
             }
         }
         (tasks, n_dropped)
@@ -319,10 +355,10 @@ impl<'a> Frontier<'a> {
 
     /// Drops what a mesh has left that cannot be faster than a limit; how many.
     fn drop_slow(&mut self, group: usize, limit: f64) -> u64 {
-        let left = &mut self.groups[group].left;
-        let n_left = left.len();
-        left.retain(|&at| self.least[at] < limit);
-        (n_left - left.len()) as u64
+        let left = std::mem::take(&mut self.groups[group].left);
+        let (kept, slow): (Vec<usize>, Vec<usize>) = left.into_iter().partition(|&at| self.least[at] < limit);
+        self.groups[group].left = kept;
+        self.dropped(&slow)
     }
 
     /// Place of the candidate that a mesh is asked about next: the largest micro-batch, or where one as large would crowd
@@ -445,6 +481,10 @@ fn slower(crowding: f64) -> f64 {
 fn slower_in_room(crowding: f64) -> f64 {
     1.0 + (0.06 * (crowding - 1.0)).clamp(0.0, 0.3)
 }
+
+/// What needs so many times the memory that there is overflows with larger micro-batches too: of 2,680 pairs that overflow the larger needed no less
+/// than 0.96 of what the smaller did.
+const SURELY: f64 = 1.05;
 
 /// Every so many batches of tasks, one at least brings a candidate nearer to a plan.
 const PLAN_EVERY: u64 = 2;

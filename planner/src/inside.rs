@@ -100,8 +100,10 @@ impl<'s> Open<'s> {
             [Together::Family, Together::Schedule].map(|own| Some(Ask::InMemory(own)));
         let freely = free.map(Ask::Freely);
         let (own, least) = (frontier.own(at), frontier.least(at));
-        let nearly_fits = own.is_some_and(|own| own.crowding <= NEARLY_FITS);
-        let has_many_pairs = own.is_some_and(|own| own.n_pairs > MANY_PAIRS);
+        // Where hosts have room memory says little, and takes seconds.
+        let has_hosts = frontier.scope().hosts_may_hold_more();
+        let nearly_fits = has_hosts || own.is_some_and(|own| own.crowding <= NEARLY_FITS);
+        let has_many_pairs = has_hosts || own.is_some_and(|own| own.n_pairs > MANY_PAIRS);
         let shows_once = shows_once(frontier.at(at), own);
         let is_crowded = own.is_some_and(|own| own.crowding >= CROWDED);
         let closely = Some(Ask::Closely);

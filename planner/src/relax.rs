@@ -8,13 +8,13 @@ use cost_model::tensor_bytes::is_logits;
 use ir::cluster::Precision;
 use ir::engine::{GradientFormat, LossKernel};
 use ir::graph::{Layer, TensorId};
-use ir::units::GIB;
+use ir::units::{GIB, Seconds};
 
 use crate::found::{Again, Settles, Start};
 use crate::offload;
 use crate::optimize::search_from;
 use crate::refusals::not_as_pinned;
-use crate::request::{Forbid, OffloadKind, OnProgress, Pins, Progress, Relaxation, Request, Stop};
+use crate::request::{Forbid, NoPlan, OffloadKind, OnProgress, Pins, Progress, Relaxation, Request, Stop};
 use crate::shapes::names_degrees;
 
 /// Doublings of devices, and halvings of sequence and batch: from one node to a thousand, from a million tokens to one
@@ -59,51 +59,130 @@ pub fn relaxations(
     constants: &Constants,
     (stop, on_progress): (Stop<'_>, OnProgress<'_>),
 ) -> Tried {
-    let families = [
-        more_devices(request),
-        more_memory(request),
-        shorter_sequences(request),
-        smaller_batches(request),
-        lower_precision(request),
-        fused_loss(request),
-        half_gradients(request),
-        on_hosts(request, hosts),
-        no_pins(request),
-        nothing_forbidden(request),
+    let of = |order: Order, changes: Vec<Change>| Family { changes, order };
+    let mut families = vec![
+        of(Order::Rising, more_devices(request)),
+        of(Order::Nested, more_memory(request)),
+        of(Order::Nested, shorter_sequences(request)),
+        of(Order::Nested, smaller_batches(request)),
+        of(Order::Rising, lower_precision(request)),
+        of(Order::Rising, fused_loss(request)),
+        of(Order::Rising, half_gradients(request)),
+        of(Order::Rising, on_hosts(request, hosts)),
+        of(Order::Rising, nothing_forbidden(request)),
+        of(Order::Covers, no_pins(request)),
     ];
-    let single_pins = (0..PINS.len()).map(|pin| one_pin_less(request, pin).into_iter().collect());
-    let families: Vec<Vec<Change>> =
-        families.into_iter().chain(single_pins).filter(|family| !family.is_empty()).collect();
+    families.extend(
+        (0..PINS.len()).map(|pin| of(Order::Rising, one_pin_less(request, pin).into_iter().collect())),
+    );
+    families.retain(|family| !family.changes.is_empty());
     let n_families = families.len();
-    let mut tried = Tried::default();
     let stop = Stop { work: None, ..stop };
-    let first_that_fits = |(at, family): (usize, Vec<Change>)| {
+    let mut ended_early = false;
+    let mut list: Vec<Relaxation> = Vec::new();
+    for (at, family) in families.into_iter().enumerate() {
         let on_progress =
             |progress: Progress| on_progress(Progress { change: Some((at + 1, n_families)), ..progress });
-        let n_changes = family.len();
-        family.into_iter().zip(1..).find_map(|((change, relaxed), nth)| {
-            tried.ended_early |= (stop.asked)();
-            if tried.ended_early {
-                return None;
+        let mut trial = |relaxed: &Request, is_last: bool| {
+            ended_early |= (stop.asked)();
+            if ended_early {
+                return Trial::Illegal;
             }
-            // Degrees that are pinned may be met in a second look alone.
-            let again = if names_degrees(&relaxed.pins) { Again::InMoreWays } else { Again::Never };
-            // There is no larger change to turn to.
-            let in_vain = if nth == n_changes { u64::MAX } else { BRIEFLY.in_vain };
+            // There may be no larger change to turn to.
+            let in_vain = if is_last { u64::MAX } else { BRIEFLY.in_vain };
             let settles = Settles { in_vain, ..BRIEFLY };
-            let start = Start { waits: None, again, settles: Some(settles), ..Start::default() };
-            let (found, _) = search_from(&relaxed, constants, start, (stop, &on_progress));
-            tried.ended_early |= (stop.asked)();
-            let found = found.ok()?;
-            let fastest = found.ranking.first()?;
-            let keeps = not_as_pinned(&relaxed, &found.scope.roles(fastest)).is_none();
-            let tokens = relaxed.job.tokens();
-            keeps.then(|| Relaxation { change, step_time: fastest.step_time(), tokens })
-        })
-    };
-    let mut list: Vec<Relaxation> = families.into_iter().enumerate().filter_map(first_that_fits).collect();
+            let tried = try_out(relaxed, settles, constants, (stop, &on_progress));
+            ended_early |= (stop.asked)();
+            tried
+        };
+        let covers = family.order == Order::Covers;
+        match family.first_that_fits(&mut trial) {
+            Ok((change, relaxed, step_time)) => {
+                list.push(Relaxation { change, step_time, tokens: relaxed.job.tokens() });
+            }
+            Err(Trial::Overflows) if covers => break,
+            Err(_) => {}
+        }
+    }
     list.sort_by(|a, b| a.step_time.0.total_cmp(&b.step_time.0));
-    Tried { relaxations: list, ..tried }
+    Tried { relaxations: list, ended_early }
+}
+
+/// Searches a changed request for a while.
+fn try_out(
+    relaxed: &Request,
+    settles: Settles,
+    constants: &Constants,
+    watch: (Stop<'_>, OnProgress<'_>),
+) -> Trial {
+    // Degrees that are pinned may be met in a second look alone.
+    let again = if names_degrees(&relaxed.pins) { Again::InMoreWays } else { Again::Never };
+    let start = Start { waits: None, again, settles: Some(settles), ..Start::default() };
+    let found = match search_from(relaxed, constants, start, watch).0 {
+        Ok(found) => found,
+        Err(NoPlan::NothingFits { .. }) => return Trial::Overflows,
+        Err(_) => return Trial::Illegal,
+    };
+    let fastest = found.ranking.first();
+    let named = fastest.filter(|one| not_as_pinned(relaxed, &found.scope.roles(one)).is_none());
+    named.map_or(Trial::Illegal, |fastest| Trial::Fits(fastest.step_time()))
+}
+
+/// Changes of one kind, the least first.
+struct Family<R> {
+    changes: Vec<(String, R)>,
+    order: Order,
+}
+
+/// What of a family of changes says what of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// A larger one may fit where a smaller one does not.
+    Rising,
+    /// The same, and where the largest does not fit none does.
+    Nested,
+    /// All families behind are less than this one.
+    Covers,
+}
+
+/// What came of a trial.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Trial {
+    /// A plan that takes so long.
+    Fits(Seconds),
+    /// All that were tried need more memory than there is.
+    Overflows,
+    /// No plan, whatever memory there is.
+    Illegal,
+}
+
+impl<R> Family<R> {
+    /// The least change that makes a plan fit, the request after it and what its step takes, by trials that are told which change is the last.
+    ///
+    /// # Errors
+    /// What came of the largest, where none does.
+    fn first_that_fits(
+        self,
+        trial: &mut dyn FnMut(&R, bool) -> Trial,
+    ) -> Result<(String, R, Seconds), Trial> {
+        let n_changes = self.changes.len();
+        let mut largest = None;
+        if let (Order::Nested, [_, .., (_, last)]) = (self.order, self.changes.as_slice()) {
+            largest = Some(trial(last, true));
+        }
+        let mut none = largest.unwrap_or(Trial::Illegal);
+        if none == Trial::Overflows {
+            return Err(none);
+        }
+        for ((change, relaxed), nth) in self.changes.into_iter().zip(1..) {
+            let is_last = nth == n_changes;
+            none = largest.filter(|_| is_last).unwrap_or_else(|| trial(&relaxed, is_last));
+            if let Trial::Fits(step_time) = none {
+                return Ok((change, relaxed, step_time));
+            }
+        }
+        Err(none)
+    }
 }
 
 fn more_devices(request: &Request) -> Vec<Change> {
@@ -265,4 +344,31 @@ fn no_pins(request: &Request) -> Vec<Change> {
     let has_one =
         (0..PINS.len()).filter_map(|pin| one_pin_less(request, pin)).any(|(_, less)| less == relaxed);
     if has_one || relaxed == *request { Vec::new() } else { vec![("no pinned choices".into(), relaxed)] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Which of a family's changes fits, and which were tried, where so many of the largest do.
+    fn tried(order: Order, n_changes: u64, n_fit: u64) -> (Option<u64>, Vec<u64>) {
+        let changes = (1..=n_changes).map(|change| (change.to_string(), change)).collect();
+        let mut asked = Vec::new();
+        let mut trial = |&change: &u64, is_last: bool| {
+            assert_eq!(is_last, change == n_changes);
+            asked.push(change);
+            if change > n_changes - n_fit { Trial::Fits(Seconds(1.0)) } else { Trial::Overflows }
+        };
+        let found = Family { changes, order }.first_that_fits(&mut trial).ok();
+        (found.map(|found| found.1), asked)
+    }
+
+    #[test]
+    fn nothing_less_is_tried_where_the_largest_change_does_not_fit() {
+        assert_eq!(tried(Order::Nested, 5, 0), (None, vec![5]));
+        assert_eq!(tried(Order::Nested, 5, 2), (Some(4), vec![5, 1, 2, 3, 4]));
+        assert_eq!(tried(Order::Nested, 5, 1), (Some(5), vec![5, 1, 2, 3, 4]));
+        assert_eq!(tried(Order::Rising, 5, 0), (None, vec![1, 2, 3, 4, 5]));
+        assert_eq!(tried(Order::Rising, 5, 3), (Some(3), vec![1, 2, 3]));
+    }
 }

@@ -45,7 +45,7 @@ struct Joint {
 #[derive(Clone, Copy)]
 pub(crate) struct Tying {
     /// Whether both leave the gradient alike, so that the owner holds the copy: all layers are on one stage.
-    pub(crate) is_summed: bool,
+    is_summed: bool,
     /// Seconds of a step that another use than the copy's fastest must save.
     worth: f64,
 }
@@ -168,10 +168,7 @@ impl Scope<'_> {
         let mut best: Option<Joint> = None;
         for one in uses {
             let least = best.as_ref().map_or(f64::INFINITY, |best| best.time - worth);
-            let with = |side: ParameterRef| {
-                let tied = BTreeMap::from([(side.layer, TiedUses::from([(side.tensor, one)]))]);
-                Some(self.side(bench, &with_tied(base, &tied, side.layer), side)?.0)
-            };
+            let with = |side| self.side_with(bench, (base, one), side);
             let Some(copy) = with(tie.copy).filter(|copy| copy.time + owner.time < least) else { continue };
             let Some(owner) = with(tie.owner).filter(|owner| copy.time + owner.time < least) else {
                 continue;
@@ -191,17 +188,25 @@ impl Scope<'_> {
     ) -> Vec<[(usize, LayerChoice); 2]> {
         let is_summed = bench.candidate.holds_ties_once();
         let Some((_, problem)) = self.side(bench, base, tie.copy) else { return Vec::new() };
-        let with = |side: ParameterRef, one: TiedUse| {
-            let tied = BTreeMap::from([(side.layer, TiedUses::from([(side.tensor, one)]))]);
-            Some(self.side(bench, &with_tied(base, &tied, side.layer), side)?.0)
-        };
         let of_use = |[used, gradient]: [Sharding; 2]| {
             let one = TiedUse { used, summed: is_summed.then_some(gradient), storage: None };
-            let owner = with(tie.owner, one)?;
-            let copy = with(tie.copy, TiedUse { storage: Some(owner.storage), ..one })?;
+            let owner = self.side_with(bench, (base, one), tie.owner)?;
+            let with_owner = TiedUse { storage: Some(owner.storage), ..one };
+            let copy = self.side_with(bench, (base, with_owner), tie.copy)?;
             Some([(tie.owner.layer, owner.choice), (tie.copy.layer, copy.choice)])
         };
         problem.uses(tie.copy.tensor).into_iter().filter_map(of_use).collect()
+    }
+
+    /// A side of a tie by its cheapest choices with one use.
+    fn side_with(
+        &self,
+        bench: &Bench<'_>,
+        (base, one): (&Given, TiedUse),
+        side: ParameterRef,
+    ) -> Option<Side> {
+        let tied = BTreeMap::from([(side.layer, TiedUses::from([(side.tensor, one)]))]);
+        Some(self.side(bench, &with_tied(base, &tied, side.layer), side)?.0)
     }
 
     /// A side of a tie by its cheapest choices, and the problem of its layer.

@@ -211,13 +211,8 @@ pub(crate) fn go_on(
             if fits_by_some_choices(frontier, at, &one) {
                 crowded.push(at);
             }
-            match one {
-                Done::Refined(group, at, found) => {
-                    let found = found.map(|found| *found);
-                    tally.n_bounded += frontier.refined((group, at), found, limits.bounds);
-                }
-                Done::Weighed(task, room) => tally.n_bounded += frontier.weighed(task, room, limits.bounds),
-                Done::WorkedOut(found) => since = if ranked.take(*found, tally) { 0 } else { since + 1 },
+            if let Some(is_fastest) = take_in(frontier, (at, one), ranked, (limits.bounds, tally)) {
+                since = if is_fastest { 0 } else { since + 1 };
             }
         }
         ask_fastest(scope, ranked, (start, tally));
@@ -232,6 +227,7 @@ pub(crate) fn go_on(
     }
     tally.roomy_bound = lesser(tally.roomy_bound, frontier.roomy(ROOMY));
     tally.n_illegal += std::mem::take(&mut frontier.n_illegal);
+    tally.n_unfit += std::mem::take(&mut frontier.n_overflow);
     if *gave_up {
         return;
     }
@@ -239,6 +235,31 @@ pub(crate) fn go_on(
     tally.n_bounded += frontier.n_left() - n_open;
     tally.n_open += n_open;
     tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
+}
+
+/// Takes in what was done about a candidate; whether that is the fastest by now, where it was worked out.
+fn take_in(
+    frontier: &mut Frontier<'_>,
+    (at, done): (usize, Done),
+    ranked: &mut Ranked,
+    (limit, tally): (f64, &mut Tally),
+) -> Option<bool> {
+    match done {
+        Done::Refined(group, at, found) => {
+            tally.n_bounded += frontier.refined((group, at), found.map(|found| *found), limit);
+            None
+        }
+        Done::Weighed(task, room) => {
+            tally.n_bounded += frontier.weighed(task, room, limit);
+            None
+        }
+        Done::WorkedOut(found) => {
+            if let Err(Dropped::Memory { needed, capacity, .. }) = &*found {
+                frontier.overflowed(at, needed / capacity);
+            }
+            Some(ranked.take(*found, tally))
+        }
+    }
 }
 
 /// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, what is sent once per step shows,

@@ -4,8 +4,12 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans and clusters are files")]
 
+use ir::units::{Bytes, GIB};
+use planner::request::{NoPlan, OffloadKind, Pins, Request, Stop};
 use serde_json::{Value, json};
 use tests::{Transcript, done, number, planner, scratch};
+
+use super::exhaustive::question;
 
 /// Where a plan says how much memory a device of its first group has.
 const DEVICE: &str = "/cluster/groups/0/device/memory_bytes";
@@ -279,6 +283,34 @@ fn tied_parameters_are_held_once() {
     assert_eq!(held("pp=1"), [all]);
     let apart: f64 = held("pp=2,schedule=1f1b").iter().sum();
     assert_eq!(apart, all + table);
+}
+
+/// What the closest plan needs, where nothing fits; nobody looks for changes that would make one fit.
+#[track_caller]
+fn least_needed(request: &Request) -> f64 {
+    match planner::optimize_alone(request, Stop::never(), &|_| ()) {
+        Err(NoPlan::NothingFits { needed, .. }) => needed.0,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Where a micro-batch overflows by far, multiples of it that devices split no further are not worked out: they need more. What is told of all
+/// is no more than of any.
+#[test]
+fn multiples_of_a_micro_batch_that_overflows_need_more() {
+    let mut asked = question("llama-3-8b", "dgx-h100", 8, 64);
+    asked.cluster.groups[0].device.memory_bytes = Bytes(16.0 * GIB);
+    let (one, offload) = (Some(1), Some(OffloadKind::None));
+    for pp in [1, 2] {
+        let of = |micro_batch: Option<u64>| {
+            let pins = Pins { tp: one, cp: one, pp: Some(pp), micro_batch, offload, ..Pins::default() };
+            least_needed(&Request { pins, ..asked.clone() })
+        };
+        let each = [1, 2, 4, 8].map(|micro_batch| of(Some(micro_batch)));
+        assert!(each.windows(2).all(|two| two[1] > 0.96 * two[0]), "{each:?}");
+        let least = of(None);
+        assert!(each.iter().all(|needed| least <= *needed), "{least} and {each:?}");
+    }
 }
 
 /// Where the states of a model alone are more than all devices hold, that is said of what they take, cut over all: what a plan holds that cuts
