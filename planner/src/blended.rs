@@ -126,9 +126,7 @@ impl Blending<'_> {
         let (scope, bench, bound) = (self.scope, self.bench, self.bound);
         let [tie] = scope.model().ties.as_slice() else { return Vec::new() };
         let most = scope.most_frequent();
-        let is_most = |entry: &&Entry| {
-            (0..scope.forms[most].len()).any(|form| scope.wide_kind(most, form) == entry.kind)
-        };
+        let is_most = |entry: &&Entry| scope.form_of(most, entry.kind).is_some();
         let Some(body) = known.entries.iter().find(is_most) else { return Vec::new() };
         let stream = scope.passes(most, &body.choice);
         let of_uses = self.of_uses.entry(stream).or_insert_with(|| {
@@ -167,10 +165,7 @@ impl Blending<'_> {
         let scope = self.scope;
         let count =
             |at: usize| known.chunks.iter().flatten().filter(|run| run.0 == at).map(|run| run.1).sum::<u64>();
-        let form_of = |at: usize| {
-            let mut forms = 0..scope.forms[kind].len();
-            Some((at, forms.find(|&form| scope.wide_kind(kind, form) == known.entries[at].kind)?))
-        };
+        let form_of = |at: usize| Some((at, scope.form_of(kind, known.entries[at].kind)?));
         let own = (0..known.entries.len()).filter_map(form_of);
         let Some((at, form)) = own.rev().max_by_key(|&(at, _)| count(at)) else { return Vec::new() };
         let stream = scope.passes(kind, &known.entries[at].choice);

@@ -228,6 +228,11 @@ impl<'a> Scope<'a> {
         first_of(&self.forms, kind) + form
     }
 
+    /// The form of a kind that a layer kind of the wide model is, if it is one of its.
+    pub(crate) fn form_of(&self, kind: usize, wide: usize) -> Option<usize> {
+        wide.checked_sub(first_of(&self.forms, kind)).filter(|&form| form < self.forms[kind].len())
+    }
+
     pub(crate) fn given(&self) -> Given {
         let forbid = &self.pins().forbid;
         let recompute = match self.pins().recompute {

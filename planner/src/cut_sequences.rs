@@ -99,9 +99,7 @@ impl Scope<'_> {
         let half = sequence / granule / 2 * granule;
         let halves = Slices::of_lengths(&[half, sequence - half])?;
         let kinds = 0..self.forms.len();
-        let is_form = |kind: &usize, entry: &Entry| {
-            (0..self.forms[*kind].len()).any(|form| self.wide_kind(*kind, form) == entry.kind)
-        };
+        let is_form = |kind: &usize, entry: &Entry| self.form_of(*kind, entry.kind).is_some();
         let layers = |entry: &Entry| {
             kinds.clone().find(|kind| is_form(kind, entry)).map_or(1, |kind| self.counts[kind]) as f64
         };

@@ -15,6 +15,7 @@ use crate::arrangements::Arrangements;
 use crate::asking::open_storages;
 use crate::candidate::Scope;
 use crate::given::StorageRule;
+use crate::price::setting::Entry;
 use crate::shelf::Shelf;
 
 impl Scope<'_> {
@@ -47,9 +48,8 @@ impl Scope<'_> {
     /// Per layer kind, the form that is used and its choice, if all its layers have the same.
     fn choice_of_each_kind<'f>(&self, found: &'f Arranged) -> Option<Vec<(usize, &'f LayerChoice)>> {
         let of_kind = |kind: usize| {
-            let form =
-                |wide: usize| (0..self.forms[kind].len()).find(|&form| self.wide_kind(kind, form) == wide);
-            let mut own = found.entries.iter().filter_map(|entry| Some((form(entry.kind)?, &entry.choice)));
+            let form = |entry: &'f Entry| Some((self.form_of(kind, entry.kind)?, &entry.choice));
+            let mut own = found.entries.iter().filter_map(form);
             own.next().filter(|_| own.next().is_none())
         };
         (0..self.forms.len()).map(of_kind).collect()
