@@ -22,7 +22,7 @@ pub fn algorithms(
     sizes: &Sizes,
     program: &Program,
 ) -> Vec<Rule> {
-    let pricing = Pricing { context, layer, mesh, sizes, program };
+    let pricing = Pricing::new(context, layer, mesh, sizes, program);
     let mut rules: Vec<Rule> = Vec::new();
     let mut put = |rule: Rule| {
         let same = |known: &Rule| Rule { algorithm: rule.algorithm, ..known.clone() } == rule;

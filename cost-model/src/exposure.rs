@@ -11,8 +11,6 @@
 //!
 //! Between a conversion and its product may stand forks and views, which take no time of their own.
 
-use std::collections::BTreeMap;
-
 use ir::engine::TensorOverlap;
 use ir::graph::{Layer, OpId};
 use ir::op::OpKind;
@@ -148,35 +146,37 @@ pub(crate) struct Neighbours<'a> {
     layer: &'a Layer,
     code: &'a [Instruction],
     times: &'a [OpSeconds],
-    writers: BTreeMap<ValueId, usize>,
-    readers: BTreeMap<ValueId, Vec<usize>>,
+    /// Values in order, each with the place of an instruction that writes it.
+    writers: Vec<(ValueId, usize)>,
+    /// The same of those that read it.
+    readers: Vec<(ValueId, usize)>,
 }
 
 impl<'a> Neighbours<'a> {
     pub(crate) fn new(layer: &'a Layer, code: &'a [Instruction], times: &'a [OpSeconds]) -> Self {
-        let mut writers = BTreeMap::new();
-        let mut readers: BTreeMap<ValueId, Vec<usize>> = BTreeMap::new();
+        let [mut writers, mut readers] = [Vec::new(), Vec::new()];
         for (i, instruction) in code.iter().enumerate() {
-            for value in inputs(instruction) {
-                readers.entry(value).or_default().push(i);
-            }
-            for value in outputs(instruction) {
-                writers.insert(value, i);
-            }
+            writers.extend(instruction.written().into_iter().map(|value| (value, i)));
+            readers.extend(instruction.read().into_iter().map(|value| (value, i)));
         }
+        writers.sort_unstable();
+        readers.sort_unstable();
         Self { layer, code, times, writers, readers }
     }
 
     /// Products that read a value, through forks and views.
     pub(crate) fn after(&self, value: ValueId) -> OpSeconds {
-        let readers = self.readers.get(&value).map_or(&[][..], Vec::as_slice);
-        readers.iter().fold(OpSeconds::default(), |sum, &i| sum.plus(self.at(i, outputs, Self::after)))
+        let readers = of(&self.readers, value);
+        let after = |sum: OpSeconds, &(_, i): &(ValueId, usize)| {
+            sum.plus(self.at(i, Instruction::written, Self::after))
+        };
+        readers.iter().fold(OpSeconds::default(), after)
     }
 
     /// Products that yield a value, through forks and views.
     pub(crate) fn before(&self, value: ValueId) -> OpSeconds {
-        let before = |&i: &usize| self.at(i, inputs, Self::before);
-        self.writers.get(&value).map_or_else(OpSeconds::default, before)
+        let before = |&(_, i): &(ValueId, usize)| self.at(i, Instruction::read, Self::before);
+        of(&self.writers, value).last().map_or_else(OpSeconds::default, before)
     }
 
     fn at(
@@ -205,29 +205,9 @@ impl<'a> Neighbours<'a> {
     }
 }
 
-/// Values an instruction reads.
-pub(crate) fn inputs(instruction: &Instruction) -> Vec<ValueId> {
-    match instruction {
-        Instruction::Load { .. } | Instruction::Parameter { .. } | Instruction::Free { .. } => Vec::new(),
-        Instruction::Forward { operands, .. } => operands.clone(),
-        Instruction::Backward { operands, gradients, .. } => {
-            operands.iter().chain(gradients).flatten().copied().collect()
-        }
-        Instruction::Convert { input, .. } => vec![*input],
-        Instruction::Accumulate { gradient, .. } => vec![*gradient],
-    }
-}
-
-/// Values an instruction writes.
-pub(crate) fn outputs(instruction: &Instruction) -> Vec<ValueId> {
-    match instruction {
-        Instruction::Load { output }
-        | Instruction::Parameter { output, .. }
-        | Instruction::Convert { output, .. } => {
-            vec![*output]
-        }
-        Instruction::Forward { results, .. } => results.clone(),
-        Instruction::Backward { results, .. } => results.iter().flatten().copied().collect(),
-        Instruction::Accumulate { .. } | Instruction::Free { .. } => Vec::new(),
-    }
+/// The entries of a value in a list that is sorted by them.
+fn of(list: &[(ValueId, usize)], value: ValueId) -> &[(ValueId, usize)] {
+    let start = list.partition_point(|(one, _)| *one < value);
+    let n = list[start..].partition_point(|(one, _)| *one == value);
+    &list[start..start + n]
 }

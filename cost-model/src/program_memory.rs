@@ -14,6 +14,7 @@
 //! Gathered parameters and their gradients stand apart: how many units live at once is the engine's affair
 //! (`memory::gathered_units`).
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -34,10 +35,11 @@ use crate::memory::{GatheredUnit, StateBytes, kept_logits, logits_bytes, predict
 use crate::offload::{gradient_bytes, host_bytes, nvme_bytes};
 use crate::program_work::ProgramWork;
 use crate::rates::element_bytes;
-use crate::tensor_bytes::{
-    ActivationKind, Buffers, activation_kind, backward_buffers, filled_fraction, forward_buffers,
-    tensor_element_bytes,
-};
+use crate::tensor_bytes::{ActivationKind, activation_kind, filled_fraction, tensor_element_bytes};
+
+mod buffers;
+
+use buffers::Walk;
 
 /// Formats and kernels that decide what is kept.
 #[derive(Clone, Copy, Debug)]
@@ -151,7 +153,7 @@ pub fn program_memory(
     program: &Program,
 ) -> ProgramMemory {
     let storages = program.used().map(|used| (used.tensor, used.storage)).collect();
-    let account = Account { context, layer, mesh, sizes, program, storages };
+    let account = Account::new(context, (layer, mesh, sizes), program, storages);
     let saved = account.saved();
     let mut memory = ProgramMemory {
         forward_peak: account.peak(&program.forward, Pass::Forward, program.stream.iter().copied().collect()),
@@ -178,7 +180,7 @@ pub fn kept_on_host(
         Home::Device => Bytes::ZERO,
         Home::Host => {
             let storages = BTreeMap::new();
-            Account { context, layer, mesh, sizes, program, storages }.saved().into_values().sum()
+            Account::new(context, (layer, mesh, sizes), program, storages).saved().into_values().sum()
         }
     }
 }
@@ -191,10 +193,10 @@ pub fn carried_bytes(
     split: &SplitBackward,
 ) -> Bytes {
     let storages = program.used().map(|used| (used.tensor, used.storage)).collect();
-    let account = Account { context, layer, mesh, sizes, program, storages };
+    let account = Account::new(context, (layer, mesh, sizes), program, storages);
     let bytes = |id: &ValueId| {
         let value = program.value(*id);
-        match activation_kind(layer, value.tensor) {
+        match account.held(value.tensor).kind {
             ActivationKind::Logits => element_bytes(context.precision) * account.elements(value),
             ActivationKind::Stream
             | ActivationKind::Norm
@@ -215,7 +217,7 @@ pub fn owed_bytes(
     tokens: &Range<u64>,
 ) -> Bytes {
     let storages = program.updates.iter().map(|update| (update.tensor, update.storage)).collect();
-    let account = Account { context, layer, mesh, sizes, program, storages };
+    let account = Account::new(context, (layer, mesh, sizes), program, storages);
     let of_all = |instruction: &Instruction| match instruction {
         Instruction::Backward { op, gradients, .. } if layer.ops[op.0].kind == OpKind::Extend => {
             gradients.iter().flatten().map(|id| account.bytes(program.value(*id))).sum()
@@ -279,15 +281,47 @@ struct Account<'a> {
     mesh: &'a Mesh,
     sizes: &'a Sizes,
     program: &'a Program,
+    work: ProgramWork<'a>,
     storages: BTreeMap<TensorId, Storage>,
+    /// Per tensor, what was asked of it first.
+    held: Vec<OnceCell<Held>>,
 }
 
-impl Account<'_> {
+/// What one element of a tensor is, and how many there are.
+struct Held {
+    kind: ActivationKind,
+    element: Bytes,
+    shape: Vec<u64>,
+    /// Expected fraction of the elements that hold something.
+    filled: f64,
+}
+
+impl<'a> Account<'a> {
+    fn new(
+        context: &'a MemoryContext<'a>,
+        (layer, mesh, sizes): (&'a Layer, &'a Mesh, &'a Sizes),
+        program: &'a Program,
+        storages: BTreeMap<TensorId, Storage>,
+    ) -> Self {
+        let work = ProgramWork::new(layer, mesh, sizes, program);
+        let held = layer.tensors.iter().map(|_| OnceCell::new()).collect();
+        Self { context, layer, mesh, sizes, program, work, storages, held }
+    }
+
+    fn held(&self, tensor: TensorId) -> &Held {
+        self.held[tensor.0].get_or_init(|| Held {
+            kind: activation_kind(self.layer, tensor),
+            element: tensor_element_bytes(self.layer, tensor, self.context.precision),
+            shape: self.layer.shape(tensor, self.sizes),
+            filled: filled_fraction(self.layer, tensor, self.sizes),
+        })
+    }
+
     fn saved(&self) -> BTreeMap<ActivationKind, Bytes> {
         let mut saved: BTreeMap<ActivationKind, Bytes> = BTreeMap::new();
         for &id in &self.program.saved {
             let value = self.program.value(id);
-            let kind = activation_kind(self.layer, value.tensor);
+            let kind = self.held(value.tensor).kind;
             let bytes = match kind {
                 ActivationKind::Logits => self.saved_logits(value),
                 ActivationKind::Stream
@@ -319,7 +353,7 @@ impl Account<'_> {
     /// `process_mtp_loss`), and back in turn: beside the peak of one lies what is kept for the others.
     fn logits(&self, saved: &BTreeMap<ActivationKind, Bytes>) -> Bytes {
         let scores = self.program.values.iter().filter(|value| {
-            value.side == Side::Primal && activation_kind(self.layer, value.tensor) == ActivationKind::Logits
+            value.side == Side::Primal && self.held(value.tensor).kind == ActivationKind::Logits
         });
         let all = scores.map(|&value| (self.elements(value), self.predictions(value.tensor)));
         let (largest, n) = all.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((0.0, 1.0));
@@ -361,7 +395,10 @@ impl Account<'_> {
         if let Some(out) = self.embedded(op) {
             return Bytes(masks * self.elements(out));
         }
-        self.work().of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
+        if !matches!(self.layer.ops[op.0].kind, OpKind::Attention { .. }) {
+            return Bytes::ZERO;
+        }
+        self.work.of(op, Pass::Forward, &self.context.kernels).iter().map(bytes).sum()
     }
 
     /// The stream that an operator ends an embedding with, behind which dropout follows (NVIDIA/Megatron-LM
@@ -396,23 +433,26 @@ impl Account<'_> {
     /// Blocks of keys that an instruction has on their way round a ring.
     fn on_their_way(&self, instruction: &Instruction) -> Bytes {
         let Some((op, pass)) = instruction.kernel() else { return Bytes::ZERO };
-        let ring = self.work().ring(op, self.context.kernels.element_bytes);
+        let ring = self.work.ring(op, self.context.kernels.element_bytes);
         ring.map_or(Bytes::ZERO, |(axes, sizes)| {
             sizes.buffers(pass, axes.iter().map(|&axis| self.mesh.size(axis)).product())
         })
     }
 
-    fn work(&self) -> ProgramWork<'_> {
-        ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program }
-    }
-
     fn kernels_kept(&self) -> Bytes {
-        self.layer.op_ids().filter(|&op| self.keeps(op)).map(|op| self.kernel_bytes(op)).sum()
+        self.of_kernels(|op| self.keeps(op))
     }
 
     /// What kernels keep that backward has when it begins: where the engine runs all of forward again, this has made it anew.
     fn kernels_at_backward(&self) -> Bytes {
-        self.layer.op_ids().filter(|&op| self.program.keeps(op)).map(|op| self.kernel_bytes(op)).sum()
+        self.of_kernels(|op| self.program.keeps(op))
+    }
+
+    /// What kernels keep of the operators that keep it.
+    fn of_kernels(&self, keeps: impl Fn(OpId) -> bool) -> Bytes {
+        let with_bytes = self.layer.op_ids().map(|op| (op, self.kernel_bytes(op)));
+        // Most kernels have nothing to keep.
+        with_bytes.filter(|&(op, bytes)| bytes > Bytes::ZERO && keeps(op)).map(|(_, bytes)| bytes).sum()
     }
 
     /// Whether what a kernel keeps besides values lies there between forward and backward.
@@ -433,9 +473,8 @@ impl Account<'_> {
 
     /// Local elements that are expected to hold something.
     fn elements(&self, value: Value) -> f64 {
-        let shape = self.layer.shape(value.tensor, self.sizes);
-        value.sharding.local_elements(self.mesh, &shape) as f64
-            * filled_fraction(self.layer, value.tensor, self.sizes)
+        let held = self.held(value.tensor);
+        value.sharding.local_elements(self.mesh, &held.shape) as f64 * held.filled
     }
 
     /// Bytes of a value while it lives; nothing for what is counted elsewhere.
@@ -450,10 +489,10 @@ impl Account<'_> {
                 Side::Gradient => self.fresh_gradient(*storage) * self.elements(value),
             };
         }
-        if activation_kind(self.layer, value.tensor) == ActivationKind::Logits {
-            return Bytes::ZERO;
+        match self.held(value.tensor) {
+            Held { kind: ActivationKind::Logits, .. } => Bytes::ZERO,
+            Held { element, .. } => *element * self.elements(value),
         }
-        tensor_element_bytes(self.layer, value.tensor, self.context.precision) * self.elements(value)
     }
 
     /// One element of a parameter's gradient as backward yields it: part of the gathered unit, or to be reduced, or
@@ -530,8 +569,7 @@ impl Account<'_> {
 
     /// Most bytes alive while a section runs that begins with the values of `start`.
     fn peak(&self, code: &[Instruction], pass: Pass, start: BTreeSet<ValueId>) -> Bytes {
-        let mut walk =
-            Walk { account: self, owners: BTreeMap::new(), buffers: BTreeMap::new(), live: Bytes::ZERO };
+        let mut walk = Walk::new(self);
         start.into_iter().for_each(|value| walk.allocate(value));
         if pass == Pass::Backward {
             walk.live += self.kernels_at_backward();
@@ -559,90 +597,6 @@ impl Account<'_> {
             }
         }
         peak
-    }
-}
-
-/// Buffers alive at one point of a section. Values that share a buffer have one owner.
-struct Walk<'a> {
-    account: &'a Account<'a>,
-    owners: BTreeMap<ValueId, ValueId>,
-    /// Per owner, its size and the values that use it.
-    buffers: BTreeMap<ValueId, (Bytes, u32)>,
-    live: Bytes,
-}
-
-impl Walk<'_> {
-    fn step(&mut self, instruction: &Instruction, rest: &[Instruction]) {
-        match instruction {
-            Instruction::Load { output }
-            | Instruction::Parameter { output, .. }
-            | Instruction::Convert { output, .. } => self.allocate(*output),
-            Instruction::Forward { op, operands, results } => {
-                let mode = forward_buffers(&self.account.layer.ops[op.0].kind);
-                self.results(mode, operands.first().copied(), results, rest);
-            }
-            Instruction::Backward { op, gradients, results, .. } => {
-                let mode = backward_buffers(&self.account.layer.ops[op.0].kind);
-                let results: Vec<ValueId> = results.iter().flatten().copied().collect();
-                self.results(mode, gradients.iter().flatten().next().copied(), &results, rest);
-            }
-            Instruction::Accumulate { .. } => {}
-            Instruction::Free { value } => self.free(*value),
-        }
-    }
-
-    fn results(&mut self, mode: Buffers, source: Option<ValueId>, results: &[ValueId], rest: &[Instruction]) {
-        match (mode, source) {
-            (Buffers::Shared, Some(source)) => results.iter().for_each(|&result| self.share(source, result)),
-            (Buffers::TakenOver, Some(source)) if self.dies(source, rest) => {
-                self.free(source);
-                results.iter().for_each(|&result| self.allocate(result));
-            }
-            (Buffers::Shared | Buffers::TakenOver | Buffers::Own, _) => {
-                results.iter().for_each(|&result| self.allocate(result));
-            }
-        }
-    }
-
-    /// Whether a value is freed right here and nobody else uses its buffer.
-    fn dies(&self, value: ValueId, rest: &[Instruction]) -> bool {
-        let frees = rest
-            .iter()
-            .map_while(|one| if let Instruction::Free { value } = one { Some(*value) } else { None });
-        let users =
-            self.owners.get(&value).and_then(|owner| self.buffers.get(owner)).map_or(0, |buffer| buffer.1);
-        users == 1 && frees.into_iter().any(|freed| freed == value)
-    }
-
-    fn allocate(&mut self, value: ValueId) {
-        if self.owners.contains_key(&value) {
-            return;
-        }
-        let bytes = self.account.bytes(self.account.program.value(value));
-        self.owners.insert(value, value);
-        self.buffers.insert(value, (bytes, 1));
-        self.live += bytes;
-    }
-
-    fn share(&mut self, source: ValueId, value: ValueId) {
-        let Some(&owner) = self.owners.get(&source) else { return self.allocate(value) };
-        if let Some(buffer) = self.buffers.get_mut(&owner)
-            && self.owners.insert(value, owner).is_none()
-        {
-            buffer.1 += 1;
-        }
-    }
-
-    /// Frees a value; once freed, a second time does nothing.
-    fn free(&mut self, value: ValueId) {
-        let Some(owner) = self.owners.remove(&value) else { return };
-        if let Some(buffer) = self.buffers.get_mut(&owner) {
-            buffer.1 -= 1;
-            if buffer.1 == 0 {
-                self.live = self.live - buffer.0;
-                self.buffers.remove(&owner);
-            }
-        }
     }
 }
 

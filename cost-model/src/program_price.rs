@@ -15,6 +15,7 @@
 //! are one collective. Sizes are those of the device with the largest block, expert slots count as filled.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use ir::conversion::Step;
@@ -62,7 +63,7 @@ pub fn price_program(
     sizes: &Sizes,
     program: &Program,
 ) -> ProgramPrice {
-    let pricing = Pricing { context, layer, mesh, sizes, program };
+    let pricing = Pricing::new(context, layer, mesh, sizes, program);
     let backward = pricing.backward();
     let moved = [(&*program.forward, Pass::Forward), (&*backward, Pass::Backward)];
     let [forward_moved, backward_moved] = moved.map(|(code, pass)| pricing.moved(code, pass).longer());
@@ -82,7 +83,7 @@ pub fn price_events(
     sizes: &Sizes,
     program: &Program,
 ) -> [RowPrice; 2] {
-    let pricing = Pricing { context, layer, mesh, sizes, program };
+    let pricing = Pricing::new(context, layer, mesh, sizes, program);
     let backward = pricing.backward();
     [(&*program.forward, Pass::Forward), (&*backward, Pass::Backward)]
         .map(|(code, pass)| pricing.in_a_row(code, pass))
@@ -94,7 +95,7 @@ pub fn price_split(
     program: &Program,
     split: &SplitBackward,
 ) -> SplitPrice {
-    let pricing = Pricing { context, layer, mesh, sizes, program };
+    let pricing = Pricing::new(context, layer, mesh, sizes, program);
     SplitPrice {
         input: SectionPrice {
             moved: pricing.moved(&split.input, Pass::Backward).longer(),
@@ -118,6 +119,7 @@ pub(crate) struct Pricing<'a> {
     pub(crate) mesh: &'a Mesh,
     pub(crate) sizes: &'a Sizes,
     pub(crate) program: &'a Program,
+    work: ProgramWork<'a>,
 }
 
 /// Times on the link to the host, which carries both ways at once.
@@ -136,7 +138,18 @@ impl Moved {
 /// Bytes of bucketed communications by purpose, kind and axes.
 pub(crate) type Buckets = BTreeMap<(CommunicationClass, CollectiveKind, Vec<AxisId>), Bytes>;
 
-impl Pricing<'_> {
+impl<'a> Pricing<'a> {
+    pub(crate) fn new(
+        context: &'a PriceContext<'a>,
+        layer: &'a Layer,
+        mesh: &'a Mesh,
+        sizes: &'a Sizes,
+        program: &'a Program,
+    ) -> Self {
+        let work = ProgramWork::new(layer, mesh, sizes, program);
+        Self { context, layer, mesh, sizes, program, work }
+    }
+
     /// Backward as the engine runs it.
     fn backward(&self) -> Cow<'_, [Instruction]> {
         match self.context.constants.engine.recomputation {
@@ -217,18 +230,20 @@ impl Pricing<'_> {
 
     fn section(&self, code: &[Instruction], pass: Pass) -> SectionPrice {
         let mut price = SectionPrice { bytes_per_tier: self.no_bytes(), ..SectionPrice::default() };
-        let times: Vec<OpSeconds> = code.iter().map(|one| self.compute(one, pass, &mut price)).collect();
+        let works: Vec<(Vec<Work>, bool)> = code.iter().map(|one| self.works(one, pass)).collect();
+        let times: Vec<OpSeconds> = works.iter().map(|works| self.compute(works, &mut price)).collect();
         code.iter().for_each(|one| self.rings(one, pass, &mut price));
-        let neighbours = Neighbours::new(self.layer, code, &times);
+        let neighbours = OnceCell::new();
         for instruction in code {
             if let Instruction::Convert { input, output, steps } = instruction {
-                self.convert((*input, *output), steps, (&neighbours, pass), &mut price);
+                let neighbours = neighbours.get_or_init(|| Neighbours::new(self.layer, code, &times));
+                self.convert((*input, *output), steps, (neighbours, pass), &mut price);
             }
         }
         self.hide_buckets(self.section_buckets(code), &mut price);
         let n_collectives: u32 = price.communication.values().map(|one| one.count).sum();
-        let n_kernels = self.n_kernels(code, pass) + f64::from(n_collectives);
-        price.launch = self.context.constants.launch() * n_kernels;
+        let n_kernels: f64 = works.iter().map(|(works, _)| self.kernels_of(works)).sum();
+        price.launch = self.context.constants.launch() * (n_kernels + f64::from(n_collectives));
         price.counts = self.counts(code, pass);
         price
     }
@@ -268,15 +283,11 @@ impl Pricing<'_> {
         buckets
     }
 
-    /// Kernels that a section launches, collectives apart.
-    fn n_kernels(&self, code: &[Instruction], pass: Pass) -> f64 {
-        code.iter().map(|one| self.kernels_of(one, pass)).sum()
-    }
-
-    fn kernels_of(&self, instruction: &Instruction, pass: Pass) -> f64 {
+    /// Kernels that an instruction launches, collectives apart.
+    fn kernels_of(&self, works: &[Work]) -> f64 {
         let experts = self.context.constants.engine.experts;
         let n_casts = n_casts(self.layer, experts, self.context.precision);
-        kernels(&self.works(instruction, pass).0, experts, n_casts)
+        kernels(works, experts, n_casts)
     }
 
     /// What the device waits where the host has to know how many tokens each expert got.
@@ -291,19 +302,18 @@ impl Pricing<'_> {
         let again = from_dispatch.take_while(|one| !matches!(one, Instruction::Backward { .. }));
         let inside = again.filter(|one| runs(one).is_some_and(|op| behind.contains(&op)));
         let waits = |one: &Instruction| {
-            let seconds = op_seconds(self.context, &self.works(one, pass).0);
-            waits(self.kernels_of(one, pass), seconds, self.context.constants)
+            let (works, _) = self.works(one, pass);
+            waits(self.kernels_of(&works), op_seconds(self.context, &works), self.context.constants)
         };
         inside.map(waits).sum()
     }
 
-    /// Prices what an instruction computes.
-    fn compute(&self, instruction: &Instruction, pass: Pass, price: &mut SectionPrice) -> OpSeconds {
-        let (works, again) = self.works(instruction, pass);
+    /// Prices what an instruction computes, given its work and whether that is done again.
+    fn compute(&self, (works, again): &(Vec<Work>, bool), price: &mut SectionPrice) -> OpSeconds {
         let mut seconds = OpSeconds::default();
-        for work in &works {
+        for work in works {
             let time = op_seconds(self.context, std::slice::from_ref(work));
-            if again {
+            if *again {
                 price.compute.recompute += time;
             } else {
                 price.compute.add(work, time);
@@ -318,10 +328,10 @@ impl Pricing<'_> {
     fn works(&self, instruction: &Instruction, pass: Pass) -> (Vec<Work>, bool) {
         match instruction {
             Instruction::Forward { op, .. } => {
-                (self.work().of(*op, Pass::Forward, &self.context.kernels), pass == Pass::Backward)
+                (self.work.of(*op, Pass::Forward, &self.context.kernels), pass == Pass::Backward)
             }
             Instruction::Backward { op, results, .. } => {
-                (self.work().backward(*op, results, &self.context.kernels), false)
+                (self.work.backward(*op, results, &self.context.kernels), false)
             }
             Instruction::Accumulate { gradient, reduce } => (self.added(*gradient, reduce), false),
             Instruction::Load { .. }
@@ -347,8 +357,8 @@ impl Pricing<'_> {
     /// Prices what attention on a ring adds to attention: blocks merged, and hops that show.
     fn rings(&self, instruction: &Instruction, section: Pass, price: &mut SectionPrice) {
         let Some((op, pass)) = instruction.kernel() else { return };
-        let Some((axes, sizes)) = self.work().ring(op, self.context.kernels.element_bytes) else { return };
-        let attention = op_seconds(self.context, &self.work().of(op, pass, &self.context.kernels));
+        let Some((axes, sizes)) = self.work.ring(op, self.context.kernels.element_bytes) else { return };
+        let attention = op_seconds(self.context, &self.work.of(op, pass, &self.context.kernels));
         let merge = op_seconds(self.context, &[sizes.merge(pass)]);
         let group = group_of(self.context, self.mesh, &axes);
         let worlds = (self.context.cluster, self.context.constants);
@@ -369,10 +379,6 @@ impl Pricing<'_> {
         let all = time.hop * group.n_members() as f64;
         let tiers = bytes_sent_per_tier(CollectiveKind::AllGather, all, &group, self.context.cluster);
         add_tiers(&mut price.bytes_per_tier, &tiers);
-    }
-
-    fn work(&self) -> ProgramWork<'_> {
-        ProgramWork { layer: self.layer, mesh: self.mesh, sizes: self.sizes, program: self.program }
     }
 
     fn convert(

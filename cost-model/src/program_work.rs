@@ -1,6 +1,8 @@
 //! The work of a program's operators on the device with the largest blocks, sizes read off the shardings of its values.
 
-use ir::graph::{Layer, Op, OpId, Sizes};
+use std::cell::OnceCell;
+
+use ir::graph::{Layer, OpId, Sizes};
 use ir::mesh::{AxisId, Mesh};
 use ir::op_work::{KernelChoice, backward_work, op_work};
 use ir::program::{Instruction, Program, ValueId};
@@ -11,39 +13,54 @@ use ir::work::{Pass, Work};
 use crate::ring::RingSizes;
 
 /// A program and what it is about.
-#[derive(Clone, Copy)]
 pub(crate) struct ProgramWork<'a> {
-    pub layer: &'a Layer,
-    pub mesh: &'a Mesh,
-    pub sizes: &'a Sizes,
-    pub program: &'a Program,
+    layer: &'a Layer,
+    mesh: &'a Mesh,
+    sizes: &'a Sizes,
+    program: &'a Program,
+    /// Per operator, what was asked of it first: prices and bytes ask the same again and again.
+    operators: Vec<OnceCell<Option<Operator>>>,
 }
 
-impl ProgramWork<'_> {
-    /// Work of an operator in one pass. Backward and recomputation run where forward ran.
-    pub(crate) fn of(&self, op: OpId, pass: Pass, kernels: &KernelChoice) -> Vec<Work> {
-        let Some((op, sig, local)) = self.operator(op) else { return Vec::new() };
-        op_work((self.layer, op, &sig), &local, self.sizes, pass, kernels)
+/// An operator that forward runs.
+struct Operator {
+    sig: Signature,
+    operands: Vec<ValueId>,
+    /// Local length of each of its factors.
+    local: Vec<f64>,
+}
+
+impl<'a> ProgramWork<'a> {
+    pub(crate) fn new(layer: &'a Layer, mesh: &'a Mesh, sizes: &'a Sizes, program: &'a Program) -> Self {
+        let operators = layer.ops.iter().map(|_| OnceCell::new()).collect();
+        Self { layer, mesh, sizes, program, operators }
     }
 
-    /// An operator with the local length of each of its factors.
-    fn operator(&self, op: OpId) -> Option<(&Op, Signature, Vec<f64>)> {
-        let (operands, results) = self.forward(op)?;
-        let op = &self.layer.ops[op.0];
-        let sig = signature(self.layer, op);
-        let local = self.local_lengths(&sig, (operands, results));
-        Some((op, sig, local))
+    /// Work of an operator in one pass. Backward and recomputation run where forward ran.
+    pub(crate) fn of(&self, op: OpId, pass: Pass, kernels: &KernelChoice) -> Vec<Work> {
+        let Some(Operator { sig, local, .. }) = self.operator(op) else { return Vec::new() };
+        op_work((self.layer, &self.layer.ops[op.0], sig), local, self.sizes, pass, kernels)
+    }
+
+    fn operator(&self, op: OpId) -> Option<&Operator> {
+        let made = || {
+            let (operands, results) = self.forward(op)?;
+            let sig = signature(self.layer, &self.layer.ops[op.0]);
+            let local = self.local_lengths(&sig, (operands, results));
+            Some(Operator { sig, operands: operands.to_vec(), local })
+        };
+        self.operators[op.0].get_or_init(made).as_ref()
     }
 
     /// Axes round which blocks of an operator's keys travel, and their sizes; nothing where none do.
     pub(crate) fn ring(&self, op: OpId, element_bytes: f64) -> Option<(Vec<AxisId>, RingSizes)> {
-        let own = Some(&self.layer.ops[op.0]).filter(|own| may_ring(own))?;
-        let (operands, results) = self.forward(op)?;
-        let sig = signature(self.layer, own);
-        let axes = self.program.ring_axes(&sig, *operands.get(1)?);
+        if !may_ring(&self.layer.ops[op.0]) {
+            return None;
+        }
+        let Operator { sig, operands, local, .. } = self.operator(op)?;
+        let axes = self.program.ring_axes(sig, *operands.get(1)?);
         let n: u64 = axes.iter().map(|&axis| self.mesh.size(axis)).product();
-        let local = self.local_lengths(&sig, (operands, results));
-        (!axes.is_empty()).then(|| (axes, RingSizes::new(&sig, &local, n, element_bytes)))
+        (!axes.is_empty()).then(|| (axes, RingSizes::new(sig, local, n, element_bytes)))
     }
 
     fn forward(&self, op: OpId) -> Option<(&[ValueId], &[ValueId])> {
@@ -60,9 +77,9 @@ impl ProgramWork<'_> {
         gradients: &[Option<ValueId>],
         kernels: &KernelChoice,
     ) -> Vec<Work> {
-        let Some((op, sig, local)) = self.operator(op) else { return Vec::new() };
+        let Some(Operator { sig, local, .. }) = self.operator(op) else { return Vec::new() };
         let gets: Vec<bool> = gradients.iter().map(Option::is_some).collect();
-        backward_work((self.layer, op, &sig), &local, self.sizes, kernels, &gets)
+        backward_work((self.layer, &self.layer.ops[op.0], sig), local, self.sizes, kernels, &gets)
     }
 
     /// Local length of every factor, from a tensor that has it.

@@ -295,6 +295,25 @@ impl Layer {
         self.op_ids().find(|op| self.ops[op.0].operands.contains(&tensor))
     }
 
+    /// [`Self::producer`] of every tensor, for who asks of many.
+    pub fn producers(&self) -> Vec<Option<OpId>> {
+        self.first_with(|op| &op.results)
+    }
+
+    /// [`Self::reader`] of every tensor, for who asks of many.
+    pub fn readers(&self) -> Vec<Option<OpId>> {
+        self.first_with(|op| &op.operands)
+    }
+
+    /// Of every tensor, the first operator that has it among some of its own.
+    fn first_with(&self, of: impl Fn(&Op) -> &[TensorId]) -> Vec<Option<OpId>> {
+        let mut first = vec![None; self.tensors.len()];
+        for op in self.op_ids().rev() {
+            of(&self.ops[op.0]).iter().for_each(|tensor| first[tensor.0] = Some(op));
+        }
+        first
+    }
+
     /// True for a tensor that is kept from step to step, learned or frozen.
     pub fn is_parameter(&self, tensor: TensorId) -> bool {
         self.tensors[tensor.0].role.init().is_some()

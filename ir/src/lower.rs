@@ -13,7 +13,7 @@ use crate::mesh::{AxisId, MAX_AXES, Mesh};
 use crate::op::OpKind;
 use crate::program::{AxisSet, Frozen, Home, Instruction, Program, Side, Storage, Update, Value, ValueId};
 use crate::sharding::{Placement, Sharding};
-use crate::signature::{Signature, signature};
+use crate::signature::signature;
 use crate::strategy::{Placements, Strategy, is_legal, placements};
 
 /// What was chosen for a layer.
@@ -178,23 +178,22 @@ pub fn backward_reads(op: &Op, gradients: &BTreeSet<TensorId>) -> Vec<usize> {
 /// # Errors
 /// Where the choice is not one that the search could have made.
 pub fn lower(layer: &Layer, mesh: &Mesh, sizes: &Sizes, choice: &LayerChoice) -> Result<Program, LowerError> {
-    check_choice(layer, mesh, sizes, choice)?;
-    let ops = layer
-        .ops
-        .iter()
-        .zip(&choice.strategies)
-        .map(|(op, &strategy)| {
-            let sig = signature(layer, op);
-            let placed = placements(&sig, strategy);
-            (sig, placed)
-        })
-        .collect();
+    check_shape(layer, choice)?;
+    let placed = |(op, &strategy): (&Op, &Strategy)| {
+        let sig = signature(layer, op);
+        let legal = is_legal(&sig, strategy, mesh, sizes);
+        let illegal = || LowerError::Strategy { layer: layer.name.clone(), op: op.name.clone() };
+        legal.then(|| placements(&sig, strategy)).ok_or_else(illegal)
+    };
+    let ops = layer.ops.iter().zip(&choice.strategies).map(placed).collect::<Result<_, _>>()?;
     let mut lowering = Lowering {
         layer,
         mesh,
         sizes,
         choice,
         ops,
+        producers: layer.producers(),
+        readers: layer.readers(),
         values: Vec::new(),
         ids: BTreeMap::new(),
         gradients: gradient_tensors(layer),
@@ -202,22 +201,15 @@ pub fn lower(layer: &Layer, mesh: &Mesh, sizes: &Sizes, choice: &LayerChoice) ->
     lowering.run()
 }
 
-fn check_choice(layer: &Layer, mesh: &Mesh, sizes: &Sizes, choice: &LayerChoice) -> Result<(), LowerError> {
+/// Whether a choice is of a layer.
+fn check_shape(layer: &Layer, choice: &LayerChoice) -> Result<(), LowerError> {
     let parameters: Vec<TensorId> = layer.parameters().collect();
     let fits = choice.strategies.len() == layer.ops.len()
         && choice.recompute.len() == layer.ops.len()
         && choice.storage.keys().copied().eq(parameters.iter().copied())
         && choice.shared.iter().all(|tensor| parameters.contains(tensor));
-    if !fits {
-        let (ops, parameters) = (layer.ops.len(), parameters.len());
-        return Err(LowerError::Shape { layer: layer.name.clone(), ops, parameters });
-    }
-    for (op, &strategy) in layer.ops.iter().zip(&choice.strategies) {
-        if !is_legal(&signature(layer, op), strategy, mesh, sizes) {
-            return Err(LowerError::Strategy { layer: layer.name.clone(), op: op.name.clone() });
-        }
-    }
-    Ok(())
+    let (ops, parameters) = (layer.ops.len(), parameters.len());
+    if fits { Ok(()) } else { Err(LowerError::Shape { layer: layer.name.clone(), ops, parameters }) }
 }
 
 struct Lowering<'a> {
@@ -225,7 +217,12 @@ struct Lowering<'a> {
     mesh: &'a Mesh,
     sizes: &'a Sizes,
     choice: &'a LayerChoice,
-    ops: Vec<(Signature, Placements)>,
+    /// Of every operator, what it takes and yields.
+    ops: Vec<Placements>,
+    /// Of every tensor, the operator that computes it.
+    producers: Vec<Option<OpId>>,
+    /// Of every tensor, the first operator that reads it.
+    readers: Vec<Option<OpId>>,
     values: Vec<Value>,
     ids: BTreeMap<Value, ValueId>,
     gradients: BTreeSet<TensorId>,
@@ -301,9 +298,9 @@ impl Lowering<'_> {
 
     /// Sharding in which a tensor is first there: as its operator leaves it, or as the stream arrives.
     fn produced(&self, tensor: TensorId) -> Sharding {
-        let Some(op) = self.layer.producer(tensor) else { return self.choice.stream };
+        let Some(op) = self.producers[tensor.0] else { return self.choice.stream };
         let result = self.op(op).results.iter().position(|&t| t == tensor);
-        result.map_or(Sharding::REPLICATED, |i| self.ops[op.0].1.results[i])
+        result.map_or(Sharding::REPLICATED, |i| self.ops[op.0].results[i])
     }
 
     fn conversion(&self, tensor: TensorId, from: Sharding, to: Sharding) -> Result<Vec<Step>, LowerError> {
@@ -336,7 +333,7 @@ impl Lowering<'_> {
                 let from = self.produced(tensor);
                 let input = self.primal(tensor, from);
                 if !into.present.contains(&input) {
-                    match self.layer.producer(tensor) {
+                    match self.producers[tensor.0] {
                         Some(op) => self.emit_forward(op, into)?,
                         // Only the stream has no producer, and it is there or it was not needed.
                         None => return Ok(wanted),
@@ -354,11 +351,11 @@ impl Lowering<'_> {
 
     fn emit_forward(&mut self, op: OpId, into: &mut Section) -> Result<(), LowerError> {
         let operands: Vec<(TensorId, Sharding)> =
-            self.op(op).operands.iter().copied().zip(self.ops[op.0].1.operands.iter().copied()).collect();
+            self.op(op).operands.iter().copied().zip(self.ops[op.0].operands.iter().copied()).collect();
         let operands =
             operands.into_iter().map(|(t, s)| self.bring(t, s, into)).collect::<Result<Vec<_>, _>>()?;
         let results: Vec<(TensorId, Sharding)> =
-            self.op(op).results.iter().copied().zip(self.ops[op.0].1.results.iter().copied()).collect();
+            self.op(op).results.iter().copied().zip(self.ops[op.0].results.iter().copied()).collect();
         let results: Vec<ValueId> = results.into_iter().map(|(t, s)| self.primal(t, s)).collect();
         into.present.extend(&results);
         into.code.push(Instruction::Forward { op, operands, results });
@@ -373,7 +370,7 @@ impl Lowering<'_> {
     /// Operands that backward of an operator reads, with their shardings.
     fn needs(&self, op: OpId) -> Vec<(usize, TensorId, Sharding)> {
         let reads = backward_reads(self.op(op), &self.gradients);
-        let operands = self.op(op).operands.iter().zip(&self.ops[op.0].1.operands).enumerate();
+        let operands = self.op(op).operands.iter().zip(&self.ops[op.0].operands).enumerate();
         operands.filter(|(i, _)| reads.contains(i)).map(|(i, (&t, &s))| (i, t, s)).collect()
     }
 
@@ -389,15 +386,15 @@ impl Lowering<'_> {
             if self.layer.tensors[tensor.0].role != Role::Activation || !seen.insert((tensor, sharding)) {
                 continue;
             }
-            let producer = self.layer.producer(tensor);
+            let producer = self.producers[tensor.0];
             // Later slices read what one slice has of keys, so it is kept as they take it.
-            if self.layer.reader(tensor).is_some_and(|op| self.op(op).kind == OpKind::Extend) {
+            if self.readers[tensor.0].is_some_and(|op| self.op(op).kind == OpKind::Extend) {
                 saved.insert(self.primal(tensor, sharding));
                 continue;
             }
             match producer {
                 Some(op) if self.is_again(op) => {
-                    let operands = self.op(op).operands.iter().zip(&self.ops[op.0].1.operands);
+                    let operands = self.op(op).operands.iter().zip(&self.ops[op.0].operands);
                     open.extend(operands.map(|(&t, &s)| (t, s)));
                 }
                 _ => {
@@ -454,7 +451,7 @@ impl Lowering<'_> {
         let tensors = self.op(op).results.clone();
         let mut gradients = Vec::new();
         for (i, tensor) in tensors.into_iter().enumerate() {
-            let wanted = self.ops[op.0].1.result_gradients[i];
+            let wanted = self.ops[op.0].result_gradients[i];
             gradients.push(match have.get(&tensor).copied() {
                 Some(id) => Some(self.convert_gradient(tensor, id, wanted, into)?),
                 None => None,
@@ -463,7 +460,7 @@ impl Lowering<'_> {
         let mut operands = vec![None; self.op(op).operands.len()];
         let data = |this: &Self, i: usize| this.layer.is_data(this.op(op).operands[i]);
         for i in (0..operands.len()).filter(|&i| data(self, i)).collect::<Vec<_>>() {
-            let (tensor, sharding) = (self.op(op).operands[i], self.ops[op.0].1.operands[i]);
+            let (tensor, sharding) = (self.op(op).operands[i], self.ops[op.0].operands[i]);
             operands[i] = Some(self.bring(tensor, sharding, into)?);
         }
         for (i, tensor, sharding) in self.needs(op) {
@@ -473,7 +470,7 @@ impl Lowering<'_> {
         let gets = gets(self.op(op), &self.gradients);
         let mut results = Vec::new();
         for (i, &tensor) in targets.iter().enumerate() {
-            let sharding = self.ops[op.0].1.operand_gradients[i];
+            let sharding = self.ops[op.0].operand_gradients[i];
             results.push(gets[i].then(|| self.gradient(tensor, sharding)));
         }
         into.code.push(Instruction::Backward { op, operands, gradients, results: results.clone() });
@@ -547,7 +544,7 @@ impl Lowering<'_> {
     }
 
     fn frozen(&self, tensor: TensorId, op: OpId, operand: usize) -> Result<Frozen, LowerError> {
-        let used = self.ops[op.0].1.operands[operand];
+        let used = self.ops[op.0].operands[operand];
         let storage = self.choice.storage[&tensor];
         let cut = storage.parameter;
         let legal = storage == Storage::frozen(cut) && whole_axes(self.mesh, used).contains(cut);
@@ -555,7 +552,7 @@ impl Lowering<'_> {
     }
 
     fn update(&self, tensor: TensorId, op: OpId, operand: usize) -> Result<Update, LowerError> {
-        let used = self.ops[op.0].1.operands[operand];
+        let used = self.ops[op.0].operands[operand];
         let storage = self.choice.storage[&tensor];
         let legal = whole_axes(self.mesh, used).contains(storage.optimizer)
             && storage.optimizer.contains(storage.gradient)
@@ -563,7 +560,7 @@ impl Lowering<'_> {
         if !legal {
             return Err(self.storage_error(tensor));
         }
-        let unfinished = AxisSet::of(&self.ops[op.0].1.operand_gradients[operand].partial_axes());
+        let unfinished = AxisSet::of(&self.ops[op.0].operand_gradients[operand].partial_axes());
         let rest = AxisSet(unfinished.0 & !storage.gradient.0);
         let reduce = flat_steps(rest, storage.gradient, storage.optimizer);
         let gather = flat_steps(AxisSet::EMPTY, storage.optimizer, storage.parameter);
@@ -586,11 +583,16 @@ pub(crate) fn free_unread(code: &mut Vec<Instruction>, value: ValueId, kept: &BT
 
 /// Marks the last reading of every value that is not kept.
 pub(crate) fn insert_frees(code: &mut Vec<Instruction>, kept: &BTreeSet<ValueId>) {
-    let mut seen: BTreeSet<ValueId> = kept.clone();
+    let mut seen: Vec<bool> = Vec::new();
+    let mut is_first = |value: ValueId| {
+        seen.resize(seen.len().max(value.0 + 1), false);
+        !std::mem::replace(&mut seen[value.0], true)
+    };
+    kept.iter().for_each(|&value| _ = is_first(value));
     let mut reversed = Vec::with_capacity(code.len() * 2);
     for instruction in std::mem::take(code).into_iter().rev() {
-        let touched = [instruction.read(), instruction.written()].concat();
-        let mut frees: Vec<ValueId> = touched.into_iter().filter(|value| seen.insert(*value)).collect();
+        let touched = instruction.read().into_iter().chain(instruction.written());
+        let mut frees: Vec<ValueId> = touched.filter(|&value| is_first(value)).collect();
         frees.sort_unstable();
         reversed.extend(frees.into_iter().rev().map(|value| Instruction::Free { value }));
         reversed.push(instruction);

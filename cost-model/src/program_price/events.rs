@@ -31,7 +31,7 @@ use super::{Pricing, op_seconds};
 use crate::collective::CollectiveKind;
 use crate::dispatch::{Routing, shown};
 use crate::events::{Event, Lane, Urgency, ends};
-use crate::exposure::{Beside, Neighbours, OpSeconds, inputs, outputs};
+use crate::exposure::{Beside, Neighbours, OpSeconds};
 use crate::links::{Reach, reach};
 use crate::program_bytes::CommunicationClass;
 use crate::ring::ring_time;
@@ -316,7 +316,7 @@ impl<'r> Row<'r> {
     /// A kernel: gradients of weights last, products in as many chunks as what comes and goes in chunks.
     fn kernel(&mut self, instruction: &Instruction, own: Computed) {
         let read: Vec<Made> =
-            inputs(instruction).iter().filter_map(|value| self.made.get(value)).cloned().collect();
+            instruction.read().iter().filter_map(|value| self.made.get(value)).cloned().collect();
         let defers = own.weights > Seconds::ZERO;
         let soon: Vec<&Made> = read.iter().filter(|made| !(defers && made.late)).collect();
         let mut made = Made::default();
@@ -351,7 +351,7 @@ impl<'r> Row<'r> {
             weights = Made { needs: vec![self.compute(own.weights, needs)], ..Made::default() };
         }
         let (layer, program) = (self.pricing.layer, self.pricing.program);
-        for value in outputs(instruction) {
+        for value in instruction.written() {
             let of = program.value(value);
             let is_weight = of.side == Side::Gradient && layer.is_parameter(of.tensor);
             self.made.insert(value, if is_weight { weights.clone() } else { made.clone() });
@@ -363,8 +363,8 @@ impl<'r> Row<'r> {
         let pricing = self.pricing;
         let Some((op, pass)) = instruction.kernel() else { return };
         let context = pricing.context;
-        let Some((axes, sizes)) = pricing.work().ring(op, context.kernels.element_bytes) else { return };
-        let attention = op_seconds(context, &pricing.work().of(op, pass, &context.kernels));
+        let Some((axes, sizes)) = pricing.work.ring(op, context.kernels.element_bytes) else { return };
+        let attention = op_seconds(context, &pricing.work.of(op, pass, &context.kernels));
         let merge = op_seconds(context, &[sizes.merge(pass)]);
         let group = group_of(context, pricing.mesh, &axes);
         let time = ring_time(sizes, pass, (attention, merge), &group, (context.cluster, context.constants));

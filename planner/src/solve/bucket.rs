@@ -39,16 +39,24 @@ struct Back {
 /// Among equals the smaller class of the node that is eliminated later.
 pub(super) fn cheapest(weighed: Weighed) -> Option<(f64, Vec<usize>)> {
     let Weighed { mut costs, tables, .. } = weighed;
-    let mut tables: Vec<Table<f64>> = tables
-        .into_iter()
-        .map(|mut pair| {
-            let values = Arc::unwrap_or_clone(std::mem::take(&mut pair.values));
-            Table::of_pair(&pair, values)
-        })
-        .collect();
-    let mut left: Vec<usize> = (0..costs.len()).collect();
+    // Most nodes of a narrowed problem have one class left.
+    let is_settled: Vec<bool> = costs.iter().map(|costs| costs.len() == 1).collect();
+    let mut total: f64 = costs.iter().filter(|costs| costs.len() == 1).map(|costs| costs[0]).sum();
+    let mut open: Vec<Table<f64>> = Vec::new();
+    for mut pair in tables {
+        match pair.nodes.map(|node| is_settled[node]) {
+            [true, true] => total += pair.values[pair.at(0, 0)],
+            [true, false] => add_to(&mut costs, &pair, 1, |class| pair.at(0, class)),
+            [false, true] => add_to(&mut costs, &pair, 0, |class| pair.at(class, 0)),
+            [false, false] => {
+                let values = Arc::unwrap_or_clone(std::mem::take(&mut pair.values));
+                open.push(Table::of_pair(&pair, values));
+            }
+        }
+    }
+    let mut tables = open;
+    let mut left: Vec<usize> = (0..costs.len()).filter(|&node| !is_settled[node]).collect();
     let mut backs = Vec::new();
-    let mut total = 0.0;
     while let Some(node) = next_node(&left, &tables) {
         left.retain(|&other| other != node);
         let (touching, rest): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| table.sees(node));
@@ -74,6 +82,12 @@ pub(super) fn cheapest(weighed: Weighed) -> Option<(f64, Vec<usize>)> {
         picked[back.node] = back.best[at] as usize;
     }
     Some((total, picked))
+}
+
+/// Adds to the classes of the node on one side of an edge what the pair with the other's only class costs.
+fn add_to(costs: &mut [Vec<f64>], pair: &Pairs, side: usize, at: impl Fn(usize) -> usize) {
+    let costs = &mut costs[pair.nodes[side]];
+    costs.iter_mut().enumerate().for_each(|(class, cost)| *cost += pair.values[at(class)]);
 }
 
 /// The node whose elimination leaves the smallest table; ties to the smaller id.

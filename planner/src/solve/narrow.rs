@@ -31,6 +31,8 @@ pub(super) struct Moved {
     least: Vec<f64>,
     /// Per node, the tables that see it and on which side.
     incident: Vec<Vec<(usize, usize)>>,
+    /// Per table and side, whether the node there has taken all that the edge asks: nothing has moved on it since.
+    taken: Vec<[bool; 2]>,
     /// No combination above this is wanted.
     limit: f64,
     /// Room for what a port, and for what a class, is given.
@@ -76,8 +78,9 @@ impl Moved {
         // What edges cost at least is pulled out of them by the first sweep.
         let given =
             weighed.tables.iter().map(|table| table.n_ports.map(|n_ports| vec![0.0; n_ports])).collect();
+        let taken = vec![[false; 2]; weighed.tables.len()];
         let (limit, room) = (f64::INFINITY, [Vec::new(), Vec::new()]);
-        Self { weighed, nodes, given, least, incident, limit, room }
+        Self { weighed, nodes, given, least, incident, taken, limit, room }
     }
 
     /// No combination that is left is below this.
@@ -185,6 +188,9 @@ impl Moved {
 
     /// Moves all that an edge asks of a node's ports, whatever the other node does, to the node.
     fn pull(&mut self, node: usize, t: usize, side: usize) {
+        if self.taken[t][side] {
+            return;
+        }
         let table = &self.weighed.tables[t];
         let [rows, columns] = &self.given[t];
         let lines = table.values.chunks_exact(table.n_ports[1]);
@@ -211,6 +217,10 @@ impl Moved {
                 *asked = f64::NEG_INFINITY;
             }
         }
+        self.taken[t][side] = true;
+        if *asked != *given {
+            self.taken[t][1 - side] = false;
+        }
     }
 
     /// Closes the classes of a node that are too dear, and shuts ports that no open class has.
@@ -231,7 +241,10 @@ impl Moved {
             for (cost, &port) in self.nodes[node].iter().zip(self.weighed.tables[t].ports[side].iter()) {
                 open[port as usize] |= cost.is_finite();
             }
-            given.iter_mut().zip(open).filter(|(_, open)| !open).for_each(|(g, _)| *g = f64::NEG_INFINITY);
+            for (given, _) in given.iter_mut().zip(open).filter(|(given, open)| !open && given.is_finite()) {
+                *given = f64::NEG_INFINITY;
+                self.taken[t][1 - side] = false;
+            }
         }
     }
 
@@ -278,6 +291,7 @@ impl Moved {
             for (excess, &port) in excess.iter().zip(ports.iter()) {
                 pushed[port as usize] = smaller(pushed[port as usize], *excess);
             }
+            self.taken[t] = [false; 2];
             let given = self.given[t][side].iter_mut().zip(pushed.iter());
             given.filter(|(_, pushed)| pushed.is_finite()).for_each(|(given, pushed)| *given -= pushed);
             let costs = self.nodes[node].iter_mut().zip(ports.iter());

@@ -31,13 +31,20 @@ pub(super) struct Pairs {
     pub(super) values: Values,
 }
 
+impl Pairs {
+    /// Where among the values two classes meet.
+    pub(super) fn at(&self, from: usize, to: usize) -> usize {
+        self.ports[0][from] as usize * self.n_ports[1] + self.ports[1][to] as usize
+    }
+}
+
 impl Weighed {
     /// Cost of one class per node.
     pub(super) fn total(&self, classes: &[usize]) -> f64 {
         let own: f64 = self.costs.iter().zip(classes).map(|(costs, &class)| costs[class]).sum();
         let pair = |table: &Pairs| {
-            let [row, column] = [0, 1].map(|side| table.ports[side][classes[table.nodes[side]]] as usize);
-            table.values[row * table.n_ports[1] + column]
+            let [from, to] = table.nodes.map(|node| classes[node]);
+            table.values[table.at(from, to)]
         };
         own + self.tables.iter().map(pair).sum::<f64>()
     }

@@ -4,8 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans and clusters are files")]
 
+use ir::cluster::Precision;
 use ir::units::{Bytes, GIB};
-use planner::request::{NoPlan, OffloadKind, Pins, Request, Stop};
+use planner::request::{Job, NoPlan, OffloadKind, Pins, Request, Stop};
 use serde_json::{Value, json};
 use tests::{Transcript, done, number, planner, scratch};
 
@@ -317,40 +318,29 @@ fn multiples_of_a_micro_batch_that_overflows_need_more() {
 /// them so. Where there is room for them, of the candidate that comes closest, which holds more.
 #[test]
 fn what_states_alone_take_is_what_a_plan_holds_that_cuts_them_over_all_devices() {
-    let cluster = scratch!("memory-cut-cluster.json");
-    let shipped = |name: &str| -> Value {
-        let path = format!("{}/../fixtures/{name}.json", env!("CARGO_MANIFEST_DIR"));
-        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-    };
-    let (mut node, devices) = (shipped("clusters/dgx-h100"), shipped("devices"));
-    let is_ours = |device: &&Value| device["name"] == node["groups"][0]["device"];
-    let mut device = devices["devices"].as_array().unwrap().iter().find(is_ours).unwrap().clone();
-    let mut needed = |job: &str, memory_bytes: f64| {
-        device["memory_gib"] = (memory_bytes / f64::from(1 << 30)).into();
-        node["groups"][0]["device"] = device.clone();
-        std::fs::write(&cluster, node.to_string()).unwrap();
-        let words = format!("optimize {} --json", job.replace("dgx-h100", &cluster));
-        let said = planner(&words.split_whitespace().collect::<Vec<_>>());
-        assert_eq!(said.code, 3, "{said}");
-        let answer: Value = serde_json::from_str(&said.out).unwrap();
-        number(&answer["no_plan"]["needed_bytes"])
+    let needed = |model: &str, precision: Precision, memory_bytes: f64| {
+        let mut asked = question(model, "dgx-h100", 8, 64);
+        asked.cluster.groups[0].device.memory_bytes = Bytes(memory_bytes);
+        let (one, zero, offload) = (Some(1), Some(3), Some(OffloadKind::None));
+        let pins = Pins { offload, zero, pp: one, tp: one, cp: one, ..Pins::default() };
+        least_needed(&Request { job: Job { precision, ..asked.job }, pins, ..asked })
     };
     // What is not states is on all devices alike.
     let mut reserved: Vec<f64> = Vec::new();
-    for words in ["llama-3-8b", "llama-2-7b", "llama-3-8b --precision fp32"] {
-        let (model, precision) = words.split_once(' ').unwrap_or((words, ""));
-        let job = format!(
-            "{model} dgx-h100 --global-batch 64 {precision} --pin offload=none,zero=3,pp=1,tp=1,cp=1"
-        );
+    for (model, precision) in
+        [("llama-3-8b", Precision::Bf16), ("llama-2-7b", Precision::Bf16), ("llama-3-8b", Precision::Fp32)]
+    {
+        let pins = "offload=none,zero=3,pp=1,tp=1,cp=1";
+        let job = format!("{model} dgx-h100 --global-batch 64 --precision {} --pin {pins}", precision.name());
         let plan = found(&scratch!("memory-cut.json"), &job);
         let memory = &plan["predicted"]["stages"][0]["memory"];
         let states: f64 =
             ["parameters", "gradients", "optimizer"].iter().map(|name| number(&memory[name])).sum();
-        let least = needed(&job, 12.0 * f64::from(1 << 30));
+        let needed = |memory_bytes: f64| needed(model, precision, memory_bytes);
+        let least = needed(12.0 * GIB);
         reserved.push(least - states);
-        let almost = needed(&job, 0.999 * least);
-        assert_eq!(almost, least, "{words}");
-        assert!(needed(&job, 1.01 * least) > 1.01 * least, "{words}");
+        assert_eq!(needed(0.999 * least), least, "{job}");
+        assert!(needed(1.01 * least) > 1.01 * least, "{job}");
     }
     let differs = |one: &f64| (one - reserved[0]).abs() > 1e6;
     assert!(reserved[0] > 1e9 && !reserved.iter().any(differs), "{reserved:?}");

@@ -53,7 +53,8 @@ fn slopes_and_biases_that_are_data_fit_their_arena_in_single_precision() {
     ] {
         let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("verify-{name}.json"));
         let file = path.to_string_lossy().into_owned();
-        let batch = ["--global-batch", "2048", "--seq-len", "2048", "-o", &file];
+        // Any plan with these degrees has them, so that nobody waits for the best.
+        let batch = ["--global-batch", "2048", "--seq-len", "2048", "--work", "20", "-o", &file];
         let found = planner(&[&["optimize"], &words[..], &batch].concat());
         assert_eq!(found.code, 0, "{found}");
         let verified = planner(&["verify", &file, "--precision", "f32"]);
