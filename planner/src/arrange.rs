@@ -22,7 +22,7 @@ use crate::price::hosts;
 use crate::price::setting::Entry;
 use crate::price::stage_memory::stage_peak;
 use crate::price::staged::{Layers, Staged};
-use crate::price::step::{Step, least, step, stragglers};
+use crate::price::step::{Step, Streams, least_between, step_between, stragglers};
 use crate::shelf::Shelf;
 
 /// A candidate worked out: stages, schedule, figures.
@@ -456,10 +456,11 @@ impl Scope<'_> {
         (slices, limit): (Slices, f64),
     ) -> Result<Arranged, Failed> {
         let staged = staged(&self.wide, candidate, schedule, (&entries, &chunks), &slices);
-        if least(&self.setting, &staged).0 >= limit {
+        let streams = Streams::of(&self.setting, &staged);
+        if least_between(&self.setting, &staged, &streams).0 >= limit {
             return Err(Failed::Slower);
         }
-        let step = step(&self.setting, &staged).map_err(|_| Failed::Unfit)?;
+        let step = step_between(&self.setting, &staged, &streams).map_err(|_| Failed::Unfit)?;
         // Bounds take the chunks of a stage for alike: what fits only because they are not is none of the space.
         let peak = |stage: usize| {
             let held = &step.held[stage];

@@ -228,8 +228,13 @@ impl Streams {
 /// A time that a step does not undercut, in whatever order its actions run: of schedules whose first stage begins and ends the step, and
 /// does not split backward, 1F1B and its like, that of all that the first and the last micro-batch pass; of others what a stage works.
 pub fn least(setting: &Setting<'_>, staged: &Staged<'_>) -> Seconds {
+    least_between(setting, staged, &Streams::of(setting, staged))
+}
+
+/// The same, between chunks of which it is known already what goes from one to the next.
+pub(crate) fn least_between(setting: &Setting<'_>, staged: &Staged<'_>, streams: &Streams) -> Seconds {
     let n = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-    let times = pipeline_times(setting, staged, &Streams::of(setting, staged));
+    let times = pipeline_times(setting, staged, streams);
     let (n_stages, n_micro_batches) = (n(staged.n_stages), n(staged.n_micro_batches));
     let begins_and_ends = matches!(staged.schedule, Schedule::OneFOneB | Schedule::Interleaved { .. });
     let bound = if begins_and_ends { lower_bound } else { busiest };
