@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use cost_model::offload::NodeMemory;
 use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
 use ir::plan::Plan;
 use planner::request::{Need, NoPlan, OnProgress, Progress, Request, Stop, Untried, Wait};
@@ -192,11 +193,19 @@ struct Overflow<'a> {
     untried: Option<&'static str>,
 }
 
+/// What a node lacks besides, as data.
 #[derive(Serialize)]
-struct AlsoDocument {
+pub(crate) struct AlsoDocument {
     term: &'static str,
     needed_bytes: f64,
     capacity_bytes: f64,
+}
+
+impl AlsoDocument {
+    pub(crate) fn of(node: &NodeMemory) -> Self {
+        let (needed_bytes, capacity_bytes) = (node.needed.0, node.capacity.0);
+        Self { term: node.store.term(), needed_bytes, capacity_bytes }
+    }
 }
 
 #[derive(Serialize)]
@@ -229,11 +238,7 @@ pub(crate) fn no_plan_json(no_plan: &NoPlan) -> Option<String> {
             term,
             needed_bytes: needed.0,
             capacity_bytes: capacity.0,
-            also: also.map(|node| AlsoDocument {
-                term: node.store.term(),
-                needed_bytes: node.needed.0,
-                capacity_bytes: node.capacity.0,
-            }),
+            also: also.map(AlsoDocument::of),
             relaxations: relaxations.collect(),
             untried: untried(no_plan),
         },

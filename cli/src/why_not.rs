@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::pins;
 use crate::priced;
 use crate::restricted::Restricted;
-use crate::search::pool;
+use crate::search::{AlsoDocument, pool};
 
 /// The answer.
 #[derive(Serialize)]
@@ -39,6 +39,9 @@ enum Answer {
         term: String,
         needed_bytes: f64,
         capacity_bytes: f64,
+        /// What a node lacks besides.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        also: Option<AlsoDocument>,
         #[serde(skip)]
         said: String,
     },
@@ -51,7 +54,9 @@ impl Answer {
         also: Option<&NodeMemory>,
     ) -> Self {
         let said = lack((need, stage, &term), (needed, capacity), also);
-        Self::DoesNotFit { need, stage, term, needed_bytes: needed.0, capacity_bytes: capacity.0, said }
+        let (needed_bytes, capacity_bytes) = (needed.0, capacity.0);
+        let also = also.map(AlsoDocument::of);
+        Self::DoesNotFit { need, stage, term, needed_bytes, capacity_bytes, also, said }
     }
 }
 

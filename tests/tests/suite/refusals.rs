@@ -94,6 +94,24 @@ fn what_a_host_lacks_is_told_beside_what_devices_do() {
     assert!(also["term"].as_str().unwrap().contains("host"), "{refused}");
 }
 
+/// So does an answer why something was not chosen.
+#[test]
+fn what_a_host_lacks_is_told_of_other_choices_too() {
+    let mut cluster = native(&["dgx-h100", "--nodes", "2"]);
+    cluster["groups"][0]["host_memory_gib"] = 64.into();
+    cluster["groups"][0]["device"]["memory_gib"] = 16.into();
+    let file = write("refusals-hosts.json", &cluster.to_string());
+    let plan = scratch("refusals-hosts-plan.json").to_string_lossy().into_owned();
+    let job = ["--global-batch", "16", "--seq-len", "1024", "--pin", "tp=8,pp=2,offload=none", "-o", &plan];
+    json(&[&["optimize", "llama-3-8b", &file], &job[..]].concat(), 0);
+    let why = json(&["explain", &plan, "--why-not", "dp=16,zero=0,offload=optimizer"], 0);
+    let overflow = &why["answer"]["does-not-fit"];
+    for one in [overflow, &overflow["also"]] {
+        assert!(one["needed_bytes"].as_f64() > one["capacity_bytes"].as_f64(), "{why}");
+    }
+    assert!(overflow["also"]["term"].as_str().unwrap().contains("host"), "{why}");
+}
+
 /// The time beside a change is that of some plan that then fits, near the fastest.
 #[test]
 fn a_change_takes_about_as_long_as_it_is_said_to() {
