@@ -364,7 +364,7 @@ impl<'a> Account<'a> {
 
     /// Predictions of a token in its scores: lengths of dims between the tokens' and the vocabulary.
     fn predictions(&self, scores: TensorId) -> f64 {
-        predictions(&self.layer.shape(scores, self.sizes))
+        predictions(&self.held(scores).shape)
     }
 
     /// What an operator's kernel keeps besides its operands: the log-sum-exp of each query in fp32, or, eager, the

@@ -588,7 +588,9 @@ pub(crate) fn insert_frees(code: &mut Vec<Instruction>, kept: &BTreeSet<ValueId>
         seen.resize(seen.len().max(value.0 + 1), false);
         !std::mem::replace(&mut seen[value.0], true)
     };
-    kept.iter().for_each(|&value| _ = is_first(value));
+    for &value in kept {
+        is_first(value);
+    }
     let mut reversed = Vec::with_capacity(code.len() * 2);
     for instruction in std::mem::take(code).into_iter().rev() {
         let touched = instruction.read().into_iter().chain(instruction.written());

@@ -38,23 +38,22 @@ struct Back {
 ///
 /// Among equals the smaller class of the node that is eliminated later.
 pub(super) fn cheapest(weighed: Weighed) -> Option<(f64, Vec<usize>)> {
-    let Weighed { mut costs, tables, .. } = weighed;
+    let Weighed { mut costs, tables: edges, .. } = weighed;
     // Most nodes of a narrowed problem have one class left.
     let is_settled: Vec<bool> = costs.iter().map(|costs| costs.len() == 1).collect();
     let mut total: f64 = costs.iter().filter(|costs| costs.len() == 1).map(|costs| costs[0]).sum();
-    let mut open: Vec<Table<f64>> = Vec::new();
-    for mut pair in tables {
+    let mut tables: Vec<Table<f64>> = Vec::new();
+    for mut pair in edges {
         match pair.nodes.map(|node| is_settled[node]) {
             [true, true] => total += pair.values[pair.at(0, 0)],
             [true, false] => add_to(&mut costs, &pair, 1, |class| pair.at(0, class)),
             [false, true] => add_to(&mut costs, &pair, 0, |class| pair.at(class, 0)),
             [false, false] => {
                 let values = Arc::unwrap_or_clone(std::mem::take(&mut pair.values));
-                open.push(Table::of_pair(&pair, values));
+                tables.push(Table::of_pair(&pair, values));
             }
         }
     }
-    let mut tables = open;
     let mut left: Vec<usize> = (0..costs.len()).filter(|&node| !is_settled[node]).collect();
     let mut backs = Vec::new();
     while let Some(node) = next_node(&left, &tables) {
