@@ -7,6 +7,8 @@
 //! divide it may be cut in ways in which it is not (192 over 64 devices, but not 240), and goes by another. Those that
 //! would crowd memory are passed over at first, and bounded in the memory that there is before more is done about them.
 
+mod favoured;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -68,6 +70,8 @@ pub(crate) struct Frontier<'a> {
     asked: BinaryHeap<Reverse<(u64, Task)>>,
     /// Candidates with a bound of their own, the most promising first.
     ready: BinaryHeap<Reverse<(u64, Task)>>,
+    /// The fastest so far, while its mesh may have something faster.
+    favoured: Option<usize>,
     /// Candidates that no strategy fits.
     pub(crate) n_illegal: u64,
     /// Per candidate, whether one overflowed by more than this could.
@@ -89,6 +93,7 @@ impl<'a> Frontier<'a> {
             worth: BTreeMap::new(),
             asked: BinaryHeap::new(),
             ready: BinaryHeap::new(),
+            favoured: None,
             n_illegal: 0,
             overflows: vec![false; candidates.len()],
             n_overflow: 0,
@@ -194,25 +199,26 @@ impl<'a> Frontier<'a> {
         self.weighed_all(group, left, limit)
     }
 
-    /// The most promising tasks, at most `n`; what cannot be faster than `limit` is dropped, and counted. Bounds alone are
-    /// no plan: in every `PLAN_EVERY`th batch one candidate at least is taken up that has one, to be worked out, or weighed
-    /// before it is, if anything is to be.
+    /// A task of the favoured mesh, if it has any, and the most promising ones, at most `n` together; what cannot be faster than
+    /// `limit` is dropped, and counted. Bounds alone are no plan: in every `PLAN_EVERY`th batch one candidate at least is taken up
+    /// that has one, to be worked out, or weighed before it is, if anything is to be.
     pub(crate) fn take(
         &mut self,
         (n, batch): (usize, u64),
         (limit, weighs): (f64, bool),
     ) -> (Vec<Task>, u64) {
         let (mut tasks, mut n_dropped): (Vec<Task>, u64) = (Vec::new(), 0);
+        let mut favoured = self.take_favoured(limit);
         while tasks.len() < n {
             let only_asked = !tasks.iter().any(|task| matches!(task, Task::WorkOut(_)));
             let must_plan = batch.is_multiple_of(PLAN_EVERY) && tasks.len() + 1 == n && only_asked;
-            let next = match (self.asked.peek(), self.ready.peek()) {
+            let mut queued = || match (self.asked.peek(), self.ready.peek()) {
                 (Some(asked), Some(ready)) if !must_plan && asked > ready => self.asked.pop(),
                 (Some(_), None) => self.asked.pop(),
-                (_, Some(_)) => self.ready.pop(),
-                (None, None) => break,
+                (_, _) => self.ready.pop(),
             };
-            let Some(Reverse((_, task))) = next else { break };
+            let next = favoured.take().or_else(|| queued().map(|Reverse((_, task))| task));
+            let Some(task) = next else { break };
             if let Task::Refine(group) = task {
                 // All of them, where none is fast enough.
                 n_dropped += self.drop_slow(group, limit);

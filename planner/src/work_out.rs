@@ -213,6 +213,9 @@ pub(crate) fn go_on(
             }
             if let Some(is_fastest) = take_in(frontier, (at, one), ranked, (limits.bounds, tally)) {
                 since = if is_fastest { 0 } else { since + 1 };
+                if is_fastest {
+                    frontier.favour(at);
+                }
             }
         }
         ask_fastest(scope, ranked, (start, tally));
