@@ -20,6 +20,7 @@ use crate::flights::Flights;
 use crate::forms::{first_of, forms_within, leave_cut, wide};
 use crate::given::{Given, HomeRule, RecomputeRule, StateRule, StorageRule};
 use crate::known_bounds::KnownBounds;
+use crate::known_rooms::KnownRooms;
 use crate::layer_problem::LayerProblem;
 use crate::memos::Memos;
 use crate::price::grounds::Grounds;
@@ -65,6 +66,8 @@ pub struct Scope<'a> {
     pub(crate) sliced: SlicedEntries,
     /// Bounds of this search and of those before it.
     pub(crate) bounds: Arc<KnownBounds>,
+    /// The same in the memory that there is, of searches that differ in schedules alone.
+    pub(crate) rooms: Arc<KnownRooms>,
 }
 
 /// A mesh, a number of stages, a micro-batch.
@@ -184,6 +187,7 @@ impl<'a> Scope<'a> {
             flights: Flights::default(),
             sliced: SlicedEntries::default(),
             bounds: Arc::default(),
+            rooms: Arc::default(),
             bends: bends(request.model.kinds_in_order().iter().map(|&kind| &request.model.layers[kind])),
         })
     }

@@ -9,6 +9,7 @@ use ir::units::Seconds;
 use crate::arrange::Arranged;
 use crate::candidate::{Dropped, Scope};
 use crate::known_bounds::KnownBounds;
+use crate::known_rooms::KnownRooms;
 use crate::refusals::not_as_pinned;
 use crate::request::{Stop, Wait};
 use crate::shapes::names_degrees;
@@ -45,6 +46,8 @@ pub(crate) struct Start {
     pub(crate) over_bound: f64,
     /// Bounds where memory is free that a search of the same question left, under other schedules or without hosts.
     pub(crate) bounds: Option<Arc<KnownBounds>>,
+    /// What layers take in memory by a search of the same question under other schedules.
+    pub(crate) rooms: Option<Arc<KnownRooms>>,
     /// Whether it asks for other schedules of what a search found: most of what would fit is then too slow to be worked out.
     pub(crate) is_of_schedules: bool,
     /// How what was found is looked at again.
@@ -100,6 +103,7 @@ impl Default for Start {
             reach,
             over_bound: 1.0,
             bounds: None,
+            rooms: None,
             is_of_schedules,
             again,
             is_aside,

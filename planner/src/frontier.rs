@@ -81,14 +81,15 @@ pub(crate) struct Frontier<'a> {
 }
 
 impl<'a> Frontier<'a> {
-    /// Nothing to do yet.
+    /// Nothing to do yet; candidates take no less than what is known of them by other schedules.
     pub(crate) fn new(scope: &'a Scope<'a>, candidates: &'a [Candidate]) -> Self {
+        let known = |one: &Candidate| scope.time_in_known_room(one).map_or(0.0, |time| time.0);
         Self {
             scope,
             candidates,
             groups: Vec::new(),
             own: vec![None; candidates.len()],
-            least: vec![0.0; candidates.len()],
+            least: candidates.iter().map(known).collect(),
             is_weighed: vec![false; candidates.len()],
             worth: BTreeMap::new(),
             asked: BinaryHeap::new(),
@@ -333,7 +334,7 @@ impl<'a> Frontier<'a> {
 
     fn queue_candidate(&mut self, at: usize, room: Option<Room>) {
         let promise = match room {
-            Some(Room { times, likely, worth }) => {
+            Some(Room { times, likely, worth, .. }) => {
                 times.iter().for_each(|&time| self.raise(at, time));
                 self.worth.extend(worth.map(|worth| (self.candidates[at].n_stages, worth)));
                 let crowding = self.own[at].as_ref().map_or(1.0, |own| own.crowding);

@@ -157,9 +157,12 @@ fn split<'a>(
         let is_aside = layouts.len() == 1;
         let is_of_schedules = differs_in_schedules(&found, &layouts[0]);
         // With as many devices, other machines of a cluster have other bounds.
-        let bounds = (is_of_schedules && is_aside).then(|| Arc::clone(&found.scope.bounds));
+        let has_bounds = is_of_schedules && is_aside;
+        let bounds = has_bounds.then(|| Arc::clone(&found.scope.bounds));
+        let rooms = has_bounds.then(|| Arc::clone(&found.scope.rooms));
         let (work, reach) = (found.tally.work, *reach);
-        let start = Start { work, limit, reach, bounds, is_of_schedules, is_aside, ..Start::default() };
+        let start =
+            Start { work, limit, reach, bounds, rooms, is_of_schedules, is_aside, ..Start::default() };
         let (other, own) = search_all(layouts, constants, start, watch);
         match other {
             Ok(other) => {

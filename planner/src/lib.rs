@@ -48,6 +48,7 @@ pub mod bound;
 mod covered;
 mod by_device;
 mod known_bounds;
+mod known_rooms;
 pub mod mixed;
 pub mod cut_sequences;
 mod arrange;

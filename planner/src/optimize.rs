@@ -92,10 +92,14 @@ pub(crate) fn search_from<'a>(
     let Some(scope) = Scope::new(request, constants) else { return (found, tally) };
     // A fused form may be faster where tokens are cut than its parts are as they should be, and is then what is found of a mesh.
     let mut tally = new();
-    let bounds = None;
-    let found = searched(scope.with_forms_cut(tp), (Start { bounds, ..start }, &mut tally), watch);
+    let (bounds, rooms) = (None, None);
+    let found = searched(scope.with_forms_cut(tp), (Start { bounds, rooms, ..start }, &mut tally), watch);
     // Its bounds are of fewer forms than other searches have.
-    let own = |found: Found<'a>| Found { scope: Scope { bounds: Arc::default(), ..found.scope }, ..found };
+    let new = || (Arc::default(), Arc::default());
+    let own = |found: Found<'a>| {
+        let (bounds, rooms) = new();
+        Found { scope: Scope { bounds, rooms, ..found.scope }, ..found }
+    };
     (found.map(own), tally)
 }
 
@@ -126,6 +130,7 @@ fn searched<'a>(
         return Err(overflow);
     }
     scope.bounds = start.bounds.clone().unwrap_or_default();
+    scope.rooms = start.rooms.clone().unwrap_or_default();
     let forms = || match forms_of_bounds(&scope, &candidates) {
         Forms::Leading => (true, leading(&scope, &candidates)),
         Forms::Chosen(_) | Forms::All => (false, vec![0; scope.forms.len()]),

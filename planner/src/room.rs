@@ -29,6 +29,7 @@ use crate::bound::{Bound, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::clock::Covers;
 use crate::forms::Forms;
+use crate::known_rooms::{WorkInRoom, most_work};
 use crate::request::Solver;
 use crate::schedules::{Family, FamilyKind};
 use tables::{Ready, Tables};
@@ -54,6 +55,8 @@ pub(crate) struct Room {
     pub(crate) likely: Seconds,
     /// What memory is worth there, if that was asked.
     pub(crate) worth: Option<Worth>,
+    /// Least work of each of them, as far as it was asked.
+    works: Vec<Vec<WorkInRoom>>,
 }
 
 /// Which schedules are bounded together.
@@ -91,6 +94,8 @@ struct Works {
     free: Work,
     /// In the memory that there is, as far as it was asked.
     known: Vec<(FamilyKind, Work)>,
+    /// The same by what schedules hold, where it is more than where memory is free.
+    in_room: Vec<WorkInRoom>,
 }
 
 impl Works {
@@ -120,7 +125,7 @@ impl Scope<'_> {
             }
             let by = |of: Forms<'s>, _| {
                 let time = self.bound_on_grounds((candidate, bound), (of, limit))?;
-                Some(Room { times: vec![time], likely: time, worth: None })
+                Some(Room { times: vec![time], likely: time, worth: None, works: Vec::new() })
             };
             return self.by_forms(by, (bound, candidates), (of, limit, worth));
         }
@@ -128,7 +133,27 @@ impl Scope<'_> {
             let tables = self.priced_tables(candidate, bound.covers, of);
             self.room_by((&tables, bound, of), candidates, (limit, worth))
         };
-        self.by_forms(by, (bound, candidates), (of, limit, worth))
+        let room = self.by_forms(by, (bound, candidates), (of, limit, worth))?;
+        self.keep_works(candidates, &room);
+        Some(room)
+    }
+
+    /// Keeps what is known of candidates in their memory for searches of other schedules.
+    fn keep_works(&self, candidates: &[&Candidate], room: &Room) {
+        for (candidate, works) in candidates.iter().zip(&room.works) {
+            self.rooms.keep(candidate, works);
+        }
+    }
+
+    /// What a candidate cannot beat in its memory, by what was found of it in schedules that hold less; nothing where that says nothing.
+    pub(crate) fn time_in_known_room(&self, candidate: &Candidate) -> Option<Seconds> {
+        let known = self.rooms.of(candidate)?;
+        let of_family = |family: &Family| {
+            let work = most_work(&known, candidate, &family.in_flight)?;
+            Some(self.in_family(candidate, work, family))
+        };
+        let times = self.families(candidate).iter().map(of_family).collect::<Option<Vec<Seconds>>>()?;
+        times.into_iter().reduce(Seconds::min)
     }
 
     /// The leading forms first: where they may be faster than the limit, the others may too, and nothing is known but the bound.
@@ -142,11 +167,15 @@ impl Scope<'_> {
         if of != Forms::All || self.forms.iter().all(|forms| forms.len() == 1) {
             return Some(leading);
         }
-        let times = match leading.times.iter().any(|time| time.0 >= limit) {
-            true => by(of, leading.worth)?.times,
-            false => candidates.iter().map(|one| self.time_free(one, bound.work)).collect(),
+        let (times, works) = match leading.times.iter().any(|time| time.0 >= limit) {
+            true => {
+                let all = by(of, leading.worth)?;
+                (all.times, all.works)
+            }
+            // What the leading forms take is no bound of all.
+            false => (candidates.iter().map(|one| self.time_free(one, bound.work)).collect(), Vec::new()),
         };
-        Some(Room { times, ..leading })
+        Some(Room { times, works, ..leading })
     }
 
     /// The bound of a candidate, and by the same tables what is known in the memory that there is of it and of smaller
@@ -174,6 +203,7 @@ impl Scope<'_> {
             }
             let by = |of: Forms<'s>, worth| self.room_by((&tables, &bound, of), some, (limit, worth));
             let room = self.by_forms(by, (&bound, some), (of, limit, last));
+            room.iter().for_each(|room| self.keep_works(some, room));
             last = room.as_ref().and_then(|room| room.worth).or(last);
             room
         });
@@ -204,8 +234,9 @@ impl Scope<'_> {
         let all = self.works_in_room((tables, &mut ready), candidates[0], goal)?;
         let mut times: Vec<Seconds> = candidates.iter().map(|one| self.time_in(one, &all)).collect();
         let likely = times[0];
-        let open = candidates.iter().zip(&mut times).rev();
-        for (one, time) in open.filter(|(_, time)| time.0 < limit) {
+        let mut works = vec![all.in_room; candidates.len()];
+        let open = candidates.iter().zip(times.iter_mut().zip(&mut works)).rev();
+        for (one, (time, works)) in open.filter(|(_, (time, _))| time.0 < limit) {
             if one.micro_batch == tables.bench.candidate.micro_batch {
                 break;
             }
@@ -215,12 +246,13 @@ impl Scope<'_> {
                 && let Some(own) = self.works_in_room((tables, &mut ready), one, goal)
             {
                 *time = time.max(self.time_in(one, &own));
+                works.extend(own.in_room);
             }
             if time.0 < limit {
                 break;
             }
         }
-        Some(Room { times, likely, worth: Some(ready.worth) })
+        Some(Room { times, likely, worth: Some(ready.worth), works })
     }
 
     /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
@@ -294,10 +326,13 @@ impl Scope<'_> {
         candidate: &Candidate,
         goal: Goal,
     ) -> Option<Works> {
-        let mut works = Works { free: ready.base, known: Vec::new() };
+        let mut works = Works { free: ready.base, known: Vec::new(), in_room: Vec::new() };
         for family in self.families(candidate) {
             let work = self.work_in_room((tables, ready), (candidate, &family), goal)?;
             works.known.push((family.kind, work));
+            if work != works.free {
+                works.in_room.push(WorkInRoom::new(candidate, &family.in_flight, work));
+            }
             if goal.effort == Effort::GivesUp && self.in_family(candidate, work, &family).0 < goal.limit {
                 break;
             }

@@ -95,7 +95,7 @@ impl Scope<'_> {
         let ready = tables.iter().enumerate();
         let ready: Vec<Ready<'_>> =
             ready.map(|(ground, tables)| self.ready((tables, bound.on(ground), of), None)).collect();
-        let mut works = Works { free: bound.work, known: Vec::new() };
+        let mut works = Works { free: bound.work, known: Vec::new(), in_room: Vec::new() };
         for family in self.families_sending(candidate) {
             let mut stages = self.alike(grounds, &family);
             let asked = (&mut stages[..], (&tables[..], &ready[..]));
