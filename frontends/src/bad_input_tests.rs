@@ -116,6 +116,7 @@ fn absurd_fields_of_a_cluster_are_refused() {
         ("dgx-h100", "/tiers/0/devices", json!(3), "tiers[1].devices: domains of 8 devices are not made of whole domains of 3\nhint: tiers go from the innermost out; each holds a multiple of the one before"),
         ("dgx-h100", "/tiers/1/devices", json!(16), "tiers[1].devices: the last tier joins 16 devices of 8\nhint: the last tier must span all devices of all groups"),
         ("dgx-h100", "/tiers/1/bandwidth_gb_per_s", json!(0), "tiers[1].bandwidth_gb_per_s: 0 is out of range, expected 0.01 to 1000000"),
+        ("dgx-h100", "/tiers/1/bandwidth_gb_per_s", json!(1e-300), "tiers[1].bandwidth_gb_per_s: 1e-300 is out of range, expected 0.01 to 1000000"),
         ("dgx-h100", "/tiers/1/latency_us", json!(-4), "tiers[1].latency_us: -4 is out of range, expected 0.001 to 1000000"),
         ("mixed-a100-v100", "/groups/0/links/0/tier", json!("xgmi"), "groups[0].links[0].tier: no tier of the cluster is named `xgmi`\nhint: its tiers: nvlink, infiniband"),
         ("mixed-a100-v100", "/groups/0/links/1/tier", json!("nvlink"), "groups[0].links[1].tier: the group has two links named `nvlink`"),
@@ -245,6 +246,18 @@ fn names_are_lines_of_a_table() {
     assert_eq!(
         cluster_fault("dgx-h100", "/name", json!(name)),
         "name: `a\\u{1b}[31mRED\\nb` has characters that are no text\nhint: expected a name of one line"
+    );
+    assert_eq!(
+        cluster_fault("dgx-h100", "/tiers/0/name", json!("n".repeat(300))),
+        format!("tiers[0].name: `{}…` has 300 characters, at most 200 are shown in reports", "n".repeat(60))
+    );
+    let native = |layers: Value| {
+        let text = json!({ "planner_model": 1, "layers": layers }).to_string();
+        short(read_model("model.json", &text).map(|_| ()).unwrap_err().to_string())
+    };
+    assert_eq!(
+        native(json!([{ "name": "whole" }, { "tensors": [{ "name": name }] }])),
+        "layers[1].tensors[0].name: `a\\u{1b}[31mRED\\nb` has characters that are no text\nhint: expected a name of one line"
     );
     let family = model_fault("llama-3-8b", "/model_type", json!(name));
     assert!(family.contains("a\\u{1b}[31mRED\\nb") && !family.contains('\u{1b}'), "{family}");

@@ -12,6 +12,7 @@ use ir::units::GIB;
 use crate::cluster_file::{ClusterFile, DeviceFile, GroupFile, LinkFile, TierFile, default_reserve_gib};
 use crate::document::{Document, key};
 use crate::input_error::InputError;
+use crate::names;
 use crate::scan::Step;
 
 /// The units of a cluster file.
@@ -19,6 +20,9 @@ const TERA: f64 = 1e12;
 const GIGA: f64 = 1e9;
 const MICRO: f64 = 1e-6;
 const MILLIONTH: f64 = 1e-6;
+
+/// Figures between these are written without an exponent.
+const PLAIN: (f64, f64) = (1e-6, 1e15);
 
 /// A value in a document whose neighbours are checked together.
 struct At<'d, 'a> {
@@ -37,6 +41,9 @@ impl<'d> At<'d, '_> {
         if range.holds(value) {
             return Ok(());
         }
+        // What is far out of it would be hundreds of zeros.
+        let is_plain = value == 0.0 || (PLAIN.0..PLAIN.1).contains(&value.abs());
+        let value = if is_plain { value.to_string() } else { format!("{value:e}") };
         Err(self.fail(name, format!("{value} is out of range, expected {} to {}", range.0, range.1)))
     }
 
@@ -182,16 +189,13 @@ fn check_tier(at: &At<'_, '_>, tier: &TierFile) -> Result<(), InputError> {
     check_name(at, &tier.name)
 }
 
-/// A name is a line of a table.
 fn check_name(at: &At<'_, '_>, name: &str) -> Result<(), InputError> {
     if name.is_empty() {
         return Err(at.fail("name", "the name is empty".into()));
     }
-    if name.chars().any(char::is_control) {
-        let what = format!("`{}` has characters that are no text", crate::scan::clip(name));
-        return Err(at.fail("name", what).with_hint("expected a name of one line"));
-    }
-    Ok(())
+    let mut path = at.path.clone();
+    path.push(key("name"));
+    names::check_name(at.document, &path, name)
 }
 
 fn check_nesting(document: &Document<'_>, tiers: &[TierFile], total: u64) -> Result<(), InputError> {

@@ -5,6 +5,7 @@ mod input_error;
 mod scan;
 mod sentence;
 mod document;
+mod names;
 mod cluster_file;
 mod cluster_written;
 mod cluster_check;

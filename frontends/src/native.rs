@@ -9,6 +9,7 @@ use crate::document::{Document, key, kind};
 use crate::flat::{Heading, cluster};
 use crate::hf::MAX_PARAMETERS;
 use crate::input_error::InputError;
+use crate::names::check_names;
 use crate::native_roles::check_roles;
 use crate::scan::{Step, clip};
 
@@ -41,6 +42,7 @@ pub(crate) fn read_native(document: &Document<'_>) -> Result<Model, InputError> 
         let what = format!("version {} cannot be read, expected {expected}", kind(version));
         return Err(document.error_at("planner_model", what));
     }
+    check_names(document, &mut Vec::new(), &document.value)?;
     if document.value.get("ops").is_some() {
         return read_flat(document);
     }
