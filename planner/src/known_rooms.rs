@@ -1,7 +1,7 @@
-//! What layers take in the memory that there is, left by one search to the next of the same question under schedules that hold more.
+//! What layers take at least in the memory that there is, left by one search to the next of the same question under other schedules.
 //!
-//! Least work in memory depends on a schedule by nothing but how many micro-batches it has in flight on every stage. What was found for
-//! one holds for all that have no fewer: schedules that split backward are then ruled out by what 1F1B was.
+//! It depends on a schedule by nothing but how many micro-batches are in flight on every stage, so what was found for one holds for all
+//! that have no fewer: most candidates that were too slow under 1F1B are so at once under schedules that split backward.
 
 use std::cmp::Ordering;
 

@@ -95,9 +95,8 @@ pub(crate) fn search_from<'a>(
     let (bounds, rooms) = (None, None);
     let found = searched(scope.with_forms_cut(tp), (Start { bounds, rooms, ..start }, &mut tally), watch);
     // Its bounds are of fewer forms than other searches have.
-    let new = || (Arc::default(), Arc::default());
     let own = |found: Found<'a>| {
-        let (bounds, rooms) = new();
+        let (bounds, rooms) = (Arc::default(), Arc::default());
         Found { scope: Scope { bounds, rooms, ..found.scope }, ..found }
     };
     (found.map(own), tally)
