@@ -8,6 +8,7 @@ use crate::program_fixture::{
 };
 use ir::engine::{Accumulation, Copies, Dropout, GradientReduction, LossKernel};
 use ir::token_order::TokenOrder;
+use ir::work::AttentionKernel;
 
 const SHAPE: Shape = Shape { b: 2, s: 16, h: 32, heads: 4, f: 128 };
 

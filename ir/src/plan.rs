@@ -19,6 +19,8 @@ use crate::work::AttentionKernel;
 pub mod prediction;
 pub mod entry;
 mod cluster_check;
+mod mesh_check;
+mod ties_check;
 mod rules;
 pub mod sliced;
 pub mod shares;

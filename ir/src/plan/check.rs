@@ -15,26 +15,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::conversion::steps;
-use crate::graph::{Layer, Model, ParameterRef, Segment, Sizes, TensorId};
+use crate::graph::{Layer, Model, Segment, Sizes, TensorId};
 use crate::lower::{LayerChoice, lower};
-use crate::mesh::{MAX_AXES, Mesh};
+use crate::mesh::Mesh;
 use crate::names::{Arrangement, PlacedLayer, Roles, roles, token_parts};
 use crate::native::{self, LayerDocument, Length, ModelDocument};
 use crate::op::OpKind;
 use crate::op_limits;
 use crate::plan::cluster_check::check_cluster;
 use crate::plan::entry::{Entry, ParameterEntry, RESERVED, write_sharding};
+use crate::plan::mesh_check::{check_mesh, check_stage_meshes, is_tidy};
 use crate::plan::shares;
 use crate::plan::sliced::{self, Sliced};
+use crate::plan::ties_check::check_ties;
 use crate::plan::{PLAN_SCHEMA_VERSION, Plan, PlanError};
 use crate::positions::too_short;
-use crate::program::{Home, Program, StateHome};
+use crate::program::{Program, StateHome};
 use crate::sharding::Sharding;
-use crate::signature::signature;
-use crate::strategy::placements;
 
-/// Most devices of a stage: a hundred times the largest machine, and small enough that counts do not overflow.
-const MAX_DEVICES: u64 = 1 << 24;
 /// Most layers of a model: far above any published, and few enough to list.
 const MAX_LAYERS: u64 = 1 << 16;
 /// Most operators or tensors of a layer kind; lowering recurses over chains of recomputed operators.
@@ -180,108 +178,9 @@ fn within(outer: &str, place: String, what: String) -> PlanError {
     PlanError::new(if place.is_empty() { outer.to_owned() } else { format!("{outer}.{place}") }, what)
 }
 
-fn fail<T>(place: impl Into<String>, what: impl Into<String>) -> Result<T, PlanError> {
+/// An error at a place.
+pub(super) fn fail<T>(place: impl Into<String>, what: impl Into<String>) -> Result<T, PlanError> {
     Err(PlanError::new(place, what))
-}
-
-/// A name that can stand in a sharding's text.
-fn is_tidy(name: &str) -> bool {
-    !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == ',' || c == '@')
-}
-
-fn check_mesh(plan: &Plan) -> Result<(), PlanError> {
-    let devices = check_axes("mesh", &plan.mesh)?;
-    if plan.n_stages == 0 {
-        return fail("n_stages", "a plan has at least one stage");
-    }
-    let used = match plan.stage_meshes.as_slice() {
-        [] => devices.checked_mul(plan.n_stages),
-        meshes => Some(check_lengths(plan, meshes)?),
-    };
-    let groups = plan.cluster.groups.iter();
-    let have = groups.fold(0_u64, |sum, group| sum.saturating_add(group.count));
-    match used {
-        Some(used) if used <= have => Ok(()),
-        _ => {
-            let stages = plan.n_stages;
-            fail(
-                "n_stages",
-                format!("{stages} stages of {devices} devices exceed the cluster's {have} devices"),
-            )
-        }
-    }
-}
-
-/// Checks the meshes of the stages, of which each has the plan's axes; their devices.
-fn check_lengths(plan: &Plan, meshes: &[Mesh]) -> Result<u64, PlanError> {
-    if meshes.len() as u64 != plan.n_stages {
-        let what = format!("expected a mesh for each of {} stages, found {}", plan.n_stages, meshes.len());
-        return fail("stage_meshes", what);
-    }
-    let names = |mesh: &Mesh| mesh.axes.iter().map(|axis| axis.name.clone()).collect::<Vec<_>>();
-    let mut all = 0_u64;
-    for (stage, mesh) in meshes.iter().enumerate() {
-        let place = format!("stage_meshes[{stage}]");
-        all = all.saturating_add(check_axes(&place, mesh)?);
-        if names(mesh) != names(&plan.mesh) {
-            let what = format!("expected the axes of `mesh`, {}", names(&plan.mesh).join(" "));
-            return fail(format!("{place}.axes"), what);
-        }
-    }
-    if meshes[0] != plan.mesh {
-        return fail("stage_meshes[0]", "the first stage has the plan's `mesh`");
-    }
-    Ok(all)
-}
-
-/// Every chunk and every entry is on stages of one mesh.
-fn check_stage_meshes(plan: &Plan) -> Result<(), PlanError> {
-    if plan.stage_meshes.is_empty() {
-        return Ok(());
-    }
-    let mut known: BTreeMap<usize, &Mesh> = BTreeMap::new();
-    for (chunk, runs) in plan.chunks.iter().enumerate() {
-        let mesh = plan.mesh_of_chunk(chunk);
-        if plan.stages_of_chunk(chunk).iter().any(|&stage| plan.mesh_of(stage) != mesh) {
-            return fail(format!("chunks[{chunk}]"), "both copies of a chunk are on stages of one mesh");
-        }
-        for (at, run) in runs.iter().enumerate() {
-            if *known.entry(run.entry).or_insert(mesh) != mesh {
-                let what =
-                    format!("entry {} is on a stage of another mesh too: it needs one of its own", run.entry);
-                return fail(format!("chunks[{chunk}][{at}].entry"), what);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Checks the axes of a mesh; its devices.
-fn check_axes(place: &str, mesh: &Mesh) -> Result<u64, PlanError> {
-    let axes = &mesh.axes;
-    if axes.len() > MAX_AXES {
-        return fail(
-            format!("{place}.axes"),
-            format!("a mesh has at most {MAX_AXES} axes, found {}", axes.len()),
-        );
-    }
-    let mut devices = 1_u64;
-    for (i, axis) in axes.iter().enumerate() {
-        if !is_tidy(&axis.name) || axes[..i].iter().any(|other| other.name == axis.name) {
-            let what =
-                format!("`{}`: an axis needs a name of its own, without spaces, `,` and `@`", axis.name);
-            return fail(format!("{place}.axes[{i}].name"), what);
-        }
-        devices = devices.saturating_mul(axis.size);
-        if axis.size == 0 || devices > MAX_DEVICES {
-            let what = format!(
-                "the mesh must have between 1 and {MAX_DEVICES} devices, found an axis of {}",
-                axis.size
-            );
-            return fail(format!("{place}.axes[{i}].size"), what);
-        }
-    }
-    Ok(devices)
 }
 
 fn check_batch(plan: &Plan) -> Result<(), PlanError> {
@@ -565,98 +464,6 @@ fn take_layers(left: &mut Vec<Segment>, layer: usize, mut count: u64, model: &Mo
         }
     }
     Ok(())
-}
-
-fn check_ties(plan: &Plan, open: &OpenPlan) -> Result<(), PlanError> {
-    for (i, tie) in open.model.ties.iter().enumerate() {
-        let place = format!("model.ties[{i}]");
-        let (Some(owner), Some(copy)) = (tied(plan, open, tie.owner), tied(plan, open, tie.copy)) else {
-            return fail(place, "no entry holds this parameter");
-        };
-        if owner.shape != copy.shape {
-            return fail(place, "parameters that are one must have the same dims in the same order");
-        }
-        if owner.mesh != copy.mesh {
-            return fail(place, "parameters that are one must be on stages of one mesh");
-        }
-        if owner.used != copy.used {
-            return fail(place, "parameters that are one must be used in the same sharding");
-        }
-        if owner.storage != copy.storage {
-            return fail(place, "parameters that are one must be stored in the same way");
-        }
-        if copy.is_shared && owner.stages != copy.stages {
-            return fail(place, "the copy is `shared`, but its owner is on another stage");
-        }
-        if copy.is_shared && owner.home != copy.home {
-            return fail(
-                place,
-                "the copy is `shared`, but its layer and its owner's hold parameters in different memories",
-            );
-        }
-        if copy.is_shared && owner.gradient != copy.gradient {
-            return fail(
-                place,
-                "the copy is `shared`, but its gradient is summed along other axes than its owner's",
-            );
-        }
-    }
-    check_shared(open)
-}
-
-/// Only the copy of a tie is held by another.
-fn check_shared(open: &OpenPlan) -> Result<(), PlanError> {
-    let is_copy = |layer: usize, tensor: TensorId| {
-        open.model.ties.iter().any(|tie| tie.copy == ParameterRef { layer, tensor })
-    };
-    for (i, entry) in open.entries.iter().enumerate() {
-        if let Some(tensor) = entry.choice.shared.iter().find(|&&tensor| !is_copy(entry.layer, tensor)) {
-            let name = &open.layer(i).tensors[tensor.0].name;
-            return fail(
-                format!("entries[{i}].parameters"),
-                format!("`{name}` is `shared`, but it is not the copy of a tie"),
-            );
-        }
-    }
-    Ok(())
-}
-
-/// What must be equal of two parameters that are one.
-struct Tied {
-    mesh: Mesh,
-    shape: Vec<u64>,
-    used: Option<Sharding>,
-    storage: Option<crate::program::Storage>,
-    /// How backward leaves its gradient.
-    gradient: Option<Sharding>,
-    /// Pipeline ranks that have the layer.
-    stages: BTreeSet<u64>,
-    /// Where the layer's parameters are between uses.
-    home: Home,
-    is_shared: bool,
-}
-
-fn tied(plan: &Plan, open: &OpenPlan, side: ParameterRef) -> Option<Tied> {
-    let entry = open.entries.iter().position(|entry| entry.layer == side.layer)?;
-    let (layer, choice) = (open.layer(entry), &open.entries[entry].choice);
-    let reader = layer.reader(side.tensor);
-    let placed = reader.and_then(|op| {
-        let at = layer.ops[op.0].operands.iter().position(|&tensor| tensor == side.tensor)?;
-        let placed = placements(&signature(layer, &layer.ops[op.0]), choice.strategies[op.0]);
-        Some((*placed.operands.get(at)?, *placed.operand_gradients.get(at)?))
-    });
-    let chunks =
-        (0..plan.chunks.len()).filter(|&chunk| plan.chunks[chunk].iter().any(|run| run.entry == entry));
-    Some(Tied {
-        mesh: plan.mesh_of_entry(entry).clone(),
-        shape: layer.shape(side.tensor, &open.sizes(plan, entry)),
-        used: placed.map(|(used, _)| used),
-        storage: choice.storage.get(&side.tensor).copied(),
-        gradient: placed.map(|(_, gradient)| gradient),
-        stages: chunks.flat_map(|chunk| plan.stages_of_chunk(chunk)).collect(),
-        home: choice.parameters,
-        is_shared: choice.shared.contains(&side.tensor),
-    })
 }
 
 fn check_prediction(plan: &Plan) -> Result<(), PlanError> {

@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 use ir::graph::Sizes;
 use ir::strategy::Strategy;
 
-use super::{Builder, LayerProblem, Pick};
+use super::build::Builder;
+use super::{LayerProblem, Pick};
 use crate::clock::{Clock, Spans};
 use crate::given::Given;
 use crate::prices::Prices;
