@@ -1,8 +1,9 @@
-//! `planner check`: whether a schedule's table can run and a plan fits in memory, and what every stage then does, waits for
-//! and holds.
+//! `planner check`: whether a schedule's table can run and a plan fits in memory, and what every stage then does, waits
+//! for and holds.
 //!
-//! A plan that is read has passed the same check of its table; here it is told. Bubbles are those of equal chunks, a forward, a
-//! backward to the input and one to the weights taking equal time; what the cost model expects of a plan stands beside them.
+//! A plan that is read has passed the same check of its table; here it is told. Bubbles are those of equal chunks, a
+//! forward, a backward to the input and one to the weights taking equal time; what the cost model expects of a plan
+//! stands beside them.
 
 use cost_model::program_memory::{MemoryContext, carried_bytes, program_memory};
 use cost_model::{BackwardParts, Constants, PipelineTimes, Transfers, simulate};

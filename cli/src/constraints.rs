@@ -25,8 +25,8 @@ pub(crate) fn read(file: &str) -> Result<Constraints, Failure> {
     Ok(read)
 }
 
-/// In place of a search's answer that there is no plan, where that names a fault of the constraints themselves: nobody need ask what there
-/// is without them.
+/// In place of a search's answer that there is no plan, where that names a fault of the constraints themselves: nobody
+/// need ask what there is without them.
 pub(crate) fn wrong(file: &str, no_plan: &NoPlan) -> Option<Failure> {
     let said = no_plan.to_string();
     Some(Failure::argument(format!("{file}: {}", said.strip_prefix("constraints: ")?)))

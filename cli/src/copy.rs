@@ -29,9 +29,9 @@ pub(crate) const SEED: u64 = 7;
 
 /// Settings of the update.
 ///
-/// A gradient that is zero but for rounding moves its parameter by `lr / eps` of that rounding, and a tiny model makes a
-/// thousandfold of it in the second step's gradients. In double precision there is room for that; in single precision,
-/// where parameters are not compared, the step is so small that their own rounding is the larger.
+/// A gradient that is zero but for rounding moves its parameter by `lr / eps` of that rounding, and a tiny model makes
+/// a thousandfold of it in the second step's gradients. In double precision there is room for that; in single
+/// precision, where parameters are not compared, the step is so small that their own rounding is the larger.
 fn adamw(precision: Precision) -> AdamW {
     let (lr, eps) = match precision {
         Precision::F64 => (1e-2, 1e-3),
@@ -113,7 +113,8 @@ impl<'a> SmallRun<'a> {
         Ok(Self { plan, opened, table, shares, programs, stands_for, n_stages, n_micro_batches })
     }
 
-    /// What joins two ranks of the run, a device or a link tier of the cluster: that which joins the ranks they stand for.
+    /// What joins two ranks of the run, a device or a link tier of the cluster: that which joins the ranks they stand
+    /// for.
     pub(crate) fn tier_between(&self, a: usize, b: usize) -> usize {
         self.plan.cluster.level_between(self.stands_for[a], self.stands_for[b])
     }

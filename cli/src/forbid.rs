@@ -7,8 +7,9 @@ use crate::args::ForbidArgs;
 use crate::failure::Failure;
 use crate::pins;
 
-/// Reads the values of all `--forbid`. A name and a value by the rules of `--pin`; a name by itself is every degree above
-/// one, or all of what has stages. A piece that begins with a digit, or is a value of the name before it, is one more of that.
+/// Reads the values of all `--forbid`. A name and a value by the rules of `--pin`; a name by itself is every degree
+/// above one, or all of what has stages. A piece that begins with a digit, or is a value of the name before it, is one
+/// more of that.
 pub(crate) fn read(texts: &[String]) -> Result<Forbid, Failure> {
     let mut forbid = Forbid::default();
     for text in texts {

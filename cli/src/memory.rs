@@ -1,7 +1,7 @@
 //! Whether the devices of a plan's cluster, its hosts and their drives hold what the plan puts there, by its price.
 //!
-//! What a plan needs and what there is are the figures by which the search drops what does not fit: the reserve of a device and
-//! the part of a host's memory that a run may take count in both alike.
+//! What a plan needs and what there is are the figures by which the search drops what does not fit: the reserve of a
+//! device and the part of a host's memory that a run may take count in both alike.
 
 use cost_model::Constants;
 use cost_model::offload::{NodeMemory, OnNode, fullest_node};

@@ -1,9 +1,9 @@
 //! What `optimize` makes small: the time of a step, its price, or its energy.
 //!
-//! On given devices the fastest plan is the cheapest, and of the plans that compute nothing twice mostly the one that draws
-//! least. What another objective changes is how many devices are worth having: it is asked for the cluster and its halves,
-//! each time for the fastest plan, for energy also without recomputation. Prices and energies count what failures undo,
-//! where the cluster says how often devices fail.
+//! On given devices the fastest plan is the cheapest, and of the plans that compute nothing twice mostly the one that
+//! draws least. What another objective changes is how many devices are worth having: it is asked for the cluster and
+//! its halves, each time for the fastest plan, for energy also without recomputation. Prices and energies count what
+//! failures undo, where the cluster says how often devices fail.
 
 use frontends::{Size, rescale};
 use ir::cluster::Cluster;
@@ -28,8 +28,8 @@ pub(crate) struct Tried {
 /// What a search says of a question; nothing where it was not asked.
 pub(crate) type Answer = Option<Result<Plan, Failure>>;
 
-/// The best plan by an objective, the question that it answers, and all that was tried. Every question is asked with how many are left,
-/// itself among them, and may be left without an answer.
+/// The best plan by an objective, the question that it answers, and all that was tried. Every question is asked with
+/// how many are left, itself among them, and may be left without an answer.
 ///
 /// # Errors
 /// Why the whole cluster has no plan, where no part of it has one; or that nothing says what the objective is.

@@ -67,8 +67,8 @@ pub(crate) fn run(args: &OptimizeArgs, terminal: &mut Terminal<'_>) -> Result<()
     Ok(())
 }
 
-/// The best plan by another objective than time, and all that was tried. All questions together have the budget, each an equal share of
-/// what is left; after Ctrl-C none is asked any more.
+/// The best plan by another objective than time, and all that was tried. All questions together have the budget, each
+/// an equal share of what is left; after Ctrl-C none is asked any more.
 fn best(
     objective: ObjectiveArg,
     args: &OptimizeArgs,

@@ -97,8 +97,8 @@ fn all_proven(parts: &[prove::Proof]) -> bool {
     parts.iter().all(|part| matches!(part, prove::Proof::Proven { .. }))
 }
 
-/// Whether what runs for the last slice of a sequence computes its layer, given what earlier slices have kept. That slices
-/// together compute their sequence is no part of it: only a run shows that.
+/// Whether what runs for the last slice of a sequence computes its layer, given what earlier slices have kept. That
+/// slices together compute their sequence is no part of it: only a run shows that.
 fn one_slice(plan: &Plan, opened: &OpenPlan, at: usize) -> prove::Proof {
     let ((layer, program), last) = (opened.run(at), plan.table_shape().n_slices - 1);
     prove::prove(layer, plan.mesh_of_entry(at), &opened.run_sizes(plan, at, last), program)

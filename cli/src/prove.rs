@@ -107,7 +107,8 @@ fn of_plan(plan: &Plan, opened: &OpenPlan, kinds: &[usize]) -> Vec<Tried> {
     tried.into_iter().enumerate().filter(wanted).map(of).collect()
 }
 
-/// The same of programs that somebody wrote for a layer kind of the plan, one after the other as `planner show` writes them.
+/// The same of programs that somebody wrote for a layer kind of the plan, one after the other as `planner show` writes
+/// them.
 fn of_file(file: &str, (plan, opened): (&Plan, &OpenPlan), kind: usize) -> Result<Vec<Tried>, Failure> {
     let layer = &opened.model.layers[kind];
     let text = input::read_file(Path::new(file), file, input::MAX_PLAN_BYTES)?;

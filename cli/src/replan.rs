@@ -39,8 +39,8 @@ use crate::terminal::Terminal;
 /// Sizes of the cluster that are thought of, from the largest: one that uses all devices may divide badly.
 const MOST_SIZES: usize = 4096;
 
-/// Where what is near leaves more than the rest of the devices that make a cluster idle, everything is looked at: few numbers divide the batch, and
-/// other degrees use more of them.
+/// Where what is near leaves more than the rest of the devices that make a cluster idle, everything is looked at: few
+/// numbers divide the batch, and other degrees use more of them.
 const MOST_OF: f64 = 0.75;
 
 /// Of these, the largest for which everything is looked at, where it is.
@@ -109,7 +109,8 @@ pub(crate) struct Now {
     pub(crate) cluster: Cluster,
     /// Devices that can be used.
     pub(crate) n_devices: u64,
-    /// Devices that are there besides, and make no cluster with these: their domain of a link tier is smaller than the others.
+    /// Devices that are there besides, and make no cluster with these: their domain of a link tier is smaller than the
+    /// others.
     n_left_out: u64,
     /// Ranks of the old plan that still have what they held.
     pub(crate) survivors: Numbers,
@@ -238,8 +239,8 @@ fn without(cluster: &Cluster, lost: &Numbers) -> Result<Now, Failure> {
     Ok(Now { n_devices, n_left_out: survivors.count() - n_devices, cluster: left, survivors })
 }
 
-/// The largest clusters that the devices make, of at least half of them. Where nodes are told apart, fewer devices are the first nodes, and more have
-/// new nodes behind those of their group.
+/// The largest clusters that the devices make, of at least half of them. Where nodes are told apart, fewer devices are
+/// the first nodes, and more have new nodes behind those of their group.
 pub(crate) fn sizes(now: &Now) -> Vec<Cluster> {
     let of = |n: u64| sized(&now.cluster, n);
     // With fewer than half of the devices hardly anything is as fast.

@@ -1,13 +1,13 @@
-//! `planner replan --failures K`: plans for one, two, … K lost nodes, made before they are lost, and how well the training
-//! bears it.
+//! `planner replan --failures K`: plans for one, two, … K lost nodes, made before they are lost, and how well the
+//! training bears it.
 //!
 //! ```text
 //! share_k    = tokens per second with k nodes lost / tokens per second with none; 0 where no plan fits
 //! left_k     = devices left with k nodes lost / devices of the plan
 //! resilience = mean over k = 1..K of share_k / left_k
 //! ```
-//! The global batch stays, so tokens per second go as one over the step time. A resilience of one: throughput falls only as
-//! devices do. Two nodes at 8 s a step, one at 20 s: share 0.4 of half the devices, 0.8.
+//! The global batch stays, so tokens per second go as one over the step time. A resilience of one: throughput falls
+//! only as devices do. Two nodes at 8 s a step, one at 20 s: share 0.4 of half the devices, 0.8.
 
 use std::path::{Path, PathBuf};
 

@@ -8,7 +8,8 @@ use planner::price::price_open;
 
 use crate::memory::Memory;
 
-/// The plan on another cluster, with what it takes there; `None` where that is not made as its own is, or it does not fit.
+/// The plan on another cluster, with what it takes there; `None` where that is not made as its own is, or it does not
+/// fit.
 pub(crate) fn kept(plan: &Plan, cluster: &Cluster) -> Option<Plan> {
     if !is_alike(&plan.cluster, cluster) {
         return None;
@@ -27,7 +28,8 @@ fn is_alike(one: &Cluster, other: &Cluster) -> bool {
     one.groups.iter().map(shape).eq(other.groups.iter().map(shape))
 }
 
-/// The kept plan in place of what was found, if it takes no longer: what was looked at beside it is what its search says.
+/// The kept plan in place of what was found, if it takes no longer: what was looked at beside it is what its search
+/// says.
 pub(crate) fn faster(mut kept: Plan, found: &Plan) -> Option<Plan> {
     let [own, other] = [&kept, found].map(time);
     if own? > other? {

@@ -61,8 +61,8 @@ pub(crate) fn question(plan: &Plan, defaults: &[&str]) -> String {
     list(&rows)
 }
 
-/// Parameters of the embedded model, and how many of them are learned if not all are; the plan was checked, so it can be
-/// read.
+/// Parameters of the embedded model, and how many of them are learned if not all are; the plan was checked, so it can
+/// be read.
 fn parameters(plan: &Plan) -> String {
     let Ok(model) = ir::native::read(&plan.model) else { return String::new() };
     let count = |n: u64| figures::count(n as f64);
@@ -170,8 +170,8 @@ pub(crate) fn arrangement(plan: &Plan) -> String {
     list(&rows)
 }
 
-/// `x0 0..2 on a100-sxm-40: 11 micro-batches each, 1.21 s; x0 2..4 on v100-sxm2-32: 5 each, 1.20 s`, where devices of a stage
-/// run unequal shares.
+/// `x0 0..2 on a100-sxm-40: 11 micro-batches each, 1.21 s; x0 2..4 on v100-sxm2-32: 5 each, 1.20 s`, where devices of a
+/// stage run unequal shares.
 fn shares(plan: &Plan) -> Option<String> {
     let axis = plan.mesh.axes.first()?;
     let sequences = plan.micro_batch / axis.size.max(1);

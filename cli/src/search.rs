@@ -64,7 +64,8 @@ pub(crate) fn search_for(
     })
 }
 
-/// In place of why there is no plan for a request, the same with changes that would make one fit, those tried within a budget.
+/// In place of why there is no plan for a request, the same with changes that would make one fit, those tried within a
+/// budget.
 pub(crate) fn with_changes(
     request: &Request,
     why: NoPlan,

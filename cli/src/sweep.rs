@@ -160,8 +160,8 @@ pub(crate) struct Rows {
     pub(crate) stopped: Option<Failure>,
 }
 
-/// The outcome of every point: of the file where it is there, else searched for and written to it. A point that cannot be
-/// asked has the reason for an outcome, unless none can.
+/// The outcome of every point: of the file where it is there, else searched for and written to it. A point that cannot
+/// be asked has the reason for an outcome, unless none can.
 pub(crate) fn rows(grid: &GridArgs, over: &[Over], terminal: &mut Terminal<'_>) -> Result<Rows, Failure> {
     let mut asked: Vec<Asked> = Vec::new();
     for point in points(over)? {

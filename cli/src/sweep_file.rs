@@ -1,4 +1,5 @@
-//! Results in a file, a line of JSON each, written whole or not at all: what a stopped run has written, the next one reads.
+//! Results in a file, a line of JSON each, written whole or not at all: what a stopped run has written, the next one
+//! reads.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

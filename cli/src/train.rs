@@ -88,8 +88,8 @@ fn precision(argument: NumbersArg) -> Precision {
 
 /// Settings of the update but for the rate.
 ///
-/// An element whose gradient is zero but for rounding moves by `lr / eps` of that rounding, so that a usual `eps` of 1e-8
-/// would make numbers of it. This one is below the gradients of a tiny model and far above their rounding.
+/// An element whose gradient is zero but for rounding moves by `lr / eps` of that rounding, so that a usual `eps` of
+/// 1e-8 would make numbers of it. This one is below the gradients of a tiny model and far above their rounding.
 const ADAMW: AdamW = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.95, eps: 1e-3, weight_decay: 0.1 };
 
 /// What training is to be: what is asked for, else what a checkpoint says, else what is usual.

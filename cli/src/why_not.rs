@@ -1,5 +1,5 @@
-//! `planner explain --why-not`: the best plan with choices of the user's, term by term beside the one that was found, or
-//! what keeps such a plan from being one.
+//! `planner explain --why-not`: the best plan with choices of the user's, term by term beside the one that was found,
+//! or what keeps such a plan from being one.
 
 use cost_model::Constants;
 use cost_model::offload::NodeMemory;
@@ -61,7 +61,8 @@ impl Answer {
 }
 
 impl WhyNot {
-    /// Searches for the best plan with the choices, for the question that a plan answers: among those that it was chosen from.
+    /// Searches for the best plan with the choices, for the question that a plan answers: among those that it was
+    /// chosen from.
     pub(crate) fn of(
         (file, plan, opened): (&str, &Plan, &OpenPlan),
         choices: &str,

@@ -1,7 +1,8 @@
 //! Time of the attention core: scores, softmax, weighted sum.
 //!
-//! Flash (arXiv 2205.14135, 2307.08691) is bound by arithmetic; its rate falls with few queries. Eager is four (backward:
-//! eight) passes over materialised scores and two (four) batched matrix products, without saving for the mask.
+//! Flash (arXiv 2205.14135, 2307.08691) is bound by arithmetic; its rate falls with few queries. Eager is four
+//! (backward: eight) passes over materialised scores and two (four) batched matrix products, without saving for the
+//! mask.
 
 use ir::engine::Dropout;
 use ir::units::{Bytes, Flops, Seconds};

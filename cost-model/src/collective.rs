@@ -1,7 +1,7 @@
 //! Time of collectives: every algorithm that applies is priced, the fastest is chosen and named.
 //!
-//! `S` is the full tensor (all-gather: gathered; reduce-scatter: input; all-to-all: what a rank holds), `n` the members,
-//! `L` the fixed time of a phase, `a` the latency of a step on a tier, `B` the rate of one member:
+//! `S` is the full tensor (all-gather: gathered; reduce-scatter: input; all-to-all: what a rank holds), `n` the
+//! members, `L` the fixed time of a phase, `a` the latency of a step on a tier, `B` the rate of one member:
 //! ```text
 //! ring       all-gather, reduce-scatter   L + sum of a over n - 1 steps + S (n - 1) / (n B)      -> ring()
 //!            all-reduce                   twice that
@@ -92,8 +92,8 @@ pub fn price_by(
     Route { levels, n: group.n_members() as f64, constants }.time(kind, algorithm, full)
 }
 
-/// Time of `count` broadcasts of `each` by members in turn, as NCCL does them: round rings, whatever the size (NVIDIA/nccl
-/// src/device/broadcast.h has no other algorithm).
+/// Time of `count` broadcasts of `each` by members in turn, as NCCL does them: round rings, whatever the size
+/// (NVIDIA/nccl src/device/broadcast.h has no other algorithm).
 pub fn broadcasts(
     count: u32,
     each: Bytes,
@@ -111,7 +111,8 @@ pub fn broadcasts(
 /// Time of an exchange by way of one member per node, of which a share by the members below is sent at each level: what
 /// arrives is forwarded while more does, so that the slowest level sets the time. Nothing for ranks that share devices.
 ///
-/// 64 MB a rank over 16 of 2 nodes, of which 0.25 crosses and 0.5 is forwarded, at 347 and 42 GB/s: 8 MB / 42 GB/s = 190 us.
+/// 64 MB a rank over 16 of 2 nodes, of which 0.25 crosses and 0.5 is forwarded, at 347 and 42 GB/s: 8 MB / 42 GB/s =
+/// 190 us.
 pub(crate) fn relayed(
     full: Bytes,
     share: impl Fn(f64) -> f64,
@@ -143,8 +144,8 @@ fn candidates(kind: CollectiveKind) -> &'static [Algorithm] {
     }
 }
 
-/// Whether an algorithm is one for ranks that share devices: what rings and direct sends bring through the link of a device is
-/// known ([`Group`]); other algorithms are planned for members with links of their own.
+/// Whether an algorithm is one for ranks that share devices: what rings and direct sends bring through the link of a
+/// device is known ([`Group`]); other algorithms are planned for members with links of their own.
 fn suits(algorithm: Algorithm, group: &Group) -> bool {
     !group.shares_devices() || matches!(algorithm, Algorithm::Ring | Algorithm::Direct)
 }

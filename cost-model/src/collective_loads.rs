@@ -1,7 +1,8 @@
 //! Elements that the members of one group send per link tier, by the formula of each algorithm.
 //!
 //! `n` members, `b(i)` the block that member i brings or keeps, `S` all of them together (of an all-reduce the whole
-//! tensor); chunks are of `ceil(S / n)`, the last ones short or empty. What crosses the link from i to the member named:
+//! tensor); chunks are of `ceil(S / n)`, the last ones short or empty. What crosses the link from i to the member
+//! named:
 //! ```text
 //! ring       all-gather      i -> i + 1            S - b(i + 1)      all but what i + 1 began with
 //!            reduce-scatter  i -> i + 1            S - b(i)          all but what ends at i
@@ -337,7 +338,8 @@ mod tests {
 
     #[test]
     fn a_ring_over_two_nodes_crosses_twice_and_two_levels_send_one_share_across() {
-        // 8 blocks of 1: each of 8 links carries 7; two levels: 7 x 8 in all, of which 4 lanes x 2 send one each across.
+        // 8 blocks of 1: each of 8 links carries 7; two levels: 7 x 8 in all, of which 4 lanes x 2 send one each
+        // across.
         check(Algorithm::Ring, &Moved::AllGather(vec![1; 8]), (8, 4), &[(0, 42), (1, 14)]);
         check(Algorithm::TwoLevel, &Moved::AllGather(vec![1; 8]), (8, 4), &[(0, 48), (1, 8)]);
         check(Algorithm::TwoLevel, &Moved::ReduceScatter(vec![1; 8]), (8, 4), &[(0, 48), (1, 8)]);

@@ -34,8 +34,8 @@ pub struct GemmEfficiencies([[f64; N_PRECISIONS]; N_ARCHITECTURES]);
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionEfficiencies([f64; N_ARCHITECTURES]);
 
-/// What devices of a family draw at full power per listed TFLOP/s in 16 bits, where that is known of the devices whose efficiencies
-/// were fitted.
+/// What devices of a family draw at full power per listed TFLOP/s in 16 bits, where that is known of the devices whose
+/// efficiencies were fitted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FullPower([Option<f64>; N_ARCHITECTURES]);
 

@@ -1,20 +1,21 @@
-//! Tokens on their way to experts on other devices and back, where an engine sends each once to a node and once to a device,
-//! or sends them while another micro-batch computes.
+//! Tokens on their way to experts on other devices and back, where an engine sends each once to a node and once to a
+//! device, or sends them while another micro-batch computes.
 //!
-//! A token has `k` of `E` experts. Programs exchange a copy per expert; of the copies for a block of `B` consecutive experts,
-//! those of a device or of a node, an engine that dispatches by node sends one:
+//! A token has `k` of `E` experts. Programs exchange a copy per expert; of the copies for a block of `B` consecutive
+//! experts, those of a device or of a node, an engine that dispatches by node sends one:
 //! ```text
 //! P(B)     = 1 - C(E - B, k) / C(E, k)                                  a token has any of them          -> Routing::hit()
 //! share(B) = P(B) E / (k B)                                             sent over copies                 -> Routing::share()
 //! time     = L + sum of a + max over tiers of  S share(B below) (w - 1) / w / rate                       -> exchange()
 //! ```
-//! with `S`, `L`, `a`, `w` as in `collective.rs`: what arrives at a node is forwarded inside it while more arrives, so that the slowest tier
-//! sets the time. Where a router first chooses `T` of `G` groups of experts, `P` is taken within the groups that are chosen: DeepSeek-V3's
-//! tokens reach four nodes of eight at most (arXiv 2412.19437 section 2.1.2). Every expert is as likely as any other.
+//! with `S`, `L`, `a`, `w` as in `collective.rs`: what arrives at a node is forwarded inside it while more arrives, so
+//! that the slowest tier sets the time. Where a router first chooses `T` of `G` groups of experts, `P` is taken within
+//! the groups that are chosen: DeepSeek-V3's tokens reach four nodes of eight at most (arXiv 2412.19437 section 2.1.2).
+//! Every expert is as likely as any other.
 //!
-//! Beside another micro-batch an exchange hides behind a quarter of the layer's products, forward and backward, shared evenly by the mesh:
-//! it is one of four ([`cover`]). What is hidden slows down what it hides behind, as gathered parameters do: its kernels take some of the
-//! device's processors.
+//! Beside another micro-batch an exchange hides behind a quarter of the layer's products, forward and backward, shared
+//! evenly by the mesh: it is one of four ([`cover`]). What is hidden slows down what it hides behind, as gathered
+//! parameters do: its kernels take some of the device's processors.
 
 use ir::conversion::StepKind;
 use ir::engine::{Dispatch, ExchangeOverlap};
@@ -44,8 +45,8 @@ pub struct Routing {
     top_k: u64,
     groups: u64,
     top_groups: u64,
-    /// Whether experts have a capacity: then all their slots are sent, by whatever engine (Megatron-Core's `flex` dispatcher
-    /// has none).
+    /// Whether experts have a capacity: then all their slots are sent, by whatever engine (Megatron-Core's `flex`
+    /// dispatcher has none).
     limited: bool,
 }
 
@@ -112,8 +113,8 @@ fn choices(of: f64, n: f64) -> f64 {
     (0..n as u64).map(|i| (of - i as f64) / (n - i as f64)).product()
 }
 
-/// Time of one exchange of a tensor's conversion, where the engine sends a token once to a node and to a device: `full` is what a rank holds,
-/// a copy per expert. Nothing where it is no exchange of tokens, or the engine sends every copy.
+/// Time of one exchange of a tensor's conversion, where the engine sends a token once to a node and to a device: `full`
+/// is what a rank holds, a copy per expert. Nothing where it is no exchange of tokens, or the engine sends every copy.
 pub fn exchange(
     routing: Routing,
     (kind, before, after): (StepKind, Sharding, Sharding),
@@ -155,7 +156,8 @@ pub fn cover(
     layer.ops.iter().map(of_op).sum::<Seconds>() / (EXCHANGES * mesh.n_devices() as f64)
 }
 
-/// What shows of an exchange that has so much to hide behind, and what is left of that for the next one of the same conversion.
+/// What shows of an exchange that has so much to hide behind, and what is left of that for the next one of the same
+/// conversion.
 pub fn shown(total: Seconds, cover: Seconds, constants: &Constants) -> (Seconds, Seconds) {
     match constants.engine.exchange_overlap {
         ExchangeOverlap::Absent => (total, Seconds::ZERO),

@@ -57,7 +57,8 @@ fn a_device_with_one_expert_gets_every_copy_and_one_with_all_gets_a_token_once()
     assert!((nodes(routing(256, 8, (1, 1))) - 5.29).abs() < 0.01);
 }
 
-/// Of a token's copies the ones for a node cross once; nothing is gained where a program's every copy has a device to itself.
+/// Of a token's copies the ones for a node cross once; nothing is gained where a program's every copy has a device to
+/// itself.
 #[test]
 fn the_slowest_tier_sets_the_time_of_an_exchange_by_nodes() {
     let mut constants = of_examples();
@@ -94,9 +95,9 @@ fn an_exchange_shows_beyond_what_covers_it_and_slows_that_down() {
     assert!((shows.0 - 0.5 * slow).abs() < 1e-12 && (left.0 - 1.5).abs() < 1e-12);
 }
 
-/// Bandwidths that DeepEP reports for H800 (200 GB/s inside a node and 50 GB/s across, 4,096 tokens of 7,168 bytes, top 8 in 4 groups
-/// at most; docs/legacy.md at 0297fc8): what tokens for a node, or a device, of which some stay, take over the time. Nothing is fitted to
-/// them.
+/// Bandwidths that DeepEP reports for H800 (200 GB/s inside a node and 50 GB/s across, 4,096 tokens of 7,168 bytes, top
+/// 8 in 4 groups at most; docs/legacy.md at 0297fc8): what tokens for a node, or a device, of which some stay, take
+/// over the time. Nothing is fitted to them.
 #[test]
 fn deepep_is_within_a_quarter_of_its_published_bandwidths() {
     let mut constants = Constants::load();

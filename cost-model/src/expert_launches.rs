@@ -1,8 +1,8 @@
 //! Experts that run one after another: how many kernels they take, and what the device waits for those.
 //!
-//! Without a capacity the host reads how many tokens every expert got before it launches what follows, so that its lead over
-//! the device is gone: what runs inside the experts takes as long as its launches at least. With a capacity, or with one
-//! kernel for all experts, the host need not know.
+//! Without a capacity the host reads how many tokens every expert got before it launches what follows, so that its lead
+//! over the device is gone: what runs inside the experts takes as long as its launches at least. With a capacity, or
+//! with one kernel for all experts, the host need not know.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use ir::work::Work;
 use crate::constants::Constants;
 use crate::work_time::n_kernels;
 
-/// Kernels that an operator with such work launches. Where every expert has its own, each has one per product, and so many
-/// that cast its operand.
+/// Kernels that an operator with such work launches. Where every expert has its own, each has one per product, and so
+/// many that cast its operand.
 pub fn kernels(works: &[Work], experts: Experts, n_casts: u32) -> f64 {
     let once: f64 = works.iter().map(n_kernels).sum();
     if experts.is_together() {
@@ -31,8 +31,8 @@ pub fn kernels(works: &[Work], experts: Experts, n_casts: u32) -> f64 {
     once + (n_experts - 1.0) * (works.len() as f64 + f64::from(n_casts))
 }
 
-/// Kernels of an expert that cast its operand to eight bits. With a capacity all experts are equal, and one kernel casts for
-/// all.
+/// Kernels of an expert that cast its operand to eight bits. With a capacity all experts are equal, and one kernel
+/// casts for all.
 pub fn n_casts(layer: &Layer, experts: Experts, precision: Precision) -> u32 {
     u32::from(precision == Precision::Fp8 && counts_tokens(layer, experts))
 }
@@ -43,7 +43,8 @@ fn counts_tokens(layer: &Layer, experts: Experts) -> bool {
     !experts.is_together() && layer.dims.iter().any(open)
 }
 
-/// Operators that are launched only when the host knows the tokens of its experts: from the dispatch to before the combine.
+/// Operators that are launched only when the host knows the tokens of its experts: from the dispatch to before the
+/// combine.
 pub fn behind_counts(layer: &Layer, experts: Experts) -> Range<usize> {
     let place = |kind: &OpKind| layer.ops.iter().position(|op| op.kind == *kind);
     match (counts_tokens(layer, experts), place(&OpKind::Dispatch), place(&OpKind::Combine)) {

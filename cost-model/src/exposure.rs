@@ -96,7 +96,8 @@ pub fn exposed(
     beside_products(total, products, overlap, constants)
 }
 
-/// Whether an operator only passes on what others have computed, so that products behind it stand next to what is before.
+/// Whether an operator only passes on what others have computed, so that products behind it stand next to what is
+/// before.
 pub fn is_view(kind: &OpKind, pass: Pass) -> bool {
     match pass {
         Pass::Forward => forward_buffers(kind) != Buffers::Own,

@@ -51,8 +51,8 @@ pub fn gemm_bytes(shape: GemmShape, output: GemmOutput, rates: &Rates) -> Bytes 
 
 /// Rate against that of a product whose rows all begin at multiples of 16 bytes, as tensor cores load them.
 ///
-/// Heads of 150 in 16 bits are no multiple of 8 elements; heads of 144 are. Batches of such products fall back further than a
-/// single one, such as that of a head whose vocabulary is odd.
+/// Heads of 150 in 16 bits are no multiple of 8 elements; heads of 144 are. Batches of such products fall back further
+/// than a single one, such as that of a head whose vocabulary is odd.
 fn alignment(shape: GemmShape, output: GemmOutput, rates: &Rates, constants: &Constants) -> f64 {
     let elements = 16.0 / rates.operand.0;
     let whole = |length: f64| length % elements == 0.0;

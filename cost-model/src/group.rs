@@ -28,11 +28,11 @@ pub struct Group {
     sharing: Option<Sharing>,
 }
 
-/// What goes through the link of one device that runs several ranks, beside what one rank alone would send: in the device
-/// where that is most, all groups at once.
+/// What goes through the link of one device that runs several ranks, beside what one rank alone would send: in the
+/// device where that is most, all groups at once.
 ///
-/// A ring passes the `c` members on a device of `r` ranks one after the other and leaves it once, so that `r / c` rings leave
-/// it. In an exchange each of its ranks sends to the `n - c` members elsewhere.
+/// A ring passes the `c` members on a device of `r` ranks one after the other and leaves it once, so that `r / c` rings
+/// leave it. In an exchange each of its ranks sends to the `n - c` members elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Sharing {
     /// Rings that leave a device.

@@ -133,11 +133,12 @@ impl Share {
         }
     }
 
-    /// A torus of `parts` devices on `n_axes` axes, `parts^(1/n_axes)` long each; two links of a device lie on each axis.
+    /// A torus of `parts` devices on `n_axes` axes, `parts^(1/n_axes)` long each; two links of a device lie on each
+    /// axis.
     ///
-    /// The group takes as few axes `j` as hold it, each `ways^(1/j)` long. Rings use `j / n_axes` of the bandwidth, half of it
-    /// where the group does not close the axis. Exchanges are bound by the bisection: the mean distance on a closed
-    /// axis of `n` is `n / 4`, so `t = S n / (8 link)`, twice that on an open one.
+    /// The group takes as few axes `j` as hold it, each `ways^(1/j)` long. Rings use `j / n_axes` of the bandwidth,
+    /// half of it where the group does not close the axis. Exchanges are bound by the bisection: the mean distance on a
+    /// closed axis of `n` is `n / 4`, so `t = S n / (8 link)`, twice that on an open one.
     fn of_torus(ways: f64, parts: f64, n_axes: f64) -> Self {
         const ROUNDING: f64 = 1e-9;
         let side = parts.max(ways).powf(1.0 / n_axes);

@@ -96,8 +96,8 @@ pub fn kept_logits(n_logits: f64, kernel: LossKernel, constants: &Constants) -> 
     logits_bytes(n_logits, kernel, constants).min(element_bytes(Precision::Fp32) * n_logits)
 }
 
-/// Predictions of a token in scores of such a shape: lengths of dims between the tokens' and the vocabulary. Their losses are taken
-/// one after another.
+/// Predictions of a token in scores of such a shape: lengths of dims between the tokens' and the vocabulary. Their
+/// losses are taken one after another.
 pub fn predictions(scores: &[u64]) -> f64 {
     let between = scores.get(2..scores.len().saturating_sub(1)).unwrap_or_default();
     between.iter().product::<u64>().max(1) as f64
@@ -114,9 +114,9 @@ pub struct GatheredUnit {
     pub count: f64,
 }
 
-/// Parameters gathered for use, of all layers of a stage: the unit in use and the one being fetched, and the gradient of
-/// one before it is reduced (Zhao et al. 2023, arXiv 2304.11277, section 4.3.1). Which two are neighbours is not asked: the
-/// two largest.
+/// Parameters gathered for use, of all layers of a stage: the unit in use and the one being fetched, and the gradient
+/// of one before it is reduced (Zhao et al. 2023, arXiv 2304.11277, section 4.3.1). Which two are neighbours is not
+/// asked: the two largest.
 ///
 /// Units of 200 M parameters in bf16 with fp32 gradients: 2 x 0.4 GB + 0.8 GB.
 pub fn gathered_units(units: impl Iterator<Item = GatheredUnit>) -> Bytes {
@@ -142,10 +142,12 @@ pub struct Owned {
     pub largest: f64,
 }
 
-/// What an optimizer copies beside the states, with what the allocator keeps of it: what is freed serves the copies after it.
+/// What an optimizer copies beside the states, with what the allocator keeps of it: what is freed serves the copies
+/// after it.
 ///
-/// 2e9 parameters in bf16, a fourth of them updated, 1e8 in the largest tensor: 4e9 + 0.4e9 + 1e9 bytes; in fp16 1e9 for the part's
-/// gradients, 0.2e9 + 1e9 for a fresh gradient and a bucket, where casts and the flat half of what is updated fit, and 2e9 for its fp32.
+/// 2e9 parameters in bf16, a fourth of them updated, 1e8 in the largest tensor: 4e9 + 0.4e9 + 1e9 bytes; in fp16 1e9
+/// for the part's gradients, 0.2e9 + 1e9 for a fresh gradient and a bucket, where casts and the flat half of what is
+/// updated fit, and 2e9 for its fp32.
 pub fn copied_bytes(copies: Copies, owned: Owned, precision: Precision, constants: &Constants) -> Bytes {
     let copied = Copied::of(copies, owned, precision, constants);
     copied_for_ever(copies, (owned.local, owned.updated), precision)
@@ -153,8 +155,9 @@ pub fn copied_bytes(copies: Copies, owned: Owned, precision: Precision, constant
         + taken_in_turn(&copied.in_turn())
 }
 
-/// Copies that stay: bf16 gradients as backward yields them, until the next micro-batch (deepspeed/runtime/bf16_optimizer.py,
-/// `update_hp_grads`), beside their fp32 sums; and with a whole master the fp32 parameters that others update.
+/// Copies that stay: bf16 gradients as backward yields them, until the next micro-batch
+/// (deepspeed/runtime/bf16_optimizer.py, `update_hp_grads`), beside their fp32 sums; and with a whole master the fp32
+/// parameters that others update.
 fn copied_for_ever(copies: Copies, (n_local, n_updated): (f64, f64), precision: Precision) -> Bytes {
     let (half, full) = (element_bytes(precision), element_bytes(Precision::Fp32));
     match (copies, precision) {
@@ -186,11 +189,12 @@ struct Copied {
 }
 
 impl Copied {
-    /// What DeepSpeed copies. Buckets have 5e8 elements, with contiguous gradients (runtime/zero/config.py). 16-bit gradients are
-    /// copied out of the bucket of those tensors that the updated part touches, of the fullest rank; the part is cast to fp32 to find
-    /// overflows, to fp64 for the norm, then flattened and cast to fp32 (runtime/zero/stage_1_and_2.py, `ipg_buffer`,
-    /// `grads_in_partition`, `_has_inf_or_nan`, `get_grad_norm_direct`, `step`). A bf16 gradient is cast to be added to its sum,
-    /// and sums are reduced where they lie (runtime/bf16_optimizer.py).
+    /// What DeepSpeed copies. Buckets have 5e8 elements, with contiguous gradients (runtime/zero/config.py). 16-bit
+    /// gradients are copied out of the bucket of those tensors that the updated part touches, of the fullest rank; the
+    /// part is cast to fp32 to find overflows, to fp64 for the norm, then flattened and cast to fp32
+    /// (runtime/zero/stage_1_and_2.py, `ipg_buffer`, `grads_in_partition`, `_has_inf_or_nan`, `get_grad_norm_direct`,
+    /// `step`). A bf16 gradient is cast to be added to its sum, and sums are reduced where they lie
+    /// (runtime/bf16_optimizer.py).
     fn of(copies: Copies, owned: Owned, precision: Precision, constants: &Constants) -> Self {
         let (half, full) = (element_bytes(precision), element_bytes(Precision::Fp32));
         let (reduced, gathered) =
@@ -227,8 +231,9 @@ impl Copied {
     }
 }
 
-/// What the caching allocator takes for tensors that are alive in turn: each has the smallest free block that is large enough,
-/// which is split, or a new one; what a turn frees is whole again for the next (pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp).
+/// What the caching allocator takes for tensors that are alive in turn: each has the smallest free block that is large
+/// enough, which is split, or a new one; what a turn frees is whole again for the next (pytorch/pytorch
+/// c10/cuda/CUDACachingAllocator.cpp).
 ///
 /// Turns of 1, of 3, then of 2 and 1: 4 bytes.
 fn taken_in_turn(turns: &[Vec<Bytes>]) -> Bytes {
@@ -265,8 +270,9 @@ pub fn copied_buckets(copies: Copies, precision: Precision, constants: &Constant
     reduced + gathered
 }
 
-/// No less than what it copies of the largest gradient of a stage, of whose layer a rank updates so many elements. The gradients of what it
-/// updates are counted with those of layers, but where it updates less than the tensor of which it does.
+/// No less than what it copies of the largest gradient of a stage, of whose layer a rank updates so many elements. The
+/// gradients of what it updates are counted with those of layers, but where it updates less than the tensor of which it
+/// does.
 pub fn copied_tensors(
     copies: Copies,
     (largest, updated): (f64, f64),
@@ -296,8 +302,8 @@ pub fn communicator_bytes(link: BytesPerSecond, constants: &Constants) -> Bytes 
 /// What the device holds beyond the plan's tensors, whatever they are: the context, the matrix library's workspace and
 /// the buffers of each communicator.
 ///
-/// Four communicators at 300 GB/s: 0.6 + 0.0625 + 4 x 0.574 = 2.96 GiB. What the allocator loses to fragments comes on top
-/// (`fragmentation_factor`).
+/// Four communicators at 300 GB/s: 0.6 + 0.0625 + 4 x 0.574 = 2.96 GiB. What the allocator loses to fragments comes on
+/// top (`fragmentation_factor`).
 pub fn reserve_bytes(n_communicators: u32, link: BytesPerSecond, constants: &Constants) -> Bytes {
     constants.context_bytes
         + constants.workspace_bytes

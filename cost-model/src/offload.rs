@@ -1,5 +1,5 @@
-//! What the host holds in its memory and on its drives: updates there, what layers keep there for backward, how long it takes
-//! and how many bytes it needs.
+//! What the host holds in its memory and on its drives: updates there, what layers keep there for backward, how long it
+//! takes and how many bytes it needs.
 //!
 //! ```text
 //! an update on the host
@@ -20,13 +20,14 @@
 //! step     = new parameters / link, nothing of it hidden
 //! memory  = bytes kept per micro-batch in flight; on the device a layer's own and its neighbour's on the way
 //! ```
-//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840: section 4.1 for what moves, table 4 for the rate. Engines that copy
-//! gradients beside backward, or parameters beside the update, are faster than this; Megatron-Core is not unless told to.
-//! Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, sections 5.1.1 and 5.2.2, for the drives. DeepSpeed reads, updates and
-//! writes a parameter one after the other unless told to overlap them (deepspeed/runtime/zero/offload_config.py, `pipeline_read`
-//! and `pipeline_write`), and may put gradients there too, which stay in memory here.
-//! Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3, for what is kept: it leaves beside the next layer's forward and is
-//! fetched beside the backward of the layer behind. Other traffic of the link (network cards on the same bridges) is not seen.
+//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840: section 4.1 for what moves, table 4 for the rate. Engines that
+//! copy gradients beside backward, or parameters beside the update, are faster than this; Megatron-Core is not unless
+//! told to. Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, sections 5.1.1 and 5.2.2, for the drives.
+//! DeepSpeed reads, updates and writes a parameter one after the other unless told to overlap them
+//! (deepspeed/runtime/zero/offload_config.py, `pipeline_read` and `pipeline_write`), and may put gradients there too,
+//! which stay in memory here. Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3, for what is kept: it leaves beside
+//! the next layer's forward and is fetched beside the backward of the layer behind. Other traffic of the link (network
+//! cards on the same bridges) is not seen.
 
 use ir::cluster::{Cluster, Device, DeviceGroup, Wiring};
 use ir::program::StateHome;
@@ -62,7 +63,8 @@ pub struct NvmeShare {
 impl HostShare {
     /// The share of a device of a cluster.
     ///
-    /// Eight devices on links of 31.5 GB/s: each 25.2 GB/s, or half of it below shared bridges, and 0.49e9 parameters/s.
+    /// Eight devices on links of 31.5 GB/s: each 25.2 GB/s, or half of it below shared bridges, and 0.49e9
+    /// parameters/s.
     pub fn of(device: &Device, cluster: &Cluster, constants: &Constants) -> Self {
         let own: Vec<&DeviceGroup> = cluster.groups.iter().filter(|group| group.device == *device).collect();
         let per_node = own.iter().map(|group| group.devices_per_node).max().unwrap_or(1).max(1);
@@ -236,11 +238,11 @@ impl NodeMemory {
     }
 }
 
-/// The node whose host or drives are fullest, where each of so many devices of a stage has so many bytes there; nothing where
-/// none has any.
+/// The node whose host or drives are fullest, where each of so many devices of a stage has so many bytes there; nothing
+/// where none has any.
 ///
-/// Stages fill ranks in order, nodes too, so a host may serve devices of several stages. Three stages of four devices with
-/// 1, 2 and 3 bytes on nodes of eight: 12 bytes on the first node, and 12 on the half of the second.
+/// Stages fill ranks in order, nodes too, so a host may serve devices of several stages. Three stages of four devices
+/// with 1, 2 and 3 bytes on nodes of eight: 12 bytes on the first node, and 12 on the half of the second.
 pub fn fullest_node(machine: (&Cluster, &Constants), stages: &[(OnNode, u64)]) -> Option<NodeMemory> {
     let of = |store: NodeStore| fullest((machine, store), stages);
     let fuller = |a: NodeMemory, b: NodeMemory| if b.is_fuller(&a) { b } else { a };
@@ -363,7 +365,8 @@ mod tests {
         }
     }
 
-    /// States of 12 bytes are read and written once per step, by all devices of a node at once; of memory only the gradient stays.
+    /// States of 12 bytes are read and written once per step, by all devices of a node at once; of memory only the
+    /// gradient stays.
     #[test]
     fn drives_are_shared_and_carry_states_both_ways() {
         let mut cluster = crate::group::tests::dgx_a100();

@@ -47,11 +47,11 @@ const fn fixed(name: &'static str, range: Range) -> Parameter {
 /// All constants that may be moved.
 ///
 /// What is known beforehand: libraries sustain a half to four fifths of a peak in products (NVIDIA's and AMD's GEMM
-/// benchmarks), tiled attention a quarter to a half (FlashAttention papers, arXiv 2205.14135, 2307.08691, 2407.08608, with
-/// causal halves counted), memory four fifths and more (STREAM); rows that no load can align cost tensor cores most of
-/// their rate (NVIDIA's "Matrix Multiplication Background"); four chunks of an overlapped product leave a quarter open.
-/// FlashAttention-2 does not use what Hopper added: it reaches 33 % of an H100's peak where it reaches 61 % of an A100's
-/// (charts of Dao-AILab/flash-attention, length 128, causal, 16k), so 0.55 of what is known of Ampere.
+/// benchmarks), tiled attention a quarter to a half (FlashAttention papers, arXiv 2205.14135, 2307.08691, 2407.08608,
+/// with causal halves counted), memory four fifths and more (STREAM); rows that no load can align cost tensor cores
+/// most of their rate (NVIDIA's "Matrix Multiplication Background"); four chunks of an overlapped product leave a
+/// quarter open. FlashAttention-2 does not use what Hopper added: it reaches 33 % of an H100's peak where it reaches 61
+/// % of an A100's (charts of Dao-AILab/flash-attention, length 128, causal, 16k), so 0.55 of what is known of Ampere.
 #[rustfmt::skip]
 pub const PARAMETERS: &[Parameter] = &[
     rate("gemm_efficiency_fraction_of_peak.volta.fp16",           (0.3,  1.0),  (0.65, 0.15)),

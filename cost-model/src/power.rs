@@ -3,16 +3,18 @@
 //! ```text
 //! P = idle + dynamic,  dynamic ~ V^2 f,  V ~ f   =>   f / f0 = ((P / P0 - idle) / (1 - idle))^(1/3)
 //! ```
-//! (Mudge 2001, Power: a first-class architectural design constraint, IEEE Computer 34(4).) `P0` is what devices of the family
-//! draw per listed rate where efficiencies were measured, so a module with a lower limit and the same rate on its data sheet
-//! (PCI Express cards, a cap set by the operator) computes more slowly than its data sheet says. None computes faster.
+//! (Mudge 2001, Power: a first-class architectural design constraint, IEEE Computer 34(4).) `P0` is what devices of the
+//! family draw per listed rate where efficiencies were measured, so a module with a lower limit and the same rate on
+//! its data sheet (PCI Express cards, a cap set by the operator) computes more slowly than its data sheet says. None
+//! computes faster.
 
 use ir::cluster::{Device, Precision};
 
 use crate::constants::Constants;
 use crate::rates::peak;
 
-/// Clock under matrix products over that of the family's devices at their full power, at most 1; 1 where no limit is known.
+/// Clock under matrix products over that of the family's devices at their full power, at most 1; 1 where no limit is
+/// known.
 ///
 /// An H100 of 700 W held to 500 W: `((5 / 7 - 0.15) / 0.85)^(1/3)` = 0.872.
 pub(crate) fn clock_fraction(device: &Device, constants: &Constants) -> f64 {

@@ -1,8 +1,8 @@
 //! Bytes that running a lowered program moves and keeps, exact for every rank, so that a run can be held to them.
 //!
-//! Counted per group of a collective from the blocks its members hold (blocks may be unequal), by the algorithm that the
-//! program names, per link tier: `collective_loads` has the formulas. This count knows elements of one width; real number
-//! formats are the prices' business.
+//! Counted per group of a collective from the blocks its members hold (blocks may be unequal), by the algorithm that
+//! the program names, per link tier: `collective_loads` has the formulas. This count knows elements of one width; real
+//! number formats are the prices' business.
 
 use std::collections::BTreeMap;
 
@@ -157,9 +157,9 @@ fn ring_kept(
     lengths.iter().product::<u64>() + queries
 }
 
-/// Elements of a parameter that all ranks of the mesh update on their hosts in one step: so many gradients go down, and so
-/// many new values come up; of states on the drives as many of each are read and written. A cut parts a block into pieces that together are the block:
-/// `sum over ranks of block / parts`; none where devices update.
+/// Elements of a parameter that all ranks of the mesh update on their hosts in one step: so many gradients go down, and
+/// so many new values come up; of states on the drives as many of each are read and written. A cut parts a block into
+/// pieces that together are the block: `sum over ranks of block / parts`; none where devices update.
 ///
 /// 8 x 4 elements on 4 ranks that all use them whole, the state cut over two: 4 x 32 / 2 = 64.
 pub fn host_elements((mesh, shape): (&Mesh, &[u64]), update: &Update) -> u64 {
@@ -174,8 +174,8 @@ pub fn host_elements((mesh, shape): (&Mesh, &[u64]), update: &Update) -> u64 {
     }
 }
 
-/// Bytes of parameters that each rank has from its host while some code of a program runs, by rank; none where devices hold
-/// them.
+/// Bytes of parameters that each rank has from its host while some code of a program runs, by rank; none where devices
+/// hold them.
 pub fn fetched_bytes(
     (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
     (program, code): (&Program, &[Instruction]),
@@ -223,8 +223,8 @@ pub fn stream_bytes(mesh: &Mesh, shape: &[u64], stream: Sharding, element_bytes:
 
 /// Bytes of the stream between stages on meshes of other lengths, by device that gives and device that takes.
 ///
-/// A device wants one block; of every other block with elements of it, it asks one of the devices that have it: of `n`, the
-/// one with its own number modulo `n`.
+/// A device wants one block; of every other block with elements of it, it asks one of the devices that have it: of `n`,
+/// the one with its own number modulo `n`.
 pub fn handover_bytes(
     (from, given): (&Mesh, Sharding),
     (to, wanted): (&Mesh, Sharding),

@@ -9,10 +9,9 @@
 //! states        = parameters, gradients, optimizer, each over its own cut; of frozen ones only the parameter; what the
 //!                 host updates is the host's
 //! ```
-//! What a layer keeps on the host is no `saved`: both peaks then hold all of it, and as much again on its way down behind the
-//! layer before, or up for the next.
-//! Gathered parameters and their gradients stand apart: how many units live at once is the engine's affair
-//! (`memory::gathered_units`).
+//! What a layer keeps on the host is no `saved`: both peaks then hold all of it, and as much again on its way down
+//! behind the layer before, or up for the next. Gathered parameters and their gradients stand apart: how many units
+//! live at once is the engine's affair (`memory::gathered_units`).
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,12 +71,13 @@ pub struct ProgramMemory {
     pub gradients: Bytes,
     /// Optimizer states and master copies as stored.
     pub optimizer: Bytes,
-    /// The same, and gradients on their way to them, in the host's memory, and gradients on their way to states on its drives: no
-    /// bytes of the device.
+    /// The same, and gradients on their way to them, in the host's memory, and gradients on their way to states on its
+    /// drives: no bytes of the device.
     pub host: Bytes,
     /// States on the host's drives.
     pub nvme: Bytes,
-    /// States of the largest parameter on the drives, in the host's memory while it is updated: once, however many layers.
+    /// States of the largest parameter on the drives, in the host's memory while it is updated: once, however many
+    /// layers.
     pub nvme_passing: Bytes,
     /// What is kept from forward to backward in the host's memory, per micro-batch in flight: no bytes of the device.
     pub kept_on_host: Bytes,
@@ -87,7 +87,8 @@ pub struct ProgramMemory {
     pub gathered: Bytes,
     /// Their gradients before these are reduced.
     pub unreduced: Bytes,
-    /// Tensors that stand for weight gradients which are added inside products: once, however many such layers there are.
+    /// Tensors that stand for weight gradients which are added inside products: once, however many such layers there
+    /// are.
     pub stand_ins: Bytes,
     /// Elements of the largest gradient, of the parameter as it is used.
     pub largest_gradient: f64,
@@ -109,8 +110,8 @@ impl ProgramMemory {
         (self.forward_peak.max(self.backward_peak) - self.saved_total()).max(Bytes::ZERO)
     }
 
-    /// The same with all that is saved in the host's memory: the device has it while the layer runs, and that of a neighbour on
-    /// its way. Peaks hold scores of the loss apart.
+    /// The same with all that is saved in the host's memory: the device has it while the layer runs, and that of a
+    /// neighbour on its way. Peaks hold scores of the loss apart.
     fn kept_there(self) -> Self {
         let all = self.saved_total();
         let scores = self.saved.get(&ActivationKind::Logits).copied().unwrap_or_default();
@@ -186,8 +187,8 @@ pub fn kept_on_host(
     }
 }
 
-/// Bytes carried from the first part of a backward to the second, per micro-batch: what the products of weight gradients
-/// read. Scores of the loss are among them, in the job's precision.
+/// Bytes carried from the first part of a backward to the second, per micro-batch: what the products of weight
+/// gradients read. Scores of the loss are among them, in the job's precision.
 pub fn carried_bytes(
     (context, layer, mesh, sizes): (&MemoryContext<'_>, &Layer, &Mesh, &Sizes),
     program: &Program,
@@ -235,23 +236,24 @@ pub fn owed_bytes(
     all * (tokens.start as f64 / tokens.end.max(1) as f64)
 }
 
-/// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered
-/// (FSDP: Zhao et al. 2023, arXiv 2304.11277, section 4.4). A copy on the host is none that the device could gather, and
-/// of an fp32 parameter there is none.
+/// Whether a parameter is stored only as the optimizer's fp32 copy: cut like it, it is cast when it is gathered (FSDP:
+/// Zhao et al. 2023, arXiv 2304.11277, section 4.4). A copy on the host is none that the device could gather, and of an
+/// fp32 parameter there is none.
 pub fn doubles_as_master(storage: Storage, states: StateBytes) -> bool {
     let is_cut_like_it = !storage.parameter.is_empty() && storage.parameter == storage.optimizer;
     states.has_master() && storage.home.is_device() && is_cut_like_it
 }
 
-/// Whether a weight's gradient is added to its accumulator inside the product that yields it: of matrices that are held whole, beside
-/// accumulators that are.
+/// Whether a weight's gradient is added to its accumulator inside the product that yields it: of matrices that are held
+/// whole, beside accumulators that are.
 pub fn adds_inside(layer: &Layer, (tensor, storage): (TensorId, &Storage), engine: Engine) -> bool {
     let is_whole = storage.parameter.is_empty() && storage.gradient.is_empty();
     engine.accumulation == Accumulation::Fused && is_whole && product_of(layer, tensor).is_some()
 }
 
-/// What stands for the gradient of such a weight where it is used in a sharding: one tensor in the job's precision, and one for all experts
-/// (NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py, `get_dummy_wgrad`, which keeps them by shape).
+/// What stands for the gradient of such a weight where it is used in a sharding: one tensor in the job's precision, and
+/// one for all experts (NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py, `get_dummy_wgrad`, which
+/// keeps them by shape).
 pub fn stand_in(
     (layer, mesh, sizes): (&Layer, &Mesh, &Sizes),
     weight: TensorId,
@@ -350,8 +352,9 @@ impl<'a> Account<'a> {
         kept_logits(1.0, self.context.engine.loss, self.context.constants)
     }
 
-    /// The peak of the loss beyond what is kept. Losses of several predictions are taken one after another (NVIDIA/Megatron-LM,
-    /// `process_mtp_loss`), and back in turn: beside the peak of one lies what is kept for the others.
+    /// The peak of the loss beyond what is kept. Losses of several predictions are taken one after another
+    /// (NVIDIA/Megatron-LM, `process_mtp_loss`), and back in turn: beside the peak of one lies what is kept for the
+    /// others.
     fn logits(&self, saved: &BTreeMap<ActivationKind, Bytes>) -> Bytes {
         let scores = self.program.values.iter().filter(|value| {
             value.side == Side::Primal && self.held(value.tensor).kind == ActivationKind::Logits

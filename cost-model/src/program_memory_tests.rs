@@ -176,7 +176,8 @@ fn states_are_cut_as_stored_and_gathered_parameters_stand_apart() {
     assert_eq!((states(&host), host.host), ([2.0 * n, 4.0 * n, 0.0], Bytes(16.0 * n / 2.0)));
     let host = on(Storage::on_device(cut, cut, cut).on_host());
     assert_eq!((states(&host), host.host), ([n, 2.0 * n, 0.0], Bytes(16.0 * n / 2.0)));
-    // On the drives: fp32 value and moments, which pass through the host's memory a parameter at a time; the gradient stays there.
+    // On the drives: fp32 value and moments, which pass through the host's memory a parameter at a time; the gradient
+    // stays there.
     let nvme = on(Storage { optimizer: cut, ..Storage::default() }.on_nvme());
     assert_eq!((states(&nvme), nvme.nvme), ([2.0 * n, 4.0 * n, 0.0], Bytes(12.0 * n / 2.0)));
     assert_eq!((nvme.host, nvme.nvme_passing), (Bytes(4.0 * n / 2.0), Bytes(12.0 * n / 2.0 / 2.0)));

@@ -158,7 +158,8 @@ impl<'a> Pricing<'a> {
         }
     }
 
-    /// Time on the link to the host, each way, of what the layer keeps there and of the parameters that it has from there.
+    /// Time on the link to the host, each way, of what the layer keeps there and of the parameters that it has from
+    /// there.
     pub(crate) fn moved(&self, code: &[Instruction], pass: Pass) -> Moved {
         let PriceContext { precision, constants, kernels, .. } = *self.context;
         let context = MemoryContext { precision, engine: constants.engine, kernels, constants };

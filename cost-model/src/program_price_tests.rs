@@ -210,8 +210,8 @@ fn a_cut_optimizer_scatters_gradients_gathers_parameters_and_updates_an_eighth()
     assert!(price.optimizer < plain.optimizer * 0.2);
 }
 
-/// An eighth of the gradients goes down at 0.8 of 31 GB/s, the host updates them at an eighth of its rate, and the values
-/// come up; the device computes nothing, and its collectives are the same.
+/// An eighth of the gradients goes down at 0.8 of 31 GB/s, the host updates them at an eighth of its rate, and the
+/// values come up; the device computes nothing, and its collectives are the same.
 #[test]
 fn an_optimizer_on_the_host_moves_and_updates_an_eighth_there() {
     let cut = Storage { optimizer: AxisSet::of(&[AxisId(0)]), ..Storage::default() };
@@ -249,7 +249,8 @@ fn experts_exchange_only_slots_that_hold_a_token() {
     close(price.backward.communication[&(CommunicationClass::Gradient, AllToAll)].total, one * 2.0);
 }
 
-/// 0.8 of what its link is listed with: what is kept takes as long each way, and a pass the longer of that and its own work.
+/// 0.8 of what its link is listed with: what is kept takes as long each way, and a pass the longer of that and its own
+/// work.
 #[test]
 fn a_layer_takes_the_longer_of_its_work_and_its_link_to_the_host() {
     let all: Vec<String> = gpt(SHAPE).ops.iter().map(|op| op.name.clone()).collect();
@@ -273,8 +274,8 @@ fn a_layer_takes_the_longer_of_its_work_and_its_link_to_the_host() {
     }
 }
 
-/// Eight experts of which each device has two: a kernel more for each of the two products forward, two for each backward,
-/// and rows read and written once more on both sides of the exchange.
+/// Eight experts of which each device has two: a kernel more for each of the two products forward, two for each
+/// backward, and rows read and written once more on both sides of the exchange.
 #[test]
 fn experts_one_after_another_are_launched_and_sorted_apart() {
     let lowered = lowered(moe(SHAPE, 8), SHAPE, &[4], &[EXPERT], &PLAIN);
@@ -287,7 +288,8 @@ fn experts_one_after_another_are_launched_and_sorted_apart() {
     assert_eq!(together.forward.counts, Seconds::ZERO);
 }
 
-/// With experts so small that launching them takes longer than they do, the device waits once the host knows their tokens.
+/// With experts so small that launching them takes longer than they do, the device waits once the host knows their
+/// tokens.
 #[test]
 fn launches_behind_the_count_of_tokens_show_where_they_take_longer() {
     let small = Shape { b: 1, s: 256, h: 64, heads: 1, f: 64 };

@@ -6,7 +6,8 @@
 //! hop       = sending a block: keys and values forward; these and their gradients backward
 //! exposed   = (n - 1) (step beside hop - step),  step = compute / n         -> overlap::side_by_side()
 //! ```
-//! Of the `n` steps the last has no hop beside it. What the mask leaves to the busiest device is in the attention's work.
+//! Of the `n` steps the last has no hop beside it. What the mask leaves to the busiest device is in the attention's
+//! work.
 
 use ir::cluster::Cluster;
 use ir::signature::{FactorId, Signature};
@@ -87,7 +88,8 @@ impl RingSizes {
     }
 }
 
-/// Time of a pass over a ring of `group`, where attention over all keys takes `attention` and merging one block `merge`.
+/// Time of a pass over a ring of `group`, where attention over all keys takes `attention` and merging one block
+/// `merge`.
 ///
 /// Four devices, 8 ms of attention, hops of 1 ms, free merging and a slow-down of nothing: 2 ms a step hide each hop.
 pub fn ring_time(

@@ -100,7 +100,8 @@ impl SectionPrice {
         sum
     }
 
-    /// Wall time: compute and what shows of communication, or the launches or the link to the host if these take longer.
+    /// Wall time: compute and what shows of communication, or the launches or the link to the host if these take
+    /// longer.
     pub fn seconds(&self) -> Seconds {
         self.launched().max(self.moved)
     }

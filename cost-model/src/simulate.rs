@@ -34,8 +34,8 @@ pub enum Transfers {
 
 /// Times of a pipeline's parts for one micro-batch, or for each slice of it.
 ///
-/// Where sequences are cut, every list has the slices of a chunk one behind the other in place of the chunk: attention of
-/// a later slice takes longer.
+/// Where sequences are cut, every list has the slices of a chunk one behind the other in place of the chunk: attention
+/// of a later slice takes longer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineTimes {
     /// Which rank holds which chunk.
@@ -149,8 +149,8 @@ impl PipelineTimes {
         }
     }
 
-    /// Transfer of an action's result to the chunk that needs it; zero at both ends of the model and where the next chunk
-    /// is on the same rank.
+    /// Transfer of an action's result to the chunk that needs it; zero at both ends of the model and where the next
+    /// chunk is on the same rank.
     fn send(&self, section: Section, (chunk, slice): (usize, u32), n_stages: u32) -> Seconds {
         let boundary = match section {
             Section::Forward => Some(chunk),
@@ -255,7 +255,8 @@ struct Durations {
     send: Seconds,
 }
 
-/// Durations of every action of some sections, whatever its micro-batch: by rank, virtual stage and slice, then by section.
+/// Durations of every action of some sections, whatever its micro-batch: by rank, virtual stage and slice, then by
+/// section.
 struct Lengths<const N: usize> {
     shape: TableShape,
     of: Vec<[Durations; N]>,
@@ -379,9 +380,9 @@ pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -
     bound.max(alone) * (1.0 - ROUNDING)
 }
 
-/// A time below which no table of this placement repeats ([`Totals::period_s`]), whatever its order, whichever rank begins or ends it: what
-/// the busiest rank computes and waits for its transfers, but for the last. Lowered as [`lower_bound`] is; zero where the times do not fit
-/// the ranks.
+/// A time below which no table of this placement repeats ([`Totals::period_s`]), whatever its order, whichever rank
+/// begins or ends it: what the busiest rank computes and waits for its transfers, but for the last. Lowered as
+/// [`lower_bound`] is; zero where the times do not fit the ranks.
 pub fn busiest(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
     let n_places = times.placement.n_chunks(n_stages) as usize * times.n_slices as usize;
     if n_places == 0 || times.forward.len() != n_places || times.backward.len() != n_places {

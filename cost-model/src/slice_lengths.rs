@@ -1,9 +1,9 @@
 //! Lengths of slices, so that all take equally long though a later one attends more keys.
 //!
-//! A slice of tokens `a` to `b` costs a pass `c + l (b - a) + q (b^2 - a^2) / 2`: launches, what is done for every token, and
-//! what is done for every pair of a query and a key that it sees (Li et al. 2021, arXiv 2102.07988, section 3.3, whose
-//! model of a slice after a context is the same). Whatever the cuts, the costs of `k` slices have the same sum, so the
-//! pipeline is fastest where the longest is shortest: where all are equal, at
+//! A slice of tokens `a` to `b` costs a pass `c + l (b - a) + q (b^2 - a^2) / 2`: launches, what is done for every
+//! token, and what is done for every pair of a query and a key that it sees (Li et al. 2021, arXiv 2102.07988, section
+//! 3.3, whose model of a slice after a context is the same). Whatever the cuts, the costs of `k` slices have the same
+//! sum, so the pipeline is fastest where the longest is shortest: where all are equal, at
 //!
 //! ```text
 //! l b_i + q b_i^2 / 2 = i / k (l S + q S^2 / 2)                                    -> balanced_slices()

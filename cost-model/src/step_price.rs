@@ -47,8 +47,8 @@ pub struct StepPrice {
     pub bytes_per_tier: Vec<Bytes>,
 }
 
-/// Price of one step of a conversion of a tensor of `shape`, with the routing of its tokens where it has some for experts;
-/// nothing for a local one. Bytes are those of the program, which sends every copy of a token.
+/// Price of one step of a conversion of a tensor of `shape`, with the routing of its tokens where it has some for
+/// experts; nothing for a local one. Bytes are those of the program, which sends every copy of a token.
 pub fn price_step(
     context: &PriceContext<'_>,
     mesh: &Mesh,

@@ -29,8 +29,8 @@ pub fn bytes_sent(kind: CollectiveKind, full: Bytes, n_members: u64) -> Bytes {
     }
 }
 
-/// Bytes that a rank sends on each tier of the cluster, averaged over the group; they add up to `bytes_sent`. Where ranks
-/// share devices: that a device sends.
+/// Bytes that a rank sends on each tier of the cluster, averaged over the group; they add up to `bytes_sent`. Where
+/// ranks share devices: that a device sends.
 ///
 /// A ring crosses a tier once per part that the tier joins: 16 ranks on 2 nodes send 14/16 of their bytes inside and
 /// 2/16 across. An all-to-all crosses it once per peer there: 7/15 inside and 8/15 across. A send-receive

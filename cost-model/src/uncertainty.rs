@@ -13,14 +13,16 @@ use ir::units::Seconds;
 
 use crate::constants::Constants;
 
-/// Nine of ten runs of a source that had no part in the fit are as near: the mean over such sources of `docs/fit.md`, 9.8 %.
+/// Nine of ten runs of a source that had no part in the fit are as near: the mean over such sources of `docs/fit.md`,
+/// 9.8 %.
 const SCATTER: f64 = 0.1;
 
-/// The same after a calibration by three runs of the source: 8.0 % in `docs/validation.md`, of sources that the fit knew.
+/// The same after a calibration by three runs of the source: 8.0 % in `docs/validation.md`, of sources that the fit
+/// knew.
 const SCATTER_CALIBRATED: f64 = 0.1;
 
-/// Factor by which an efficiency is off that was taken from datasheets and benchmarks: runs on B200 are off by 20 to 30 %
-/// where no run on its family has a part in the fit (`docs/fit.md`).
+/// Factor by which an efficiency is off that was taken from datasheets and benchmarks: runs on B200 are off by 20 to 30
+/// % where no run on its family has a part in the fit (`docs/fit.md`).
 const UNKNOWN: f64 = 1.3;
 
 /// What a family that nothing is known of may reach in products; its constants are the most cautious.
@@ -29,7 +31,8 @@ const USUAL_EFFICIENCY: f64 = 0.65;
 /// Nothing sustains more of its peak.
 const MOST_EFFICIENCY: f64 = 0.9;
 
-/// Runs of a cluster are as far from each other as those of any source: what nine of ten are off by, over what they are off by on average.
+/// Runs of a cluster are as far from each other as those of any source: what nine of ten are off by, over what they are
+/// off by on average.
 const TAIL: f64 = 2.0;
 
 /// What a prediction rests on.

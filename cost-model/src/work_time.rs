@@ -93,8 +93,8 @@ mod tests {
 
     #[test]
     fn published_layers_on_one_a100_are_reproduced_within_10_percent() {
-        // Four GPT layers, h 3072, 24 heads, one sequence of 2048 in bf16 with flash attention: 10.48 to 10.62 ms forward
-        // in four runs (github sail-sg/VocabularyParallelism artifact/exp_one_host.csv, middle stages).
+        // Four GPT layers, h 3072, 24 heads, one sequence of 2048 in bf16 with flash attention: 10.48 to 10.62 ms
+        // forward in four runs (github sail-sg/VocabularyParallelism artifact/exp_one_host.csv, middle stages).
         let (tokens, h) = (2048.0, 3072.0);
         let layer = [
             gemm(tokens, 3.0 * h, h),

@@ -1,22 +1,22 @@
 //! Whether two trainings from one start agree: the loss of every step, and where the parameters end.
 //!
 //! Rounding in one step is carried into the next, and a tiny model may make a tenfold of it in every step: then no two
-//! orders of addition agree for long, on however many devices. How far rounding carries is therefore measured, by a third
-//! training: the one that judges, with every parameter of its start moved by one rounding (`States::shaken`).
+//! orders of addition agree for long, on however many devices. How far rounding carries is therefore measured, by a
+//! third training: the one that judges, with every parameter of its start moved by one rounding (`States::shaken`).
 //!
 //! ```text
 //! |found - expected| <= allowed(step)
 //! allowed(step) = max(tolerance, margin * the largest |shaken - expected| / |expected| so far) * |expected|
 //! ```
-//! Steps are judged as long as that is no more than `LIMIT`, or twice the tolerance, of the loss; beyond, rounding decides. The
-//! final parameters are judged likewise, by their distance in the Euclidean norm, where all steps are.
+//! Steps are judged as long as that is no more than `LIMIT`, or twice the tolerance, of the loss; beyond, rounding
+//! decides. The final parameters are judged likewise, by their distance in the Euclidean norm, where all steps are.
 
 use crate::compare::Precision;
 use crate::run::{Outcome, ParameterName};
 use crate::states::States;
 
-/// Every sum of every operator and step rounds, the start is moved once. Found sufficient for the most ill-conditioned of
-/// the shipped models, latent attention over a few elements, which takes half of it.
+/// Every sum of every operator and step rounds, the start is moved once. Found sufficient for the most ill-conditioned
+/// of the shipped models, latent attention over a few elements, which takes half of it.
 const MARGIN: f64 = 64.0;
 
 /// The same in bf16, where the start is moved by what every operator rounds, and more margin would judge nothing.

@@ -8,14 +8,14 @@
 //!         one element, where such moves may cancel, also all up, and the larger difference counts
 //! n     = length of the sum that an element of the result is: the loops that the result lacks
 //! ```
-//! The second term is what single-precision arithmetic inside the operator may do: a backward-stable algorithm gives the
-//! exact result of operands that are moved so little (Higham 2002, Accuracy and Stability of Numerical Algorithms, section
-//! 1.5; n u for a sum of n terms, section 4.2). It is 2^16 times smaller than the first unless the operator itself is
-//! ill-conditioned, so a kernel that accumulates in bf16, or rounds another way, is found out.
+//! The second term is what single-precision arithmetic inside the operator may do: a backward-stable algorithm gives
+//! the exact result of operands that are moved so little (Higham 2002, Accuracy and Stability of Numerical Algorithms,
+//! section 1.5; n u for a sum of n terms, section 4.2). It is 2^16 times smaller than the first unless the operator
+//! itself is ill-conditioned, so a kernel that accumulates in bf16, or rounds another way, is found out.
 //!
-//! Routers are judged with the choice that they were given, rings with the blocks that came by (`ring_audit`). The operator
-//! that puts the keys of slices one behind the other is left to the comparison of whole runs (`compare`): it rounds
-//! nothing.
+//! Routers are judged with the choice that they were given, rings with the blocks that came by (`ring_audit`). The
+//! operator that puts the keys of slices one behind the other is left to the comparison of whole runs (`compare`): it
+//! rounds nothing.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,11 @@
 //! Checkpoints: the states of a training as files that training under any plan of the model can go on from.
 //!
-//! Every rank writes a safetensors file with the states of what it updates; of ranks that hold the same only the first. A
-//! tensor of a file is a region of a parameter of the model that was asked for, never of a fused one, and its name says
-//! which: `3.attention.q.weight.first_moment[0:8,4:8]`. So no rank needs another to write, a file is read without knowing
-//! the plan that wrote it, and any region of a parameter can be taken from the files that overlap it; the layout of
-//! PyTorch's distributed checkpoints is the same. `checkpoint.json` lists files and parameters, and how far training was.
+//! Every rank writes a safetensors file with the states of what it updates; of ranks that hold the same only the first.
+//! A tensor of a file is a region of a parameter of the model that was asked for, never of a fused one, and its name
+//! says which: `3.attention.q.weight.first_moment[0:8,4:8]`. So no rank needs another to write, a file is read without
+//! knowing the plan that wrote it, and any region of a parameter can be taken from the files that overlap it; the
+//! layout of PyTorch's distributed checkpoints is the same. `checkpoint.json` lists files and parameters, and how far
+//! training was.
 //!
 //! Bytes in, bytes out: who reads and writes files is the caller's affair.
 

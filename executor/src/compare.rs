@@ -3,15 +3,15 @@
 //! ```text
 //! max |a - b| <= tolerance * max(max |b| of the tensor, 1e-3 * the largest gradient)
 //! ```
-//! where `b` is the reference. In bf16 each operator is held to a tolerance of its own where it runs (`audit`); here whole
-//! runs are compared, so that what is missing or counted twice shows. Roundings of either sign add in squares: the tolerance
-//! is `2^-7` times the square root of the operators that a value has passed, forward to the loss and, for a gradient, back to
-//! its layer. Where rounding carries further, in f32 or bf16 (the gradient of a router's scores nearly cancels), that is
-//! measured on one device: `|a - b| <= CARRIED * max |b - exact|` is allowed as well, `exact` being the same run in double precision,
-//! or with every parameter moved by one rounding, and the largest difference that of all steps: a tensor of few elements may
-//! come near in one of them by chance.
-//! In f64 the loss, every gradient and every updated parameter within 1e-9; in f32 the loss
-//! and every gradient within 1e-4, for AdamW amplifies the rounding of tiny gradients.
+//! where `b` is the reference. In bf16 each operator is held to a tolerance of its own where it runs (`audit`); here
+//! whole runs are compared, so that what is missing or counted twice shows. Roundings of either sign add in squares:
+//! the tolerance is `2^-7` times the square root of the operators that a value has passed, forward to the loss and, for
+//! a gradient, back to its layer. Where rounding carries further, in f32 or bf16 (the gradient of a router's scores
+//! nearly cancels), that is measured on one device: `|a - b| <= CARRIED * max |b - exact|` is allowed as well, `exact`
+//! being the same run in double precision, or with every parameter moved by one rounding, and the largest difference
+//! that of all steps: a tensor of few elements may come near in one of them by chance. In f64 the loss, every gradient
+//! and every updated parameter within 1e-9; in f32 the loss and every gradient within 1e-4, for AdamW amplifies the
+//! rounding of tiny gradients.
 
 use ndarray::ArrayD;
 
@@ -39,8 +39,8 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// What rounding may change of a number, and is sure to be felt: in bf16, which rounds at every use, half the distance
-    /// to the next number, else all of it.
+    /// What rounding may change of a number, and is sure to be felt: in bf16, which rounds at every use, half the
+    /// distance to the next number, else all of it.
     pub fn unit(self) -> f64 {
         match self {
             Self::F32 => f64::from(f32::EPSILON),
@@ -113,8 +113,8 @@ pub fn compare(reference: &Outcome, outcome: &Outcome, precision: Precision) -> 
     judged((reference, &[]), outcome, precision)
 }
 
-/// Compares a run that rounds with its reference, allowing what rounding alone makes of that: its distance from others that
-/// differ from it by rounding, such as the exact one.
+/// Compares a run that rounds with its reference, allowing what rounding alone makes of that: its distance from others
+/// that differ from it by rounding, such as the exact one.
 pub fn compare_rounded(
     (reference, others): (&Outcome, &[&Outcome]),
     outcome: &Outcome,

@@ -1,8 +1,8 @@
 //! Keys and values from slice to slice: what a rank's earlier slices have kept, and what its later ones owe.
 //!
-//! The keys of earlier slices are among the values that these have saved, and stay there until their own backward, which
-//! comes after that of every slice behind them. The gradients that a slice gives the keys before its own are kept here,
-//! one tensor of all rows before the slice, which the slice before takes over.
+//! The keys of earlier slices are among the values that these have saved, and stay there until their own backward,
+//! which comes after that of every slice behind them. The gradients that a slice gives the keys before its own are kept
+//! here, one tensor of all rows before the slice, which the slice before takes over.
 
 use ir::graph::OpId;
 use ir::op::OpKind;

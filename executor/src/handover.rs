@@ -1,7 +1,8 @@
 //! The stream between stages on meshes of other lengths: who sends which part of its block to whom.
 //!
-//! Every device that takes over wants one block. Of every block that the others hold and that has rows of it, it takes these
-//! from one of the devices that hold it: of `n`, in order, from number `receiver mod n`, so that not all ask the first.
+//! Every device that takes over wants one block. Of every block that the others hold and that has rows of it, it takes
+//! these from one of the devices that hold it: of `n`, in order, from number `receiver mod n`, so that not all ask the
+//! first.
 
 use ir::mesh::Mesh;
 use ir::sharding::Sharding;

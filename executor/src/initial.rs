@@ -101,7 +101,8 @@ pub(crate) struct Texts {
     continued: Option<String>,
     /// Rows of the smallest table that each is looked up in; those of the scores count for the one that is continued.
     rows: BTreeMap<String, u64>,
-    /// Columns of the scores that labels point into, or fewer where tables in which tokens ahead are looked up have fewer rows.
+    /// Columns of the scores that labels point into, or fewer where tables in which tokens ahead are looked up have
+    /// fewer rows.
     scores: Option<u64>,
 }
 
@@ -309,8 +310,8 @@ impl Batch<'_> {
         self.first_sequence + seq * self.micro_batch + row
     }
 
-    /// Integers as a function of the sequence and of the place in it, from the `first` token of a slice on; along a third
-    /// dim, of the places after that.
+    /// Integers as a function of the sequence and of the place in it, from the `first` token of a slice on; along a
+    /// third dim, of the places after that.
     fn by_place(
         &self,
         (shape, dims): (&[u64], &[&Dim]),

@@ -47,7 +47,8 @@ pub struct Execution<'a> {
     pub sequence: u64,
     /// How a sequence's tokens are laid out before they are cut.
     pub tokens: TokenLayout,
-    /// Where a sequence is cut into slices that run one by one. The model's layers and choices are then the sliced ones.
+    /// Where a sequence is cut into slices that run one by one. The model's layers and choices are then the sliced
+    /// ones.
     pub slices: Slices,
     /// What every pipeline rank runs, in order; where shares are unequal, with most micro-batches.
     pub table: Vec<Vec<Action>>,
@@ -190,8 +191,8 @@ impl<'a> Execution<'a> {
         (!self.shares.is_empty()).then(|| device / self.meshes.alike.stride(AXIS))
     }
 
-    /// The micro-batch of the whole mesh, and the device on it, of whose sequences a device has its next micro-batch, the
-    /// `at`-th of a step. Coordinates of the outermost axis take their sequences one after the other:
+    /// The micro-batch of the whole mesh, and the device on it, of whose sequences a device has its next micro-batch,
+    /// the `at`-th of a step. Coordinates of the outermost axis take their sequences one after the other:
     ///
     /// `block = sum of the shares before + at; micro-batch = block / coordinates, coordinate = block mod coordinates`
     pub(crate) fn source(&self, device: u64, at: u64) -> (u64, u64) {

@@ -1,14 +1,14 @@
 //! Which buffers a rank's step has and when, and where in its arena each lies.
 //!
 //! Planned from programs, shardings and the table alone, in elements of the executed type; every value of a micro-batch
-//! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved values
-//! up to backward. What a layer keeps on the host leaves the device when its forward is over, and comes back before its
-//! backward. States of parameters live all the time, finished gradients during the update. Where the host updates a
-//! parameter, its optimizer state and its finished gradient are buffers of a second arena, the rank's share of the host's
-//! memory, and the new value is a buffer of the device until it is stored. States on the host's drives are buffers of a third,
-//! and of the second while they are updated. A stream that waits on
-//! its rank for the next chunk is a buffer, and so is what attention on a ring keeps. What an instruction has in hand is
-//! none: operands as it reads them, results before it writes them, and messages on their way.
+//! (or of a slice of one) is a buffer of its own from the instruction that makes it to the one that frees it, saved
+//! values up to backward. What a layer keeps on the host leaves the device when its forward is over, and comes back
+//! before its backward. States of parameters live all the time, finished gradients during the update. Where the host
+//! updates a parameter, its optimizer state and its finished gradient are buffers of a second arena, the rank's share
+//! of the host's memory, and the new value is a buffer of the device until it is stored. States on the host's drives
+//! are buffers of a third, and of the second while they are updated. A stream that waits on its rank for the next chunk
+//! is a buffer, and so is what attention on a ring keeps. What an instruction has in hand is none: operands as it reads
+//! them, results before it writes them, and messages on their way.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -115,7 +115,8 @@ struct Lives {
 }
 
 impl Lives {
-    /// A buffer appears. One that is there already, as a kept value whose operator runs again for another result, stays.
+    /// A buffer appears. One that is there already, as a kept value whose operator runs again for another result,
+    /// stays.
     fn make(&mut self, held: Held, bytes: u64, moment: usize) {
         if self.live.contains_key(&held) {
             return;
@@ -336,7 +337,8 @@ impl<'a> Walk<'a> {
         self.make(Held::LogSums(layer_idx, unit, op), queries * self.element_bytes);
     }
 
-    /// What backward of an operator that extends keys leaves for the slices before: all rows of its gradient but its own.
+    /// What backward of an operator that extends keys leaves for the slices before: all rows of its gradient but its
+    /// own.
     fn owe(&mut self, (layer_idx, unit): (LayerIdx, u32), op: OpId, gradients: &[Option<ValueId>]) {
         let slices = &self.run.execution.slices;
         let tokens = slices.range(unit % slices.n());

@@ -1,9 +1,10 @@
 //! The arena of a rank, run: one block of bytes in which everything lies that the rank holds between two instructions.
 //!
-//! An instruction reads its operands out of the arena and writes its results into it, each at the offset that was planned
-//! before the run, in the bytes that it takes: eight or four, or two where numbers are rounded to bf16. A number that two
-//! bytes do not hold is an error, as is a byte that is not free; what is given back is overwritten, so that nobody reads
-//! it by mistake. Without a plan a buffer goes where one of its size was given back, or behind all others.
+//! An instruction reads its operands out of the arena and writes its results into it, each at the offset that was
+//! planned before the run, in the bytes that it takes: eight or four, or two where numbers are rounded to bf16. A
+//! number that two bytes do not hold is an error, as is a byte that is not free; what is given back is overwritten, so
+//! that nobody reads it by mistake. Without a plan a buffer goes where one of its size was given back, or behind all
+//! others.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;

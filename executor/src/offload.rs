@@ -1,5 +1,5 @@
-//! What lies on the host and its drives: which memory holds a state, what a layer keeps there, and what moves between a rank's
-//! arenas.
+//! What lies on the host and its drives: which memory holds a state, what a layer keeps there, and what moves between a
+//! rank's arenas.
 //!
 //! ```text
 //! device:  gradient finished  --down-->                                         --up-->  new value, as operators take it
@@ -12,9 +12,9 @@
 //! device:  --up, gathered-->  a use, forward or backward           new value, in its storage's cut  --down-->
 //! host:    parameters as they are stored                                                                     the same
 //! ```
-//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1; Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3;
-//! Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, sections 5.1 and 5.2.2.
-//! Bytes are counted where they are moved.
+//! Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1; Rhu et al. 2016, "vDNN", arXiv 1602.08124, section
+//! 3; Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, sections 5.1 and 5.2.2. Bytes are counted where they
+//! are moved.
 
 use ir::program::{Home, StateHome};
 
@@ -91,8 +91,8 @@ impl<'a, E: Real> Rank<'a, E> {
         }
     }
 
-    /// Reads the states of an update off the drives into the host's memory, where they lie there. They keep their place on the
-    /// drives, to be written over.
+    /// Reads the states of an update off the drives into the host's memory, where they lie there. They keep their place
+    /// on the drives, to be written over.
     pub(crate) fn read_in(&mut self, key: ParameterKey) -> Result<(), ExecutorError> {
         match self.home(key, State::Master) {
             StateHome::Device | StateHome::Host => Ok(()),

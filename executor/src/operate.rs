@@ -1,4 +1,5 @@
-//! Operators on one rank: the kernel that runs, with the rows that are this rank's own, and routers whose choice is fixed.
+//! Operators on one rank: the kernel that runs, with the rows that are this rank's own, and routers whose choice is
+//! fixed.
 
 use ir::graph::OpId;
 use ir::op::OpKind;

@@ -173,8 +173,8 @@ impl<'a> Prepared<'a> {
         (seq % u64::from(self.execution.slices.n())) as u32
     }
 
-    /// Of whose sequences a device has a unit counted from the first step: the micro-batch of the whole mesh, counted so
-    /// too, and the device on it.
+    /// Of whose sequences a device has a unit counted from the first step: the micro-batch of the whole mesh, counted
+    /// so too, and the device on it.
     pub(crate) fn source(&self, seq: u64, device: u64) -> (u64, u64) {
         let execution = self.execution;
         let most = u64::from(execution.shape().n_micro_batches);

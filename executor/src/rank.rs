@@ -1,8 +1,8 @@
 //! One rank: it walks its row of the table, runs the sections of its layers' programs, and keeps what they save.
 //!
-//! All that it keeps from one instruction to the next lies in its arena. After forward exactly the program's saved values
-//! of a layer and micro-batch, or of a slice of one, are left there, after backward nothing: both are checked, so that the
-//! bytes counted are the bytes held.
+//! All that it keeps from one instruction to the next lies in its arena. After forward exactly the program's saved
+//! values of a layer and micro-batch, or of a slice of one, are left there, after backward nothing: both are checked,
+//! so that the bytes counted are the bytes held.
 
 use std::collections::{BTreeMap, BTreeSet};
 

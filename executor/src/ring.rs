@@ -5,8 +5,8 @@
 //! backward  the same once more; the gradients of a block start at the first rank that does not own it and travel
 //!           along until the owner adds its own term:                                                  n - 1 hops each
 //! ```
-//! Where a program computes attention again in backward, nothing is kept; else the result and its log-sums are. Both are
-//! counted as kept.
+//! Where a program computes attention again in backward, nothing is kept; else the result and its log-sums are. Both
+//! are counted as kept.
 
 use ir::graph::OpId;
 use ir::op::{AttentionMask, OpKind};

@@ -1,7 +1,7 @@
 //! Rings held to double precision: the same blocks through the same kernels, beside the run, as its own numbers are.
 //!
-//! A rank answers for what it computes: the result over all blocks that came by, the gradient of its queries, and what it
-//! adds to the gradients of every block before it passes them on. What it was sent is taken as given.
+//! A rank answers for what it computes: the result over all blocks that came by, the gradient of its queries, and what
+//! it adds to the gradients of every block before it passes them on. What it was sent is taken as given.
 
 use crate::audit::{Leaves, Witness, moved, moved_numbers, summed, wide, widened};
 use crate::kernels::ring::{Attended, BlockGradients, Turn, attend, block_backward};

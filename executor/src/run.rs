@@ -113,8 +113,8 @@ pub fn run<E: Real>(execution: &Execution<'_>, tier_of: &TierOf<'_>) -> Result<O
     run_prepared::<E>(&Prepared::new(execution, &programs, &routes)?, &[], (tier_of, &Nobody))
 }
 
-/// Like [`run_programs`], but routers choose the experts that a reference run chose: in single precision rounding may decide
-/// between two that are close. What was fixed is in [`Outcome::rerouted`].
+/// Like [`run_programs`], but routers choose the experts that a reference run chose: in single precision rounding may
+/// decide between two that are close. What was fixed is in [`Outcome::rerouted`].
 ///
 /// # Errors
 /// As for [`run`], and for a reference of another batch.
@@ -244,8 +244,8 @@ struct Joined<'a> {
 }
 
 impl Joined<'_> {
-    /// The sum over the pipeline ranks that have the last layer, and over coordinates that run unequal shares: of each all
-    /// ranks have the same.
+    /// The sum over the pipeline ranks that have the last layer, and over coordinates that run unequal shares: of each
+    /// all ranks have the same.
     fn losses(&self) -> Result<Vec<f64>, ExecutorError> {
         let execution = self.prepared.execution;
         let mut totals = vec![0.0; execution.steps as usize];

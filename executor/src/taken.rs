@@ -1,7 +1,7 @@
 //! How much every rank takes from the files of which rank when it begins with the states of a checkpoint.
 //!
-//! Counted element by element in the blocks that a run cuts for its ranks; the planner's map (`planner::reshard`) counts
-//! regions of whole tensors, and shares no code with this.
+//! Counted element by element in the blocks that a run cuts for its ranks; the planner's map (`planner::reshard`)
+//! counts regions of whole tensors, and shares no code with this.
 
 use std::collections::BTreeMap;
 

@@ -2,12 +2,13 @@
 //! go to where they are stored.
 //!
 //! All of it works on the flattened local block, cut by the storage's axes. A tied copy sends its gradient to the
-//! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state. So does
-//! the second of two pipeline ranks that have a copy of the same layer. A copy that its owner holds is the owner's tensor.
+//! owner's stage, to the rank with the same coordinates, and gets the new value back; it has no optimizer state. So
+//! does the second of two pipeline ranks that have a copy of the same layer. A copy that its owner holds is the owner's
+//! tensor.
 //!
-//! Where the host updates a parameter, the states of the update are in the rank's second arena: the finished gradient goes
-//! down to them, and the new value comes up, rounded as operators take it, before anybody else gets it. States on the host's
-//! drives are in the second arena only while they are updated.
+//! Where the host updates a parameter, the states of the update are in the rank's second arena: the finished gradient
+//! goes down to them, and the new value comes up, rounded as operators take it, before anybody else gets it. States on
+//! the host's drives are in the second arena only while they are updated.
 
 use std::collections::BTreeSet;
 
@@ -278,7 +279,8 @@ impl<E: Real> Rank<'_, E> {
         Ok(finished)
     }
 
-    /// Where a layer is on two pipeline ranks, adds what the second has of its gradients to the first's, and takes it out.
+    /// Where a layer is on two pipeline ranks, adds what the second has of its gradients to the first's, and takes it
+    /// out.
     fn join_twins(
         &mut self,
         comm: &mut RankComm<'_, E>,

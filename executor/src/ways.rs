@@ -1,4 +1,5 @@
-//! Ways of streams: from a layer to the next of its chunk by hand, else over a border, to another chunk or past layers of its own.
+//! Ways of streams: from a layer to the next of its chunk by hand, else over a border, to another chunk or past layers
+//! of its own.
 
 use ir::conversion::{Step, steps};
 use ir::links::{Link, links};

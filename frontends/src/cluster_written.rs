@@ -11,7 +11,8 @@ use crate::cluster_file::{
 };
 
 impl ClusterFile {
-    /// The file that is read as a cluster. Where its figures come from no longer stands there, nor which nodes of another cluster it has.
+    /// The file that is read as a cluster. Where its figures come from no longer stands there, nor which nodes of
+    /// another cluster it has.
     ///
     /// # Errors
     /// Where ranks share devices, which no file says.

@@ -1,7 +1,7 @@
 //! Dense MLP and mixture of experts as operators.
 //!
-//! Dims: `f` inner width (of an expert in a mixture), `e` experts, `c` slots of an expert, `u` inner width of the shared
-//! expert.
+//! Dims: `f` inner width (of an expert in a mixture), `e` experts, `c` slots of an expert, `u` inner width of the
+//! shared expert.
 
 use ir::builder::LayerBuilder;
 use ir::graph::{Data, Extent, Role, TensorId};

@@ -13,7 +13,8 @@ pub struct Position {
 
 /// A fault in an input file.
 ///
-/// Shown as `model.json:14:25: num_experts_per_tok: 9 of 8 experts cannot be chosen`, and the hint on a line of its own.
+/// Shown as `model.json:14:25: num_experts_per_tok: 9 of 8 experts cannot be chosen`, and the hint on a line of its
+/// own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", Text(self))]
 pub struct InputError {

@@ -1,6 +1,6 @@
-//! Low-rank adaptation: a model's own parameters are frozen, and beside chosen products `x w` two thin ones are learned,
-//! `y = x w + (alpha / r) x a b` with `a` of `r` columns and `b` of `r` rows (Hu et al. 2021, arXiv 2106.09685, section
-//! 4.1). Of a mixture's experts each gets its own `a` and `b`.
+//! Low-rank adaptation: a model's own parameters are frozen, and beside chosen products `x w` two thin ones are
+//! learned, `y = x w + (alpha / r) x a b` with `a` of `r` columns and `b` of `r` rows (Hu et al. 2021, arXiv
+//! 2106.09685, section 4.1). Of a mixture's experts each gets its own `a` and `b`.
 //!
 //! The factors are operators of the graph like all others: everything after this file sees only products, a scale, an
 //! addition and parameters that are frozen.
@@ -71,8 +71,8 @@ pub fn adapt(model: &mut Model, lora: &Lora) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a word names a product: its name, its last part (`q`), what it belongs to (`attention`), or what Hugging Face
-/// calls it (`q_proj`).
+/// Whether a word names a product: its name, its last part (`q`), what it belongs to (`attention`), or what Hugging
+/// Face calls it (`q_proj`).
 fn is_target(word: &str, name: &str) -> bool {
     let word = ALIASES.iter().find(|(alias, _)| *alias == word).map_or(word, |(_, own)| own);
     let part = |(group, last): (&str, &str)| group == word || last == word;
@@ -166,8 +166,8 @@ fn tensor(layer: &mut Layer, name: String, dims: Vec<DimId>, role: Role) -> Tens
     TensorId(layer.tensors.len() - 1)
 }
 
-/// What a product reads, once more: from the fork that gives it already, or from a new one before the product. Also where
-/// the product is then.
+/// What a product reads, once more: from the fork that gives it already, or from a new one before the product. Also
+/// where the product is then.
 fn second_copy(layer: &mut Layer, at: usize) -> (TensorId, usize) {
     let read = layer.ops[at].operands[0];
     // Of data there may be any number of readers.

@@ -1,14 +1,14 @@
 //! Multi-token prediction: behind the decoder stand modules that predict tokens further ahead (DeepSeek-V3, arXiv
 //! 2412.19437, section 2.2; as NVIDIA/Megatron-LM trains it, megatron/core/transformer/multi_token_prediction.py).
 //!
-//! Module `k` takes the stream of the module before, behind that one's final norm, and the embedding of the token `k` ahead,
-//! norms both, puts them side by side, and a product brings them back to the width of the stream: `y = [e(t_k); n] w`. A
-//! decoder layer of the model's last kind follows, then a norm. Embedding and head are the model's own. The modules' losses have
-//! a weight; like that of the next token they are divided by the number of tokens that have one.
+//! Module `k` takes the stream of the module before, behind that one's final norm, and the embedding of the token `k`
+//! ahead, norms both, puts them side by side, and a product brings them back to the width of the stream: `y = [e(t_k);
+//! n] w`. A decoder layer of the model's last kind follows, then a norm. Embedding and head are the model's own. The
+//! modules' losses have a weight; like that of the next token they are divided by the number of tokens that have one.
 //!
-//! Of a chain of layers is made: `.. decoder | mtp: x -> (n, y) | decoder: y -> x | head: (n, x)`. What waits for the head
-//! lies below on the stack. In the head the streams are stacked along a dim of their own, so that one product makes all
-//! scores, and one gradient is that of the head's matrix.
+//! Of a chain of layers is made: `.. decoder | mtp: x -> (n, y) | decoder: y -> x | head: (n, x)`. What waits for the
+//! head lies below on the stack. In the head the streams are stacked along a dim of their own, so that one product
+//! makes all scores, and one gradient is that of the head's matrix.
 
 use ir::builder::LayerBuilder;
 use ir::graph::{
@@ -253,8 +253,8 @@ mod tests {
         Ok(model)
     }
 
-    /// By formula: a layer of experts, three norms and the projection. With a second embedding and head, which the published
-    /// weights store, the model has the 685 billion that its page counts.
+    /// By formula: a layer of experts, three norms and the projection. With a second embedding and head, which the
+    /// published weights store, the model has the 685 billion that its page counts.
     #[test]
     fn the_module_of_deepseek_v3_has_11_6_billion_parameters() {
         let (h, r_q, r_kv, heads) = (7168, 1536, 512, 128);

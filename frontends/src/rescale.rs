@@ -58,8 +58,8 @@ fn resized(group: &DeviceGroup, count: u64) -> DeviceGroup {
     DeviceGroup { count, devices_per_node: group.devices_per_node.min(count), ..group.clone() }
 }
 
-/// Groups of which some have numbers of nodes: the first of them, where they have become fewer; where there are more, nobody
-/// knows the numbers of the others, and none are kept.
+/// Groups of which some have numbers of nodes: the first of them, where they have become fewer; where there are more,
+/// nobody knows the numbers of the others, and none are kept.
 fn numbered(groups: Vec<DeviceGroup>, before: &Cluster) -> Vec<DeviceGroup> {
     let shrank = groups.iter().zip(&before.groups).all(|(group, old)| group.n_nodes() <= old.n_nodes());
     let nodes = |group: &DeviceGroup| {

@@ -28,8 +28,8 @@ pub fn shipped_model(name: &str) -> Option<Shipped> {
 
 /// Parameters as published with the weights (model cards, safetensors indices), tied matrices once.
 ///
-/// DeepSeek-V3 without the multi-token prediction module and without the 58 x 256 correction biases of its routers, which
-/// are buffers: with them it is 671,026,419,200.
+/// DeepSeek-V3 without the multi-token prediction module and without the 58 x 256 correction biases of its routers,
+/// which are buffers: with them it is 671,026,419,200.
 #[cfg(test)]
 #[rustfmt::skip]
 pub(crate) const PUBLISHED_COUNTS: &[(&str, u64)] = &[

@@ -90,7 +90,8 @@ impl LayerBuilder {
         self.finish_with(&[out])
     }
 
-    /// Ends a layer that leaves several streams, the topmost last; one that it reads and leaves as it is goes through a fork.
+    /// Ends a layer that leaves several streams, the topmost last; one that it reads and leaves as it is goes through a
+    /// fork.
     pub fn finish_with(mut self, out: &[TensorId]) -> Layer {
         self.layer.out = out.to_vec();
         let activations: Vec<TensorId> =

@@ -111,12 +111,12 @@ pub struct DeviceGroup {
     /// Links that are others among the group's own devices than the cluster's tiers say.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<OwnLink>,
-    /// Its nodes by their numbers in the cluster that this one is a part of, or has the groups of in another order; absent
-    /// where nodes are counted through all groups from 0.
+    /// Its nodes by their numbers in the cluster that this one is a part of, or has the groups of in another order;
+    /// absent where nodes are counted through all groups from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<Numbers>,
-    /// The group as it is, where several ranks run on each of its devices: `count` is then one of ranks, and `device` the part
-    /// of a device that a rank has. See [`crate::cluster_ranks`].
+    /// The group as it is, where several ranks run on each of its devices: `count` is then one of ranks, and `device`
+    /// the part of a device that a rank has. See [`crate::cluster_ranks`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_of: Option<Box<DeviceGroup>>,
 }
@@ -309,7 +309,8 @@ pub struct Calibration {
     pub provenance: Vec<String>,
     /// Constants that differ from the shipped ones, by name.
     pub constants: BTreeMap<String, f64>,
-    /// What whole steps that were measured are still off by on average, as a part of their time; absent where none were.
+    /// What whole steps that were measured are still off by on average, as a part of their time; absent where none
+    /// were.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runs_off: Option<f64>,
 }

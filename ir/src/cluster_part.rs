@@ -1,7 +1,8 @@
 //! A part of a cluster: some of its groups in an order, some of their nodes.
 //!
-//! Ranks follow the nodes that are left. Two that shared a domain of a link tier keep sharing one, and the domains of a tier
-//! keep one size: a part for which that cannot be is none. Every group of a part says which nodes of the whole it has.
+//! Ranks follow the nodes that are left. Two that shared a domain of a link tier keep sharing one, and the domains of a
+//! tier keep one size: a part for which that cannot be is none. Every group of a part says which nodes of the whole it
+//! has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,8 +96,8 @@ pub fn part(cluster: &Cluster, pieces: &[Piece]) -> Result<Cluster, PartError> {
     Ok(Cluster { groups: pieces.iter().map(group).collect(), tiers, ..cluster.clone() })
 }
 
-/// Most of some nodes of a cluster, counted through all groups: where domains of a tier would have unequal sizes, without those that are not
-/// whole, or with as many nodes of each as the smallest has, whichever leaves more devices.
+/// Most of some nodes of a cluster, counted through all groups: where domains of a tier would have unequal sizes,
+/// without those that are not whole, or with as many nodes of each as the smallest has, whichever leaves more devices.
 ///
 /// # Errors
 /// What would become of a tier by any of them.

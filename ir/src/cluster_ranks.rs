@@ -1,16 +1,16 @@
 //! Clusters on which several ranks share a device: how unlike devices take unequal parts of one tensor.
 //!
-//! Every rank of a mesh has an equal block of what an axis cuts. Where a fast device runs three ranks and a slow one runs
-//! one, an axis of four cuts tensors between the two as 3 : 1 (AccPar, Song et al. 2020, HPCA; HAP, Zhang et al. 2024,
-//! arXiv 2401.05965). Programs, proofs and runs stay those of ranks; only the cluster knows of devices:
+//! Every rank of a mesh has an equal block of what an axis cuts. Where a fast device runs three ranks and a slow one
+//! runs one, an axis of four cuts tensors between the two as 3 : 1 (AccPar, Song et al. 2020, HPCA; HAP, Zhang et al.
+//! 2024, arXiv 2401.05965). Programs, proofs and runs stay those of ranks; only the cluster knows of devices:
 //!
 //! ```text
 //! group of n devices, r ranks on each  ->  group of n r ranks, each an r-th of a device               -> with_ranks()
 //! domain of d devices of a tier        ->  domain of the ranks on them, as many in every domain
 //! ```
-//! The ranks of a device run in turn, so a rank has an r-th of its rates and of its memory. Ranks wait for each other in
-//! collectives, so each is taken for no better than any other, figure by figure: a third of a device may have more FLOP/s
-//! than a whole slow one and less memory bandwidth. What goes between ranks of a device crosses no link.
+//! The ranks of a device run in turn, so a rank has an r-th of its rates and of its memory. Ranks wait for each other
+//! in collectives, so each is taken for no better than any other, figure by figure: a third of a device may have more
+//! FLOP/s than a whole slow one and less memory bandwidth. What goes between ranks of a device crosses no link.
 
 use crate::cluster::{Cluster, Device, DeviceGroup};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond};
@@ -66,15 +66,15 @@ impl Cluster {
         }
     }
 
-    /// Names of what may join two ranks, innermost first: a device that both are on, where ranks share devices, then the
-    /// link tiers.
+    /// Names of what may join two ranks, innermost first: a device that both are on, where ranks share devices, then
+    /// the link tiers.
     pub fn levels(&self) -> Vec<&str> {
         let device = self.shares_devices().then_some("no link (one device)");
         device.into_iter().chain(self.tiers.iter().map(|tier| tier.name.as_str())).collect()
     }
 
-    /// The same devices with so many ranks on each, group by group; nothing where domains of a tier would differ in ranks, a
-    /// number is zero, or there would be too many ranks.
+    /// The same devices with so many ranks on each, group by group; nothing where domains of a tier would differ in
+    /// ranks, a number is zero, or there would be too many ranks.
     #[must_use]
     pub fn with_ranks(&self, per_device: &[u64]) -> Option<Self> {
         let each: Vec<u64> = self

@@ -1,7 +1,7 @@
 //! What collectives are called: what they do, what they are for, and by which messages they run.
 //!
-//! Names only. What an algorithm costs is the cost model's business, what messages it consists of the executor's; a plan
-//! says which one runs ([`Rule`]).
+//! Names only. What an algorithm costs is the cost model's business, what messages it consists of the executor's; a
+//! plan says which one runs ([`Rule`]).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

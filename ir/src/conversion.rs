@@ -208,7 +208,8 @@ fn minor_most(current: Sharding, axis: AxisId, dim: u8) -> bool {
     (axis.0 + 1..MAX_AXES).all(|inner| current.0[inner] != Placement::Shard(dim))
 }
 
-/// An outer axis still has to join or leave the dim: it must come first, for it can do neither once this axis is inside.
+/// An outer axis still has to join or leave the dim: it must come first, for it can do neither once this axis is
+/// inside.
 fn blocked(current: Sharding, to: Sharding, axis: AxisId, dim: u8) -> bool {
     (0..axis.0).any(|outer| moves(current, to, outer, dim))
 }

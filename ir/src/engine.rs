@@ -156,8 +156,8 @@ impl Engine {
         serde_json::from_value(fields).map_err(plain)
     }
 
-    /// How rows are put in order of their experts: twice, as where these run one after another, but for an engine that sends
-    /// tokens once, which has nothing to sort before it knows their devices.
+    /// How rows are put in order of their experts: twice, as where these run one after another, but for an engine that
+    /// sends tokens once, which has nothing to sort before it knows their devices.
     pub fn sorting(&self) -> Experts {
         match self.dispatch {
             Dispatch::AllToAll => self.experts,
@@ -178,12 +178,12 @@ pub enum Copies {
     /// Nothing: gradients are reduced and parameters gathered where they lie.
     #[default]
     None,
-    /// DeepSpeed: gradients and parameters pass through flat buckets, the update reads an fp32 copy of flattened 16-bit gradients, and
-    /// bf16 gradients stay beside their fp32 sums.
+    /// DeepSpeed: gradients and parameters pass through flat buckets, the update reads an fp32 copy of flattened 16-bit
+    /// gradients, and bf16 gradients stay beside their fp32 sums.
     Buckets,
-    /// DeepSpeed's bf16 optimizer in the branch that became its pull request 1801 of March 2022: every rank has the fp32 copy of all
-    /// parameters, of which it updates its part (deepspeed/runtime/bf16_optimizer.py, `fp32_groups_flat`: "TODO: Need to only
-    /// track fp32 params of this partition").
+    /// DeepSpeed's bf16 optimizer in the branch that became its pull request 1801 of March 2022: every rank has the
+    /// fp32 copy of all parameters, of which it updates its part (deepspeed/runtime/bf16_optimizer.py,
+    /// `fp32_groups_flat`: "TODO: Need to only track fp32 params of this partition").
     WholeMaster,
 }
 
@@ -210,13 +210,15 @@ impl GradientReduction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum StageOutputs {
-    /// It does not (Korthikanti et al. 2022, arXiv 2205.05198, appendix B; Megatron-Core's `deallocate_pipeline_outputs`).
+    /// It does not (Korthikanti et al. 2022, arXiv 2205.05198, appendix B; Megatron-Core's
+    /// `deallocate_pipeline_outputs`).
     #[default]
     Freed,
     /// It does: Megatron-LM until then.
     Held,
-    /// DeepSpeed's pipeline engine: of what tensor parallel ranks all hold each keeps its part. Where there is one, all, and what
-    /// was received a second time: forward runs on a copy (deepspeed/runtime/pipe/engine.py, `_exec_forward_pass`).
+    /// DeepSpeed's pipeline engine: of what tensor parallel ranks all hold each keeps its part. Where there is one,
+    /// all, and what was received a second time: forward runs on a copy (deepspeed/runtime/pipe/engine.py,
+    /// `_exec_forward_pass`).
     HeldInParts,
 }
 
@@ -241,8 +243,8 @@ pub enum Experts {
     /// All in one kernel, to which tokens come sorted; no step of it waits for the host.
     #[default]
     Together,
-    /// One after another, each with kernels of its own. Tokens are sorted by expert once more behind the exchange and back
-    /// before it, and without a capacity the host reads how many every expert got before it launches what follows
+    /// One after another, each with kernels of its own. Tokens are sorted by expert once more behind the exchange and
+    /// back before it, and without a capacity the host reads how many every expert got before it launches what follows
     /// (Megatron-Core's all-to-all dispatcher with Transformer Engine's `GroupedLinear`).
     Each,
 }
@@ -262,9 +264,9 @@ pub enum Dispatch {
     /// (Megatron-Core's `alltoall` dispatcher, DeepSpeed-MoE). It is what programs say and the executor runs.
     #[default]
     AllToAll,
-    /// A token crosses to a node once and to a device once, however many experts it has there: sent to the device of the
-    /// same place in that node, forwarded inside the node while more arrives, and on its way back summed before it crosses
-    /// (DeepSeek-V3, arXiv 2412.19437 section 3.2.2; DeepEP and HybridEP, Megatron-Core's `flex` dispatcher).
+    /// A token crosses to a node once and to a device once, however many experts it has there: sent to the device of
+    /// the same place in that node, forwarded inside the node while more arrives, and on its way back summed before it
+    /// crosses (DeepSeek-V3, arXiv 2412.19437 section 3.2.2; DeepEP and HybridEP, Megatron-Core's `flex` dispatcher).
     PerNode,
 }
 
@@ -282,8 +284,8 @@ pub enum ExchangeOverlap {
     /// They are not: experts wait for their tokens, and what follows for the experts.
     #[default]
     Absent,
-    /// They are: a forward of one micro-batch runs layer by layer with a backward of another, and what one sends travels
-    /// while the other computes (Megatron-Core's `overlap_moe_expert_parallel_comm`; DeepSeek-V3's DualPipe).
+    /// They are: a forward of one micro-batch runs layer by layer with a backward of another, and what one sends
+    /// travels while the other computes (Megatron-Core's `overlap_moe_expert_parallel_comm`; DeepSeek-V3's DualPipe).
     Beside,
 }
 
@@ -301,8 +303,8 @@ pub enum Launches {
     /// The host, one after another.
     #[default]
     Host,
-    /// The device, from a graph of the whole step (Megatron-Core's `cuda_graph_scope=full_iteration`): nothing waits for the
-    /// host, and experts have as much room as their capacity, or a reserve, says.
+    /// The device, from a graph of the whole step (Megatron-Core's `cuda_graph_scope=full_iteration`): nothing waits
+    /// for the host, and experts have as much room as their capacity, or a reserve, says.
     Graph,
 }
 
@@ -313,8 +315,9 @@ impl Launches {
     }
 }
 
-/// When the libraries are from that matrix products and attention cores run in. Those of Hopper became faster by an eighth (products in
-/// 16 bits) and by two fifths (attention) once they were made for it; on other families no difference was measured.
+/// When the libraries are from that matrix products and attention cores run in. Those of Hopper became faster by an
+/// eighth (products in 16 bits) and by two fifths (attention) once they were made for it; on other families no
+/// difference was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Generation {
@@ -340,11 +343,11 @@ pub enum Kernels {
     /// One kernel per group of operators, written by hand or compiled.
     #[default]
     Fused,
-    /// One kernel per operator, launched by the interpreter; those that PyTorch puts together from several (RMS norm, rotary
-    /// embedding, gated activations) from extension libraries (Apex, flash-attention).
+    /// One kernel per operator, launched by the interpreter; those that PyTorch puts together from several (RMS norm,
+    /// rotary embedding, gated activations) from extension libraries (Apex, flash-attention).
     Libraries,
-    /// One kernel per operator, launched by the interpreter, or several, in fp32 where it computes so, where PyTorch puts it together from
-    /// simpler ones.
+    /// One kernel per operator, launched by the interpreter, or several, in fp32 where it computes so, where PyTorch
+    /// puts it together from simpler ones.
     Eager,
 }
 
@@ -438,8 +441,8 @@ pub enum ParameterSpread {
     /// Every rank holds an even share, and all shares are gathered.
     #[default]
     Gathered,
-    /// Every tensor belongs to one rank, which broadcasts it (InternLM/InternEvo `HybridZeroOptimizer`, FairScale's OSS):
-    /// a broadcast per tensor, each through all ranks.
+    /// Every tensor belongs to one rank, which broadcasts it (InternLM/InternEvo `HybridZeroOptimizer`, FairScale's
+    /// OSS): a broadcast per tensor, each through all ranks.
     Broadcast,
 }
 

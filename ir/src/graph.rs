@@ -2,10 +2,10 @@
 //! sequence in which the kinds repeat.
 //!
 //! Layers hand values on by a stack: a layer takes as many from its top as it reads (`Layer::stream_in`) and puts there
-//! what it leaves (`Layer::out`). In a decoder there is one, the residual stream. A layer that reads none begins a branch
-//! of the graph, which a later one joins; what lies below waits. The last layer leaves the loss alone.
-//! Operators stand in execution order. Every activation has exactly one reader: a tensor with several goes through an
-//! explicit `fork`, which keeps the search pairwise. `check` is the invariant every front end must meet.
+//! what it leaves (`Layer::out`). In a decoder there is one, the residual stream. A layer that reads none begins a
+//! branch of the graph, which a later one joins; what lies below waits. The last layer leaves the loss alone. Operators
+//! stand in execution order. Every activation has exactly one reader: a tensor with several goes through an explicit
+//! `fork`, which keeps the search pairwise. `check` is the invariant every front end must meet.
 
 mod check;
 
@@ -120,7 +120,8 @@ pub enum Data {
     Ahead(u64),
     /// Index of each position in its sequence `[s]`, or along a dim of fixed length `[t]`.
     Positions,
-    /// Numbers given with the batch `[b ..]`, such as patches of an image. Tensors of one name are the same in all layers.
+    /// Numbers given with the batch `[b ..]`, such as patches of an image. Tensors of one name are the same in all
+    /// layers.
     Features,
     /// Slopes of the linear position bias, per head.
     AlibiSlopes,
@@ -322,9 +323,9 @@ impl Layer {
         self.tensors[tensor.0].role.init().is_some()
     }
 
-    /// Whether a dim counts tokens, or what an encoder has in their place: the tokens of a sequence, and of dims of fixed
-    /// length those that data have between sequences and features, that queries or keys of attention walk, and that lie
-    /// between the sequences and the last dim of the stream.
+    /// Whether a dim counts tokens, or what an encoder has in their place: the tokens of a sequence, and of dims of
+    /// fixed length those that data have between sequences and features, that queries or keys of attention walk, and
+    /// that lie between the sequences and the last dim of the stream.
     pub fn counts_tokens(&self, dim: DimId) -> bool {
         match self.dims.get(dim.0).map(|dim| dim.extent) {
             Some(Extent::Sequence | Extent::UpToSlice) => return true,

@@ -15,8 +15,8 @@ pub struct Link {
     pub read: usize,
 }
 
-/// All streams of a list of layers, readers in order. A layer may stand for a run of equal ones, which hand on what they
-/// read among themselves. What a layer lacks on the stack has no link: `graph::check` asks that nothing lacks.
+/// All streams of a list of layers, readers in order. A layer may stand for a run of equal ones, which hand on what
+/// they read among themselves. What a layer lacks on the stack has no link: `graph::check` asks that nothing lacks.
 pub fn links<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Vec<Link> {
     let mut stack: Vec<(usize, usize)> = Vec::new();
     let mut links = Vec::new();
@@ -29,8 +29,9 @@ pub fn links<'a>(layers: impl IntoIterator<Item = &'a Layer>) -> Vec<Link> {
     links
 }
 
-/// Positions of layers that do not take over exactly what the one before has left: where branches begin and where they meet.
-/// None where every layer reads of the one before, whatever else it reads: layers then run in turn, and no branch beside another.
+/// Positions of layers that do not take over exactly what the one before has left: where branches begin and where they
+/// meet. None where every layer reads of the one before, whatever else it reads: layers then run in turn, and no branch
+/// beside another.
 pub fn bends<'a>(layers: impl IntoIterator<Item = &'a Layer> + Clone) -> Vec<usize> {
     let n_left: Vec<usize> = layers.clone().into_iter().map(|layer| layer.out.len()).collect();
     let mut straight = vec![0; n_left.len()];

@@ -129,8 +129,8 @@ pub fn whole_axes(mesh: &Mesh, used: Sharding) -> AxisSet {
     AxisSet::of(&mesh.axis_ids().filter(whole).collect::<Vec<_>>())
 }
 
-/// Tensors of a layer that get a gradient in backward: the result depends on them, and the stream or a learned parameter
-/// leads to them. (A result that nothing learned leads to has only the gradient that arrives.)
+/// Tensors of a layer that get a gradient in backward: the result depends on them, and the stream or a learned
+/// parameter leads to them. (A result that nothing learned leads to has only the gradient that arrives.)
 pub fn gradient_tensors(layer: &Layer) -> BTreeSet<TensorId> {
     let mut have: BTreeSet<TensorId> = layer.out.iter().copied().collect();
     for op in layer.ops.iter().rev() {
@@ -168,8 +168,8 @@ pub fn gets(op: &Op, gradients: &BTreeSet<TensorId>) -> Vec<bool> {
     op.operands.iter().enumerate().map(one).collect()
 }
 
-/// Operands that backward of an operator reads, in order: those that its line saves; of a product only what the gradients
-/// that are asked for need, so that `x` of `x w` is not kept for a frozen `w`.
+/// Operands that backward of an operator reads, in order: those that its line saves; of a product only what the
+/// gradients that are asked for need, so that `x` of `x w` is not kept for a frozen `w`.
 pub fn backward_reads(op: &Op, gradients: &BTreeSet<TensorId>) -> Vec<usize> {
     let asked = gets(op, gradients).into_iter().enumerate().filter(|(_, gets)| *gets);
     let needs: BTreeSet<usize> = asked.flat_map(|(i, _)| op.kind.gradient_needs(i)).collect();

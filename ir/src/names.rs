@@ -1,9 +1,10 @@
 //! The literature's names for what a plan does: `dp`, `tp`, `ZeRO-3` and the rest, read off strategies and storage.
 //!
-//! Nothing else in the program uses these words to decide anything. A name is derived from which loop an axis cuts in the
-//! products of most of a layer's weights, never from an operator: the batch (data), the sequence (context), the sequence
-//! there and the heads inside attention (Ulysses), a loop of the weights (tensor); and the experts (expert). Attention is
-//! the operator whose keys may travel; the experts are the dim before the slots; the vocabulary is the dim of unequal blocks.
+//! Nothing else in the program uses these words to decide anything. A name is derived from which loop an axis cuts in
+//! the products of most of a layer's weights, never from an operator: the batch (data), the sequence (context), the
+//! sequence there and the heads inside attention (Ulysses), a loop of the weights (tensor); and the experts (expert).
+//! Attention is the operator whose keys may travel; the experts are the dim before the slots; the vocabulary is the dim
+//! of unequal blocks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -152,8 +153,8 @@ impl OnNvme {
     }
 }
 
-/// Of which layers the host's memory holds what backward needs (Rhu et al. 2016, arXiv 1602.08124), or the parameters between
-/// uses (Rajbhandari et al. 2021, arXiv 2104.07857).
+/// Of which layers the host's memory holds what backward needs (Rhu et al. 2016, arXiv 1602.08124), or the parameters
+/// between uses (Rajbhandari et al. 2021, arXiv 2104.07857).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnHost {
@@ -274,8 +275,8 @@ pub fn roles(arrangement: &Arrangement) -> Roles {
     }
 }
 
-/// Devices over which a sequence is cut where the order of its tokens matters: those of context parallelism, and those along whose axes
-/// attention of some layer cuts its queries, whatever these are called.
+/// Devices over which a sequence is cut where the order of its tokens matters: those of context parallelism, and those
+/// along whose axes attention of some layer cuts its queries, whatever these are called.
 pub fn token_parts(arrangement: &Arrangement) -> u64 {
     let (mesh, layers) = (arrangement.mesh, &arrangement.layers);
     let cuts_queries = |axis: AxisId| {
@@ -425,15 +426,15 @@ fn is_expert_op(layer: &Layer, op: &Op) -> bool {
     tensors_of(op).any(|tensor| layer.tensors[tensor.0].dims.iter().any(|&dim| is_slots(layer, dim)))
 }
 
-/// Looks up or multiplies by a weight matrix: a parameter of two or more dims. A bias of heads has as many, but who adds it
-/// need not have the heads of the product.
+/// Looks up or multiplies by a weight matrix: a parameter of two or more dims. A bias of heads has as many, but who
+/// adds it need not have the heads of the product.
 fn has_weights(layer: &Layer, op: &Op) -> bool {
     let is_product = matches!(op.kind, OpKind::Linear | OpKind::Embed);
     is_product && op.operands.iter().any(|&t| layer.is_parameter(t) && layer.tensors[t.0].dims.len() >= 2)
 }
 
-/// The operator that meets keys in a loop of their own: first one whose queries are tokens of the sequence, then one whose
-/// keys are of the same dim as its queries.
+/// The operator that meets keys in a loop of their own: first one whose queries are tokens of the sequence, then one
+/// whose keys are of the same dim as its queries.
 fn attention_of(layer: &Layer) -> Option<OpId> {
     let rank = |op: OpId| {
         let sig = signature(layer, &layer.ops[op.0]);
@@ -495,8 +496,9 @@ fn dense_role(speakers: &[Speaker], axis: AxisId) -> DenseRole {
     majority(votes).unwrap_or(DenseRole::Same)
 }
 
-/// What an axis does in one layer, experts aside: what most of its matrices see, by elements, names it, and attention says by which
-/// kind of context parallelism tokens meet. Of heads that are exchanged for sequences or tokens only inside attention no weight knows.
+/// What an axis does in one layer, experts aside: what most of its matrices see, by elements, names it, and attention
+/// says by which kind of context parallelism tokens meet. Of heads that are exchanged for sequences or tokens only
+/// inside attention no weight knows.
 fn layer_role(speaker: &Speaker, axis: AxisId) -> DenseRole {
     let Speaker { placed, products, attention } = speaker;
     let cut = |op: OpId| cut_loop(*placed, op, axis);
@@ -518,8 +520,8 @@ fn layer_role(speaker: &Speaker, axis: AxisId) -> DenseRole {
     }
 }
 
-/// The products of a layer that say what an axis is called, with the elements of their matrices: those of its tokens, experts aside. A layer
-/// without any speaks by all its operators alike.
+/// The products of a layer that say what an axis is called, with the elements of their matrices: those of its tokens,
+/// experts aside. A layer without any speaks by all its operators alike.
 pub fn naming_products(layer: &Layer) -> Vec<(OpId, u64)> {
     let dense = || layer.op_ids().filter(|op| !is_expert_op(layer, &layer.ops[op.0]));
     // What makes keys of another length says nothing of the queries' tokens.
@@ -578,8 +580,8 @@ fn cuts_vocabulary(layers: &[PlacedLayer], axis: AxisId) -> bool {
 }
 
 /// The cut of most of the dense parameters, by elements. Frozen ones have one state, the parameter: where most of them
-/// are cut that is stage 3, else the learned ones say what is cut. What its use cuts over all devices says nothing beside replicas, or
-/// beside matrices that are whole: there is nothing left of it to cut.
+/// are cut that is stage 3, else the learned ones say what is cut. What its use cuts over all devices says nothing
+/// beside replicas, or beside matrices that are whole: there is nothing left of it to cut.
 fn zero((mesh, dp): (&Mesh, u64), layers: &[PlacedLayer]) -> Zero {
     let votes = |held: fn(&Layer, TensorId) -> bool| {
         let of_layer = |placed: PlacedLayer| {

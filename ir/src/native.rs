@@ -70,8 +70,8 @@ pub struct LayerDocument {
     pub tensors: Vec<TensorDocument>,
     /// Operators in execution order.
     pub ops: Vec<OpDocument>,
-    /// What the layer takes from those before it: the stream, or several, of which the last was left last. Absent in a layer
-    /// that reads only data.
+    /// What the layer takes from those before it: the stream, or several, of which the last was left last. Absent in a
+    /// layer that reads only data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_in: Option<Streams>,
     /// What it leaves: the stream, several, or the loss.

@@ -184,7 +184,8 @@ pub enum OpKind {
         /// The constants.
         by: Vec<f64>,
     },
-    /// `l[b s ..] (labels[b s ..])? -> loss[]`: sum over the tokens, with labels over those whose label is not negative.
+    /// `l[b s ..] (labels[b s ..])? -> loss[]`: sum over the tokens, with labels over those whose label is not
+    /// negative.
     SumLoss,
 }
 
@@ -217,8 +218,8 @@ pub enum AttentionMask {
     /// Those of its own and of earlier positions, of one sequence.
     #[default]
     Causal,
-    /// All: of its own sequence, as in an encoder, or of another value, as in cross-attention (Vaswani et al. 2017, arXiv
-    /// 1706.03762, section 3.2.3).
+    /// All: of its own sequence, as in an encoder, or of another value, as in cross-attention (Vaswani et al. 2017,
+    /// arXiv 1706.03762, section 3.2.3).
     Full,
 }
 

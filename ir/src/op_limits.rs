@@ -1,4 +1,5 @@
-//! The ranges in which the attributes of operators make sense. A model's file and the model in a plan are held to the same.
+//! The ranges in which the attributes of operators make sense. A model's file and the model in a plan are held to the
+//! same.
 
 use crate::op::OpKind;
 

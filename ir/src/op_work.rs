@@ -112,8 +112,8 @@ pub fn op_work(
         OpKind::Attention { window, mask, .. } => {
             attention((layer, sig), local, (*mask, *window), pass, kernels)
         }
-        // Traced by hand through PyTorch 2.5: `rms_norm` casts to fp32, squares, averages, scales, casts back and weighs, and
-        // backward undoes each; rotations are complex products in fp32; a gate is `silu` and a product.
+        // Traced by hand through PyTorch 2.5: `rms_norm` casts to fp32, squares, averages, scales, casts back and
+        // weighs, and backward undoes each; rotations are complex products in fp32; a gate is `silu` and a product.
         OpKind::RmsNorm { .. } if one_by_one => composed(result(0), (36.0, 7), (92.0, 13)),
         OpKind::Rope { .. } if one_by_one => composed(result(0), (20.0, 3), (20.0, 3)),
         OpKind::Glu { .. } if one_by_one => composed(result(0), (10.0, 2), (18.0, 3)),
@@ -147,9 +147,10 @@ pub fn op_work(
         // Reads and writes one row per routed token; once more where rows are sorted on both sides of the exchange.
         OpKind::Dispatch => stream(result(0), 4.0 + sorted, 4.0 + sorted),
         OpKind::Combine => stream(operand(0), 4.0 + sorted, 6.0 + sorted),
-        // The three of the loss together. Plain: cast to fp32, log-softmax and its gradient, each a tensor of its own, as measured, in
-        // bytes at the rate of a copy (`fixtures/measured/operators.csv`, cross-entropy); unfused: read, cast and exponentiate in fp32,
-        // write the gradient; fused: read once forward and once backward, and written in place, as measured of a compiled one.
+        // The three of the loss together. Plain: cast to fp32, log-softmax and its gradient, each a tensor of its own,
+        // as measured, in bytes at the rate of a copy (`fixtures/measured/operators.csv`, cross-entropy); unfused:
+        // read, cast and exponentiate in fp32, write the gradient; fused: read once forward and once backward, and
+        // written in place, as measured of a compiled one.
         OpKind::RowMax => match kernels.loss {
             LossKernel::Plain => composed(operand(0), (8.0, 1), (0.0, 0)),
             LossKernel::Unfused => stream(operand(0), 4.0, 0.0),
@@ -262,7 +263,8 @@ const PLAIN: KernelChoice = KernelChoice {
 pub enum Counted {
     /// Those that are left.
     Once,
-    /// Twice as many, and no more than there are: the full square where no window is shorter, as published utilisations count.
+    /// Twice as many, and no more than there are: the full square where no window is shorter, as published utilisations
+    /// count.
     Twice,
 }
 
@@ -288,8 +290,8 @@ pub fn model_flops(layer: &Layer, op: &Op, sig: &Signature, sizes: &Sizes, count
         .sum()
 }
 
-/// Fraction of what an operator computes that is the model's: not the slots of experts that their capacity leaves empty where
-/// tokens spread evenly.
+/// Fraction of what an operator computes that is the model's: not the slots of experts that their capacity leaves empty
+/// where tokens spread evenly.
 pub fn useful(layer: &Layer, sig: &Signature, sizes: &Sizes) -> f64 {
     let sequence = layer.dims.iter().position(|dim| dim.extent == Extent::Sequence);
     let of_dim = |dim: DimId| match (layer.dims[dim.0].extent, sequence) {

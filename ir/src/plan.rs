@@ -62,7 +62,8 @@ pub struct Plan {
     /// Order of forwards and backwards.
     pub schedule: Schedule,
     /// The table of a `custom` schedule: per pipeline rank its actions in order, such as `F0 F1 B0 B1`. `F0.1` is the
-    /// forward of micro-batch 0 on virtual stage 1, `F0/1` that of its slice 1; B is a full backward, I and W are its two parts.
+    /// forward of micro-batch 0 on virtual stage 1, `F0/1` that of its slice 1; B is a full backward, I and W are its
+    /// two parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<Vec<String>>,
     /// Tokens of every slice that sequences are cut into, in order; empty where they are not cut.
@@ -72,7 +73,8 @@ pub struct Plan {
     pub micro_batch: u64,
     /// Micro-batches of a step; of the average coordinate of the outermost axis, where these run unequal shares.
     pub n_micro_batches: u64,
-    /// Micro-batches of a step that each coordinate of the outermost axis of the mesh runs, where they run unequal shares.
+    /// Micro-batches of a step that each coordinate of the outermost axis of the mesh runs, where they run unequal
+    /// shares.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<u64>,
     /// The choices that the chunks refer to by position.
@@ -263,8 +265,8 @@ impl Plan {
         (self.slices.len() as u64).max(1)
     }
 
-    /// What every pipeline rank runs, in order: the schedule's table, or the one that the plan brings. Where devices run
-    /// unequal shares, that of those with most micro-batches.
+    /// What every pipeline rank runs, in order: the schedule's table, or the one that the plan brings. Where devices
+    /// run unequal shares, that of those with most micro-batches.
     ///
     /// # Errors
     /// A schedule without a table for these counts, or a table that is wrong.

@@ -1,8 +1,8 @@
 //! Programs: what every device of a stage does for one layer, in single-assignment form.
 //!
 //! A program has a forward and a backward section, called once per micro-batch, and one update per learned parameter,
-//! called once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is part of
-//! backward: the same instructions as in forward, emitted where a value is first needed.
+//! called once per step. Every placement is decided here; pricing, running and drawing only read it. Recomputation is
+//! part of backward: the same instructions as in forward, emitted where a value is first needed.
 
 use std::collections::BTreeSet;
 
@@ -88,9 +88,10 @@ pub struct Storage {
 
 /// Which memory holds an optimizer state, its fp32 copy of the parameter included.
 ///
-/// Of a state on the host the finished gradient goes down, the host's processors update, and the new parameter comes up in
-/// the job's format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1). One on the host's drives is the same, but
-/// read before its update and written after it, parameter by parameter (Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, section 5.2.2).
+/// Of a state on the host the finished gradient goes down, the host's processors update, and the new parameter comes up
+/// in the job's format (Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 4.1). One on the host's drives is
+/// the same, but read before its update and written after it, parameter by parameter (Rajbhandari et al. 2021,
+/// "ZeRO-Infinity", arXiv 2104.07857, section 5.2.2).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -145,8 +146,9 @@ impl From<Home> for StateHome {
 
 /// Which memory holds a layer's parameters between uses, or what it keeps for backward.
 ///
-/// What is kept goes down behind forward and comes up before backward (Rhu et al. 2016, "vDNN", arXiv 1602.08124, section 3).
-/// Parameters come up for every use (Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, section 5.1).
+/// What is kept goes down behind forward and comes up before backward (Rhu et al. 2016, "vDNN", arXiv 1602.08124,
+/// section 3). Parameters come up for every use (Rajbhandari et al. 2021, "ZeRO-Infinity", arXiv 2104.07857, section
+/// 5.1).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]

@@ -1,7 +1,8 @@
 //! Regions of a tensor: one range of rows per dim, and the regions that a run of a flattened block is made of.
 //!
-//! States are cut along the flattened local block of a parameter. Such a run of elements, seen in the whole tensor, is a
-//! few regions: at most two per dim but the last, so that sizes of any magnitude are counted without a list of elements.
+//! States are cut along the flattened local block of a parameter. Such a run of elements, seen in the whole tensor, is
+//! a few regions: at most two per dim but the last, so that sizes of any magnitude are counted without a list of
+//! elements.
 
 use std::ops::Range;
 

@@ -47,7 +47,8 @@ pub enum Schedule {
     /// 1F1B that warms up twice as far, so that transfers hide (Fan et al. 2021, DAPPLE: arXiv 2007.01045, policy B).
     #[serde(rename = "eager-1f1b")]
     Eager,
-    /// 1F1B with a bound on the micro-batches that the first rank takes in before its first backward (DAPPLE, section 5).
+    /// 1F1B with a bound on the micro-batches that the first rank takes in before its first backward (DAPPLE, section
+    /// 5).
     Dapple {
         /// The bound, at least 1: as many as stages is 1F1B, twice as many eager 1F1B.
         warm_up: u32,
@@ -149,8 +150,8 @@ impl Schedule {
         }
     }
 
-    /// Micro-batches from which on more of them change nothing about what any rank has under way at most, on so many stages;
-    /// `None` where nobody looked.
+    /// Micro-batches from which on more of them change nothing about what any rank has under way at most, on so many
+    /// stages; `None` where nobody looked.
     pub fn steady_from(self, n_stages: u32) -> Option<u32> {
         matches!(self, Self::ZbH1 | Self::ZbH2 | Self::DualPipeV).then(|| n_stages.saturating_mul(2))
     }
@@ -262,8 +263,9 @@ impl fmt::Display for Action {
 
 /// What every rank runs, in order.
 ///
-/// `n_stages` pipeline ranks, `n_micro_batches` per step. Each rank has `2 * m * v` actions, as often as there are slices,
-/// and one more for each backward that is split: 1F1B with 2 stages and 2 micro-batches gives rank 0 `F0 F1 B0 B1` and rank 1 `F0 B0 F1 B1`.
+/// `n_stages` pipeline ranks, `n_micro_batches` per step. Each rank has `2 * m * v` actions, as often as there are
+/// slices, and one more for each backward that is split: 1F1B with 2 stages and 2 micro-batches gives rank 0 `F0 F1 B0
+/// B1` and rank 1 `F0 B0 F1 B1`.
 ///
 /// # Errors
 /// Counts that the schedule has no table for. [`Schedule::Custom`] never has one here: the plan brings it.

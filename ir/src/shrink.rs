@@ -150,8 +150,8 @@ fn stands_for(plan: &Plan, small: &Plan) -> Vec<u64> {
     (0..small.n_devices()).map(rank).collect()
 }
 
-/// A mesh of a plan with two devices along every axis that has several; where stages have an axis of several lengths, the
-/// longer are twice as long as the shortest.
+/// A mesh of a plan with two devices along every axis that has several; where stages have an axis of several lengths,
+/// the longer are twice as long as the shortest.
 fn small_mesh(plan: &Plan, mesh: &Mesh) -> Mesh {
     // Which ranks share a device shows only where all are there; such clusters are small.
     if plan.cluster.shares_devices() {

@@ -416,7 +416,8 @@ fn orders_slots(layer: &Layer, op: &Op, slots: DimId) -> bool {
     positions.map_or(!limited, |dims| limited && sequence(dims))
 }
 
-/// Each part has the dims of the whole, but for the one that no part has a dim of its own length, or none where that is one.
+/// Each part has the dims of the whole, but for the one that no part has a dim of its own length, or none where that is
+/// one.
 fn are_parts(layer: &Layer, whole: TensorId, (parts, sizes): (&[TensorId], &[u64])) -> bool {
     let dims = |t: TensorId| layer.tensors[t.0].dims.as_slice();
     let whole = dims(whole);

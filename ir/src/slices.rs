@@ -1,7 +1,7 @@
 //! Sequences cut into slices that run one by one: where the cuts are, and what of a layer runs per slice.
 //!
-//! A slice is a shorter sequence, but for attention, whose queries see the keys of the slices before. So the sliced form
-//! of a layer is the layer with one operator more in front of every set of keys and of values, [`OpKind::Extend`]:
+//! A slice is a shorter sequence, but for attention, whose queries see the keys of the slices before. So the sliced
+//! form of a layer is the layer with one operator more in front of every set of keys and of values, [`OpKind::Extend`]:
 //!
 //! ```text
 //! attention(q[s], k[s], v[s])   ->   attention(q[s], extend(k)[t], extend(v)[t])        t: tokens up to the slice's end
@@ -9,8 +9,8 @@
 //! backward  of slice i   extend adds what slices i + 1 .. owe to the gradient, keeps the rows before its own as what the
 //!                        slices before are owed, and passes its own rows on: slices run from the last to the first
 //! ```
-//! All else of a layer must work token by token; [`sliced_layer`] says what does not. Parameters, tensors and the order of
-//! operators stay as they are; programs of all slices are the same, only lengths differ.
+//! All else of a layer must work token by token; [`sliced_layer`] says what does not. Parameters, tensors and the order
+//! of operators stay as they are; programs of all slices are the same, only lengths differ.
 
 use std::ops::Range;
 

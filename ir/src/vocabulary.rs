@@ -6,8 +6,8 @@ use std::fmt;
 use crate::graph::{DimId, Extent, Layer, Model, Op};
 use crate::op::OpKind;
 
-/// What Megatron-LM pads to where nobody says otherwise (`make_vocab_size_divisible_by`): up to 16 blocks of it have rows
-/// of whole 16 bytes in 16 bits.
+/// What Megatron-LM pads to where nobody says otherwise (`make_vocab_size_divisible_by`): up to 16 blocks of it have
+/// rows of whole 16 bytes in 16 bits.
 pub const MULTIPLE: u64 = 128;
 
 /// A vocabulary that was padded.
@@ -25,8 +25,8 @@ impl fmt::Display for Padded {
     }
 }
 
-/// Pads every vocabulary of a model to a multiple of so many entries, as a model of that size: the added entries are never
-/// asked for, and training drives their scores down. Those that were none are told, each once.
+/// Pads every vocabulary of a model to a multiple of so many entries, as a model of that size: the added entries are
+/// never asked for, and training drives their scores down. Those that were none are told, each once.
 ///
 /// Scores may be handed on from layer to layer, so every `uneven` dim as long as a vocabulary is one.
 pub fn pad(model: &mut Model, multiple: u64) -> Vec<Padded> {

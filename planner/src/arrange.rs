@@ -87,8 +87,8 @@ fn device_of(schedule: Schedule, n_stages: u32, chunk: u32) -> (usize, u32) {
     (rank as usize, later as u32)
 }
 
-/// Bytes that stages of an arrangement need beyond what they have, which the cut of its layers did not see: it takes the chunks of a stage
-/// for alike, and no queues between stages for granted.
+/// Bytes that stages of an arrangement need beyond what they have, which the cut of its layers did not see: it takes
+/// the chunks of a stage for alike, and no queues between stages for granted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Over {
     of_stages: Vec<f64>,
@@ -263,8 +263,8 @@ impl Scope<'_> {
         })
     }
 
-    /// The layers of a candidate on its stages, one chunk of a schedule after the other: in every way in which the chunks of a device may
-    /// share it, that with the least time first.
+    /// The layers of a candidate on its stages, one chunk of a schedule after the other: in every way in which the
+    /// chunks of a device may share it, that with the least time first.
     pub(crate) fn cuts(
         &self,
         candidate: &Candidate,
@@ -284,7 +284,8 @@ impl Scope<'_> {
         self.shared_out(candidate, (schedule, levels, over), cut)
     }
 
-    /// Chunks in every way in which those of a device may share it, that with the least time first; of equals the first.
+    /// Chunks in every way in which those of a device may share it, that with the least time first; of equals the
+    /// first.
     fn shared_out(
         &self,
         candidate: &Candidate,
@@ -307,8 +308,9 @@ impl Scope<'_> {
         all.into_iter().map(|(_, cuts)| cuts).collect()
     }
 
-    /// Layers cut as if memory were free, at levels that are chosen for all chunks of a device together: what a chunk leaves to those behind
-    /// it is a guess otherwise, by which none may be left for the last. Nothing where devices have one chunk each.
+    /// Layers cut as if memory were free, at levels that are chosen for all chunks of a device together: what a chunk
+    /// leaves to those behind it is a guess otherwise, by which none may be left for the last. Nothing where devices
+    /// have one chunk each.
     pub(crate) fn cut_together(
         &self,
         candidate: &Candidate,
@@ -324,8 +326,8 @@ impl Scope<'_> {
         levelled(&places, &self.cut_anywhere(&roomy)?)
     }
 
-    /// Layers cut for the least slowest chunk, or as the user says, who counts decoder layers; embedding and head stand at the ends. Nothing
-    /// where there are not as many chunks as counts.
+    /// Layers cut for the least slowest chunk, or as the user says, who counts decoder layers; embedding and head stand
+    /// at the ends. Nothing where there are not as many chunks as counts.
     pub(crate) fn cut_anywhere(&self, places: &[Place<'_>]) -> Option<Vec<Chunk>> {
         match &self.pins().layers_per_stage {
             Some(counts) if counts.len() == places.len() => as_given(&with_ends(counts), places),
@@ -493,9 +495,9 @@ impl Scope<'_> {
     }
 }
 
-/// Costs of layers as a schedule runs them, each with as much as they may need while they run: where it cuts sequences, what a slice of
-/// equal length needs if all of it falls with the length, twice that, and what a whole sequence needs. Kept tensors fall with what is in
-/// flight, and time is that of all slices.
+/// Costs of layers as a schedule runs them, each with as much as they may need while they run: where it cuts sequences,
+/// what a slice of equal length needs if all of it falls with the length, twice that, and what a whole sequence needs.
+/// Kept tensors fall with what is in flight, and time is that of all slices.
 fn of_slices(schedule: Schedule, levels: &[Levels]) -> Vec<Cow<'_, [Levels]>> {
     let n_slices = f64::from(schedule.n_slices());
     let sliced = |part: f64| Cow::Owned(levels.iter().map(|own| own.of_slices(part)).collect());

@@ -1,4 +1,5 @@
-//! The arrangements of a candidate by what is on its shelves: cut for every schedule, simulated as long as one could be the fastest.
+//! The arrangements of a candidate by what is on its shelves: cut for every schedule, simulated as long as one could be
+//! the fastest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +11,8 @@ use crate::candidate::{Candidate, Scope};
 use crate::levels::{Chunk, Levels};
 use crate::shelf::Shelf;
 
-/// What a cut takes at least is taken at this fraction of itself: its layers count what hides behind their own operators,
-/// which a stage hides in larger pieces.
+/// What a cut takes at least is taken at this fraction of itself: its layers count what hides behind their own
+/// operators, which a stage hides in larger pieces.
 pub(crate) const CUT_SLACK: f64 = 0.97;
 
 /// Times that layers are cut again for what stages overflow.
@@ -39,8 +40,8 @@ struct Simulated {
     fitting: Option<Vec<Chunk>>,
 }
 
-/// The first cut that fits, and its arrangement unless it takes no less than what is known; or what the first overflow, if that is why none
-/// fit.
+/// The first cut that fits, and its arrangement unless it takes no less than what is known; or what the first overflow,
+/// if that is why none fit.
 type First = Result<(Vec<Chunk>, Option<Arranged>), Option<Over>>;
 
 /// Cuts for as much less memory as others overflow.
@@ -89,7 +90,8 @@ impl Arrangements {
         self.simulated.get(&at)?.fitting.as_deref()
     }
 
-    /// Levels of the fastest arrangement between which another price of memory could have other choices: the upper ones.
+    /// Levels of the fastest arrangement between which another price of memory could have other choices: the upper
+    /// ones.
     pub(crate) fn between(&self, shelves: &[Shelf]) -> BTreeSet<usize> {
         let cuts = self.best.as_ref().and_then(|(at, _)| self.fitting(*at));
         let uppers = cuts.into_iter().flatten().map(|chunk| chunk.price);
@@ -100,7 +102,8 @@ impl Arrangements {
         uppers.filter(differ).collect()
     }
 
-    /// Whether a schedule fitted at two prices in turn: a stage mixes layers of those two, and at dearer ones they take longer.
+    /// Whether a schedule fitted at two prices in turn: a stage mixes layers of those two, and at dearer ones they take
+    /// longer.
     fn has_fitted(&self, schedule: Schedule) -> bool {
         !self.finer && !self.shifts && self.fitted.get(&schedule).is_some_and(|times| *times > 1)
     }

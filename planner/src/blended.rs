@@ -1,9 +1,9 @@
-//! What was found, with layers of one kind in two choices: some that send less once per step, others that compute less; and tied parameters in
-//! other uses.
+//! What was found, with layers of one kind in two choices: some that send less once per step, others that compute less;
+//! and tied parameters in other uses.
 //!
-//! What shows of gradients and parameters is what they take beyond the compute that they hide behind. Where all layers of a kind have one choice
-//! a step waits for the one or the other; between the two it waits for neither. A bound prices each by a mean of both
-//! (`clock::Clock::beside`), and only a blend of layers comes down to it.
+//! What shows of gradients and parameters is what they take beyond the compute that they hide behind. Where all layers
+//! of a kind have one choice a step waits for the one or the other; between the two it waits for neither. A bound
+//! prices each by a mean of both (`clock::Clock::beside`), and only a blend of layers comes down to it.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,8 @@ const COVERED: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
 /// What is changed once takes no more than so many times as long as before, or is changed no further.
 const NEARLY: f64 = 1.02;
 
-/// What other counts of what compute covers lead to is changed on where it takes no more than so many times as long as what was found.
+/// What other counts of what compute covers lead to is changed on where it takes no more than so many times as long as
+/// what was found.
 const STARTS: f64 = 1.2;
 
 /// Of what is changed once, the fastest that are changed on.
@@ -47,7 +48,8 @@ const WORTH_BLENDING: f64 = 0.002;
 /// Times that layers are blended, each time with another choice.
 const MOST_BLENDS: usize = 3;
 
-/// What layers of a candidate on one ground may do otherwise than in what was found for it. What is asked again of a kind is kept.
+/// What layers of a candidate on one ground may do otherwise than in what was found for it. What is asked again of a
+/// kind is kept.
 struct Blending<'s> {
     scope: &'s Scope<'s>,
     bench: &'s Bench<'s>,
@@ -59,8 +61,9 @@ struct Blending<'s> {
 }
 
 impl Scope<'_> {
-    /// The fastest of what was found with some layers of its frequent kinds in other choices, of what is worth it. Nothing where stages stand
-    /// on several grounds or work on slices, little of what a step has once shows, or without that it would take no less than `best`.
+    /// The fastest of what was found with some layers of its frequent kinds in other choices, of what is worth it.
+    /// Nothing where stages stand on several grounds or work on slices, little of what a step has once shows, or
+    /// without that it would take no less than `best`.
     pub(crate) fn blended(
         &self,
         (found, bound): (&Arranged, &Bound),
@@ -148,7 +151,8 @@ impl Blending<'_> {
         of_uses.iter().filter_map(with).collect()
     }
 
-    /// Other entries for layers of frequent kinds, each with the place of the entry that it may stand for. Tied parameters are used in one way.
+    /// Other entries for layers of frequent kinds, each with the place of the entry that it may stand for. Tied
+    /// parameters are used in one way.
     fn others(&mut self, known: &Arranged) -> Vec<(usize, Entry)> {
         let scope = self.scope;
         let n_layers: u64 = scope.counts.iter().sum();

@@ -94,8 +94,8 @@ pub struct Work {
     pub forward: Forward,
 }
 
-/// Least seconds that stages of unequal speed take together in the micro-batches of a step: the less, the longer the slowest may take,
-/// for then the faster ones can take over more layers.
+/// Least seconds that stages of unequal speed take together in the micro-batches of a step: the less, the longer the
+/// slowest may take, for then the faster ones can take over more layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Together {
     /// Were none given any time.
@@ -105,9 +105,9 @@ pub struct Together {
 }
 
 impl Together {
-    /// Least seconds of a slowest stage that takes no less than is given, of the bubble beside the others, as in [`Work::filled`], and of what it
-    /// waits for behind rounds: it may take longer where these become shorter by more. All of it is least where the stage takes no longer
-    /// than it must, or one of the two has come to nothing.
+    /// Least seconds of a slowest stage that takes no less than is given, of the bubble beside the others, as in
+    /// [`Work::filled`], and of what it waits for behind rounds: it may take longer where these become shorter by more.
+    /// All of it is least where the stage takes no longer than it must, or one of the two has come to nothing.
     fn filled(
         self,
         (n_stages, bubble): (u64, f64),
@@ -125,18 +125,18 @@ impl Together {
 }
 
 impl Work {
-    /// All of `n_stages` as long as the average, with a bubble that is so large a share of it; or the slowest, with the time
-    /// in which nothing reaches it.
+    /// All of `n_stages` as long as the average, with a bubble that is so large a share of it; or the slowest, with the
+    /// time in which nothing reaches it.
     ///
-    /// A first stage that is the slowest has its `w` forwards to do until the first gradient returns, and as many backwards
-    /// behind the last: in 1F1B it takes `m t + 2 (p - 1) o - w t`, `w = p - 1`, where others take `o`. Behind others it takes
-    /// no less, were they as slow as itself.
+    /// A first stage that is the slowest has its `w` forwards to do until the first gradient returns, and as many
+    /// backwards behind the last: in 1F1B it takes `m t + 2 (p - 1) o - w t`, `w = p - 1`, where others take `o`.
+    /// Behind others it takes no less, were they as slow as itself.
     pub(crate) fn filled(self, n_stages: u64, bubble: f64) -> f64 {
         self.filled_beside(n_stages, bubble, Waits::default())
     }
 
-    /// The same of stages that send when they have computed. What is sent on the way in and out is left out, and so is that the
-    /// last send of a stage is no part of its work: it is less.
+    /// The same of stages that send when they have computed. What is sent on the way in and out is left out, and so is
+    /// that the last send of a stage is no part of its work: it is less.
     fn filled_beside(self, n_stages: u64, bubble: f64, waits: Waits) -> f64 {
         let p = n_stages as f64;
         let others = (p * self.average - self.slowest) / (p - 1.0).max(1.0) - self.once;
@@ -170,12 +170,12 @@ impl Bound {
     }
 }
 
-/// A bound is taken at this fraction of itself: a stage of more layers than the average hides a little more of what it sends
-/// once per step.
+/// A bound is taken at this fraction of itself: a stage of more layers than the average hides a little more of what it
+/// sends once per step.
 const FILLED: f64 = 0.999;
 
-/// The same where stages wait for each other as long as they compute, or are of different devices: there, a stage may be shorter than the
-/// others to more effect than `Work::filled` says.
+/// The same where stages wait for each other as long as they compute, or are of different devices: there, a stage may
+/// be shorter than the others to more effect than `Work::filled` says.
 const HARDLY_FILLED: f64 = 0.99;
 
 /// Micro-batches from which on what a step has once is little of it.
@@ -195,8 +195,8 @@ impl Scope<'_> {
         }
     }
 
-    /// The same with all stages on one ground: the larger of two bounds, either of which is too low where compute covers
-    /// the communication of a step, or does not.
+    /// The same with all stages on one ground: the larger of two bounds, either of which is too low where compute
+    /// covers the communication of a step, or does not.
     fn bound_on(&self, bench: &Bench<'_>, of: Forms<'_>) -> Option<Bound> {
         let given = self.given_fastest();
         let kinds = 0..self.forms.len();
@@ -268,9 +268,9 @@ impl Scope<'_> {
 
     /// Least seconds that each form of each kind takes in the micro-batches of a step, where it is asked.
     ///
-    /// Where there are far fewer of them than stages, the bubble is longer than the work: choices that send less in every
-    /// micro-batch and more once per step are then faster than those that are where there is none. No choices take less than the least
-    /// of a step, and as long a bubble as the least of micro-batches makes.
+    /// Where there are far fewer of them than stages, the bubble is longer than the work: choices that send less in
+    /// every micro-batch and more once per step are then faster than those that are where there is none. No choices
+    /// take less than the least of a step, and as long a bubble as the least of micro-batches makes.
     pub(crate) fn repeated(&self, bench: &Bench<'_>, asked: &mut [Asked<'_>], clock: Clock) -> Vec<Vec<f64>> {
         let has_bubble = bench.candidate.n_stages > 1;
         let of_form = |(_, problem): &mut (usize, LayerProblem<'_>)| {
@@ -315,15 +315,16 @@ impl Scope<'_> {
         }
         let mut saving = self.time_free(candidate, plain) - time;
         if !self.bends.is_empty() {
-            // No bubble is promised there: a long layer that has no other form would hide what forms of the others save.
+            // No bubble is promised there: a long layer that has no other form would hide what forms of the others
+            // save.
             let even = |work: Work| self.time_free(candidate, Work { slowest: work.average, ..work });
             saving = saving.max(even(plain) - even(least));
         }
         (least, time, saving)
     }
 
-    /// The same as [`Self::bound`], by what layers take in the bound that another search of the question found, if one did: it allowed
-    /// other schedules.
+    /// The same as [`Self::bound`], by what layers take in the bound that another search of the question found, if one
+    /// did: it allowed other schedules.
     pub(crate) fn bound_by_known(&self, candidate: &Candidate, of: Forms<'_>) -> Option<Bound> {
         let Some(known) = self.bounds.of(candidate) else { return self.bound(candidate, of) };
         let (work, time, saving) = self.of_layers(candidate, &known.layers);
@@ -342,7 +343,8 @@ impl Scope<'_> {
         self.end_kinds().contains(&Some(kind))
     }
 
-    /// The same where they stand on the first and on the last rank of a pipeline, whole, in every schedule that is tried.
+    /// The same where they stand on the first and on the last rank of a pipeline, whole, in every schedule that is
+    /// tried.
     pub(crate) fn ends_in_place(&self, candidate: &Candidate) -> [Option<usize>; 2] {
         let known = |schedule: Schedule| FamilyKind::of(schedule).runs_forward_to_last();
         let in_place = self.schedules(candidate).into_iter().all(known);
@@ -396,8 +398,8 @@ impl Scope<'_> {
         self.in_schedules(candidate, |_| work)
     }
 
-    /// The same of the work in each schedule; where devices differ, beside what stages wait for their sends: over slow links that is more
-    /// than a bubble.
+    /// The same of the work in each schedule; where devices differ, beside what stages wait for their sends: over slow
+    /// links that is more than a bubble.
     pub(crate) fn in_schedules(
         &self,
         candidate: &Candidate,
@@ -426,7 +428,8 @@ impl Scope<'_> {
         }
     }
 
-    /// The least time in the schedules of a family, whose slowest stage takes that beside the least that a stage waits for its sends.
+    /// The least time in the schedules of a family, whose slowest stage takes that beside the least that a stage waits
+    /// for its sends.
     pub(crate) fn in_family(&self, candidate: &Candidate, work: Work, family: &Family) -> Seconds {
         self.around(candidate, least_filled(candidate, work, (family.idle, family.sends.waits())))
     }

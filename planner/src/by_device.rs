@@ -1,9 +1,10 @@
 //! Chunks so that the device that works most is as fast as can be, where devices have several.
 //!
-//! A pipeline of virtual stages is as fast as its slowest device, whatever single chunks take: a chunk with a long head may stand beside
-//! short ones. Cuts for the least slowest chunk (`partition`) leave open what the others on its device take. From chunks with as many
-//! layers each, layers go one at a time from the device that works most to the one that works least, as long as the squares of what
-//! devices work become less; first by the least that layers take, then by what they take in the memory that there is.
+//! A pipeline of virtual stages is as fast as its slowest device, whatever single chunks take: a chunk with a long head
+//! may stand beside short ones. Cuts for the least slowest chunk (`partition`) leave open what the others on its device
+//! take. From chunks with as many layers each, layers go one at a time from the device that works most to the one that
+//! works least, as long as the squares of what devices work become less; first by the least that layers take, then by
+//! what they take in the memory that there is.
 
 use crate::levels::Chunk;
 use crate::partition::{Known, Place, counted};
@@ -55,7 +56,8 @@ fn balance(counts: &mut Vec<usize>, device: &[usize], (most, times): (usize, Tim
     }
 }
 
-/// The same with a layer less on the device that works most, and what its chunks then take; nothing where that evens nothing out.
+/// The same with a layer less on the device that works most, and what its chunks then take; nothing where that evens
+/// nothing out.
 fn moved(
     counts: &[usize],
     device: &[usize],

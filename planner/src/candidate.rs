@@ -1,4 +1,5 @@
-//! One candidate: a mesh for every stage, a number of stages, a micro-batch; and what all candidates of a request share.
+//! One candidate: a mesh for every stage, a number of stages, a micro-batch; and what all candidates of a request
+//! share.
 //!
 //! What is done with one stands in the files that follow: `bound`, `shelf`, `arrange`, `overflow`, `evaluate`.
 
@@ -91,8 +92,9 @@ impl Candidate {
         Meshes { alike: &self.shape.mesh, each: &self.meshes }
     }
 
-    /// Whether bounds of it, and its tables, hold for another on its mesh: of a micro-batch that divides its own, and for which no
-    /// axis may do what it may not here. An axis that is to split sequences computes the same everywhere where they do not divide.
+    /// Whether bounds of it, and its tables, hold for another on its mesh: of a micro-batch that divides its own, and
+    /// for which no axis may do what it may not here. An axis that is to split sequences computes the same everywhere
+    /// where they do not divide.
     pub fn stands_for(&self, other: &Self, sequence: u64) -> bool {
         let offers_more = |size: u64, rule: AxisRule| {
             let splits = |one: &Self| one.micro_batch.is_multiple_of(size);
@@ -286,8 +288,8 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// What is given where memory is free: then nothing is gained by computing again, unless what is kept must go to the host, nor by states
-    /// anywhere but on the device.
+    /// What is given where memory is free: then nothing is gained by computing again, unless what is kept must go to
+    /// the host, nor by states anywhere but on the device.
     pub(crate) fn given_fastest(&self) -> Given {
         let given = self.given();
         let homes = match given.homes {
@@ -342,8 +344,8 @@ pub(crate) fn batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<(u
     all.collect()
 }
 
-/// Of some candidates those with enough micro-batches for their stages: with fewer than half as many most stages idle most of the time. But there
-/// may be few sequences, or somebody may want so many stages.
+/// Of some candidates those with enough micro-batches for their stages: with fewer than half as many most stages idle
+/// most of the time. But there may be few sequences, or somebody may want so many stages.
 pub(crate) fn filled(request: &Request, candidates: Vec<Candidate>) -> Vec<Candidate> {
     let pins = &request.pins;
     if pins.pp.is_some() || !pins.forbid.pp.is_empty() || pins.layers_per_stage.is_some() {
@@ -379,8 +381,8 @@ pub fn micro_batches(request: &Request, shape: &Shape, n_stages: u64) -> Vec<u64
     if good.iter().any(|b| batch / b >= n_stages) {
         return good;
     }
-    // Stages without a micro-batch each idle for longer than short kernels take, and few schedules run them: the nearest to the range from below,
-    // and the largest of which every stage has one.
+    // Stages without a micro-batch each idle for longer than short kernels take, and few schedules run them: the
+    // nearest to the range from below, and the largest of which every stage has one.
     let near = if good.is_empty() {
         all.iter().copied().filter(|&b| tokens(b) <= most).max().or_else(|| all.first().copied())
     } else {
@@ -397,6 +399,6 @@ const LEAST_TOKENS: u64 = 64;
 /// Most tokens that it gets: above, memory is wasted without gain, and a pipeline has too few micro-batches.
 const MOST_TOKENS: u64 = 65_536;
 
-/// The same where there is no pipeline to fill: models of some hundred million parameters still gain a per cent by sending what
-/// every micro-batch sends half as often.
+/// The same where there is no pipeline to fill: models of some hundred million parameters still gain a per cent by
+/// sending what every micro-batch sends half as often.
 const MOST_TOKENS_ALONE: u64 = 2 * MOST_TOKENS;

@@ -89,8 +89,8 @@ const MOST_ANSWERS: usize = 8;
 ///
 /// A pass that computes for `w` and sends for `c` beside it takes `max(w + slow c, c + slow w)`
 /// (`cost_model::overlap::side_by_side`). Either is a sum over choices, the problem's or that with the *excess* of the
-/// second over the first; the longer is not. Where the cheapest by the first send for longer, those by the second are asked
-/// for, and where these do not, those by a mean of the two, where their lines cross: no mean is above the longer.
+/// second over the first; the longer is not. Where the cheapest by the first send for longer, those by the second are
+/// asked for, and where these do not, those by a mean of the two, where their lines cross: no mean is above the longer.
 pub struct Chooser<'a> {
     problem: &'a LayerProblem<'a>,
     by: By<'a>,
@@ -123,8 +123,8 @@ impl<'a> Chooser<'a> {
         self.problem
     }
 
-    /// Least `time + price * memory`. `None` where every combination is forbidden, or where the program gave up, which is
-    /// noted.
+    /// Least `time + price * memory`. `None` where every combination is forbidden, or where the program gave up, which
+    /// is noted.
     pub fn cheapest(&self, price: f64) -> Option<Cheapest> {
         self.cheapest_apart(Question::at(price))
     }
@@ -134,8 +134,8 @@ impl<'a> Chooser<'a> {
         self.cheapest_by(of, |parts| self.least_with((of.price, of.kept, of.limit), self.more(of, parts)))
     }
 
-    /// Nearly the same in a part of the time: a bound by bounds of the sums, and choices that nearly reach it; `None` too where no choices
-    /// cost less than the limit.
+    /// Nearly the same in a part of the time: a bound by bounds of the sums, and choices that nearly reach it; `None`
+    /// too where no choices cost less than the limit.
     pub(crate) fn bound_apart(&self, of: Question<'_>) -> Option<Cheapest> {
         self.cheapest_by(of, |parts| self.bound_at(of, parts))
     }
@@ -223,9 +223,10 @@ impl<'a> Chooser<'a> {
         Some(best)
     }
 
-    /// The same where parameters are sent one by one behind nothing but their own operator, and what that costs. Where all of a layer covers
-    /// them, parameters cost the same for the same memory and are all cut or none; here those that hide least are the last
-    /// to be cut, which leaves choices between the two. Asked for a price, one of what is kept and a limit.
+    /// The same where parameters are sent one by one behind nothing but their own operator, and what that costs. Where
+    /// all of a layer covers them, parameters cost the same for the same memory and are all cut or none; here those
+    /// that hide least are the last to be cut, which leaves choices between the two. Asked for a price, one of what is
+    /// kept and a limit.
     pub(crate) fn cheapest_by_own(&self, of: (f64, f64, f64)) -> Option<(f64, Vec<usize>)> {
         let more = self.own_excess.get_or_init(|| self.problem.own_excess());
         self.least_with(of, |node, choice| more[node][choice])
@@ -251,7 +252,8 @@ impl<'a> Chooser<'a> {
         }
     }
 
-    /// Least cost where choices of nodes take so much more time, if it is no more than a limit; the integer program asks for no limit.
+    /// Least cost where choices of nodes take so much more time, if it is no more than a limit; the integer program
+    /// asks for no limit.
     fn least_with(
         &self,
         (price, kept, limit): (f64, f64, f64),

@@ -1,7 +1,7 @@
 //! How often a step has what a layer's choice costs, and how much of it shows.
 //!
-//! A choice inside a layer is priced before anything is known of the stage that it will stand in. A clock says how often
-//! its passes count, and which fraction of what is sent once per step is waited for.
+//! A choice inside a layer is priced before anything is known of the stage that it will stand in. A clock says how
+//! often its passes count, and which fraction of what is sent once per step is waited for.
 
 use cost_model::Constants;
 
@@ -16,8 +16,8 @@ pub struct Clock {
     pub backward: f64,
     /// So much shows of what a step has once.
     pub shown: Shown,
-    /// So much of what a layer sends beside its compute, every micro-batch, shows where the compute is longer, and so much
-    /// of the compute where it is not: 1 in an engine that sends when it has computed.
+    /// So much of what a layer sends beside its compute, every micro-batch, shows where the compute is longer, and so
+    /// much of the compute where it is not: 1 in an engine that sends when it has computed.
     pub slow: f64,
     /// Kept activations count this often: micro-batches in flight.
     pub in_flight: f64,
@@ -38,8 +38,9 @@ pub struct Shown {
 
 /// Whether the compute of a stage covers what it sends beside it once per step.
 ///
-/// At 1 it does: the slow-down and the bucket at the end show. At 0 it ends first: all of the communication shows, and nothing of the
-/// compute but the slow-down and what is beside the bucket at the end. What lies between is so much of the one and the rest of the other.
+/// At 1 it does: the slow-down and the bucket at the end show. At 0 it ends first: all of the communication shows, and
+/// nothing of the compute but the slow-down and what is beside the bucket at the end. What lies between is so much of
+/// the one and the rest of the other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Covers {
     /// Gradients behind the last backward.
@@ -66,9 +67,9 @@ impl Clock {
     /// Of a step of `micro_batches`, `in_flight` at a time, on stages of so many layers, in an engine that sends beside
     /// computation.
     ///
-    /// What shows of communication `c` in `n` buckets beside compute `w` is `max(c / n, c - w (n - 1) / n)` and a slow-down
-    /// (`cost_model::overlap::exposed_behind`): at least either of the two, whatever layers take their share of, and any mean of them.
-    /// Each is a sum over layers, so that a bound may take the mean that says most.
+    /// What shows of communication `c` in `n` buckets beside compute `w` is `max(c / n, c - w (n - 1) / n)` and a
+    /// slow-down (`cost_model::overlap::exposed_behind`): at least either of the two, whatever layers take their share
+    /// of, and any mean of them. Each is a sum over layers, so that a bound may take the mean that says most.
     pub fn beside(
         (micro_batches, in_flight): (f64, f64),
         layers: f64,
@@ -105,14 +106,16 @@ impl Clock {
             + of.shown(self.shown)
     }
 
-    /// Seconds that forward and backward add to it if they send for longer; less than nothing where they compute for longer.
+    /// Seconds that forward and backward add to it if they send for longer; less than nothing where they compute for
+    /// longer.
     pub(crate) fn excess(&self, of: Spans) -> [f64; 2] {
         let hidden = 1.0 - self.slow;
         [(of.gather - of.forward) * hidden * self.forward, (of.every - of.backward) * hidden * self.backward]
     }
 }
 
-/// Seconds of a choice: what a step has once, were nothing hidden, and what a micro-batch computes and sends beside that.
+/// Seconds of a choice: what a step has once, were nothing hidden, and what a micro-batch computes and sends beside
+/// that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spans {
     /// Gradients reduced.

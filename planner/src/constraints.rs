@@ -5,10 +5,10 @@
 //! recompute   whether an operator's results are kept for backward or computed again
 //! storage     the ZeRO stage of one parameter: which of its states are cut between uses
 //! ```
-//! Annotations are of layer kinds, by the names of `planner models MODEL --native`, or of single layers of a kind, which are
-//! made kinds of their own (`single_layers`). They strike choices off the nodes of the choice problem, so bounds, gap and
-//! proof are those of what is left. A kind with annotations keeps the form in which it was read: a fused form has other
-//! operators and tensors.
+//! Annotations are of layer kinds, by the names of `planner models MODEL --native`, or of single layers of a kind,
+//! which are made kinds of their own (`single_layers`). They strike choices off the nodes of the choice problem, so
+//! bounds, gap and proof are those of what is left. A kind with annotations keeps the form in which it was read: a
+//! fused form has other operators and tensors.
 
 use std::collections::BTreeMap;
 
@@ -88,8 +88,8 @@ impl Constraints {
         })
     }
 
-    /// What is said of an operator's results: by its name, then of all of its layer; of the layer, then of its kind, then
-    /// of all kinds.
+    /// What is said of an operator's results: by its name, then of all of its layer; of the layer, then of its kind,
+    /// then of all kinds.
     pub(crate) fn kept(&self, layer: &Layer, op: &Op) -> Option<Kept> {
         if op.kind == OpKind::Fork {
             return None;

@@ -1,7 +1,7 @@
 //! Conversions on one mesh: which collectives lie between two shardings, and what each takes for tensors of one shape.
 //!
-//! A search asks for thousands of pairs of shardings on every mesh, for tensors of a dozen shapes. So shardings, collectives
-//! on axes and lengths of what is sent are numbered as they come: what was asked before is an index.
+//! A search asks for thousands of pairs of shardings on every mesh, for tensors of a dozen shapes. So shardings,
+//! collectives on axes and lengths of what is sent are numbered as they come: what was asked before is an index.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -266,7 +266,8 @@ impl Conversions {
         Self { between, n_columns, along, distinct }
     }
 
-    /// Which of the distinct ones leads from a sharding of the first list to one of the second; `None` where there is no way.
+    /// Which of the distinct ones leads from a sharding of the first list to one of the second; `None` where there is
+    /// no way.
     pub(crate) fn which(&self, row: usize, column: usize) -> Option<usize> {
         let place = self.between.places[row * self.n_columns + column]?;
         Some(self.along[place.get() as usize - 1] as usize)

@@ -1,8 +1,8 @@
 //! Bounds by what compute covers of what a step sends once.
 //!
-//! What shows of gradients is at least what they take beyond the backward that they hide behind, and at least a bucket of them; of parameters
-//! likewise beside forward. Either is a sum over layers (`clock::Clock::beside`), and any mean of both is a bound: how high, is a concave
-//! function of the share of each.
+//! What shows of gradients is at least what they take beyond the backward that they hide behind, and at least a bucket
+//! of them; of parameters likewise beside forward. Either is a sum over layers (`clock::Clock::beside`), and any mean
+//! of both is a bound: how high, is a concave function of the share of each.
 
 use ir::units::Seconds;
 
@@ -24,7 +24,8 @@ const WORTH_A_MEAN: f64 = 1.005;
 /// Times that both shares are looked for, each beside the other.
 const TURNS: usize = 2;
 
-/// A mean of two bounds: of both any mean is a bound, and how high it is, is a concave function of the share of the second.
+/// A mean of two bounds: of both any mean is a bound, and how high it is, is a concave function of the share of the
+/// second.
 #[derive(Clone, Copy, Debug)]
 struct Mean {
     /// Share of the second.
@@ -67,8 +68,8 @@ impl Bound {
 }
 
 impl Scope<'_> {
-    /// The larger of two bounds by choice problems, with all of what a step sends once covered that can be, and with all of what takes longer than
-    /// its compute shown; or a mean of both that is higher.
+    /// The larger of two bounds by choice problems, with all of what a step sends once covered that can be, and with
+    /// all of what takes longer than its compute shown; or a mean of both that is higher.
     pub(crate) fn bound_by(
         &self,
         bench: &Bench<'_>,
@@ -140,8 +141,8 @@ impl Scope<'_> {
         Some((best, others))
     }
 
-    /// A bound of a candidate on one ground that is closer than another: gradients and parameters show in shares of their own, and both sides
-    /// of what is tied use it in one way. It takes several times as long.
+    /// A bound of a candidate on one ground that is closer than another: gradients and parameters show in shares of
+    /// their own, and both sides of what is tied use it in one way. It takes several times as long.
     pub(crate) fn bound_closely(&self, candidate: &Candidate, known: &Bound, of: Forms<'_>) -> Seconds {
         let bench = self.bench(candidate);
         let given = self.given_fastest();

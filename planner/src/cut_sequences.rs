@@ -27,8 +27,9 @@ type Cut = (usize, usize, LayerChoice, Vec<u64>);
 /// What was priced by slices of one candidate; nothing where a strategy cuts a slice that does not divide.
 type Priced = BTreeMap<Cut, Option<Entry>>;
 
-/// Entries that were priced by slices, of the candidates that were looked at last: where layers move from stage to stage the same ones are
-/// asked for again and again, and each costs as many prices as there are slices. Clones share it.
+/// Entries that were priced by slices, of the candidates that were looked at last: where layers move from stage to
+/// stage the same ones are asked for again and again, and each costs as many prices as there are slices. Clones share
+/// it.
 #[derive(Clone, Default)]
 pub(crate) struct SlicedEntries(Arc<Mutex<VecDeque<(Candidate, Priced)>>>);
 

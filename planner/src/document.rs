@@ -33,8 +33,8 @@ use crate::request::{Pins, Request};
 /// How many runners-up a plan names.
 const N_RUNNERS_UP: usize = 5;
 
-/// Writes the plan of the fastest arrangement, priced as any plan is. Digests and the tool's version are the caller's to
-/// fill.
+/// Writes the plan of the fastest arrangement, priced as any plan is. Digests and the tool's version are the caller's
+/// to fill.
 ///
 /// # Errors
 /// Where what was found cannot be opened again: a fault of the search. `None` where nothing was found.
@@ -147,8 +147,8 @@ fn cuts_queries(scope: &Scope<'_>, arranged: &Arranged) -> bool {
     arranged.entries.iter().any(of_entry)
 }
 
-/// Where somebody stopped a search there may be spaces that it had not come to: meshes of more axes, other orders of devices, unequal
-/// shares, schedules that split backward. The products alone are what bounds those.
+/// Where somebody stopped a search there may be spaces that it had not come to: meshes of more axes, other orders of
+/// devices, unequal shares, schedules that split backward. The products alone are what bounds those.
 fn of_all(found: &Found<'_>) -> Option<Seconds> {
     let all = || Request { cluster: found.asked.clone(), ..found.scope.request.clone() };
     found.tally.stopped.then(|| least_time(&all(), found.scope.constants))
@@ -247,7 +247,8 @@ fn report(found: &Found<'_>, arranged: &Arranged) -> SearchReport {
     }
 }
 
-/// The fastest of every other plan in the literature's words: what reads like a better one is the same plan to a reader.
+/// The fastest of every other plan in the literature's words: what reads like a better one is the same plan to a
+/// reader.
 fn runners_up(scope: &Scope<'_>, ranking: &[Arranged]) -> Vec<RunnerUp> {
     let Some(best) = ranking.first() else { return Vec::new() };
     let mut known = vec![scope.roles(best).to_string()];

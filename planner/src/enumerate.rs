@@ -7,9 +7,9 @@ use crate::request::{Pins, Request};
 use crate::shapes::{Facts, Shape, divisors, finest, names_degrees, rare, shapes};
 use crate::{shares, unequal};
 
-/// Pipelines that idle most of the time, devices that do the same and short parts of sequences are asked too where that makes no more
-/// candidates than this: of devices and batches that little divides the fastest may be one of them (gpt2-xl on seven A100-80 with nine
-/// sequences of 200 0.78 of the time of seven that do the same).
+/// Pipelines that idle most of the time, devices that do the same and short parts of sequences are asked too where that
+/// makes no more candidates than this: of devices and batches that little divides the fastest may be one of them
+/// (gpt2-xl on seven A100-80 with nine sequences of 200 0.78 of the time of seven that do the same).
 const FEW: usize = 100;
 
 /// Every number of stages, mesh and micro-batch that the request allows.
@@ -71,8 +71,8 @@ fn allows(request: &Request, n_stages: u64) -> bool {
         && pins.forbid.pp.allows(n_stages)
 }
 
-/// Whether meshes that pins allow are left out where others cover them. What is forbidden is forbidden by axes, but for schedules, and
-/// groups of devices lie along them.
+/// Whether meshes that pins allow are left out where others cover them. What is forbidden is forbidden by axes, but for
+/// schedules, and groups of devices lie along them.
 pub(crate) fn takes_finest(request: &Request, pins: &Pins) -> bool {
     pins.forbid.leaves_layers() && !request.cluster.is_mixed()
 }

@@ -25,30 +25,32 @@ const NEARLY: f64 = 1.25;
 /// candidates that crowd memory the step became up to 1.09 times as fast by it.
 const FAR: f64 = 1.12;
 
-/// The same for another way to choose by what shows of what a step sends once: steps became up to 1.46 times as fast by it.
+/// The same for another way to choose by what shows of what a step sends once: steps became up to 1.46 times as fast by
+/// it.
 const TOO_FAR: f64 = 1.5;
 
-/// Parts of the way from covering all of what a step sends once to covering what bounds say: what is sent and computed for as long as each other
-/// is chosen by neither.
+/// Parts of the way from covering all of what a step sends once to covering what bounds say: what is sent and computed
+/// for as long as each other is chosen by neither.
 const BETWEEN: [f64; 2] = [0.25, 0.5];
 
 /// What another way could leave slower than the best by more than this at best is asked in none.
 const WORTH_A_WAY: f64 = 1.03;
 
-/// So many times what shows of what a step has once is the most that another way to count it may save: of 1,076 candidates that were worked
-/// out in all ways, the 175 that would not have come within 1.1 of the best by that came no closer than 1.05.
+/// So many times what shows of what a step has once is the most that another way to count it may save: of 1,076
+/// candidates that were worked out in all ways, the 175 that would not have come within 1.1 of the best by that came no
+/// closer than 1.05.
 const SPARED: f64 = 1.5;
 
-/// Where more than this part of a step is what it sends once, ways and shardings of the stream go together: a step of gpt2 became a seventh
-/// shorter in another way with a sharding that suits a third.
+/// Where more than this part of a step is what it sends once, ways and shardings of the stream go together: a step of
+/// gpt2 became a seventh shorter in another way with a sharding that suits a third.
 const SHOWS_MUCH: f64 = 0.1;
 
 /// Prices of memory tried, as multiples of (time of the fastest plan) / (memory of the fastest plan): from free to a
 /// price at which memory is all that counts. Between two of them a stage mixes layers of both.
 const MEMORY_PRICES: [f64; 7] = [0.0, 0.03, 0.15, 0.6, 3.0, 30.0, DEAREST];
 
-/// Those of them at which layers take least in some candidate: a price is of what all layers hold together, and the dearest lets one need
-/// any number of bytes while it runs so that all hold a few fewer.
+/// Those of them at which layers take least in some candidate: a price is of what all layers hold together, and the
+/// dearest lets one need any number of bytes while it runs so that all hold a few fewer.
 pub(crate) const DEAR_PRICES: [f64; 3] = [DEAREST, 30.0, 3.0];
 
 /// The last of them.
@@ -57,8 +59,8 @@ pub(crate) const DEAREST: f64 = 1000.0;
 /// Times that prices of memory between those in use are tried: after three, neighbours are a fifth apart.
 pub(crate) const ROUNDS: usize = 3;
 
-/// What is kept for backward counts so much of what it does on the first stage, beside all of it: later stages have fewer micro-batches in
-/// flight, and there other choices are worth their memory.
+/// What is kept for backward counts so much of what it does on the first stage, beside all of it: later stages have
+/// fewer micro-batches in flight, and there other choices are worth their memory.
 const KEPT: f64 = 0.5;
 
 /// What that is asked of takes no more than so many times what is known.
@@ -71,8 +73,8 @@ const FIRST: f64 = 0.25;
 const STREAM_PRICES: [f64; 4] = [0.6, 3.0, 30.0, 1000.0];
 
 impl Scope<'_> {
-    /// Works a candidate out for every schedule; the fastest that fits. Where nothing fits, layers pass the stream in the
-    /// sharding that suits them when memory is dear.
+    /// Works a candidate out for every schedule; the fastest that fits. Where nothing fits, layers pass the stream in
+    /// the sharding that suits them when memory is dear.
     ///
     /// # Errors
     /// Why none does.
@@ -171,8 +173,8 @@ impl Scope<'_> {
         Ok(self.in_more_ways(&found, bound, asked).unwrap_or((found, asked.way)))
     }
 
-    /// What was found for a candidate, in other ways where what a step sends once shows: choices are made by what shows of it at most or at
-    /// least, and of a stage it is something between. Nothing where that is not known to be faster.
+    /// What was found for a candidate, in other ways where what a step sends once shows: choices are made by what shows
+    /// of it at most or at least, and of a stage it is something between. Nothing where that is not known to be faster.
     pub(crate) fn in_more_ways(
         &self,
         found: &Arranged,
@@ -217,8 +219,8 @@ impl Scope<'_> {
         self.evaluate_each(&self.benches(candidate, &grounds), bound, each)
     }
 
-    /// The same, where prices of the candidate are at hand: what conversions take is the same in every way. What suits layers in one of the ways
-    /// is tried in the fastest of them, or in all where much of what a step sends once shows.
+    /// The same, where prices of the candidate are at hand: what conversions take is the same in every way. What suits
+    /// layers in one of the ways is tried in the fastest of them, or in all where much of what a step sends once shows.
     fn evaluate_each(
         &self,
         benches: &[Bench<'_>],
@@ -404,7 +406,8 @@ impl Scope<'_> {
         best
     }
 
-    /// The fastest by choices at rising prices of memory, behind the first that is on the shelves; and at how many prices.
+    /// The fastest by choices at rising prices of memory, behind the first that is on the shelves; and at how many
+    /// prices.
     fn at_prices<'s>(
         &'s self,
         (benches, mut shelves): (&[Bench<'s>], Vec<Shelf>),
@@ -503,7 +506,8 @@ impl Scope<'_> {
     }
 }
 
-/// The sums that choices go by one after the other, each with what kept bytes count in it and how far behind what is known it is in vain.
+/// The sums that choices go by one after the other, each with what kept bytes count in it and how far behind what is
+/// known it is in vain.
 fn sums(candidate: &Candidate) -> impl Iterator<Item = (Hides, f64, f64)> {
     let all = [(Hides::BehindOperator, 1.0, FAR), (Hides::BehindLayer, 1.0, FAR)];
     let later = (candidate.n_stages > 1).then_some((Hides::BehindOperator, KEPT, FAR_BY_KEPT));

@@ -1,7 +1,8 @@
-//! How many micro-batches schedules hold something of at once, counted once for every number of stages and micro-batches.
+//! How many micro-batches schedules hold something of at once, counted once for every number of stages and
+//! micro-batches.
 //!
-//! Of 1F1B and its interleaved form a closed form says it. All others are counted off their tables, some of which are looked for
-//! one action at a time, so a search keeps what it has counted.
+//! Of 1F1B and its interleaved form a closed form says it. All others are counted off their tables, some of which are
+//! looked for one action at a time, so a search keeps what it has counted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,8 +22,8 @@ pub struct Kept {
     pub carried: f64,
 }
 
-/// What a chunk holds when it holds most: of what forward keeps, of anything, and of what waits for the second part of backward.
-/// These are corners of the hull of all that it ever holds; where backward runs at once they are one.
+/// What a chunk holds when it holds most: of what forward keeps, of anything, and of what waits for the second part of
+/// backward. These are corners of the hull of all that it ever holds; where backward runs at once they are one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Flight([Kept; 3]);
 

@@ -37,8 +37,8 @@ pub struct Barred {
     pub names: NameBars,
 }
 
-/// Classes of loops that an axis may not split in the products of a layer that hold more than half of its weights: what it splits there says
-/// what it is called (`ir::names`).
+/// Classes of loops that an axis may not split in the products of a layer that hold more than half of its weights: what
+/// it splits there says what it is called (`ir::names`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NameBars {
     /// Sequences of the batch: data parallelism.

@@ -37,8 +37,8 @@ pub fn forms_of(model: &Model) -> Vec<Vec<Variant>> {
     model.layers.iter().enumerate().map(of_kind).collect()
 }
 
-/// The forms that are left by what a user says of single layers: what is said of a tensor or an operator of a kind is said
-/// of the form in which it was read.
+/// The forms that are left by what a user says of single layers: what is said of a tensor or an operator of a kind is
+/// said of the form in which it was read.
 pub(crate) fn forms_within(model: &Model, constraints: &Constraints) -> Vec<Vec<Variant>> {
     let mut forms = forms_of(model);
     for (list, layer) in forms.iter_mut().zip(&model.layers) {

@@ -17,8 +17,8 @@ use crate::shapes::names_degrees;
 /// Candidates that are slower than so many times the best are not simulated: nobody asks for them.
 pub(crate) const WORTH_SHOWING: f64 = 1.3;
 
-/// Candidates that a search aside works out while nothing comes closer to what must be undercut: of 55 that split backward those
-/// that found something came closer after 18 at the most.
+/// Candidates that a search aside works out while nothing comes closer to what must be undercut: of 55 that split
+/// backward those that found something came closer after 18 at the most.
 const PATIENCE: u64 = 32;
 
 /// The best candidate, those behind it, and how the search went.
@@ -48,18 +48,20 @@ pub(crate) struct Start {
     pub(crate) bounds: Option<Arc<KnownBounds>>,
     /// What layers take in memory by a search of the same question under other schedules.
     pub(crate) rooms: Option<Arc<KnownRooms>>,
-    /// Whether it asks for other schedules of what a search found: most of what would fit is then too slow to be worked out.
+    /// Whether it asks for other schedules of what a search found: most of what would fit is then too slow to be worked
+    /// out.
     pub(crate) is_of_schedules: bool,
     /// How what was found is looked at again.
     pub(crate) again: Again,
-    /// Whether it is of interest only where it undercuts the limit: it then ends where long nothing comes closer to that, and nobody asks
-    /// what else there could be.
+    /// Whether it is of interest only where it undercuts the limit: it then ends where long nothing comes closer to
+    /// that, and nobody asks what else there could be.
     pub(crate) is_aside: bool,
     /// So many candidates that it then works out before it ends.
     pub(crate) patience: u64,
     /// When any plan will do, nobody asks what else there could be; where nothing is said, the fastest is looked for.
     pub(crate) settles: Option<Settles>,
-    /// For how long a first plan is waited for; where it is not, the search ends when somebody says so, though there is none yet.
+    /// For how long a first plan is waited for; where it is not, the search ends when somebody says so, though there is
+    /// none yet.
     pub(crate) waits: Option<Wait>,
 }
 
@@ -132,8 +134,8 @@ impl Start {
             .is_some_and(|Settles { batches, plans, .. }| tally.work >= batches && tally.n_simulated >= plans)
     }
 
-    /// Whether a candidate could come to what must be undercut if it is looked at in more ways: what it waits for launches, fused forms
-    /// may save.
+    /// Whether a candidate could come to what must be undercut if it is looked at in more ways: what it waits for
+    /// launches, fused forms may save.
     pub(crate) fn is_within_reach(&self, one: &Arranged) -> bool {
         let busy = one.step_time() - one.waiting();
         self.limit.is_none_or(|limit| busy <= limit * self.reach)
@@ -189,13 +191,13 @@ pub struct Tally {
     pub n_open: u64,
     /// Least bound among them, and among those that forms could still make the best when the search was stopped.
     pub open_bound: Option<Seconds>,
-    /// Least bound of those that fit and crowd memory, in the memory that there is: what other choices inside them could
-    /// come to, or what these candidates take were memory free, whichever is more.
+    /// Least bound of those that fit and crowd memory, in the memory that there is: what other choices inside them
+    /// could come to, or what these candidates take were memory free, whichever is more.
     pub inside_bound: Option<Seconds>,
     /// The same by their bounds alone.
     pub by_sums: Option<Seconds>,
-    /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what much more memory
-    /// could make of a step.
+    /// Least bound where memory is free of those whose fastest choices would need no more than `ROOMY` memories: what
+    /// much more memory could make of a step.
     pub roomy_bound: Option<Seconds>,
     /// Of plans whose degrees are not those that were pinned, the fastest.
     pub misnamed: Option<Misnamed>,
@@ -246,8 +248,8 @@ impl Tally {
     }
 }
 
-/// A plan that has not the degrees that were pinned: where a model has one key head, say, an axis that should split heads can only
-/// split tokens.
+/// A plan that has not the degrees that were pinned: where a model has one key head, say, an axis that should split
+/// heads can only split tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Misnamed {
     /// What it takes.

@@ -1,7 +1,8 @@
 //! Meshes of free axes that are held to the degrees that are pinned, or ruled out one by one.
 //!
-//! Degrees are read off what most of the weights see (`ir::names`). That is all that an axis is held to here, in the products that hold more than half
-//! of a layer's weights: attention and the others may split something else, as on no axis by name.
+//! Degrees are read off what most of the weights see (`ir::names`). That is all that an axis is held to here, in the
+//! products that hold more than half of a layer's weights: attention and the others may split something else, as on no
+//! axis by name.
 
 use ir::mesh::AxisId;
 
@@ -28,8 +29,8 @@ pub(crate) fn held_candidates(scope: &Scope<'_>, named: &[Candidate]) -> Vec<Can
     all.filter(|one| scope.has_schedule(one)).collect()
 }
 
-/// Every mesh for stages and micro-batches, in every way in which it may have the degrees: on axes that others cover layers choose among fewer, and
-/// what they come to there may be faster.
+/// Every mesh for stages and micro-batches, in every way in which it may have the degrees: on axes that others cover
+/// layers choose among fewer, and what they come to there may be faster.
 fn on_all_meshes(request: &Request, pins: &Pins, size: Size) -> Vec<Candidate> {
     let (n_stages, micro_batch, _) = size;
     let (facts, n_devices) = (Facts::of(request), request.cluster.n_devices() / n_stages);
@@ -57,7 +58,8 @@ struct Wanted {
 const TENSOR: usize = 2;
 
 impl Wanted {
-    /// What pins and prohibitions say of the degrees that there can be. A micro-batch on each replica says how many of these there are.
+    /// What pins and prohibitions say of the degrees that there can be. A micro-batch on each replica says how many of
+    /// these there are.
     fn of(pins: &Pins, micro_batch: u64, degrees: &[u64]) -> Self {
         let forbid = &pins.forbid;
         let left = |test: &dyn Fn(u64) -> bool| -> Allowed {
@@ -121,7 +123,8 @@ fn held(shape: &Shape, facts: Facts, wanted: &Wanted) -> Vec<Shape> {
 /// Per axis, which degree it is a part of, if of any that somebody wants.
 type Way = Vec<Option<usize>>;
 
-/// Every way to have degrees on axes, given with their sizes and whether they may split the inside of products, as the part `inside` asks for.
+/// Every way to have degrees on axes, given with their sizes and whether they may split the inside of products, as the
+/// part `inside` asks for.
 fn ways(axes: &[(u64, bool)], degrees: &[Allowed], inside: usize) -> Vec<Way> {
     let mut ways: Vec<Way> = vec![Vec::new()];
     for (_, splits_products) in axes {

@@ -1,8 +1,9 @@
 //! What a candidate takes were memory free: its fastest choices, cut and simulated as plans are.
 //!
-//! Bounds say by formulas what stages idle, for any cut of the layers; of cuts that are tried, schedules that are simulated say more. Where the
-//! fastest choices fit after all, there is nothing else to gain. Elsewhere that is no bound in the strict sense: prices of choices miss some of
-//! what programs hide, so that rarely others are faster (`tests/tests/suite/exhaustive.rs` counts them).
+//! Bounds say by formulas what stages idle, for any cut of the layers; of cuts that are tried, schedules that are
+//! simulated say more. Where the fastest choices fit after all, there is nothing else to gain. Elsewhere that is no
+//! bound in the strict sense: prices of choices miss some of what programs hide, so that rarely others are faster
+//! (`tests/tests/suite/exhaustive.rs` counts them).
 
 use std::sync::Arc;
 
@@ -21,8 +22,8 @@ use crate::price::setting::Setting;
 const MORE_THAN_ANY: f64 = 1e18;
 
 impl Scope<'_> {
-    /// The same on devices that hold whatever they are given. `None` where stages may stand on several grounds, whose memories are those of
-    /// the cluster.
+    /// The same on devices that hold whatever they are given. `None` where stages may stand on several grounds, whose
+    /// memories are those of the cluster.
     #[must_use]
     pub fn with_free_memory(&self) -> Option<Self> {
         let cluster = &self.request.cluster;
@@ -30,7 +31,8 @@ impl Scope<'_> {
             return None;
         }
         let setting = Setting { memory: MORE_THAN_ANY, capacity: MORE_THAN_ANY, ..self.setting.clone() };
-        // Bounds that are known are of the memory that there is; what kept a solver from an answer here keeps nobody from a plan.
+        // Bounds that are known are of the memory that there is; what kept a solver from an answer here keeps nobody
+        // from a plan.
         let (troubles, bounds) = (Troubles::default(), Arc::default());
         Some(Self { setting, capacity: MORE_THAN_ANY, troubles, bounds, ..self.clone() })
     }
@@ -40,8 +42,8 @@ impl Scope<'_> {
         self.capacity >= MORE_THAN_ANY
     }
 
-    /// On such devices, what a candidate takes by its fastest choices, in the leading forms or in all, by the cuts that are tried; infinite where that is
-    /// more than a limit.
+    /// On such devices, what a candidate takes by its fastest choices, in the leading forms or in all, by the cuts that
+    /// are tried; infinite where that is more than a limit.
     pub fn time_freely(
         &self,
         candidate: &Candidate,

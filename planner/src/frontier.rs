@@ -44,8 +44,8 @@ struct Group {
     worth: Option<Worth>,
 }
 
-/// What is known of a candidate that a mesh was asked about: its bound, and what is known of it and of those of the mesh
-/// that are left in the memory that there is.
+/// What is known of a candidate that a mesh was asked about: its bound, and what is known of it and of those of the
+/// mesh that are left in the memory that there is.
 pub(crate) type Refined = (Bound, [Option<Room>; 2]);
 
 /// Pairs of ports that a bound prices, on the average of some.
@@ -101,14 +101,15 @@ impl<'a> Frontier<'a> {
         }
     }
 
-    /// Least bound of those that were asked and whose fastest choices take no more than so many times the memory that there is.
+    /// Least bound of those that were asked and whose fastest choices take no more than so many times the memory that
+    /// there is.
     pub(crate) fn roomy(&self, memories: f64) -> Option<Seconds> {
         let asked = self.own.iter().flatten().filter(|bound| bound.crowding <= memories);
         asked.map(|bound| bound.time).reduce(Seconds::min)
     }
 
-    /// A candidate overflows memory by its smallest choices, which need so many times what there is. Multiples of its micro-batch that the devices of
-    /// its mesh split no further then do too.
+    /// A candidate overflows memory by its smallest choices, which need so many times what there is. Multiples of its
+    /// micro-batch that the devices of its mesh split no further then do too.
     pub(crate) fn overflowed(&mut self, candidate: usize, times: f64) {
         let of = &self.candidates[candidate];
         if times < SURELY || !of.meshes.is_empty() {
@@ -179,8 +180,8 @@ impl<'a> Frontier<'a> {
         self.least[at] = self.least[at].max(time.0);
     }
 
-    /// What a mesh said of the candidate that `take` gave out for it; how many were dropped for it, as they cannot be faster
-    /// than a limit.
+    /// What a mesh said of the candidate that `take` gave out for it; how many were dropped for it, as they cannot be
+    /// faster than a limit.
     pub(crate) fn refined(
         &mut self,
         (group, candidate): (usize, usize),
@@ -200,9 +201,9 @@ impl<'a> Frontier<'a> {
         self.weighed_all(group, left, limit)
     }
 
-    /// A task of the favoured mesh, if it has any, and the most promising ones, at most `n` together; what cannot be faster than
-    /// `limit` is dropped, and counted. Bounds alone are no plan: in every `PLAN_EVERY`th batch one candidate at least is taken up
-    /// that has one, to be worked out, or weighed before it is, if anything is to be.
+    /// A task of the favoured mesh, if it has any, and the most promising ones, at most `n` together; what cannot be
+    /// faster than `limit` is dropped, and counted. Bounds alone are no plan: in every `PLAN_EVERY`th batch one
+    /// candidate at least is taken up that has one, to be worked out, or weighed before it is, if anything is to be.
     pub(crate) fn take(
         &mut self,
         (n, batch): (usize, u64),
@@ -298,8 +299,8 @@ impl<'a> Frontier<'a> {
         smallest.is_some_and(|&at| self.crowding(group, at) > CROWDED)
     }
 
-    /// Those of a mesh that are to be bounded in the memory that there is as soon as a candidate of it, because it would crowd
-    /// memory, is; the smallest micro-batch first. `None` where that takes another look.
+    /// Those of a mesh that are to be bounded in the memory that there is as soon as a candidate of it, because it
+    /// would crowd memory, is; the smallest micro-batch first. `None` where that takes another look.
     pub(crate) fn weighs_at_once(&self, group: usize, candidate: usize) -> Option<Vec<&Candidate>> {
         let crowds =
             self.crowding(group, candidate) > CROWDED && self.scope.knows_room(&self.candidates[candidate]);
@@ -316,8 +317,8 @@ impl<'a> Frontier<'a> {
         own.or_else(|| self.worth.get(&self.candidates[candidate].n_stages).copied())
     }
 
-    /// What was found of a candidate, or of a mesh, in the memory that there is; how many were dropped for it, as they cannot
-    /// be faster than a limit.
+    /// What was found of a candidate, or of a mesh, in the memory that there is; how many were dropped for it, as they
+    /// cannot be faster than a limit.
     pub(crate) fn weighed(&mut self, task: Task, room: Option<Room>, limit: f64) -> u64 {
         match task {
             Task::WorkOut(at) | Task::Weigh(at) => {
@@ -368,8 +369,8 @@ impl<'a> Frontier<'a> {
         self.dropped(&slow)
     }
 
-    /// Place of the candidate that a mesh is asked about next: the largest micro-batch, or where one as large would crowd
-    /// memory and nobody asked yet what that costs, the largest that would not, as far as bytes grow with it.
+    /// Place of the candidate that a mesh is asked about next: the largest micro-batch, or where one as large would
+    /// crowd memory and nobody asked yet what that costs, the largest that would not, as far as bytes grow with it.
     fn next(&self, group: usize) -> Option<usize> {
         let left = &self.groups[group].left;
         let roomy = |&at: &usize| self.crowding(group, at) <= ROOMY;
@@ -483,14 +484,14 @@ fn slower(crowding: f64) -> f64 {
     1.0 + 0.17 * (crowding - 1.0).max(0.0)
 }
 
-/// How much slower they become than their bound in the memory that there is: about what those plans lost. It only decides
-/// what is looked at first.
+/// How much slower they become than their bound in the memory that there is: about what those plans lost. It only
+/// decides what is looked at first.
 fn slower_in_room(crowding: f64) -> f64 {
     1.0 + (0.06 * (crowding - 1.0)).clamp(0.0, 0.3)
 }
 
-/// What needs so many times the memory that there is overflows with larger micro-batches too: of 2,680 pairs that overflow the larger needed no less
-/// than 0.96 of what the smaller did.
+/// What needs so many times the memory that there is overflows with larger micro-batches too: of 2,680 pairs that
+/// overflow the larger needed no less than 0.96 of what the smaller did.
 const SURELY: f64 = 1.05;
 
 /// Every so many batches of tasks, one at least brings a candidate nearer to a plan.
@@ -508,8 +509,8 @@ const MAX_OPS: usize = 4000;
 /// Batches of a search times the pairs of ports that a bound prices, at most.
 const MAX_PAIRS: usize = 4_000_000;
 
-/// Batches that every search may have. Mixtures of experts in tight memory have hundreds of candidates that only working
-/// them out, or pricing their memory, can rule out: deepseek-v3 on 2,048 devices takes as many.
+/// Batches that every search may have. Mixtures of experts in tight memory have hundreds of candidates that only
+/// working them out, or pricing their memory, can rule out: deepseek-v3 on 2,048 devices takes as many.
 const MIN_BATCHES: usize = 160;
 
 /// Batches that no search has, however small its layers are, unless somebody says how many.

@@ -12,16 +12,17 @@ use crate::offload;
 use crate::request::{NoPlan, OnProgress, Request, Stop};
 use crate::split_schedules::{self, Kinds, Orders, Question};
 
-/// A plan with hosts takes no less than so many times its bound, which counts nothing of the way there: of the questions in which they made a
-/// step a tenth shorter none came closer than 1.025 (llama-3-8b and qwen2.5-7b on two H100).
+/// A plan with hosts takes no less than so many times its bound, which counts nothing of the way there: of the
+/// questions in which they made a step a tenth shorter none came closer than 1.025 (llama-3-8b and qwen2.5-7b on two
+/// H100).
 const OVER_BOUND_ON_HOSTS: f64 = 1.02;
 
-/// What is slower than so many times what a plan with hosts must undercut does not come to that by other choices: of eleven questions that
-/// came near none came closer by more than a fortieth.
+/// What is slower than so many times what a plan with hosts must undercut does not come to that by other choices: of
+/// eleven questions that came near none came closer by more than a fortieth.
 const REACH_ON_HOSTS: f64 = 1.05;
 
-/// Candidates that a search with hosts works out while nothing comes closer to what it must undercut: each takes several times as long as
-/// without, and of ten that found something none needed more than six.
+/// Candidates that a search with hosts works out while nothing comes closer to what it must undercut: each takes
+/// several times as long as without, and of ten that found something none needed more than six.
 const PATIENCE_ON_HOSTS: u64 = 16;
 
 /// A plan of a narrower question takes no more than this part of what is known: runners-up are of one question.
@@ -36,7 +37,8 @@ pub(crate) struct Best<'a> {
     kinds: Kinds,
 }
 
-/// The fastest of a question, the first, and of narrower ones that it may miss: these are asked once it has been looked at whole.
+/// The fastest of a question, the first, and of narrower ones that it may miss: these are asked once it has been looked
+/// at whole.
 ///
 /// # Errors
 /// Where none has a plan: what the first says.
@@ -110,8 +112,8 @@ fn beside<'a>(
     Best { found, in_order: in_order.or(before), kinds }
 }
 
-/// What is found before schedules that split backward are asked; where there is nothing, by those over two chunks in a V, one after the
-/// other.
+/// What is found before schedules that split backward are asked; where there is nothing, by those over two chunks in a
+/// V, one after the other.
 fn whole<'a>(
     orders: &'a Orders,
     constants: &'a Constants,
@@ -133,8 +135,8 @@ fn whole<'a>(
     (fastest.map(|found| Found { tally: tally.clone(), ..found }), tally)
 }
 
-/// What was found, or what is so much faster under one of the schedules that split backward; then also what the fastest of the others
-/// takes, and how it runs.
+/// What was found, or what is so much faster under one of the schedules that split backward; then also what the fastest
+/// of the others takes, and how it runs.
 fn split<'a>(
     mut found: Found<'a>,
     questions: &[Question<'a>],
@@ -202,8 +204,8 @@ fn differs_in_schedules(found: &Found<'_>, request: &Request) -> bool {
     found.scope.request.pins.offload == request.pins.offload
 }
 
-/// What is so much faster with the memory of hosts, which `with_hosts` asks, if anything is; else what was found without says that it was
-/// asked.
+/// What is so much faster with the memory of hosts, which `with_hosts` asks, if anything is; else what was found
+/// without says that it was asked.
 pub(crate) fn on_hosts<'a>(
     found: &mut Found<'_>,
     (layouts, with_hosts): (&[Request], &'a [Request]),

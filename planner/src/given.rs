@@ -1,4 +1,5 @@
-//! What is settled before the choices inside a layer are made: the stream, ties, and rules on storage and recomputation.
+//! What is settled before the choices inside a layer are made: the stream, ties, and rules on storage and
+//! recomputation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +20,8 @@ pub struct Given {
     pub stream: Option<Sharding>,
     /// Use and storage of parameters that are tied to others.
     pub tied: BTreeMap<TensorId, TiedUse>,
-    /// Parameters that the owners of their ties hold, on the same stage: nothing of them is stored, updated or sent once per step
-    /// for this layer.
+    /// Parameters that the owners of their ties hold, on the same stage: nothing of them is stored, updated or sent
+    /// once per step for this layer.
     pub shared: BTreeSet<TensorId>,
     /// Whether results may be computed again, must be, or may not.
     pub recompute: RecomputeRule,
@@ -32,8 +33,8 @@ pub struct Given {
     pub kept: HomeRule,
     /// Which memory may hold parameters between uses.
     pub parameters: HomeRule,
-    /// Whether it is a bound that is asked for: what a stage has once for all its layers is then shared by the most that a stage has, so that
-    /// none counts more of it than it has.
+    /// Whether it is a bound that is asked for: what a stage has once for all its layers is then shared by the most
+    /// that a stage has, so that none counts more of it than it has.
     pub of_bound: bool,
     /// How attention may see keys that other devices hold.
     pub context: Option<ContextKind>,
@@ -68,9 +69,9 @@ impl TiedUse {
 
 /// Which memory may hold the optimizer state of a parameter.
 ///
-/// That a layer's states lie on drives instead of in the host's memory is no choice of an operator: on a device nothing is
-/// another for it. Where both may be, every choice is weighed with and without, and those beside them that are made where nothing but
-/// drives may have states: fewer are worth the way there (`offload`).
+/// That a layer's states lie on drives instead of in the host's memory is no choice of an operator: on a device nothing
+/// is another for it. Where both may be, every choice is weighed with and without, and those beside them that are made
+/// where nothing but drives may have states: fewer are worth the way there (`offload`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateRule {
     /// The device's.
@@ -133,7 +134,8 @@ impl HomeRule {
         }
     }
 
-    /// The rule of what a layer keeps, or of its parameters, on one layer: engines move that of the layers between embedding and head.
+    /// The rule of what a layer keeps, or of its parameters, on one layer: engines move that of the layers between
+    /// embedding and head.
     pub(crate) fn on(self, layer: &Layer) -> Self {
         if layer.is_end() { Self::Device } else { self }
     }
@@ -168,7 +170,8 @@ impl StorageRule {
         }
     }
 
-    /// What it cuts of a parameter that could be cut over `whole` axes, with states on the device; nothing where it leaves that open.
+    /// What it cuts of a parameter that could be cut over `whole` axes, with states on the device; nothing where it
+    /// leaves that open.
     pub(crate) fn cuts(self, whole: AxisSet) -> Option<Storage> {
         let cut = |[parameter, gradient, optimizer]: [bool; 3]| {
             let over = |yes: bool| if yes { whole } else { AxisSet::EMPTY };

@@ -1,8 +1,9 @@
 //! The choice problem as an integer linear program, written with good_lp and solved by microlp.
 //!
-//! One-hot `x[i, c]` per node, over the choices that no other with the same ports beats in both time and memory, and per edge `y[p, q] >= 0` over its pairs of ports with the row and column sums of the
-//! local polytope: `sum_q y[p, q]` is the weight of port `p`, so `y` is integral where `x` is. It shares the data and
-//! nothing else with `solve`: each is the other's check, and `--solver microlp` lets the user ask it instead.
+//! One-hot `x[i, c]` per node, over the choices that no other with the same ports beats in both time and memory, and
+//! per edge `y[p, q] >= 0` over its pairs of ports with the row and column sums of the local polytope: `sum_q y[p, q]`
+//! is the weight of port `p`, so `y` is integral where `x` is. It shares the data and nothing else with `solve`: each
+//! is the other's check, and `--solver microlp` lets the user ask it instead.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +88,8 @@ enum LeftOut {
     Last,
 }
 
-/// The program: least `time + price * memory` within a capacity. Where the solver ends in a singular matrix, once more with other rows.
+/// The program: least `time + price * memory` within a capacity. Where the solver ends in a singular matrix, once more
+/// with other rows.
 fn program(problem: &Problem, price: f64, capacity: f64) -> Result<Option<Solution>, GaveUp> {
     match program_without(LeftOut::First, problem, price, capacity) {
         Err(GaveUp::Solver(_)) => program_without(LeftOut::Last, problem, price, capacity),
@@ -134,8 +136,8 @@ fn program_without(
 
 /// One choice per node, and pairs that follow the choices.
 ///
-/// The row of one port of each edge's second node follows from the others and is left out; equations that follow from others end
-/// in singular matrices.
+/// The row of one port of each edge's second node follows from the others and is left out; equations that follow from
+/// others end in singular matrices.
 fn rows(problem: &Problem, variables: &Variables, left_out: LeftOut) -> Vec<Constraint> {
     let mut list: Vec<Constraint> =
         variables.x.iter().map(|xs| xs.iter().map(|(_, var)| *var).sum::<Expression>().eq(1.0)).collect();

@@ -1,9 +1,10 @@
 //! What other choices of layers inside the candidates that were worked out could come to.
 //!
-//! A candidate whose fastest choices overflow memory is worked out by some of the choices that fit. What all of them could
-//! come to is its bound in the memory that there is: asked of those alone whose bounds are the least, once the best
-//! is known. Those of which that is still the least are then asked what they take were memory free (`freely.rs`). Choices go by how much of
-//! what a step sends once shows at least; where some of it does, what all choices could come to is a closer bound (`covered.rs`).
+//! A candidate whose fastest choices overflow memory is worked out by some of the choices that fit. What all of them
+//! could come to is its bound in the memory that there is: asked of those alone whose bounds are the least, once the
+//! best is known. Those of which that is still the least are then asked what they take were memory free (`freely.rs`).
+//! Choices go by how much of what a step sends once shows at least; where some of it does, what all choices could come
+//! to is a closer bound (`covered.rs`).
 
 use std::cmp::Ordering;
 
@@ -36,20 +37,23 @@ const PAIRS_BY_SCHEDULE: usize = 3_600_000;
 /// Candidates that may be asked schedule by schedule however many pairs they have.
 const LEAST_BY_SCHEDULE: usize = 24;
 
-/// A candidate whose fastest choices take no more than so many times the memory that there is is asked what it takes were memory free before it is
-/// asked schedule by schedule, others last: of gpt-oss-120b on 64 devices and qwen3-30b-a3b on 1,024 that said more of all but one, in a tenth of
-/// the time; of deepseek-v3 on 2,048, where they take three times the memory and more, it said less of 17 in 18.
+/// A candidate whose fastest choices take no more than so many times the memory that there is is asked what it takes
+/// were memory free before it is asked schedule by schedule, others last: of gpt-oss-120b on 64 devices and
+/// qwen3-30b-a3b on 1,024 that said more of all but one, in a tenth of the time; of deepseek-v3 on 2,048, where they
+/// take three times the memory and more, it said less of 17 in 18.
 const NEARLY_FITS: f64 = 2.5;
 
-/// Where a bound prices more pairs of ports it is even the first, though it is no bound in the strict sense: of qwen3-30b-a3b on 1,024 devices, with
-/// 810,000, it takes 80 ms and another look at all schedules 380.
+/// Where a bound prices more pairs of ports it is even the first, though it is no bound in the strict sense: of
+/// qwen3-30b-a3b on 1,024 devices, with 810,000, it takes 80 ms and another look at all schedules 380.
 pub(crate) const MANY_PAIRS: usize = 150_000;
 
-/// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent then.
+/// Those that could come to no less than this part of the limit are asked no further: the gap is about half a per cent
+/// then.
 const ENOUGH: f64 = 0.995;
 
-/// A candidate is asked with more effort where it comes to no less than this part of what is enough, or of the least of which memory says no
-/// more: it raised none of those of gpt-oss-120b on 256 devices that come to less, at five seconds each.
+/// A candidate is asked with more effort where it comes to no less than this part of what is enough, or of the least of
+/// which memory says no more: it raised none of those of gpt-oss-120b on 256 devices that come to less, at five seconds
+/// each.
 const NEARLY_ENOUGH: f64 = 0.9;
 
 /// What a candidate can be asked.
@@ -127,8 +131,8 @@ impl<'s> Open<'s> {
     }
 }
 
-/// Whether a candidate waits for what it sends once, and its bound says what it could come to without: on one stage, for of pipelines that are
-/// hardly filled bounds say little.
+/// Whether a candidate waits for what it sends once, and its bound says what it could come to without: on one stage,
+/// for of pipelines that are hardly filled bounds say little.
 pub(crate) fn shows_once(candidate: &Candidate, own: Option<&Bound>) -> bool {
     candidate.n_stages == 1 && own.is_some_and(|own| !own.other_covers.is_empty() && own.grounds.is_empty())
 }
@@ -144,8 +148,8 @@ pub(crate) struct Inside {
     pub(crate) promising: Vec<usize>,
 }
 
-/// What some candidates could come to, as far as that is less than a limit: those with the least bounds are asked until no
-/// more can be said of the least, or it is nearly the limit, or what some that were not worked out could come to.
+/// What some candidates could come to, as far as that is less than a limit: those with the least bounds are asked until
+/// no more can be said of the least, or it is nearly the limit, or what some that were not worked out could come to.
 pub(crate) fn inside(
     frontier: &Frontier<'_>,
     worked_out: &[usize],
@@ -171,7 +175,8 @@ fn affordable(frontier: &Frontier<'_>, worked_out: &[usize]) -> usize {
     (PAIRS_BY_SCHEDULE / n_pairs.max(1)).clamp(LEAST_BY_SCHEDULE, BY_SCHEDULE)
 }
 
-/// Asks those that could come to the least, so many of them schedule by schedule, until no more can be said of the least, or it is enough.
+/// Asks those that could come to the least, so many of them schedule by schedule, until no more can be said of the
+/// least, or it is enough.
 fn ask_least<'s>(
     frontier: &Frontier<'_>,
     all: &mut [Open<'s>],
@@ -232,9 +237,9 @@ fn ask_least<'s>(
     }
 }
 
-/// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing. Where memory is dear
-/// another count of what compute covers may say more than where it is free: schedule by schedule all are asked, and those that come near the
-/// limit once more with more effort.
+/// What a candidate could come to in the memory that there is, looked for up to a limit; 0 where memory says nothing.
+/// Where memory is dear another count of what compute covers may say more than where it is free: schedule by schedule
+/// all are asked, and those that come near the limit once more with more effort.
 fn in_memory(
     frontier: &Frontier<'_>,
     (at, own): (usize, &Bound),

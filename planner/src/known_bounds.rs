@@ -1,5 +1,5 @@
-//! Bounds that one search leaves to the next of the same question under other schedules, or with hosts: what layers take where memory is free
-//! depends on neither.
+//! Bounds that one search leaves to the next of the same question under other schedules, or with hosts: what layers
+//! take where memory is free depends on neither.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
@@ -47,8 +47,8 @@ pub(crate) struct KnownBounds {
 }
 
 impl KnownBounds {
-    /// The forms that bounds are of, which the first search says: those of the leading forms alone, or all; and per kind the form that
-    /// leads.
+    /// The forms that bounds are of, which the first search says: those of the leading forms alone, or all; and per
+    /// kind the form that leads.
     pub(crate) fn forms(&self, said: impl FnOnce() -> (bool, Vec<usize>)) -> (bool, Vec<usize>) {
         self.forms.get_or_init(said).clone()
     }

@@ -199,8 +199,8 @@ impl LayerProblem<'_> {
         self.ops.iter().filter_map(of_op).sum::<f64>() * self.clock.micro_batches
     }
 
-    /// Seconds that forward and backward of a solution add to a step where they send for longer than they compute; negative
-    /// where they compute for longer.
+    /// Seconds that forward and backward of a solution add to a step where they send for longer than they compute;
+    /// negative where they compute for longer.
     pub(crate) fn excess(&self, choices: &[usize]) -> [f64; 2] {
         self.clock.excess(self.spans(choices))
     }
@@ -260,7 +260,8 @@ impl LayerProblem<'_> {
         self.ops.iter().map(of_op).chain([streams]).collect()
     }
 
-    /// Shardings in which a choice uses a parameter and leaves its gradient; `None` for a tensor that no operator reads.
+    /// Shardings in which a choice uses a parameter and leaves its gradient; `None` for a tensor that no operator
+    /// reads.
     pub fn used(&self, choice: &LayerChoice, tensor: TensorId) -> Option<[Sharding; 2]> {
         let op = self.layer.reader(tensor)?;
         let one = &self.layer.ops[op.0];

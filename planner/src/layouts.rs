@@ -96,8 +96,9 @@ fn rate(group: &DeviceGroup, job: &Job, constants: &Constants) -> f64 {
     Rates::new(&group.device, job.precision, constants).gemm.0
 }
 
-/// When machines are searched: all groups before parts of them, and first where devices become faster from stage to stage, for the last has
-/// the head of the model. Of seven questions about two kinds of devices all had their fastest plan in that order.
+/// When machines are searched: all groups before parts of them, and first where devices become faster from stage to
+/// stage, for the last has the head of the model. Of seven questions about two kinds of devices all had their fastest
+/// plan in that order.
 fn turn(cluster: &Cluster, rate: impl Fn(&DeviceGroup) -> f64) -> (Reverse<usize>, bool) {
     let rises = cluster.groups.is_sorted_by(|before, after| rate(before) <= rate(after));
     (Reverse(cluster.groups.len()), !rises)

@@ -1,16 +1,18 @@
 //! Chunks of a device at levels that are chosen for all of them together.
 //!
-//! Cuts take one chunk after the other: what the first leaves to those behind it is a guess, so that some run slower than they must and
-//! others faster than is of use. Once layers are cut, all chunks of a device are as one stage: at the fastest level at which they fit, but
-//! for as many of the first layers as must run at the next. So they are the first on every device, and micro-batches meet the longer chunks
-//! of all devices in the same rounds; spread over the chunks of each, steps took up to 0.4 % longer.
+//! Cuts take one chunk after the other: what the first leaves to those behind it is a guess, so that some run slower
+//! than they must and others faster than is of use. Once layers are cut, all chunks of a device are as one stage: at
+//! the fastest level at which they fit, but for as many of the first layers as must run at the next. So they are the
+//! first on every device, and micro-batches meet the longer chunks of all devices in the same rounds; spread over the
+//! chunks of each, steps took up to 0.4 % longer.
 
 use std::collections::BTreeMap;
 
 use crate::levels::{Chunk, LayerCost, Levels, Range};
 use crate::partition::{Place, Used};
 
-/// The same layers in chunks, at other levels; nothing where no device has several chunks, or some device has no level for all of its own.
+/// The same layers in chunks, at other levels; nothing where no device has several chunks, or some device has no level
+/// for all of its own.
 pub(crate) fn levelled(places: &[Place<'_>], chunks: &[Chunk]) -> Option<Vec<Chunk>> {
     let mut devices: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (at, place) in places.iter().enumerate() {
@@ -76,7 +78,8 @@ fn together(levels: &Levels, parts: &[Part<'_>], capacity: f64) -> Option<Vec<Ch
     None
 }
 
-/// Chunks that need so many bytes too much, with as few layers as must at the next level, if that is faster than all of them there.
+/// Chunks that need so many bytes too much, with as few layers as must at the next level, if that is faster than all of
+/// them there.
 fn mixed(
     levels: &Levels,
     (parts, kind): (&[Part<'_>], usize),

@@ -1,8 +1,9 @@
 //! What layers cost at every price of memory, and the fastest way to run consecutive ones within a memory.
 //!
-//! A level is a price of memory, at which every kind of layer has its choice. Where several frequent kinds have others at the next, there is
-//! a step between for each, the kind that pays least for a byte first. A chunk runs its layers at one step, or so many of one kind at the next
-//! as it must to fit: of that which has another choice there, or else of the most frequent.
+//! A level is a price of memory, at which every kind of layer has its choice. Where several frequent kinds have others
+//! at the next, there is a step between for each, the kind that pays least for a byte first. A chunk runs its layers at
+//! one step, or so many of one kind at the next as it must to fit: of that which has another choice there, or else of
+//! the most frequent.
 
 use cost_model::memory::{GatheredUnit, gathered_units};
 use cost_model::overlap::exposed_with;
@@ -175,8 +176,8 @@ impl Levels {
         Self { costs, kinds, counts, ends, least, prices, goes_down, once: Once::default() }
     }
 
-    /// The same with a step between two prices of memory for every frequent kind that has other choices at the second, with so many
-    /// micro-batches in flight.
+    /// The same with a step between two prices of memory for every frequent kind that has other choices at the second,
+    /// with so many micro-batches in flight.
     pub(crate) fn in_steps(
         costs: &[Vec<LayerCost>],
         kinds: Vec<usize>,
@@ -226,7 +227,8 @@ impl Levels {
         self.prices[level].iter().copied().max().unwrap_or(0)
     }
 
-    /// The kind of which some layers run at the next level where not all fit at this one, of layers of which so many are of one.
+    /// The kind of which some layers run at the next level where not all fit at this one, of layers of which so many
+    /// are of one.
     pub(crate) fn going_down(&self, level: usize, main: usize) -> usize {
         self.goes_down[level].unwrap_or(main)
     }
@@ -344,8 +346,8 @@ impl Levels {
         self.chunk_beside(from, to, (flight, capacity), (Used::default(), 0.0))
     }
 
-    /// The same beside what other chunks of the device use, and `later` more that hold as many layers of the most frequent
-    /// kind.
+    /// The same beside what other chunks of the device use, and `later` more that hold as many layers of the most
+    /// frequent kind.
     pub(crate) fn chunk_beside(
         &self,
         from: usize,

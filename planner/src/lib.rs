@@ -98,8 +98,8 @@ pub fn optimize(request: &Request, on_progress: OnProgress<'_>) -> Result<Plan, 
     optimize_until(request, Stop::never(), on_progress)
 }
 
-/// The same, ended before it is done: the best plan so far, with what is left to gain. The plan says after how much work;
-/// ended after as much, the search finds it again.
+/// The same, ended before it is done: the best plan so far, with what is left to gain. The plan says after how much
+/// work; ended after as much, the search finds it again.
 ///
 /// # Errors
 /// As those of [`optimize()`].
@@ -123,8 +123,8 @@ pub fn optimize_alone(
     found(request, &Constants::load(), (stop, on_progress))
 }
 
-/// Why there is no plan for a request, where nothing fits with changes that would make one fit: those that are tried until somebody
-/// wants an answer.
+/// Why there is no plan for a request, where nothing fits with changes that would make one fit: those that are tried
+/// until somebody wants an answer.
 pub fn with_changes(request: &Request, why: NoPlan, watch: (Stop<'_>, OnProgress<'_>)) -> NoPlan {
     let NoPlan::NothingFits { need, stage, term, needed, capacity, also, untried, .. } = why else {
         return why;
@@ -173,8 +173,8 @@ fn found(
     found_or_offloaded(&layouts::layouts(request, &constants), &constants, watch)
 }
 
-/// The same in the devices' memory; where nothing fits there, in the hosts' too, unless somebody has said which: for a first plan of
-/// the devices half of the time is waited, so that there is as much left for one with hosts.
+/// The same in the devices' memory; where nothing fits there, in the hosts' too, unless somebody has said which: for a
+/// first plan of the devices half of the time is waited, so that there is as much left for one with hosts.
 fn found_or_offloaded(
     layouts: &[Request],
     constants: &Constants,
@@ -213,8 +213,8 @@ fn found_or_offloaded(
     }
 }
 
-/// The fastest plan on a cluster whose groups may be used in several selections and orders. Where hosts may be used, narrower questions are
-/// asked besides.
+/// The fastest plan on a cluster whose groups may be used in several selections and orders. Where hosts may be used,
+/// narrower questions are asked besides.
 fn found_on(
     layouts: &[Request],
     constants: &Constants,
@@ -323,7 +323,8 @@ fn on_cluster(request: &Request, constants: Constants) -> Result<Constants, NoPl
     constants.on(&request.cluster, request.job.engine).map_err(wrong)
 }
 
-/// The plan, if it has the degrees that were pinned: an axis that nothing in the model can use is not what was asked for.
+/// The plan, if it has the degrees that were pinned: an axis that nothing in the model can use is not what was asked
+/// for.
 fn as_pinned(request: &Request, plan: Plan) -> Result<Plan, NoPlan> {
     match refusals::not_as_pinned(request, &plan.roles) {
         Some(what) => Err(NoPlan::Impossible { what }),

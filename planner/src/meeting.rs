@@ -74,8 +74,8 @@ pub(crate) struct End {
 /// Prices of every pair of a producer's and a reader's port, row by row; `None` where they cannot meet.
 pub(crate) type Passages = Arc<Vec<Option<Passage>>>;
 
-/// A table that was made already, and all that it depends on: layers of other kinds, and other forms of a layer, have the same
-/// edges.
+/// A table that was made already, and all that it depends on: layers of other kinds, and other forms of a layer, have
+/// the same edges.
 #[derive(Debug)]
 pub(crate) struct Known {
     from: End,
@@ -257,8 +257,8 @@ impl Matrix {
     }
 }
 
-/// Numbers things of one key alike: the number of each, and the first of every key in the order in which they come. Keys are
-/// few, and what comes next mostly has that of what came last.
+/// Numbers things of one key alike: the number of each, and the first of every key in the order in which they come.
+/// Keys are few, and what comes next mostly has that of what came last.
 pub(crate) fn number<T: Copy, K: PartialEq>(list: &[T], key: impl Fn(T) -> K) -> (Vec<u32>, Vec<T>) {
     let (mut keys, mut distinct): (Vec<K>, Vec<T>) = (Vec::new(), Vec::new());
     let number = |one: &T| {

@@ -1,5 +1,5 @@
-//! What was priced on a mesh is kept for the next candidate there: micro-batches of other sizes send by the same collectives
-//! and keep the same parameters.
+//! What was priced on a mesh is kept for the next candidate there: micro-batches of other sizes send by the same
+//! collectives and keep the same parameters.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,8 @@ use crate::prices::Memo;
 /// Meshes that are kept at most: a megabyte each where layers have experts. A search comes back to the same ones.
 const MOST: usize = 64;
 
-/// What was priced on the meshes of the candidates that were looked at last, each on one ground of its stages. Clones share it.
+/// What was priced on the meshes of the candidates that were looked at last, each on one ground of its stages. Clones
+/// share it.
 #[derive(Clone, Default)]
 pub(crate) struct Memos(Arc<Mutex<VecDeque<(Candidate, usize, Memo)>>>);
 

@@ -1,7 +1,7 @@
 //! How fast a candidate could be whose stages stand on different devices.
 //!
-//! Let `t[c][k]` be the least seconds of a layer of kind `k` on ground `c`, `n[k]` the layers of that kind, and `c(s)` the
-//! ground of stage `s`. Whatever layers the stages get, the slowest takes at least `T` seconds where
+//! Let `t[c][k]` be the least seconds of a layer of kind `k` on ground `c`, `n[k]` the layers of that kind, and `c(s)`
+//! the ground of stage `s`. Whatever layers the stages get, the slowest takes at least `T` seconds where
 //!
 //! ```text
 //! sum_k n[k] t[r][k]  <=  T sum_s 1 / x[c(s)],  x[c] = min_k t[c][k] / t[r][k]     for every ground r -> by_speed()
@@ -12,9 +12,9 @@
 //! ```text
 //! sum_k n[k] min_c t[c][k] (1 + m[c])  -  T sum_s m[c(s)]                                                    -> together()
 //! ```
-//! The first says that devices together are no faster than the sum of their speeds: a stage with the share `w` of the work,
-//! counted in seconds of `r`, takes at least `x w`. The second, that layers are not cut. The third, that layers are where each is the fastest only
-//! as far as stages there have time: what others take then makes a bubble longer.
+//! The first says that devices together are no faster than the sum of their speeds: a stage with the share `w` of the
+//! work, counted in seconds of `r`, takes at least `x w`. The second, that layers are not cut. The third, that layers
+//! are where each is the fastest only as far as stages there have time: what others take then makes a bubble longer.
 
 use ir::units::Seconds;
 
@@ -83,9 +83,9 @@ impl Pieces<'_> {
 
     /// What stages take together, none of them longer than so many seconds.
     ///
-    /// Were a second of a stage on ground `c` worth `1 + m[c]`, all layers would take at least `sum_k n[k] min_c t[c][k] (1 + m[c])`, of which
-    /// `T sum_s m[c(s)]` at most is of what seconds are worth more: for any `m` that is not below 0, so that the work is moved to where it
-    /// takes longest that is not full.
+    /// Were a second of a stage on ground `c` worth `1 + m[c]`, all layers would take at least `sum_k n[k] min_c
+    /// t[c][k] (1 + m[c])`, of which `T sum_s m[c(s)]` at most is of what seconds are worth more: for any `m` that is
+    /// not below 0, so that the work is moved to where it takes longest that is not full.
     fn together(&self, slowest: f64) -> Together {
         let main = (0..self.counts.len()).max_by_key(|&kind| self.counts[kind]).unwrap_or(0);
         let as_long_as = |reference: usize| {
@@ -157,7 +157,8 @@ mod tests {
         (0..=kinds.len()).map(|n| time(n).max(brute(times, &kinds[n..], rest))).fold(f64::INFINITY, f64::min)
     }
 
-    /// Least time of all stages together over all ways to cut a sequence of kinds into runs, none of which takes longer than a limit.
+    /// Least time of all stages together over all ways to cut a sequence of kinds into runs, none of which takes longer
+    /// than a limit.
     fn brute_total(times: &[Vec<f64>], kinds: &[usize], (of_stage, limit): (&[usize], f64)) -> Option<f64> {
         let Some((&ground, rest)) = of_stage.split_first() else { return kinds.is_empty().then_some(0.0) };
         let time = |n: usize| kinds[..n].iter().map(|&kind| times[ground][kind]).sum::<f64>();
@@ -173,7 +174,8 @@ mod tests {
         assert_eq!(pieces.together(6.0), Together { all: 24.0, falls: 2.0 });
         let work = Work { together: Some(pieces.together(6.0)), ..pieces.work() };
         assert!((work.filled(2, 0.1) - 6.6).abs() < 1e-6);
-        // A long bubble is worth a longer slowest stage: at 6.86 seconds the other has half of that, and there is none beside it.
+        // A long bubble is worth a longer slowest stage: at 6.86 seconds the other has half of that, and there is none
+        // beside it.
         assert!((work.filled(2, 0.5) - (6.0 + 6.0 / 7.0)).abs() < 1e-6);
     }
 

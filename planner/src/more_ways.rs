@@ -1,5 +1,6 @@
-//! What was worked out, in other ways to choose: the fastest at once, for it is what others are held to, and those near it once all are
-//! worked out. Of most candidates other ways make nothing, and they take several times as long as the first.
+//! What was worked out, in other ways to choose: the fastest at once, for it is what others are held to, and those near
+//! it once all are worked out. Of most candidates other ways make nothing, and they take several times as long as the
+//! first.
 
 use rayon::prelude::*;
 

@@ -1,8 +1,9 @@
 //! Plans near one that ran, on other numbers of devices: its degrees, or one of them twice or half as large.
 //!
-//! Training that lost devices waits for the answer. What was fastest mostly is so still, with other numbers of replicas and of
-//! stages. So here the degrees inside a replica, the number of stages and the micro-batch are named, which leaves one candidate; the
-//! most promising come first, and what was found by one is the limit of the next, so that bounds end most questions at once:
+//! Training that lost devices waits for the answer. What was fastest mostly is so still, with other numbers of replicas
+//! and of stages. So here the degrees inside a replica, the number of stages and the micro-batch are named, which
+//! leaves one candidate; the most promising come first, and what was found by one is the limit of the next, so that
+//! bounds end most questions at once:
 //!
 //! ```text
 //! devices x stages, with the degrees as they were          -> places(), by promise()
@@ -10,7 +11,8 @@
 //! all of it by schedules that split backward               where `optimize` asks for them
 //! all of it with the memory of hosts                       where nothing fits without
 //! ```
-//! What is found is a plan like any other, with its own price and proof. That it was looked for here alone, its proof says.
+//! What is found is a plan like any other, with its own price and proof. That it was looked for here alone, its proof
+//! says.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,13 +177,14 @@ fn places(
     numbers.filter_map(place).collect()
 }
 
-/// How long a step takes at best for its bubble and its longest stage, in the time of one device, and more the further the number
-/// of stages is from what it was:
+/// How long a step takes at best for its bubble and its longest stage, in the time of one device, and more the further
+/// the number of stages is from what it was:
 ///
 /// ```text
 /// (1 + (p - 1) / (m v)) (ceil(L / p) p / L) / n        m micro-batches, v virtual stages
 /// ```
-/// where a rank has no more virtual stages than before, nor than layers (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+/// where a rank has no more virtual stages than before, nor than layers (Narayanan et al. 2021, arXiv 2104.04473,
+/// section 2.2).
 fn promise(n_layers: u64, (p, m, n_devices): (u64, u64, u64), (pp, vpp): (u64, u64)) -> f64 {
     let longest = longest_of(n_layers, p);
     let (m, p) = (m.max(1) as f64, p as f64);
@@ -233,8 +236,8 @@ fn most_promising(mut places: Vec<Place>) -> Vec<Place> {
     places
 }
 
-/// The fastest plan near one that ran for a question on any of several clusters in place of its own. `None` where nothing near it
-/// fits on any, or where devices are not all alike.
+/// The fastest plan near one that ran for a question on any of several clusters in place of its own. `None` where
+/// nothing near it fits on any, or where devices are not all alike.
 ///
 /// # Errors
 /// Where a plan that was found contradicts itself.
@@ -257,8 +260,9 @@ pub fn optimize_near(request: &Request, clusters: &[Cluster], before: &Plan) -> 
     Ok(found.map(|Near { plan, outcomes }| Near { plan: offload::with(plan, None), outcomes }))
 }
 
-/// On which of some smaller clusters a plan near one takes so much less than it that it is worth telling, and how long: where its devices
-/// divide badly, some do the same, or stages are of unequal length. `None` where nothing promises that, or nothing was found.
+/// On which of some smaller clusters a plan near one takes so much less than it that it is worth telling, and how long:
+/// where its devices divide badly, some do the same, or stages are of unequal length. `None` where nothing promises
+/// that, or nothing was found.
 ///
 /// # Errors
 /// What is wrong with the cluster's calibration.
@@ -296,7 +300,8 @@ pub fn faster_on_fewer(
     Ok(found.step_time().map(|time| (clusters[place.at].n_devices(), time)))
 }
 
-/// So many times as long as its number of layers says the longest stage of a plan is, beside the others: it may have a heavy head.
+/// So many times as long as its number of layers says the longest stage of a plan is, beside the others: it may have a
+/// heavy head.
 fn unevenness(request: &Request, plan: &Plan) -> f64 {
     let Some(predicted) = &plan.predicted else { return 1.0 };
     let times = || predicted.stages.iter().map(|stage| (stage.forward_s + stage.backward_s).0);
@@ -365,8 +370,8 @@ impl<'s> Climb<'s> {
         Self { request, clusters, world, questions, before, limit: None, outcomes, best: None }
     }
 
-    /// Looks for what is faster than the best so far from some degrees on, until no neighbour is, by one schedule, or by all that do not
-    /// split backward; the first that is found takes no more than a part of the best.
+    /// Looks for what is faster than the best so far from some degrees on, until no neighbour is, by one schedule, or
+    /// by all that do not split backward; the first that is found takes no more than a part of the best.
     fn from(&mut self, starts: &[Degrees], (schedule, mut worth): (Option<ScheduleKind>, f64)) {
         let pins = &self.request.pins;
         let mut known: BTreeSet<(usize, Degrees, u64)> = BTreeSet::new();
@@ -402,8 +407,8 @@ impl<'s> Climb<'s> {
         self.clusters.iter().enumerate().flat_map(of).collect()
     }
 
-    /// The fastest of some places if it takes less than a part of the best; then it is the best. All have one limit, so that threads do
-    /// not change what is found.
+    /// The fastest of some places if it takes less than a part of the best; then it is the best. All have one limit, so
+    /// that threads do not change what is found.
     fn faster(&mut self, some: &[Place], (schedule, worth): (Option<ScheduleKind>, f64)) -> Option<Place> {
         let best = self.best.as_ref().and_then(|(_, found)| found.step_time());
         let limit = best.map_or(self.limit, |best| Some(best * worth));

@@ -1,15 +1,15 @@
 //! When the memory of hosts is searched too, though nobody said so; and which layers keep there what backward needs.
 //!
-//! Twice the storages are about twice the search, how fast a host updates is known of few, and many jobs need their hosts
-//! for other things. So hosts come in where nothing fits without them, or where a step is a tenth shorter with them: more than such
-//! prices may be off by against each other. That is looked into where memory makes a step so much longer than bounds are without
-//! it. Where optimizer states, cut over all devices, take a good part of their memory and that was not, a plan says that hosts could
-//! have them. Hosts' drives take what their memory cannot: of a
-//! choice with optimizer states on the host that is weighed too, layer by layer.
+//! Twice the storages are about twice the search, how fast a host updates is known of few, and many jobs need their
+//! hosts for other things. So hosts come in where nothing fits without them, or where a step is a tenth shorter with
+//! them: more than such prices may be off by against each other. That is looked into where memory makes a step so much
+//! longer than bounds are without it. Where optimizer states, cut over all devices, take a good part of their memory
+//! and that was not, a plan says that hosts could have them. Hosts' drives take what their memory cannot: of a choice
+//! with optimizer states on the host that is weighed too, layer by layer.
 //!
-//! What a layer keeps is all on its device or all on its host. In the choice problem a byte there costs no memory but time on
-//! the link, of which nobody knows yet how much shows: a few parts of it are tried, and the choices weighed by the figures of
-//! their programs, which do.
+//! What a layer keeps is all on its device or all on its host. In the choice problem a byte there costs no memory but
+//! time on the link, of which nobody knows yet how much shows: a few parts of it are tried, and the choices weighed by
+//! the figures of their programs, which do.
 
 use cost_model::memory::StateBytes;
 use cost_model::offload::{OnNode, fullest_node};
@@ -32,31 +32,33 @@ use crate::priced_choices::OfForm;
 use crate::request::{OffloadKind, Pins, Request, Untried};
 use crate::shelf::{Bench, Shelf};
 
-/// Part of the devices' memory from which optimizer states crowd it: 8 billion parameters on two devices of 80 GB take 0.6
-/// of it, and planned with hosts their step is 15 % shorter; 70 billion on 64 devices of 40 GiB 0.31, and 18 %; on 64 of 80 GB 0.16.
+/// Part of the devices' memory from which optimizer states crowd it: 8 billion parameters on two devices of 80 GB take
+/// 0.6 of it, and planned with hosts their step is 15 % shorter; 70 billion on 64 devices of 40 GiB 0.31, and 18 %; on
+/// 64 of 80 GB 0.16.
 const CROWDED: f64 = 0.3;
 
 /// A plan with hosts takes no more than this part of the fastest without.
 const WORTH_HOSTS: f64 = 0.9;
 
-/// It is looked for where bounds without memory are below this part of bounds in the memory that there is. Of 38 questions four were, and a plan
-/// with hosts was found that is worth it in each (llama-2-70b on 128 RTX 4090: 0.77 promised, 0.81 found; llama-3-70b and qwen2.5-72b on 16 H100 0.80
-/// and 0.79, 0.76 and 0.74; deepseek-v2 on 64 H800 0.81 and 0.82).
+/// It is looked for where bounds without memory are below this part of bounds in the memory that there is. Of 38
+/// questions four were, and a plan with hosts was found that is worth it in each (llama-2-70b on 128 RTX 4090: 0.77
+/// promised, 0.81 found; llama-3-70b and qwen2.5-72b on 16 H100 0.80 and 0.79, 0.76 and 0.74; deepseek-v2 on 64 H800
+/// 0.81 and 0.82).
 const PROMISING: f64 = 0.84;
 
-/// Where states crowd memory, they need only be below this part of the best: what they leave room for is much faster, though bounds in so
-/// little memory see it (llama-3-8b on two H100 0.83 and 0.84, qwen2.5-7b 0.85 and 0.87, llama-2-70b on 16 A100 0.84 and 0.83). What
-/// would need much more memory than there is counts in no bound, and hosts have room for that too (llama-3-70b on 64 devices of 40 GiB 0.89
-/// and 0.82).
+/// Where states crowd memory, they need only be below this part of the best: what they leave room for is much faster,
+/// though bounds in so little memory see it (llama-3-8b on two H100 0.83 and 0.84, qwen2.5-7b 0.85 and 0.87,
+/// llama-2-70b on 16 A100 0.84 and 0.83). What would need much more memory than there is counts in no bound, and hosts
+/// have room for that too (llama-3-70b on 64 devices of 40 GiB 0.89 and 0.82).
 const PROMISING_CROWDED: f64 = 0.9;
 
-/// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it where
-/// computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind. Where hosts cannot hold what
-/// such choices keep, it counts so much that as little as can be is kept.
+/// Where the host holds what is kept: parts of the time on its link that a choice may count on to show. Nothing of it
+/// where computation covers all, all where it covers nothing; between, the link takes as long as what it hides behind.
+/// Where hosts cannot hold what such choices keep, it counts so much that as little as can be is kept.
 const PARTS_SHOWN: [f64; 5] = [0.0, 0.1, 0.2, 0.4, 1.0];
 
-/// The best choice of a layer kind at a price of its own for what is kept, or at one for all, of those with states on the device or the host,
-/// or else on the device or drives.
+/// The best choice of a layer kind at a price of its own for what is kept, or at one for all, of those with states on
+/// the device or the host, or else on the device or drives.
 type Best<'a> = &'a dyn Fn((Option<f64>, bool)) -> Option<OfForm>;
 
 /// The time below which a plan with hosts would be worth it, where it is open and could be.
@@ -95,9 +97,10 @@ pub(crate) fn is_due(pins: &Pins) -> bool {
     is_open(pins) && pins.forbid.offload.contains(&OffloadKind::None)
 }
 
-/// Questions that are asked beside one that allows hosts, for a search of everything can miss their plans: choices beside hosts are weighed
-/// by what programs take. The devices alone, and hosts that hold all optimizer states and nothing else, which takes a fifth of the search
-/// of everything; where hosts must be used, also what layers keep and nothing else.
+/// Questions that are asked beside one that allows hosts, for a search of everything can miss their plans: choices
+/// beside hosts are weighed by what programs take. The devices alone, and hosts that hold all optimizer states and
+/// nothing else, which takes a fifth of the search of everything; where hosts must be used, also what layers keep and
+/// nothing else.
 pub(crate) fn narrower(request: &Request) -> impl Iterator<Item = OffloadKind> {
     let pins = &request.pins;
     let is_allowed = pins.offload == Some(OffloadKind::Allowed);
@@ -183,8 +186,8 @@ impl Scope<'_> {
         2.0 * clock.micro_batches * bench.prices.host_share().moves(Bytes(1.0)).0 / clock.in_flight
     }
 
-    /// Puts the choice of a kind on the shelf that weighs least at a price of memory, by the figures of its program; of those
-    /// that hosts could not hold for a whole stage, the one of which they lack least.
+    /// Puts the choice of a kind on the shelf that weighs least at a price of memory, by the figures of its program; of
+    /// those that hosts could not hold for a whole stage, the one of which they lack least.
     fn put_lightest(
         &self,
         (shelf, level): (&mut Shelf, usize),
@@ -207,7 +210,8 @@ impl Scope<'_> {
         Some(())
     }
 
-    /// Whether hosts may hold what no choice problem knows: the choices that fit are then some of many, also where memory is not crowded.
+    /// Whether hosts may hold what no choice problem knows: the choices that fit are then some of many, also where
+    /// memory is not crowded.
     pub(crate) fn hosts_may_hold_more(&self) -> bool {
         let given = self.given();
         [given.kept, given.parameters] != [HomeRule::Device; 2]
@@ -220,8 +224,8 @@ impl Scope<'_> {
             && given.homes != StateRule::Anywhere
     }
 
-    /// Puts the lightest choice of a kind on the shelf: of the best at a price of memory, those for what is kept on the host at prices
-    /// of their own, the same with parameters there, and with optimizer states on its drives.
+    /// Puts the lightest choice of a kind on the shelf: of the best at a price of memory, those for what is kept on the
+    /// host at prices of their own, the same with parameters there, and with optimizer states on its drives.
     pub(crate) fn put_with_hosts(
         &self,
         (shelf, level): (&mut Shelf, usize),
@@ -313,8 +317,8 @@ fn weight(entry: &Entry, clock: &Clock, price: f64) -> f64 {
     (every + once).0 + price * bytes.0
 }
 
-/// A choice with the optimizer states that the host's memory holds on its drives, but for those of tied parameters, which are
-/// decided for all their layers at once; nothing where it holds none.
+/// A choice with the optimizer states that the host's memory holds on its drives, but for those of tied parameters,
+/// which are decided for all their layers at once; nothing where it holds none.
 fn on_nvme(choice: &LayerChoice, is_tied: &dyn Fn(TensorId) -> bool) -> Option<LayerChoice> {
     let mut there = choice.clone();
     let on_host = there

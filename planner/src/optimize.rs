@@ -8,12 +8,11 @@
 //! those that were the best, once more:                evaluate(c)    -> polish()
 //! ```
 //! Layers are worked out as they were read first. Bounds are those of all forms; what a form saves there is taken for
-//! what it saves at all, or so many times that as some were seen to save, so that the candidates behind the best by more than
-//! that need not be asked again. Where forms
-//! times meshes are too many, one form of every kind, the fastest on a few meshes, leads: layers are worked out in it,
-//! bounds are of it, and only the first candidates are asked again.
-//! Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the counts in
-//! it are the same with any number of threads.
+//! what it saves at all, or so many times that as some were seen to save, so that the candidates behind the best by
+//! more than that need not be asked again. Where forms times meshes are too many, one form of every kind, the fastest
+//! on a few meshes, leads: layers are worked out in it, bounds are of it, and only the first candidates are asked
+//! again. Workers compute and never decide: batches have a fixed size and are reduced in order, so the plan and the
+//! counts in it are the same with any number of threads.
 
 use std::sync::Arc;
 
@@ -40,8 +39,8 @@ const MAX_FORM_BOUNDS: usize = 300;
 /// Where so many times as many candidates overflow as fit, tensor degrees are tried by name as well.
 const FEW_FIT: u64 = 8;
 
-/// Where candidates that crowd memory could come to less than this part of the best by other choices, tensor degrees are
-/// tried by name too, and these candidates in more ways.
+/// Where candidates that crowd memory could come to less than this part of the best by other choices, tensor degrees
+/// are tried by name too, and these candidates in more ways.
 const WORTH_LOOKING: f64 = 0.98;
 
 /// That is done where there are no more candidates than this: it takes as long again.
@@ -50,7 +49,8 @@ const FEW_CANDIDATES: usize = 200;
 /// It is always done where there are no more than this: it takes some tenths of a second.
 const HANDFUL: usize = 100;
 
-/// No more candidates than this are worked out though the states alone are more than all devices hold: it takes some tenths of a second.
+/// No more candidates than this are worked out though the states alone are more than all devices hold: it takes some
+/// tenths of a second.
 const FEW_TO_TELL: usize = 12;
 
 /// Candidates that are asked which forms are the fastest.
@@ -90,7 +90,8 @@ pub(crate) fn search_from<'a>(
     let misnames = found.is_err() && tally.misnamed.is_some() && !tally.stopped;
     let Some(tp) = request.pins.tp.filter(|_| misnames) else { return (found, tally) };
     let Some(scope) = Scope::new(request, constants) else { return (found, tally) };
-    // A fused form may be faster where tokens are cut than its parts are as they should be, and is then what is found of a mesh.
+    // A fused form may be faster where tokens are cut than its parts are as they should be, and is then what is found
+    // of a mesh.
     let mut tally = new();
     let (bounds, rooms) = (None, None);
     let found = searched(scope.with_forms_cut(tp), (Start { bounds, rooms, ..start }, &mut tally), watch);
@@ -220,7 +221,8 @@ fn take_up<'a>(
     ranked.worked
 }
 
-/// The largest tensor degree that is tried by name: that of a node, unless nodes can cut neither batch nor sequence among them.
+/// The largest tensor degree that is tried by name: that of a node, unless nodes can cut neither batch nor sequence
+/// among them.
 fn most_degree(request: &Request) -> u64 {
     let (close, job) = (request.cluster.n_close(), &request.job);
     let n_nodes = request.cluster.n_devices() / close.max(1);
@@ -228,8 +230,9 @@ fn most_degree(request: &Request) -> u64 {
     if are_odd { request.cluster.n_devices() } else { close }
 }
 
-/// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are few enough
-/// to look for it: other choices could make those that crowd memory much faster than the best, or devices wait for launches.
+/// Whether candidates are so few that it costs nothing to look again, or prices miss what decides and candidates are
+/// few enough to look for it: other choices could make those that crowd memory much faster than the best, or devices
+/// wait for launches.
 fn misses(n_candidates: usize, inside: Option<Seconds>, best: &Worked) -> bool {
     let time = best.arranged.step_time();
     let is_worth_it =
@@ -237,12 +240,14 @@ fn misses(n_candidates: usize, inside: Option<Seconds>, best: &Worked) -> bool {
     n_candidates <= HANDFUL || n_candidates <= FEW_CANDIDATES && is_worth_it()
 }
 
-/// Whether what is in vain so far may still come to what must be undercut: of a handful where kernels are short, by other forms or named degrees.
+/// Whether what is in vain so far may still come to what must be undercut: of a handful where kernels are short, by
+/// other forms or named degrees.
 fn may_come_closer(n_candidates: usize, best: Option<&Worked>) -> bool {
     n_candidates <= HANDFUL && best.is_some_and(|best| best.arranged.waits_much())
 }
 
-/// Looks for what is faster than the best with tensor degrees by name, and by other choices in the candidates that could be.
+/// Looks for what is faster than the best with tensor degrees by name, and by other choices in the candidates that
+/// could be.
 fn look_again(
     (scope, of): (&Scope<'_>, Forms<'_>),
     (named, promising): (&[Candidate], &[(Candidate, Bound)]),

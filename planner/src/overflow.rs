@@ -16,7 +16,8 @@ use crate::schedules::FamilyKind;
 use crate::shelf::{Bench, Shelf};
 use crate::work_out::nearer;
 
-/// What needs more than so many times the memory at the dearest price is not asked at others: of 47 that fit at one, 40 need less.
+/// What needs more than so many times the memory at the dearest price is not asked at others: of 47 that fit at one, 40
+/// need less.
 const MISLED: f64 = 2.0;
 
 impl Scope<'_> {
@@ -25,12 +26,13 @@ impl Scope<'_> {
         self.setting.reserve()
     }
 
-    /// What overflows where memory is all that counts, if that is known: then so it does at lower prices, which need not be asked.
-    /// The choices stay on the shelves, at no level.
+    /// What overflows where memory is all that counts, if that is known: then so it does at lower prices, which need
+    /// not be asked. The choices stay on the shelves, at no level.
     ///
-    /// 1F1B keeps least of the schedules in which every micro-batch passes the ranks in turn, and shares no device among chunks, so that
-    /// a cut is found where there is one. Others are cut each by itself, and nothing is known of what nearly fits: they hold other numbers of
-    /// micro-batches than choices take them to (of 2,700 that overflow at the dearest price nine fit at some, and needed up to 1.45 times the memory).
+    /// 1F1B keeps least of the schedules in which every micro-batch passes the ranks in turn, and shares no device
+    /// among chunks, so that a cut is found where there is one. Others are cut each by itself, and nothing is known of
+    /// what nearly fits: they hold other numbers of micro-batches than choices take them to (of 2,700 that overflow at
+    /// the dearest price nine fit at some, and needed up to 1.45 times the memory).
     pub(crate) fn least_overflow<'s>(
         &'s self,
         (benches, shelves): (&[Bench<'s>], &mut [Shelf]),

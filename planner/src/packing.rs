@@ -4,7 +4,8 @@
 //! ```text
 //! sum over stages s of floor((T - e(s)) / t)  >=  layers that take t at least
 //! ```
-//! for every `t`, where `e` is what the ends take on their stages. Both ends are on one rank where that leaves more room.
+//! for every `t`, where `e` is what the ends take on their stages. Both ends are on one rank where that leaves more
+//! room.
 
 /// Whole layers are not missed by rounding.
 const WHOLE: f64 = 1.0 + 1e-9;

@@ -1,9 +1,10 @@
 //! Stages: which layers on which rank, at which price of memory, so that the slowest chunk is as fast as can be.
 //!
-//! Greedy for a given limit on a chunk's time, bisection on the limit between those at which some chunk would take a layer
-//! more: for chunks of consecutive layers this finds the least limit, since a chunk that takes more layers never hurts those behind it. Where chunks stand on different devices
-//! the result is the limit of a dynamic program over all cuts, which is exact also where a chunk with more layers fits in
-//! a faster way. Embedding, head and loss are layers like any other and count with their own time and memory.
+//! Greedy for a given limit on a chunk's time, bisection on the limit between those at which some chunk would take a
+//! layer more: for chunks of consecutive layers this finds the least limit, since a chunk that takes more layers never
+//! hurts those behind it. Where chunks stand on different devices the result is the limit of a dynamic program over all
+//! cuts, which is exact also where a chunk with more layers fits in a faster way. Embedding, head and loss are layers
+//! like any other and count with their own time and memory.
 
 use std::collections::BTreeMap;
 
@@ -72,8 +73,8 @@ impl Place<'_> {
     }
 }
 
-/// Cuts the layers into chunks, one per place, with the least time of the slowest. No chunk goes past one of the `ends`, which
-/// rise.
+/// Cuts the layers into chunks, one per place, with the least time of the slowest. No chunk goes past one of the
+/// `ends`, which rise.
 ///
 /// `None` where some chunk cannot fit.
 pub fn partition(places: &[Place<'_>], ends: &[usize]) -> Option<Vec<Chunk>> {
@@ -95,8 +96,8 @@ pub fn partition(places: &[Place<'_>], ends: &[usize]) -> Option<Vec<Chunk>> {
     exact((places, ends), limit).or(known)
 }
 
-/// Takes as many layers as fit a limit, and bisects the limit. Below `low` none will do; it is a limit at which some chunk
-/// takes a layer more than just below, so every other time it is tried itself: if it will do, it is the least.
+/// Takes as many layers as fit a limit, and bisects the limit. Below `low` none will do; it is a limit at which some
+/// chunk takes a layer more than just below, so every other time it is tried itself: if it will do, it is the least.
 fn bisected((places, ends): (&[Place<'_>], &[usize]), mut high: f64) -> Option<Vec<Chunk>> {
     let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
     let mut best = fill((&mut known, ends), high).ok()?;
@@ -127,7 +128,8 @@ struct TooLow {
     next: f64,
 }
 
-/// A place, and what it has said of layers that are all of one kind: whichever limit or cut is tried, it is asked the same.
+/// A place, and what it has said of layers that are all of one kind: whichever limit or cut is tried, it is asked the
+/// same.
 pub(crate) struct Known<'a> {
     place: &'a Place<'a>,
     alike: BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>,
@@ -213,9 +215,9 @@ fn fill((places, ends): (&mut [Known<'_>], &[usize]), limit: f64) -> Result<Vec<
 /// The cut with the least slowest chunk among those whose chunks all take no more than a limit; of equal ones one with
 /// little time in all.
 ///
-/// Dynamic programming over (chunks, layers): `best(s, to) = min over from of max(best(s - 1, from), time(s, from, to))`.
-/// Only runs of layers that could meet the limit are asked about, so that it takes about as many steps as there are pairs
-/// of layers.
+/// Dynamic programming over (chunks, layers): `best(s, to) = min over from of max(best(s - 1, from), time(s, from,
+/// to))`. Only runs of layers that could meet the limit are asked about, so that it takes about as many steps as there
+/// are pairs of layers.
 fn exact((places, ends): (&[Place<'_>], &[usize]), limit: f64) -> Option<Vec<Chunk>> {
     let n_layers = places.first()?.n_layers();
     let mut reached: Vec<Option<Reached>> = vec![None; n_layers + 1];
@@ -351,7 +353,8 @@ mod tests {
         let chunk = |capacity: f64| levels.chunk(0, 8, Flight::whole(1.0), capacity).unwrap();
         let told =
             |chunk: Chunk| (chunk.level, chunk.smaller, chunk.kind, (chunk.time * 10.0).round() as u64);
-        // Thirty-two bytes, of which each smaller layer saves two: all of the second kind, then as many of the first as must.
+        // Thirty-two bytes, of which each smaller layer saves two: all of the second kind, then as many of the first as
+        // must.
         assert_eq!(told(chunk(32.0)), (0, 0, 0, 120));
         assert_eq!(told(chunk(28.0)), (0, 2, 1, 122));
         assert_eq!(told(chunk(21.0)), (1, 2, 0, 134));

@@ -1,5 +1,5 @@
-//! What is done for the best candidates once all are worked out: all forms of their layers, then in these more prices of
-//! memory and one storage for all parameters, fewer axes.
+//! What is done for the best candidates once all are worked out: all forms of their layers, then in these more prices
+//! of memory and one storage for all parameters, fewer axes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,8 +29,8 @@ const MAX_LEADING_FORMS_CHOSEN: u64 = 2;
 /// Candidates that try more prices of memory, and storages for all parameters, at most.
 const MAX_REFINED: usize = 4;
 
-/// Of a search that is of interest only if it undercuts something, what takes more than so many times that tries them only if one before it
-/// gained as much by them: of 48 candidates a quarter did.
+/// Of a search that is of interest only if it undercuts something, what takes more than so many times that tries them
+/// only if one before it gained as much by them: of 48 candidates a quarter did.
 const GAINED: f64 = 1.02;
 
 /// They take no more than so many times the best.
@@ -48,8 +48,8 @@ pub(crate) const CROWDED: f64 = 0.6;
 /// Where memory is free, prices of choices miss something of a candidate that takes so many times its bound: launches.
 const MISSED: f64 = 1.1;
 
-/// Layers move between stages where a step has up to so many times as many micro-batches: where more, only the longest stage
-/// matters, for which cuts are made.
+/// Layers move between stages where a step has up to so many times as many micro-batches: where more, only the longest
+/// stage matters, for which cuts are made.
 const MOST_TO_SHIFT: u64 = 4;
 
 /// Pipelines whose layers move, at most.
@@ -92,8 +92,8 @@ impl Worked {
         if self.bound.crowding < CROWDED { 0 } else { ROUNDS }
     }
 
-    /// What it could take in fused forms, if they save so many times what their prices do, and all that devices wait for
-    /// launches, which prices do not see.
+    /// What it could take in fused forms, if they save so many times what their prices do, and all that devices wait
+    /// for launches, which prices do not see.
     fn fused(&self, factor: f64) -> Seconds {
         self.arranged.step_time() - self.bound.saving * factor - self.arranged.waiting()
     }
@@ -104,8 +104,8 @@ impl Worked {
     }
 }
 
-/// Improves the best of what was worked out, the fastest first. Where it is of interest only if it undercuts something, and does not yet, it is
-/// given up as soon as it hardly can.
+/// Improves the best of what was worked out, the fastest first. Where it is of interest only if it undercuts something,
+/// and does not yet, it is given up as soon as it hardly can.
 pub(crate) fn polish(
     scope: &Scope<'_>,
     worked: &mut Vec<Worked>,
@@ -146,9 +146,10 @@ pub(crate) fn keep_distinct(worked: &mut Vec<Worked>) {
     });
 }
 
-/// Works candidates out once more that by their bounds could be faster than the best, where layers compute as much again as each other. Prices
-/// weigh what a layer holds all the time, not what it needs while it runs: where that is much, choices that no price makes are faster. More
-/// prices, and one storage for all parameters, gained nothing in 164 questions and took four fifths of the time.
+/// Works candidates out once more that by their bounds could be faster than the best, where layers compute as much
+/// again as each other. Prices weigh what a layer holds all the time, not what it needs while it runs: where that is
+/// much, choices that no price makes are faster. More prices, and one storage for all parameters, gained nothing in 164
+/// questions and took four fifths of the time.
 pub(crate) fn reconsider(
     scope: &Scope<'_>,
     worked: &mut Vec<Worked>,
@@ -190,9 +191,9 @@ pub(crate) fn reconsider(
     }
 }
 
-/// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is gathered
-/// and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside layers go by. Where something
-/// must be undercut, one by one until one does.
+/// Lets the best candidates try more prices of memory, and storages that are the same for all parameters: what is
+/// gathered and reduced in buckets over a stage hides better than a parameter alone, which is what choices inside
+/// layers go by. Where something must be undercut, one by one until one does.
 fn refine(scope: &Scope<'_>, worked: &mut [Worked], undercuts: Option<Seconds>) {
     let n_refined = worked.len().min(MAX_REFINED);
     let (mut next, mut gained) = (0, GAINED);
@@ -331,8 +332,8 @@ fn choose_forms(scope: &Scope<'_>, worked: &mut [Worked], tally: &mut Tally, sto
     }
 }
 
-/// A candidate with all forms of its layers, and with what all its parameters keep to, if anything: what pays with one form need
-/// not with another.
+/// A candidate with all forms of its layers, and with what all its parameters keep to, if anything: what pays with one
+/// form need not with another.
 fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
     let rounds = if one.is_refined { one.rounds() } else { 0 };
     let with = |way| {
@@ -347,8 +348,9 @@ fn in_all_forms(scope: &Scope<'_>, one: &Worked) -> Option<Arranged> {
     fastest(with(covering).into_iter().chain(stored).chain(plainly))
 }
 
-/// Works the best out on meshes that were left out for theirs, where choices are made by prices that miss something: with
-/// fewer choices others are made. What has the degrees that are pinned only in fused forms of its layers chooses these among itself.
+/// Works the best out on meshes that were left out for theirs, where choices are made by prices that miss something:
+/// with fewer choices others are made. What has the degrees that are pinned only in fused forms of its layers chooses
+/// these among itself.
 fn look_coarser(
     (scope, of): (&Scope<'_>, Forms<'_>),
     worked: &mut Vec<Worked>,
@@ -423,8 +425,8 @@ fn change_near_best(worked: &mut [Worked], change: impl Fn(&Worked) -> Option<Ar
     by_time(worked);
 }
 
-/// Puts the best on fewer axes, and what is near it where devices wait for launches: with fewer choices others are made, which may have
-/// fewer of them.
+/// Puts the best on fewer axes, and what is near it where devices wait for launches: with fewer choices others are
+/// made, which may have fewer of them.
 fn simplify(scope: &Scope<'_>, worked: &mut [Worked]) {
     let best = worked.first().map_or(0.0, |one| one.arranged.step_time().0);
     let is_asked =
@@ -439,8 +441,8 @@ fn simplify(scope: &Scope<'_>, worked: &mut [Worked]) {
     by_time(worked);
 }
 
-/// What was found, on the mesh with the fewest axes on which it takes no longer: where axes are used alike, whoever reads the
-/// plan need not see that they are several.
+/// What was found, on the mesh with the fewest axes on which it takes no longer: where axes are used alike, whoever
+/// reads the plan need not see that they are several.
 fn on_fewer_axes(scope: &Scope<'_>, found: &Worked) -> Option<Worked> {
     let limit = found.arranged.step_time().0 * (1.0 + SAME);
     let rounds = found.rounds();

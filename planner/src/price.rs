@@ -122,8 +122,8 @@ pub struct Witnessed {
     pub events: [RowPrice; 2],
 }
 
-/// Every choice of a plan by both witnesses, in the order of its entries; nothing where backward runs in parts or sequences
-/// are cut.
+/// Every choice of a plan by both witnesses, in the order of its entries; nothing where backward runs in parts or
+/// sequences are cut.
 ///
 /// # Errors
 /// What cannot be priced, and where it stands.

@@ -1,4 +1,5 @@
-//! The choices of a layer kind at a price of memory: its problems in the hands of the solver, and the best over its forms.
+//! The choices of a layer kind at a price of memory: its problems in the hands of the solver, and the best over its
+//! forms.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,7 +28,8 @@ pub(crate) enum Hides {
 pub(crate) struct Sum {
     /// Seconds for a byte.
     pub(crate) price: f64,
-    /// A byte that is kept for backward counts so much of that for each of the micro-batches that the first stage has in flight.
+    /// A byte that is kept for backward counts so much of that for each of the micro-batches that the first stage has
+    /// in flight.
     pub(crate) kept: f64,
     pub(crate) hides: Hides,
 }
@@ -49,15 +51,16 @@ pub(crate) struct Choosers<'s> {
     known: RefCell<BTreeMap<Asking, Option<OfForm>>>,
 }
 
-/// What is asked: the bits of a price of a byte and of one that is kept for backward, whether states off the device are on drives.
+/// What is asked: the bits of a price of a byte and of one that is kept for backward, whether states off the device are
+/// on drives.
 type Asking = (u64, u64, Hides, bool);
 
 /// A form of a layer kind with a choice for it.
 pub(crate) type OfForm = (usize, LayerChoice);
 
 impl Choosers<'_> {
-    /// The best choice over all forms at prices of a byte, and of one that is kept for backward, with states off the device on drives or not;
-    /// ties to the earlier form.
+    /// The best choice over all forms at prices of a byte, and of one that is kept for backward, with states off the
+    /// device on drives or not; ties to the earlier form.
     pub(crate) fn best(&self, price: f64, (kept, on_drives): (f64, bool), hides: Hides) -> Option<OfForm> {
         let asking = (price.to_bits(), kept.to_bits(), hides, on_drives);
         if let Some(known) = self.known.borrow().get(&asking) {
@@ -112,8 +115,8 @@ impl Scope<'_> {
         (0..self.forms.len()).map(of_kind).collect()
     }
 
-    /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where hosts may hold some of
-    /// it, what that makes of it is weighed too.
+    /// Adds the best choice over all forms at a price of memory, as a level; ties to the earlier form. Where hosts may
+    /// hold some of it, what that makes of it is weighed too.
     pub(crate) fn add(
         &self,
         on: (&mut Shelf, usize),

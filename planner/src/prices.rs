@@ -79,8 +79,8 @@ pub struct StoragePrice {
     pub parameter: f64,
     /// States in the host's memory.
     pub host: f64,
-    /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced. The choice problem adds
-    /// what the allocator holds beside them, and what stands for a gradient.
+    /// What a stage has once while it runs such layers: parameters gathered for use, a gradient before it is reduced.
+    /// The choice problem adds what the allocator holds beside them, and what stands for a gradient.
     pub once: f64,
 }
 
@@ -110,7 +110,8 @@ impl StorageTimes {
     }
 }
 
-/// Local elements, the memory of the optimizer state, axes that hold the parameter whole, and those of its unfinished gradient.
+/// Local elements, the memory of the optimizer state, axes that hold the parameter whole, and those of its unfinished
+/// gradient.
 type StorageKey = (Parcel, StateHome, [AxisSet; 2]);
 
 /// A parameter on a device, and what it is sent with.
@@ -192,8 +193,9 @@ impl<'a> Prices<'a> {
         Self { passed, ..self }
     }
 
-    /// The same where it is said how gradients of parameters that are cut are kept. Whole ones take as many bytes as that saves sends:
-    /// whole parameters with cut gradients take fewer, and send no more, so that only who is told to has them.
+    /// The same where it is said how gradients of parameters that are cut are kept. Whole ones take as many bytes as
+    /// that saves sends: whole parameters with cut gradients take fewer, and send no more, so that only who is told to
+    /// has them.
     pub(crate) fn keeping(self, gradients: Option<GradientsKind>) -> Self {
         Self { gradients, ..self }
     }
@@ -226,8 +228,8 @@ impl<'a> Prices<'a> {
         self.op_time((sig, strategy), (&local, pass), &work)
     }
 
-    /// Seconds that a device waits in an operator's forward where the host has no lead over it: its kernels are launched
-    /// when it is to run.
+    /// Seconds that a device waits in an operator's forward where the host has no lead over it: its kernels are
+    /// launched when it is to run.
     pub fn waits(&self, layer: &Layer, op: &Op, sig: &Signature, at: (Strategy, &Sizes)) -> f64 {
         let (strategy, sizes) = at;
         let Machine { constants, precision, kernels, .. } = &self.machine;
@@ -286,8 +288,8 @@ impl<'a> Prices<'a> {
         work_time(work, self.machine.device, self.machine.precision, self.machine.constants).0
     }
 
-    /// Seconds of the conversions of a tensor of `shape`, of which a fraction `filled` is moved, as its tokens are routed, from
-    /// every sharding of one list to every one of another.
+    /// Seconds of the conversions of a tensor of `shape`, of which a fraction `filled` is moved, as its tokens are
+    /// routed, from every sharding of one list to every one of another.
     pub fn conversions(
         &self,
         (shape, filled, routing): (&[u64], f64, Option<Routing>),
@@ -310,7 +312,8 @@ impl<'a> Prices<'a> {
         cover((layer, sizes), self.mesh, kernels, |work| Seconds(self.work(work)))
     }
 
-    /// Seconds that show of a conversion, of a value or of a gradient, between products, or of tokens behind what covers them.
+    /// Seconds that show of a conversion, of a value or of a gradient, between products, or of tokens behind what
+    /// covers them.
     pub fn shows(&self, conversion: Conversion, side: Side, beside: Beside, cover: Seconds) -> f64 {
         let Machine { tensor_overlap, constants, .. } = &self.machine;
         let Conversion { gather, scatter, reduce, exchange, other } = conversion;
@@ -373,8 +376,8 @@ impl<'a> Prices<'a> {
         Group::from_axes(&axes, self.machine.cluster).at(self.machine.home)
     }
 
-    /// Storages of a parameter that an operator uses in a sharding until one of the passes, with the optimizer state in one of
-    /// the memories, each with its price; the plain one first.
+    /// Storages of a parameter that an operator uses in a sharding until one of the passes, with the optimizer state in
+    /// one of the memories, each with its price; the plain one first.
     pub fn storages(
         &self,
         (parcel, home): (Parcel, StateHome),
@@ -390,8 +393,9 @@ impl<'a> Prices<'a> {
         times.iter().map(|one| (one.storage, one.price(until))).collect()
     }
 
-    /// Storages of a frozen parameter that is read until one of the passes, each with its price; the plain one first. It is
-    /// gathered before the operator, and before its backward if that reads it; nothing else is ever sent or updated.
+    /// Storages of a frozen parameter that is read until one of the passes, each with its price; the plain one first.
+    /// It is gathered before the operator, and before its backward if that reads it; nothing else is ever sent or
+    /// updated.
     pub fn frozen_storages(
         &self,
         parcel: Parcel,
@@ -551,7 +555,8 @@ impl Sends for Prices<'_> {
     }
 }
 
-/// Seconds in which backward gathers again what forward did, if it reads it: it does not read the table of an embedding.
+/// Seconds in which backward gathers again what forward did, if it reads it: it does not read the table of an
+/// embedding.
 fn again(gather: f64, until: Pass) -> f64 {
     match until {
         Pass::Forward => 0.0,

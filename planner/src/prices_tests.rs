@@ -9,8 +9,8 @@ use ir::work::Pass;
 use crate::prices::{Parcel, Prices};
 use crate::test_models::{a100s, machine};
 
-/// Two nodes of eight, gradients that are unfinished on both axes: what is scattered within the node every micro-batch is summed
-/// across nodes once per step, and an eighth of it.
+/// Two nodes of eight, gradients that are unfinished on both axes: what is scattered within the node every micro-batch
+/// is summed across nodes once per step, and an eighth of it.
 #[test]
 fn a_gradient_that_is_cut_in_the_node_crosses_the_network_once_per_step() {
     let (cluster, constants) = (a100s(2), Constants::load());

@@ -266,8 +266,8 @@ pub(crate) fn no_candidate(request: &Request) -> String {
     )
 }
 
-/// What to say where the states of the model, however they are cut, are more than all devices hold; where hosts may hold some, than
-/// these have room for as well. The gradients stay on devices.
+/// What to say where the states of the model, however they are cut, are more than all devices hold; where hosts may
+/// hold some, than these have room for as well. The gradients stay on devices.
 pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<NoPlan> {
     let (cluster, model) = (&request.cluster, &request.model);
     let states = StateBytes::adamw(request.job.precision, request.job.engine.gradients);

@@ -25,11 +25,12 @@ const DOUBLINGS: u32 = 10;
 const MEMORY: [f64; 18] =
     [1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 64.0];
 
-/// When a trial has found what it is for: of 16 trials step times were up to 4.3 % longer than those of whole searches, which took two to six
-/// times as long.
+/// When a trial has found what it is for: of 16 trials step times were up to 4.3 % longer than those of whole searches,
+/// which took two to six times as long.
 const BRIEFLY: Settles = Settles { batches: 16, plans: 4, in_vain: 24 };
 
-/// The part of a device that scores of one sequence in single precision take where a fused loss may be what makes a plan fit.
+/// The part of a device that scores of one sequence in single precision take where a fused loss may be what makes a
+/// plan fit.
 const MUCH_OF_A_DEVICE: f64 = 0.25;
 
 /// A change in words, and the request after it.
@@ -157,7 +158,8 @@ enum Trial {
 }
 
 impl<R> Family<R> {
-    /// The least change that makes a plan fit, the request after it and what its step takes, by trials that are told which change is the last.
+    /// The least change that makes a plan fit, the request after it and what its step takes, by trials that are told
+    /// which change is the last.
     ///
     /// # Errors
     /// What came of the largest, where none does.

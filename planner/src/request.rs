@@ -184,7 +184,8 @@ pub enum RecomputeKind {
 pub enum OffloadKind {
     /// The devices' alone.
     None,
-    /// The devices', the hosts' or for optimizer states their drives', parameter by parameter and layer by layer, as it pays.
+    /// The devices', the hosts' or for optimizer states their drives', parameter by parameter and layer by layer, as it
+    /// pays.
     Allowed,
     /// Optimizer states the hosts' alone, all else the devices'.
     Optimizer,
@@ -263,11 +264,13 @@ pub struct Pins {
     pub zero: Option<u8>,
     /// Whether gradients are cut as parameters are, where these are (stage 3); they are without a word.
     pub gradients: Option<GradientsKind>,
-    /// Whether schedules that split backward are searched where none is pinned; some of them without a word, where they save a fortieth.
+    /// Whether schedules that split backward are searched where none is pinned; some of them without a word, where they
+    /// save a fortieth.
     pub split_backward: Option<SplitKind>,
     /// Data-parallel replicas that share one set of states; all without a word.
     pub zero_group: Option<u64>,
-    /// Which memory may hold optimizer states and what layers keep; without a word the hosts' only where nothing fits without them.
+    /// Which memory may hold optimizer states and what layers keep; without a word the hosts' only where nothing fits
+    /// without them.
     pub offload: Option<OffloadKind>,
     /// Whether tensor parallel axes split tokens between products.
     pub sequence_parallel: Option<SequenceParallel>,
@@ -279,8 +282,8 @@ pub struct Pins {
     pub shares: Option<SharesKind>,
     /// Whether unlike devices may run unequal numbers of ranks; without a word where that is faster.
     pub tensor_shares: Option<SharesKind>,
-    /// Whether degrees are those of axes that do what they are named for and nothing else; without a word whatever comes to them, where
-    /// that is faster.
+    /// Whether degrees are those of axes that do what they are named for and nothing else; without a word whatever
+    /// comes to them, where that is faster.
     pub axes: Option<AxesKind>,
     /// Decoder layers of every chunk, first chunk first.
     pub layers_per_stage: Option<Vec<u64>>,
@@ -440,14 +443,16 @@ pub struct Progress {
     pub total: u64,
     /// Best step time so far.
     pub best: Option<Seconds>,
-    /// Where nothing fits and changes of the question are tried: which kind of change it is that is searched, and of how many.
+    /// Where nothing fits and changes of the question are tried: which kind of change it is that is searched, and of
+    /// how many.
     pub change: Option<(usize, usize)>,
 }
 
 /// Where progress goes. Called from one thread.
 pub type OnProgress<'a> = &'a dyn Fn(Progress);
 
-/// When a search ends before it is done: looked at between batches of work, once there is a plan, or once nothing fits on devices.
+/// When a search ends before it is done: looked at between batches of work, once there is a plan, or once nothing fits
+/// on devices.
 #[derive(Clone, Copy)]
 pub struct Stop<'a> {
     /// After so many batches, which may be more than a search does of itself.

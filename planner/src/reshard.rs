@@ -8,8 +8,8 @@
 //! from whom   = from itself, if it has the element; else the nearest rank that has it by link tier;
 //!               of n such ranks in order, the (d mod n)-th, so that not all ask the same
 //! ```
-//! Ranks are those of the larger cluster: where one plan is on a part of it, or has its groups in another order, a device is
-//! known by its node and its place there.
+//! Ranks are those of the larger cluster: where one plan is on a part of it, or has its groups in another order, a
+//! device is known by its node and its place there.
 //!
 //! Under one plan two ranks hold the same region of a parameter, or regions apart: so whoever holds one element of a
 //! region holds all of it.
@@ -226,8 +226,8 @@ impl<'a> Side<'a> {
         groups.into_iter().map(|(regions, devices)| Holders { regions, devices }).collect()
     }
 
-    /// Ranks on which the first device of every stage that holds a state of a layer's parameter is. The copy of a tie is
-    /// read and never updated; of two stages with one chunk only the first updates.
+    /// Ranks on which the first device of every stage that holds a state of a layer's parameter is. The copy of a tie
+    /// is read and never updated; of two stages with one chunk only the first updates.
     fn stages(&self, layer: usize, name: &str, state: State) -> Vec<u64> {
         let (entry, chunk) = self.layers[layer];
         let kind = self.open.entries[entry].layer;

@@ -7,15 +7,16 @@
 //! with any choice x for any fraction of a layer on any stage. The bound is a value of the dual of this linear program.
 //! Memory on stage s has a price in proportion to `1 / (flight(s) + a)`, so that a layer costs `min_x t(x) + price
 //! (state(x) + flight(s) saved(x)) / (flight(s) + a)` there: monotone in the flight, so that the least over the stages
-//! is at one of the ends of the pipeline. No price and no `a` make a bound too high. What a stage has once for layers whose parameters are
-//! gathered, or whose gradients something stands for, is shared by the most layers that a stage has where they are as even as can be. Left out
-//! are other buffers and what an operator needs while it runs. Where that is not enough, layers of the most frequent kind are counted whole, `L` of them on
-//! `p` stages, `n = ceil(L / p)`: some stage has more than `n`, or at least `L - p (n - 1)` stages have `n`, and of these one has no
-//! fewer micro-batches in flight than the fewest of so many stages.
+//! is at one of the ends of the pipeline. No price and no `a` make a bound too high. What a stage has once for layers
+//! whose parameters are gathered, or whose gradients something stands for, is shared by the most layers that a stage
+//! has where they are as even as can be. Left out are other buffers and what an operator needs while it runs. Where
+//! that is not enough, layers of the most frequent kind are counted whole, `L` of them on `p` stages, `n = ceil(L /
+//! p)`: some stage has more than `n`, or at least `L - p (n - 1)` stages have `n`, and of these one has no fewer
+//! micro-batches in flight than the fewest of so many stages.
 //!
-//! The leading form of every kind is priced first: where it is faster than what is asked about, the least over all forms
-//! is too. The tables of a micro-batch stand for those that divide it too: their conversions take no less, they keep less in
-//! proportion, and what operators take by themselves is priced anew.
+//! The leading form of every kind is priced first: where it is faster than what is asked about, the least over all
+//! forms is too. The tables of a micro-batch stand for those that divide it too: their conversions take no less, they
+//! keep less in proportion, and what operators take by themselves is priced anew.
 
 mod balance;
 mod dual;
@@ -41,8 +42,8 @@ pub(crate) struct Worth {
     price: f64,
     /// Micro-batches in flight that states count as, in the most of a stage.
     a: f64,
-    /// At both ends of the pipeline, the parts of what forward and backward send for longer than they compute, by which a
-    /// layer costs most.
+    /// At both ends of the pipeline, the parts of what forward and backward send for longer than they compute, by which
+    /// a layer costs most.
     parts: [[f64; 2]; 2],
 }
 
@@ -108,9 +109,9 @@ impl Works {
 }
 
 impl Scope<'_> {
-    /// What is known of some candidates on one mesh in their memory, the smallest micro-batch first, as far as it takes to
-    /// say that they are slower than a limit: by the tables of a candidate whose micro-batch is a multiple of theirs, and its
-    /// bound.
+    /// What is known of some candidates on one mesh in their memory, the smallest micro-batch first, as far as it takes
+    /// to say that they are slower than a limit: by the tables of a candidate whose micro-batch is a multiple of
+    /// theirs, and its bound.
     pub(crate) fn room<'s>(
         &'s self,
         (candidate, bound): (&Candidate, &Bound),
@@ -145,7 +146,8 @@ impl Scope<'_> {
         }
     }
 
-    /// What a candidate cannot beat in its memory, by what was found of it in schedules that hold less; nothing where that says nothing.
+    /// What a candidate cannot beat in its memory, by what was found of it in schedules that hold less; nothing where
+    /// that says nothing.
     pub(crate) fn time_in_known_room(&self, candidate: &Candidate) -> Option<Seconds> {
         let known = self.rooms.of(candidate)?;
         let of_family = |family: &Family| {
@@ -156,7 +158,8 @@ impl Scope<'_> {
         times.into_iter().reduce(Seconds::min)
     }
 
-    /// The leading forms first: where they may be faster than the limit, the others may too, and nothing is known but the bound.
+    /// The leading forms first: where they may be faster than the limit, the others may too, and nothing is known but
+    /// the bound.
     fn by_forms<'s>(
         &'s self,
         by: impl Fn(Forms<'s>, Option<Worth>) -> Option<Room>,
@@ -179,7 +182,8 @@ impl Scope<'_> {
     }
 
     /// The bound of a candidate, and by the same tables what is known in the memory that there is of it and of smaller
-    /// micro-batches on its mesh that divide its own, as far as the bound does not say that they take as long as the limit.
+    /// micro-batches on its mesh that divide its own, as far as the bound does not say that they take as long as the
+    /// limit.
     pub(crate) fn bound_and_rooms<'s>(
         &'s self,
         candidate: &Candidate,
@@ -220,9 +224,9 @@ impl Scope<'_> {
         self.in_schedules(candidate, |kind| works.of(kind)).unwrap_or(Seconds(f64::INFINITY))
     }
 
-    /// The least times of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and where
-    /// that does not rule them all out, of each by its own lengths and in its own memory, from the largest on, until one is
-    /// not ruled out.
+    /// The least times of some candidates, the smallest micro-batch first: of all in the memory of the smallest, and
+    /// where that does not rule them all out, of each by its own lengths and in its own memory, from the largest on,
+    /// until one is not ruled out.
     fn room_by<'s>(
         &'s self,
         (tables, bound, of): (&Tables<'s>, &Bound, Forms<'s>),
@@ -255,9 +259,9 @@ impl Scope<'_> {
         Some(Room { times, likely, worth: Some(ready.worth), works })
     }
 
-    /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a candidate
-    /// on its mesh with a micro-batch that is a multiple of its own, and its bound. With so much effort where schedules are asked by
-    /// themselves, quickly where families are. `None` where memory says nothing of it.
+    /// A time that a candidate cannot beat in its memory, looked for until it reaches a limit: by the tables of a
+    /// candidate on its mesh with a micro-batch that is a multiple of its own, and its bound. With so much effort where
+    /// schedules are asked by themselves, quickly where families are. `None` where memory says nothing of it.
     pub fn bound_in_room<'s>(
         &'s self,
         (of_tables, bound): (&Candidate, &Bound),
@@ -284,7 +288,8 @@ impl Scope<'_> {
         }
     }
 
-    /// The least time of all schedules of a candidate, each asked by itself where what is known of its family could be less.
+    /// The least time of all schedules of a candidate, each asked by itself where what is known of its family could be
+    /// less.
     fn least_schedule<'s: 't, 't>(
         &'s self,
         (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
@@ -309,7 +314,8 @@ impl Scope<'_> {
         Some(Seconds(least))
     }
 
-    /// Whether memory says anything of a candidate and of others by its tables: not where stages stand on several grounds.
+    /// Whether memory says anything of a candidate and of others by its tables: not where stages stand on several
+    /// grounds.
     pub(crate) fn knows_room(&self, candidate: &Candidate) -> bool {
         self.counts_memory() && self.grounds(candidate).settings.len() == 1
     }

@@ -1,8 +1,8 @@
 //! Which schedules a candidate may run, and how much each keeps in flight.
 //!
-//! Without a word of the user these are 1F1B and, where micro-batches come in groups of the pipeline's length, 1F1B over
-//! virtual stages. Some that split backward are searched after these (`split_schedules.rs`). All others are tried only by name: most of them hold
-//! more.
+//! Without a word of the user these are 1F1B and, where micro-batches come in groups of the pipeline's length, 1F1B
+//! over virtual stages. Some that split backward are searched after these (`split_schedules.rs`). All others are tried
+//! only by name: most of them hold more.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -196,8 +196,8 @@ impl Scope<'_> {
     pub(crate) fn family(&self, candidate: &Candidate, schedule: Schedule) -> Family {
         let kind = FamilyKind::of(schedule);
         let p = candidate.n_stages as usize;
-        // Chunks of a stage count alike: that those which are behind the others in forward, and hold fewer micro-batches, may keep more of
-        // each is left out, which the proof takes for given.
+        // Chunks of a stage count alike: that those which are behind the others in forward, and hold fewer
+        // micro-batches, may keep more of each is left out, which the proof takes for given.
         let in_flight = match kind {
             FamilyKind::WholeStages | FamilyKind::VirtualStages | FamilyKind::InParts => {
                 self.in_flight(candidate, schedule).iter().take(p).map(|flight| flight.saved()).collect()
@@ -222,8 +222,8 @@ impl Scope<'_> {
         })
     }
 
-    /// What a schedule leaves idle of a candidate at least; nothing is promised where branches run side by side, for what then fills
-    /// the pipeline depends on where they are cut, and of its bubble nothing where the user cuts.
+    /// What a schedule leaves idle of a candidate at least; nothing is promised where branches run side by side, for
+    /// what then fills the pipeline depends on where they are cut, and of its bubble nothing where the user cuts.
     pub(crate) fn idle(&self, candidate: &Candidate, schedule: Schedule) -> Idle {
         if !self.bends.is_empty() {
             return Idle::of(0.0);
@@ -233,17 +233,19 @@ impl Scope<'_> {
     }
 }
 
-/// What bounds count of the bubble of virtual stages: a pipeline is filled through its first chunks, and stages are no longer
-/// for shorter ones there. Found to save a fifth, on two stages of six chunks.
+/// What bounds count of the bubble of virtual stages: a pipeline is filled through its first chunks, and stages are no
+/// longer for shorter ones there. Found to save a fifth, on two stages of six chunks.
 const UNEQUAL_CHUNKS: f64 = 0.7;
 
-/// What they count of the bubble of whole stages where micro-batches are too few to fill it: fewer than `p + 2` (below). Found to save
-/// 5 % of it on four stages with half as many micro-batches, and 13 % where two stages run a single one.
+/// What they count of the bubble of whole stages where micro-batches are too few to fill it: fewer than `p + 2`
+/// (below). Found to save 5 % of it on four stages with half as many micro-batches, and 13 % where two stages run a
+/// single one.
 const UNFILLED: f64 = 0.85;
 
-/// Bubble of a schedule that splits backward for every stage but one, as a share of what a chunk takes of a micro-batch: in the memory of 1F1B
-/// that is a third where forward and both parts of backward take equally long, and no less than this where the second takes a quarter
-/// more than the first, which has more to do (attention, and what is computed again).
+/// Bubble of a schedule that splits backward for every stage but one, as a share of what a chunk takes of a
+/// micro-batch: in the memory of 1F1B that is a third where forward and both parts of backward take equally long, and
+/// no less than this where the second takes a quarter more than the first, which has more to do (attention, and what is
+/// computed again).
 const SPLIT_WHOLE: f64 = 0.3;
 
 /// The same in half that memory.
@@ -252,13 +254,14 @@ const SPLIT_HALF: f64 = 0.75;
 /// The same in the least memory.
 const SPLIT_LEAST: f64 = 1.0;
 
-/// What a schedule leaves idle of a chain at least. Its bubble, as a share of the work: `(p - 1) / m` of those that do not split backward and pass
-/// every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no shorter than a k-th, of `v` virtual stages most of
-/// `(p - 1) / (m v)`, and some of it where backward is split, of which the way of the micro-batches says more; nothing is promised of others.
+/// What a schedule leaves idle of a chain at least. Its bubble, as a share of the work: `(p - 1) / m` of those that do
+/// not split backward and pass every chunk once, in turn, with `k` slices `(p - 1) / (m k)`, for the longest is no
+/// shorter than a k-th, of `v` virtual stages most of `(p - 1) / (m v)`, and some of it where backward is split, of
+/// which the way of the micro-batches says more; nothing is promised of others.
 ///
-/// That is of stages that take equally long. Where micro-batches are few, a heavier stage computes while the first of them is
-/// behind it, so that a lighter last stage can end earlier: with as many on four stages by 3.6 % (`polish::shift`). Taken
-/// for given (`document::report`).
+/// That is of stages that take equally long. Where micro-batches are few, a heavier stage computes while the first of
+/// them is behind it, so that a lighter last stage can end earlier: with as many on four stages by 3.6 %
+/// (`polish::shift`). Taken for given (`document::report`).
 fn least_idle(candidate: &Candidate, schedule: Schedule) -> Idle {
     let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
     let straight = |bubble: f64| Idle { bubble, passage: Passage::Straight };

@@ -4,13 +4,14 @@
 //! waits(s) = m (c(s - 1, s) + c(s, s + 1))        whole stages     c: what a device has at least of the stream, over the link between the two
 //! waits(s) = 2 sum_{i < s} c(i, i + 1)            virtual stages, and behind a round over all of them  rounds = 2 (v - 1) sum_i c(i, i + 1)
 //! ```
-//! In 1F1B and GPipe a stage goes on when it has sent (`cost_model::Transfers::Exposed`): the stream forward to the one behind it,
-//! its gradient back to the one before. No sharding leaves a device less of the stream than an equal part.
+//! In 1F1B and GPipe a stage goes on when it has sent (`cost_model::Transfers::Exposed`): the stream forward to the one
+//! behind it, its gradient back to the one before. No sharding leaves a device less of the stream than an equal part.
 //!
-//! Over virtual stages it goes on at once, but the first micro-batch comes to the last chunk of a stage no sooner than it has been sent
-//! through all before it, `v - 1` times over all stages, and the last gradient goes back on the same way. Before that chunk a stage
-//! computes `p` micro-batches of each of its others, in as long as one takes over all stages, where they take equally long: the sum
-//! over stages is the same for any stages. One that takes longer than the average hides its lead of what is sent.
+//! Over virtual stages it goes on at once, but the first micro-batch comes to the last chunk of a stage no sooner than
+//! it has been sent through all before it, `v - 1` times over all stages, and the last gradient goes back on the same
+//! way. Before that chunk a stage computes `p` micro-batches of each of its others, in as long as one takes over all
+//! stages, where they take equally long: the sum over stages is the same for any stages. One that takes longer than the
+//! average hides its lead of what is sent.
 
 use ir::graph::Layer;
 use ir::schedule::Schedule;
@@ -29,7 +30,8 @@ use crate::shelf::Bench;
 const WORTH_SENDING: f64 = 0.002;
 
 impl Scope<'_> {
-    /// The sharding of the stream that suits layers where they pay for what stages send, if that is another than the bound's.
+    /// The sharding of the stream that suits layers where they pay for what stages send, if that is another than the
+    /// bound's.
     pub(crate) fn stream_of_stages(&self, bench: &Bench<'_>, bound: &Bound) -> Option<Sharding> {
         let candidate = bench.candidate;
         let p = candidate.n_stages;
@@ -75,8 +77,8 @@ impl Scope<'_> {
         Sends::over(&self.borders(candidate), candidate, schedule)
     }
 
-    /// Least seconds over the border from each stage of a candidate to the one behind it, from the last to the first; none of models that
-    /// branch, for what then crosses depends on where they are cut.
+    /// Least seconds over the border from each stage of a candidate to the one behind it, from the last to the first;
+    /// none of models that branch, for what then crosses depends on where they are cut.
     pub(crate) fn borders(&self, candidate: &Candidate) -> Vec<f64> {
         let p = candidate.n_stages;
         if p == 1 || !self.bends.is_empty() {
@@ -109,8 +111,8 @@ pub(crate) struct Sends {
 }
 
 impl Sends {
-    /// Of the stages of a candidate in a schedule, over their borders; nothing where there are none, or micro-batches do not pass the
-    /// ranks in turn.
+    /// Of the stages of a candidate in a schedule, over their borders; nothing where there are none, or micro-batches
+    /// do not pass the ranks in turn.
     pub(crate) fn over(borders: &[f64], candidate: &Candidate, schedule: Schedule) -> Self {
         if borders.is_empty() || !FamilyKind::of(schedule).runs_forward_to_last() {
             return Self::default();
@@ -143,9 +145,9 @@ impl Sends {
     }
 }
 
-/// Sends that a step waits for in a schedule: those of the average stage, which goes on when it has sent; over virtual stages,
-/// which go on at once, those that the first micro-batch has behind it when it comes to the last chunk of the average stage, and
-/// those of the last on its way back.
+/// Sends that a step waits for in a schedule: those of the average stage, which goes on when it has sent; over virtual
+/// stages, which go on at once, those that the first micro-batch has behind it when it comes to the last chunk of the
+/// average stage, and those of the last on its way back.
 fn n_sends(candidate: &Candidate, schedule: Schedule) -> f64 {
     let (m, p) = (candidate.n_micro_batches as f64, candidate.n_stages as f64);
     match f64::from(schedule.n_virtual_stages()) {

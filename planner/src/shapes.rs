@@ -107,8 +107,8 @@ pub fn shapes(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     list
 }
 
-/// Shapes of axes by name that are rarely any good: those that leave a device few tokens, and those of a part of the devices, each of which is there
-/// several times.
+/// Shapes of axes by name that are rarely any good: those that leave a device few tokens, and those of a part of the
+/// devices, each of which is there several times.
 pub(crate) fn rare(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     let pins = &with_switch(pins);
     // Engines have no word for devices that do the same.
@@ -124,9 +124,10 @@ pub(crate) fn rare(n: u64, facts: Facts, pins: &Pins) -> Vec<Shape> {
     divisors(n).into_iter().flat_map(of).filter(|shape| !common.contains(shape)).collect()
 }
 
-/// Of some shapes those that no other covers: what a mesh does with one axis, another does with two that it uses alike. But
-/// tokens are not sent to their experts along two (`ir::conversion`), so a mesh stays that has a longer axis for experts inside
-/// the node. Were those that are longer around it kept as well, the space of deepseek-v3 would be a third larger.
+/// Of some shapes those that no other covers: what a mesh does with one axis, another does with two that it uses alike.
+/// But tokens are not sent to their experts along two (`ir::conversion`), so a mesh stays that has a longer axis for
+/// experts inside the node. Were those that are longer around it kept as well, the space of deepseek-v3 would be a
+/// third larger.
 pub(crate) fn finest(list: Vec<Shape>, facts: Facts) -> Vec<Shape> {
     let for_experts = |shape: &Shape| {
         let mesh = &shape.mesh;
@@ -146,8 +147,8 @@ pub(crate) fn finest(list: Vec<Shape>, facts: Facts) -> Vec<Shape> {
 }
 
 impl Shape {
-    /// Whether every axis of another shape is one or several neighbouring axes of this one, which together are as long and
-    /// may each do what it may. A shape does not cover itself.
+    /// Whether every axis of another shape is one or several neighbouring axes of this one, which together are as long
+    /// and may each do what it may. A shape does not cover itself.
     pub(crate) fn covers(&self, other: &Shape, node: u64) -> bool {
         if self == other || self.joined_bars(other).as_ref() != Some(&other.barred) {
             return false;
@@ -185,7 +186,8 @@ impl Shape {
         self.rules.iter().any(leaves_whole)
     }
 
-    /// What a sharding along its axes comes to on a shape that it covers; `None` where those that are one axis there are not used alike.
+    /// What a sharding along its axes comes to on a shape that it covers; `None` where those that are one axis there
+    /// are not used alike.
     pub(crate) fn joined(&self, covered: &Shape, sharding: Sharding) -> Option<Sharding> {
         let on_axes = self.joined_on_axes(covered, |part| sharding.on(part))?;
         let all = covered.mesh.axis_ids().zip(on_axes);
@@ -195,7 +197,8 @@ impl Shape {
         }))
     }
 
-    /// What the axes of a coarser shape are barred from as its own are; `None` where those that are one axis there are not barred alike.
+    /// What the axes of a coarser shape are barred from as its own are; `None` where those that are one axis there are
+    /// not barred alike.
     pub(crate) fn joined_bars(&self, coarser: &Shape) -> Option<Vec<Barred>> {
         if self.barred.is_empty() {
             return Some(Vec::new());
@@ -372,8 +375,8 @@ fn pinned_within(n: u64, facts: Facts, pins: &Pins, most_tokens: u64) -> Vec<Sha
     list
 }
 
-/// Pins with what tensor parallel devices may do of which nobody says anything: hold whole experts, or cut no tokens beside products. Layers that do
-/// cut tokens come to another degree where heads do not divide.
+/// Pins with what tensor parallel devices may do of which nobody says anything: hold whole experts, or cut no tokens
+/// beside products. Layers that do cut tokens come to another degree where heads do not divide.
 fn either(pins: &Pins, facts: Facts, tp: u64) -> Vec<Pins> {
     let mut list = vec![pins.clone()];
     if pins.etp.is_none() && facts.experts > 1 && tp > 1 && pins.forbid.etp.allows(tp) {
@@ -386,8 +389,8 @@ fn either(pins: &Pins, facts: Facts, tp: u64) -> Vec<Pins> {
     list
 }
 
-/// Axes for given degrees. Experts take whole axes: part of data, part of context where that does not go, or context with part of data; or
-/// all with tensor.
+/// Axes for given degrees. Experts take whole axes: part of data, part of context where that does not go, or context
+/// with part of data; or all with tensor.
 fn named_axes((dp, cp, tp): (u64, u64, u64), ep: u64, facts: Facts, pins: &Pins) -> Option<Shape> {
     let between = match pins.sequence_parallel {
         Some(SequenceParallel::On) => Between::Tokens,

@@ -3,8 +3,8 @@
 //! A stage that lies on several groups is as slow as the slowest where all its devices run the same. With shares as the
 //! speeds are none waits (`shares::divided`). The search is that of equal shares on the slowest devices, held to meshes
 //! whose outermost axis lies across the groups and to storages that send along it once per step; the first of what it
-//! finds are divided, and the fastest of these counts. What is divided first was the fastest with equal shares: that the
-//! two orders agree is not proven, so the plan's bound is that of the devices' rates alone.
+//! finds are divided, and the fastest of these counts. What is divided first was the fastest with equal shares: that
+//! the two orders agree is not proven, so the plan's bound is that of the devices' rates alone.
 //!
 //! Of several stages each has a part of every group: its cluster is one of parts of groups, in that order.
 //!
@@ -46,8 +46,8 @@ const MICRO_BATCHES: [u64; 3] = [2, 4, MANY];
 /// Stages that are tried beside one: a part of every group in each.
 const STAGES: [u64; 3] = [1, 2, 4];
 
-/// The fastest plan with unequal shares, if it is faster than one with equal shares, or there is none of these; `request`
-/// is that on the cluster as it was asked about.
+/// The fastest plan with unequal shares, if it is faster than one with equal shares, or there is none of these;
+/// `request` is that on the cluster as it was asked about.
 pub(crate) fn faster(
     request: &Request,
     constants: &Constants,
@@ -101,8 +101,8 @@ pub(crate) fn time_of(plan: Option<&Plan>) -> f64 {
     predicted.map_or(f64::INFINITY, |predicted| predicted.step_time_s.0)
 }
 
-/// Smaller micro-batches that are asked for by name: a replica that runs a single one when all run as many has nothing to give
-/// away.
+/// Smaller micro-batches that are asked for by name: a replica that runs a single one when all run as many has nothing
+/// to give away.
 fn smaller(asked: &Request) -> impl Iterator<Item = u64> + use<> {
     let replicas = asked.cluster.n_devices() / asked.pins.pp.unwrap_or(1);
     let each = asked.job.global_batch / replicas.max(1);
@@ -207,7 +207,8 @@ fn reported(
     instead(plan, equal, (n_candidates, bound), (proof, reason))
 }
 
-/// A plan that was looked for beside others, with how it was found and by how much the best of these is slower, and why.
+/// A plan that was looked for beside others, with how it was found and by how much the best of these is slower, and
+/// why.
 pub(crate) fn instead(
     mut plan: Plan,
     other: Option<&Plan>,

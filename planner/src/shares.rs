@@ -18,7 +18,8 @@ use crate::shapes::Shape;
 use crate::space::AxisRule;
 
 /// A shape for stages whose devices run unequal shares along the outermost axis, where they are asked for: as it is
-/// where not, and nothing where that axis does not lie across the groups of the cluster, or cannot have sequences alone.
+/// where not, and nothing where that axis does not lie across the groups of the cluster, or cannot have sequences
+/// alone.
 pub(crate) fn shape(request: &Request, shape: Shape, n_stages: u64) -> Option<Shape> {
     match request.pins.shares {
         Some(SharesKind::Unequal) => {}

@@ -37,8 +37,8 @@ pub(crate) struct Bench<'s> {
     pub(crate) setting: Setting<'s>,
     pub(crate) prices: Prices<'s>,
     pub(crate) sizes: Vec<Vec<Sizes>>,
-    /// What choices of layer kinds of the wide model come to, nothing where they have no program: ways to work a candidate out come to
-    /// the same ones.
+    /// What choices of layer kinds of the wide model come to, nothing where they have no program: ways to work a
+    /// candidate out come to the same ones.
     priced: Mutex<BTreeMap<(usize, LayerChoice), Option<Entry>>>,
     memos: &'s Memos,
 }

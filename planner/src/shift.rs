@@ -1,8 +1,8 @@
 //! Moves layers between the chunks of an arrangement as long as that makes it faster.
 //!
-//! Cuts are made for the least longest stage (`partition`). That is all that counts where micro-batches are many. Where they
-//! are few, a stage computes while the first of them is behind it, so that a lighter last stage is worth a longer one before it; and
-//! what a stage has once in a step is not cut for at all.
+//! Cuts are made for the least longest stage (`partition`). That is all that counts where micro-batches are many. Where
+//! they are few, a stage computes while the first of them is behind it, so that a lighter last stage is worth a longer
+//! one before it; and what a stage has once in a step is not cut for at all.
 
 use rayon::prelude::*;
 
@@ -24,7 +24,8 @@ const MOST_TO_PAIR: usize = 4;
 const MOST_CHUNKS: usize = 32;
 
 impl Scope<'_> {
-    /// Whether layers of an arrangement may move: the user does not say how many a stage has, and chunks are not too many.
+    /// Whether layers of an arrangement may move: the user does not say how many a stage has, and chunks are not too
+    /// many.
     pub(crate) fn may_shift(&self, arranged: &Arranged) -> bool {
         self.pins().layers_per_stage.is_none() && arranged.chunks.len() <= MOST_CHUNKS
     }
@@ -80,8 +81,8 @@ fn after(all: &[Vec<usize>], moves: &[(usize, usize)]) -> Vec<Vec<usize>> {
     list
 }
 
-/// From which chunk to which a layer may move: between any two of a few; of many, between neighbours, and to or from the
-/// first and the last.
+/// From which chunk to which a layer may move: between any two of a few; of many, between neighbours, and to or from
+/// the first and the last.
 fn moves(n_chunks: usize) -> impl Iterator<Item = (usize, usize)> {
     let is_end = move |chunk: usize| chunk == 0 || chunk + 1 == n_chunks;
     let is_tried = move |&(from, to): &(usize, usize)| {

@@ -1,7 +1,7 @@
 //! Layers that a user names one by one: `decoder[0-3,17]`. They become a kind of their own.
 //!
-//! A search chooses per layer kind. A model in which the named layers are another kind is the same model, and what holds of
-//! kinds holds of them: menus, bounds, proof. Layers are counted within their kind, from 0.
+//! A search chooses per layer kind. A model in which the named layers are another kind is the same model, and what
+//! holds of kinds holds of them: menus, bounds, proof. Layers are counted within their kind, from 0.
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,8 @@
 //!   (`narrow`); then nodes leave one by one, and what a node can save or cost its neighbours becomes a table over
 //!   their ports (`bucket`). Exact for any graph, fast where few neighbours meet.
 //! - `relax`: searches the price at which a plan just fits; that plan, and a bound no plan can beat (`capacity`).
-//! - `solve`: the fastest plan that fits. Where the two differ, the choices of a node are split (`branch`) until the same
+//! - `solve`: the fastest plan that fits. Where the two differ, the choices of a node are split (`branch`) until the
+//!   same
 //!   elimination with every pair of time and memory that is worth having in place of the one least cost (`labels`)
 //!   closes what is left.
 
@@ -156,8 +157,8 @@ impl<'a> Prepared<'a> {
         self.least(Weights::priced(nodes), Weights::priced(edges))
     }
 
-    /// The same where choices of nodes take so much more time, infinitely much where one may not be taken, if it costs no more than a
-    /// limit, rounding apart: the lower that is, the sooner is known what cannot be part of it.
+    /// The same where choices of nodes take so much more time, infinitely much where one may not be taken, if it costs
+    /// no more than a limit, rounding apart: the lower that is, the sooner is known what cannot be part of it.
     pub(crate) fn eliminate_below(
         &self,
         (nodes, edges): (f64, f64),
@@ -168,8 +169,9 @@ impl<'a> Prepared<'a> {
         self.least_in_parts(weights, (limit + TOLERANCE * limit.abs(), parts::MOST_WORK), more)
     }
 
-    /// A cost that no choices are below, where those of nodes take so much more time; nearly the least, in a part of the
-    /// time, and choices that are nearly the cheapest. `None` where every combination is forbidden, or costs more than a limit.
+    /// A cost that no choices are below, where those of nodes take so much more time; nearly the least, in a part of
+    /// the time, and choices that are nearly the cheapest. `None` where every combination is forbidden, or costs more
+    /// than a limit.
     pub(crate) fn bound_below(
         &self,
         (nodes, edges): (f64, f64),
@@ -192,8 +194,8 @@ impl<'a> Prepared<'a> {
         self.least_in_parts((nodes, edges), (f64::INFINITY, parts::MOST_WORK), |_, _| 0.0)
     }
 
-    /// The same where choices of nodes take so much more time, if it costs no more than a limit; what takes more than so much work to
-    /// eliminate is done in parts.
+    /// The same where choices of nodes take so much more time, if it costs no more than a limit; what takes more than
+    /// so much work to eliminate is done in parts.
     fn least_in_parts(
         &self,
         (nodes, edges): (Weights, Weights),
@@ -205,15 +207,16 @@ impl<'a> Prepared<'a> {
         parts::cheapest(narrowed, most_work)
     }
 
-    /// As [`Self::eliminate`], in parts of so little work that hardly any node is eliminated before all but one of its choices are closed.
+    /// As [`Self::eliminate`], in parts of so little work that hardly any node is eliminated before all but one of its
+    /// choices are closed.
     #[cfg(test)]
     pub(crate) fn eliminate_in_parts(&self, price: f64, most_work: f64) -> Option<(f64, Vec<usize>)> {
         let weights = Weights::priced(price);
         self.least_in_parts((weights, weights), (f64::INFINITY, most_work), |_, _| 0.0)
     }
 
-    /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice. `None` where all choices
-    /// of a node cost infinitely much.
+    /// The problem at prices of the memory of nodes and of edges, each class by its cheapest choice. `None` where all
+    /// choices of a node cost infinitely much.
     fn weighed(&self, nodes: Weights, edges: Weights, more: impl Fn(usize, usize) -> f64) -> Option<Weighed> {
         let cheapest = |node: usize, class: &[usize]| {
             let own = |choice: usize| nodes.of(self.problem.nodes[node].choices[choice]) + more(node, choice);
@@ -284,7 +287,8 @@ struct Classes {
 impl Classes {
     /// The classes of some choices of a node whose edges see them so.
     ///
-    /// A class is split by one edge after the other: the ports of all edges at once could be more than any number holds.
+    /// A class is split by one edge after the other: the ports of all edges at once could be more than any number
+    /// holds.
     fn of(open: &[usize], seen: &[&[u32]]) -> Self {
         let (mut class_of, mut n_classes) = (vec![0; open.len()], 1);
         for ports in seen {

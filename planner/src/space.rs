@@ -442,8 +442,8 @@ mod tests {
         all.iter().map(word).collect()
     }
 
-    /// Places of fixed length are cut where tokens are, and where products are cut they are not; keys are gathered, passed on, or
-    /// exchanged for heads.
+    /// Places of fixed length are cut where tokens are, and where products are cut they are not; keys are gathered,
+    /// passed on, or exchanged for heads.
     #[test]
     fn places_of_an_encoder_are_its_tokens() {
         let inside = AxisRule::Inside(Between::Same);

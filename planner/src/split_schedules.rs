@@ -1,14 +1,16 @@
 //! Which schedules that split backward are searched too, though nobody said so.
 //!
-//! Backward in two parts fills the bubble with gradients of weights, and keeps for them what the first part leaves. Each of these schedules
-//! is a search of its own, with the fastest so far as the limit, so that of most questions bounds say at once that it cannot be faster.
-//! `DualPipeV` has its order by a rule and as much in flight on every rank: it is asked wherever the fastest plan has a pipeline and some
-//! plan would be that much faster if it did not idle. It is the fastest where a step has some dozen micro-batches for as many stages
-//! (llama-3.1-405b on 1,024 H100 0.97 of the time of 1F1B, on 100,000 0.86; deepseek-v3 on 16,384 H800 0.90). The orders of the others are
-//! looked for one action at a time: they are asked where actions and candidates are few, and the plan that idles has few of both, or the
-//! fastest has no pipeline and few sequences, or leaves devices idle (gpt2-xl on 16 A100 beside 8 V100 with 64 sequences 0.96); and where
-//! idling is most of what makes it slow, which no dozen micro-batches fill that come in no groups of the pipeline's length (gpt3-175b on 128
-//! A100 with 30 sequences 0.79, on 256 with 60 0.84 of the time of `DualPipeV`).
+//! Backward in two parts fills the bubble with gradients of weights, and keeps for them what the first part leaves.
+//! Each of these schedules is a search of its own, with the fastest so far as the limit, so that of most questions
+//! bounds say at once that it cannot be faster. `DualPipeV` has its order by a rule and as much in flight on every
+//! rank: it is asked wherever the fastest plan has a pipeline and some plan would be that much faster if it did not
+//! idle. It is the fastest where a step has some dozen micro-batches for as many stages (llama-3.1-405b on 1,024 H100
+//! 0.97 of the time of 1F1B, on 100,000 0.86; deepseek-v3 on 16,384 H800 0.90). The orders of the others are looked for
+//! one action at a time: they are asked where actions and candidates are few, and the plan that idles has few of both,
+//! or the fastest has no pipeline and few sequences, or leaves devices idle (gpt2-xl on 16 A100 beside 8 V100 with 64
+//! sequences 0.96); and where idling is most of what makes it slow, which no dozen micro-batches fill that come in no
+//! groups of the pipeline's length (gpt3-175b on 128 A100 with 30 sequences 0.79, on 256 with 60 0.84 of the time of
+//! `DualPipeV`).
 
 use ir::links::bends;
 use ir::plan::Plan;
@@ -19,8 +21,8 @@ use crate::arrange::Arranged;
 use crate::found::Found;
 use crate::request::{Pins, Request, ScheduleKind, SplitKind};
 
-/// Schedules that are asked: over two chunks in a V with passes of both side by side, over whole stages in the memory of 1F1B and in
-/// twice that, and over two chunks in a V.
+/// Schedules that are asked: over two chunks in a V with passes of both side by side, over whole stages in the memory
+/// of 1F1B and in twice that, and over two chunks in a V.
 pub const KINDS: [ScheduleKind; 4] =
     [ScheduleKind::DualPipeV, ScheduleKind::ZbH1, ScheduleKind::ZbH2, ScheduleKind::ZbV];
 
@@ -33,16 +35,18 @@ const MOST_CANDIDATES: u64 = 4000;
 /// Candidates up to which all are asked.
 const FEW_CANDIDATES: u64 = 1000;
 
-/// Micro-batches times stages of a plan, up to which all are asked: orders of as many actions are looked for one action at a time.
+/// Micro-batches times stages of a plan, up to which all are asked: orders of as many actions are looked for one action
+/// at a time.
 const FEW_ACTIONS: u64 = 128;
 
-/// Candidates, and candidates times micro-batches times stages of the fastest plan, up to which all are asked wherever a plan idles: of
-/// batches and lengths that few degrees divide a fifth of the time is at stake (gpt2-xl on 16 A100 with 31 sequences of 1,001 tokens 0.81),
-/// and the search takes a second or two.
+/// Candidates, and candidates times micro-batches times stages of the fastest plan, up to which all are asked wherever
+/// a plan idles: of batches and lengths that few degrees divide a fifth of the time is at stake (gpt2-xl on 16 A100
+/// with 31 sequences of 1,001 tokens 0.81), and the search takes a second or two.
 const SCANT_CANDIDATES: u64 = 200;
 const SCANT_ACTIONS: u64 = 150_000;
 
-/// Where some plan would take less than this part of the fastest if it did not idle, all are asked however long that takes.
+/// Where some plan would take less than this part of the fastest if it did not idle, all are asked however long that
+/// takes.
 const MUCH: f64 = 0.75;
 
 /// As long as that is less than this part of the fastest so far.
@@ -51,13 +55,15 @@ const PROMISING: f64 = 0.95;
 /// A plan of such a schedule takes no more than this part of the fastest of others: fewer engines run it.
 pub(crate) const WORTH: f64 = 39.0 / 40.0;
 
-/// What is slower than so many times what must be undercut does not come to that by other choices: of 40 questions none did.
+/// What is slower than so many times what must be undercut does not come to that by other choices: of 40 questions none
+/// did.
 const REACH: f64 = 1.03;
 
 /// The same where kernels are short, of which prices know least.
 const REACH_OF_SHORT: f64 = 1.3;
 
-/// A question on every selection and order of the groups of the cluster, and the same with each of these schedules that the user leaves open.
+/// A question on every selection and order of the groups of the cluster, and the same with each of these schedules that
+/// the user leaves open.
 pub(crate) struct Orders {
     pub(crate) plain: Vec<Request>,
     split: Vec<(ScheduleKind, Vec<Request>)>,
@@ -99,8 +105,8 @@ impl Orders {
             .collect()
     }
 
-    /// The question with each schedule over two chunks in a V, where somebody wants two chunks or counts the layers of as many: they need no
-    /// micro-batches in groups of the pipeline's length, and may be the only ones that there are.
+    /// The question with each schedule over two chunks in a V, where somebody wants two chunks or counts the layers of
+    /// as many: they need no micro-batches in groups of the pipeline's length, and may be the only ones that there are.
     pub(crate) fn in_v(&self) -> impl Iterator<Item = &[Request]> {
         let pins = &self.plain[0].pins;
         let is_wanted = pins.vpp == Some(IN_V) || pins.vpp.is_none() && could_count_in_v(pins);
@@ -137,13 +143,15 @@ pub(crate) fn kinds(found: &Found<'_>, request: &Request) -> Kinds {
     let idle: Vec<&Arranged> = found.ranking.iter().filter(|one| idles(one)).collect();
     let has_few = best.candidate.n_stages == 1 && request.job.global_batch <= FEW_SEQUENCES && are_few(best);
     let are_scant = n_candidates <= SCANT_CANDIDATES && n_candidates * n_actions(best) <= SCANT_ACTIONS;
-    // Where the fastest plan has nothing to do for some machines, stages are a way to use them that takes no groups of micro-batches.
+    // Where the fastest plan has nothing to do for some machines, stages are a way to use them that takes no groups of
+    // micro-batches.
     let leaves_devices = found.scope.request.cluster.n_devices() < found.asked.n_devices();
     let all = request.pins.splits_any()
         || are_scant && !idle.is_empty()
         || (has_few || leaves_devices || idle.iter().any(|one| are_few(one)))
             && n_candidates <= FEW_CANDIDATES;
-    // Of two chunks on a stage the others want micro-batches in groups, and the fastest may be long for that instead of idle.
+    // Of two chunks on a stage the others want micro-batches in groups, and the fastest may be long for that instead of
+    // idle.
     let may_gain = !idle.is_empty() || request.pins.vpp.is_some() || could_count_in_v(&request.pins);
     let is_long = best.candidate.n_stages > 1 && n_candidates <= MOST_CANDIDATES && may_gain;
     // Who wants two chunks and forbids that order is asked about the other.

@@ -1,7 +1,8 @@
 //! What was found, with every parameter stored alike: the same strategies, other ZeRO stages.
 //!
-//! Choices inside layers weigh what gradients and parameters send by what shows of it beside one layer; of a step with few micro-batches and slow
-//! links programs may show much more, or less. Storage is what that changes most, and it is the cheapest to try: nothing else is chosen again.
+//! Choices inside layers weigh what gradients and parameters send by what shows of it beside one layer; of a step with
+//! few micro-batches and slow links programs may show much more, or less. Storage is what that changes most, and it is
+//! the cheapest to try: nothing else is chosen again.
 
 use ir::graph::Layer;
 use ir::lower::{LayerChoice, whole_axes};
@@ -19,8 +20,9 @@ use crate::price::setting::Entry;
 use crate::shelf::Shelf;
 
 impl Scope<'_> {
-    /// The fastest of what was found with one ZeRO stage for all learned parameters, of what may be faster than it. Nothing where layers
-    /// of one kind differ, stages stand on several grounds, or somebody says how parameters are stored.
+    /// The fastest of what was found with one ZeRO stage for all learned parameters, of what may be faster than it.
+    /// Nothing where layers of one kind differ, stages stand on several grounds, or somebody says how parameters are
+    /// stored.
     pub(crate) fn stored_alike(&self, found: &Arranged) -> Option<Arranged> {
         let rules = open_storages(self.pins());
         if rules.is_empty() {

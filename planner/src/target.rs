@@ -1,17 +1,19 @@
 //! What an engine can run, as restrictions of the space: `--target megatron`.
 //!
-//! The search is free to cut every operator in its own way; engines offer degrees, one ZeRO stage for all parameters and
-//! one of a few kinds of recomputation for all layers. So the space of an engine is a union of spaces with these pinned:
+//! The search is free to cut every operator in its own way; engines offer degrees, one ZeRO stage for all parameters
+//! and one of a few kinds of recomputation for all layers. So the space of an engine is a union of spaces with these
+//! pinned:
 //!
 //! ```text
 //! space(engine) = union over its storages z and recomputations r of   { plans with zero = z, recompute = r, .. }
 //! ```
-//! with everything else ruled out that it lacks. Hosts hold the optimizer states of all parameters or of none: of all only
-//! where nothing fits without, or where the user says so. Each space is searched, the fastest plan counts, and nothing in the union is
-//! faster than the least of their bounds.
+//! with everything else ruled out that it lacks. Hosts hold the optimizer states of all parameters or of none: of all
+//! only where nothing fits without, or where the user says so. Each space is searched, the fastest plan counts, and
+//! nothing in the union is faster than the least of their bounds.
 //!
-//! None of them has replicas without sequences of their own, or heads that tensor parallel devices share: the degree divides the heads (`transformer_config.py`
-//! of Megatron-Core), in TorchTitan those of keys and values too, whose `Attention` takes as many of both for its own as the device has columns.
+//! None of them has replicas without sequences of their own, or heads that tensor parallel devices share: the degree
+//! divides the heads (`transformer_config.py` of Megatron-Core), in TorchTitan those of keys and values too, whose
+//! `Attention` takes as many of both for its own as the device has columns.
 //!
 //! | engine | ZeRO | optimizer on hosts | recompute | schedules | keys of other devices | between products of tp | tokens to experts |
 //! |---|---|---|---|---|---|---|---|
@@ -149,8 +151,8 @@ impl Target {
         }
     }
 
-    /// Whether sequences are cut only where there are no tensor parallelism and no pipeline: Megatron-DeepSpeed refuses the others
-    /// (`parallel_state.py`, `groups.py` of DeepSpeed).
+    /// Whether sequences are cut only where there are no tensor parallelism and no pipeline: Megatron-DeepSpeed refuses
+    /// the others (`parallel_state.py`, `groups.py` of DeepSpeed).
     fn cuts_sequences_alone(self) -> bool {
         self == Self::DeepSpeed
     }
@@ -214,7 +216,8 @@ impl Target {
         Ok(pins)
     }
 
-    /// The spaces of the engine within what the user has chosen, as far as it can run that; none is empty by contradiction.
+    /// The spaces of the engine within what the user has chosen, as far as it can run that; none is empty by
+    /// contradiction.
     ///
     /// # Errors
     /// Where none is left.

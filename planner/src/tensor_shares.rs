@@ -1,12 +1,12 @@
 //! Plans whose unlike devices take unequal parts of tensors: several ranks on a fast device, one on a slow one.
 //!
-//! An axis cuts what it cuts into equal blocks, one a rank. So a device that runs three ranks has three blocks where its
-//! neighbour has one, of whatever the axis cuts: columns of products, heads, tokens, sequences. With ranks on devices given
-//! (`ir::cluster_ranks`), all else is a search as any other: ranks are what meshes, programs and prices are made of. What a
-//! device has beyond one rank costs nothing on its links.
+//! An axis cuts what it cuts into equal blocks, one a rank. So a device that runs three ranks has three blocks where
+//! its neighbour has one, of whatever the axis cuts: columns of products, heads, tokens, sequences. With ranks on
+//! devices given (`ir::cluster_ranks`), all else is a search as any other: ranks are what meshes, programs and prices
+//! are made of. What a device has beyond one rank costs nothing on its links.
 //!
-//! Left out: clusters of more than two kinds of devices, or whose link tiers would have domains of unequal ranks; more ranks
-//! than [`MAX_SHARING_RANKS`]; other ratios than [`RATIOS`]; groups in another order, or not all of them.
+//! Left out: clusters of more than two kinds of devices, or whose link tiers would have domains of unequal ranks; more
+//! ranks than [`MAX_SHARING_RANKS`]; other ratios than [`RATIOS`]; groups in another order, or not all of them.
 
 use cost_model::{Constants, Rates};
 use ir::cluster::{Cluster, DeviceGroup};
@@ -23,7 +23,8 @@ use crate::share_plans::{instead, time_of};
 /// Ranks on a fast device and on a slow one.
 const RATIOS: [(u64, u64); 3] = [(2, 1), (3, 1), (3, 2)];
 
-/// The fastest plan with unequal numbers of ranks on unlike devices, if it is faster than another, or there is no other.
+/// The fastest plan with unequal numbers of ranks on unlike devices, if it is faster than another, or there is no
+/// other.
 pub(crate) fn faster(
     request: &Request,
     constants: &Constants,

@@ -19,7 +19,8 @@ use crate::shelf::Bench;
 /// Use and storage that tied parameters of a layer kind must have.
 pub(crate) type TiedUses = BTreeMap<TensorId, TiedUse>;
 
-/// What another use than the copy's fastest must save, as a part of the step: where memory is short, that leaves most room.
+/// What another use than the copy's fastest must save, as a part of the step: where memory is short, that leaves most
+/// room.
 const WORTH_ANOTHER: f64 = 0.002;
 
 /// A side of a tie with one use.
@@ -51,8 +52,8 @@ pub(crate) struct Tying {
 }
 
 impl Scope<'_> {
-    /// How ties of a candidate may be made, whose layers take no less than a time on one of its stages; the later where the earlier have no
-    /// strategy.
+    /// How ties of a candidate may be made, whose layers take no less than a time on one of its stages; the later where
+    /// the earlier have no strategy.
     pub(crate) fn tyings(
         &self,
         candidate: &Candidate,
@@ -64,7 +65,8 @@ impl Scope<'_> {
         summed.into_iter().chain([Tying { is_summed: false, worth }])
     }
 
-    /// Seconds by which a bound rises as both sides of every tie use their parameters alike, where compute covers so much.
+    /// Seconds by which a bound rises as both sides of every tie use their parameters alike, where compute covers so
+    /// much.
     pub(crate) fn more_where_tied(&self, bench: &Bench<'_>, covers: Covers) -> f64 {
         let candidate = bench.candidate;
         let given = Given { covers, ..self.given_fastest() };
@@ -80,11 +82,11 @@ impl Scope<'_> {
         self.model().ties.iter().enumerate().filter(first).map(|(_, tie)| more(tie)).sum()
     }
 
-    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree. Several to try, the smaller behind
-    /// the faster; nothing where some tie has no use that both sides can have.
+    /// Use and storage of every tied parameter, per kind: one for all levels, since both sides must agree. Several to
+    /// try, the smaller behind the faster; nothing where some tie has no use that both sides can have.
     ///
-    /// The use is that in which both sides take least together; optimizer states are cut as far as they can be and are on the host
-    /// or its drives where they may be, and gradients are whole or cut, unless the user says otherwise.
+    /// The use is that in which both sides take least together; optimizer states are cut as far as they can be and are
+    /// on the host or its drives where they may be, and gradients are whole or cut, unless the user says otherwise.
     pub(crate) fn tied_uses(
         &self,
         bench: &Bench<'_>,

@@ -1,15 +1,16 @@
 //! Pipelines whose stages are as wide as the groups of a mixed cluster are large.
 //!
-//! Stages of one mesh need a number of devices that divides every group. Here each group has the same number of stages, `k`,
-//! and its stages have a `k`-th of its devices each: the same axes in the same roles, the outermost of them longer where the
-//! group is larger. That is one of the axes that a stage of the smallest group has, or one of which it has a single device.
+//! Stages of one mesh need a number of devices that divides every group. Here each group has the same number of stages,
+//! `k`, and its stages have a `k`-th of its devices each: the same axes in the same roles, the outermost of them longer
+//! where the group is larger. That is one of the axes that a stage of the smallest group has, or one of which it has a
+//! single device.
 //!
-//! What that is good for is fewer stages: of narrow ones there are always as many alike, since every group is a multiple of
-//! the smallest. So stages are whole nodes, or the smallest group.
+//! What that is good for is fewer stages: of narrow ones there are always as many alike, since every group is a
+//! multiple of the smallest. So stages are whole nodes, or the smallest group.
 //!
-//! Left out: stages of less than a node, groups of which one is no multiple of the smallest, numbers of stages that differ
-//! from group to group, other axes than the outermost, models with tied parameters, pinned numbers of replicas and of
-//! sequences of each.
+//! Left out: stages of less than a node, groups of which one is no multiple of the smallest, numbers of stages that
+//! differ from group to group, other axes than the outermost, models with tied parameters, pinned numbers of replicas
+//! and of sequences of each.
 
 use ir::mesh::Mesh;
 

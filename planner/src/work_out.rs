@@ -28,8 +28,8 @@ const ROOMY: f64 = 3.0;
 /// A candidate with its bound, and those of its mesh whose micro-batches divide its own.
 type Chain = ((usize, Bound), Vec<usize>);
 
-/// The candidates of a mesh, the smallest micro-batch first, by what they divide: the largest that the mesh can run at all,
-/// of the others the largest again. What cannot run is in none.
+/// The candidates of a mesh, the smallest micro-batch first, by what they divide: the largest that the mesh can run at
+/// all, of the others the largest again. What cannot run is in none.
 fn chains(scope: &Scope<'_>, (candidates, of): (&[Candidate], Forms<'_>), group: &[usize]) -> Vec<Chain> {
     let (mut rest, mut chains) = (group.to_vec(), Vec::new());
     while let Some(largest) = rest.pop() {
@@ -114,7 +114,8 @@ impl<'a> Left<'a> {
         self.frontier.scope()
     }
 
-    /// Bounds what other choices could come to; the candidates that could be faster than a limit by their bounds alone, the most promising first.
+    /// Bounds what other choices could come to; the candidates that could be faster than a limit by their bounds alone,
+    /// the most promising first.
     pub(crate) fn look_inside(
         &self,
         of: Forms<'_>,
@@ -122,7 +123,8 @@ impl<'a> Left<'a> {
         tally: &mut Tally,
     ) -> Vec<(Candidate, Bound)> {
         let Self { frontier, crowded, .. } = self;
-        // What layers may do that are to cut no tokens beside products, they may on a mesh that leaves it open: its bound is theirs.
+        // What layers may do that are to cut no tokens beside products, they may on a mesh that leaves it open: its
+        // bound is theirs.
         let leaves_tokens = frontier.scope().pins().leaves_tokens();
         let is_bounded = |at: &usize| leaves_tokens && frontier.at(*at).shape.cuts_no_tokens();
         let crowded: Vec<usize> = crowded.iter().copied().filter(|at| !is_bounded(at)).collect();
@@ -134,7 +136,8 @@ impl<'a> Left<'a> {
     }
 }
 
-/// Bounds candidates and works them out, the most promising first, until no bound left is below the best, or the limit is reached.
+/// Bounds candidates and works them out, the most promising first, until no bound left is below the best, or the limit
+/// is reached.
 pub(crate) fn work_out<'a>(
     scope: &'a Scope<'a>,
     (candidates, of): (&'a [Candidate], Forms<'_>),
@@ -184,7 +187,8 @@ pub(crate) fn go_on(
             *gave_up = true;
             break;
         }
-        // Until something undercuts what must be nobody asks for a proof, and working a few out takes less time than bounding all.
+        // Until something undercuts what must be nobody asks for a proof, and working a few out takes less time than
+        // bounding all.
         let weighs = has_plan && !start.is_in_vain(ranked.best());
         let (tasks, n_dropped) = frontier.take((BATCH, tally.work), (bounds_limit(ranked), weighs));
         tally.n_bounded += n_dropped;
@@ -265,8 +269,8 @@ fn take_in(
     }
 }
 
-/// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, what is sent once per step shows,
-/// or hosts may hold what no choice problem knows.
+/// Whether a candidate was worked out and fits, by choices that are some of many: where memory is crowded, what is sent
+/// once per step shows, or hosts may hold what no choice problem knows.
 fn fits_by_some_choices(frontier: &Frontier<'_>, at: usize, done: &Done) -> bool {
     let own = frontier.own(at);
     let is_one_of_many =

@@ -1,5 +1,5 @@
-//! Our plans against a rule of thumb, over shipped models and clusters: `cargo bench -p tests --bench baseline`, with names of
-//! clusters behind `--` for those alone.
+//! Our plans against a rule of thumb, over shipped models and clusters: `cargo bench -p tests --bench baseline`, with
+//! names of clusters behind `--` for those alone.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
 #![expect(clippy::disallowed_methods, reason = "a benchmark has a command line of its own")]

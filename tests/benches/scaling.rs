@@ -1,5 +1,5 @@
-//! Time and memory of the search as devices and layers grow: `cargo bench -p tests --bench scaling`. Each question has a
-//! process of its own, so that its memory is its own.
+//! Time and memory of the search as devices and layers grow: `cargo bench -p tests --bench scaling`. Each question has
+//! a process of its own, so that its memory is its own.
 
 #![expect(
     clippy::disallowed_methods,

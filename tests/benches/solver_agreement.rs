@@ -1,10 +1,10 @@
 //! The structured solver against the integer program and brute force: `cargo bench -p tests --bench solver_agreement`.
 //!
-//! Every layer kind of every shipped model on meshes of one and two axes, with at most 32 choices of an operator so that
-//! the program ends, or 16, or 8 where it cannot hold more, with plenty of memory and with little; and random graphs, the
-//! small ones tried in every combination too. A row has how many problems there were, how many answers were equal, the
-//! variables of the programs and the seconds of both. What the program cannot hold, or gives up on, is listed by name. Ends
-//! with 1 where two answers differ.
+//! Every layer kind of every shipped model on meshes of one and two axes, with at most 32 choices of an operator so
+//! that the program ends, or 16, or 8 where it cannot hold more, with plenty of memory and with little; and random
+//! graphs, the small ones tried in every combination too. A row has how many problems there were, how many answers were
+//! equal, the variables of the programs and the seconds of both. What the program cannot hold, or gives up on, is
+//! listed by name. Ends with 1 where two answers differ.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints")]
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]

@@ -16,8 +16,8 @@ use crate::layers::machine;
 /// A price of memory, in seconds per byte, at which nothing else counts.
 const DEAR: f64 = 1.0;
 
-/// The choice problem of every layer kind of a shipped model on a mesh of A100, by the layer's name; nothing where a layer
-/// has no choice there.
+/// The choice problem of every layer kind of a shipped model on a mesh of A100, by the layer's name; nothing where a
+/// layer has no choice there.
 pub fn layer_problems(model: &str, sizes: &[u64], given: &Given) -> Vec<(String, Option<Problem>)> {
     let read = |name: &str| read_model(name, shipped_model(name)?.text).ok();
     let cluster = shipped_cluster("dgx-a100-80").and_then(|one| read_cluster("dgx-a100-80", one.text).ok());
@@ -35,7 +35,8 @@ pub fn layer_problems(model: &str, sizes: &[u64], given: &Given) -> Vec<(String,
     model.layers.iter().map(problem).collect()
 }
 
-/// A capacity between the least memory and that of the fastest choice, at 60 % of the way; nothing where no choice is legal.
+/// A capacity between the least memory and that of the fastest choice, at 60 % of the way; nothing where no choice is
+/// legal.
 pub fn tight(problem: &Problem) -> Option<f64> {
     let memory = |choices: &[usize]| Some(problem.total(choices)?.memory);
     let least = memory(&solve::eliminate(problem, DEAR)?.1)?;
@@ -103,8 +104,8 @@ impl Draw {
     }
 }
 
-/// A random graph of so many nodes with at most so many choices each, in whole seconds and bytes: a chain with some more
-/// edges, triangles and several between two nodes included; a sixth of the pairs is forbidden.
+/// A random graph of so many nodes with at most so many choices each, in whole seconds and bytes: a chain with some
+/// more edges, triangles and several between two nodes included; a sixth of the pairs is forbidden.
 pub fn random_problem(draw: &mut Draw, (n_nodes, n_choices): (u64, u64)) -> Problem {
     let node = |draw: &mut Draw| {
         let n = 1 + draw.below(n_choices);

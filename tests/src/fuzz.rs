@@ -2,7 +2,8 @@
 //!
 //! A [`Case`] is a description that proptest can draw and shrink: sizes of a model, a mesh, a schedule, and a list of
 //! decisions. Decisions are taken in turn from the list, each modulo the number of legal options, of which the first is
-//! the simplest; past the end of the list everything is simplest. So a shorter list of smaller numbers is a simpler plan.
+//! the simplest; past the end of the list everything is simplest. So a shorter list of smaller numbers is a simpler
+//! plan.
 
 use ir::cluster::{Cluster, Precision};
 use ir::collective::{Algorithm, Rule};
@@ -296,7 +297,8 @@ fn with_algorithms(mut plan: Plan, chooser: &mut dyn Chooser) -> Option<Plan> {
         let mut rules: Vec<Rule> = Vec::new();
         for (class, _, step) in open.program.collectives() {
             let Some(kind) = step.kind.collective() else { continue };
-            // What goes by levels sums in the order of devices, which differs from group to group where some run more ranks.
+            // What goes by levels sums in the order of devices, which differs from group to group where some run more
+            // ranks.
             let suits = |one: &&Algorithm| {
                 !plan.cluster.shares_devices() || matches!(one, Algorithm::Ring | Algorithm::Direct)
             };

@@ -89,8 +89,8 @@ pub fn timed(words: &[&str]) -> (Transcript, Duration) {
     (said, start.elapsed())
 }
 
-/// What a command answers with `--json`. Who asks for a plan by shipped names alone is told what others were told: its answer
-/// depends on nothing else.
+/// What a command answers with `--json`. Who asks for a plan by shipped names alone is told what others were told: its
+/// answer depends on nothing else.
 ///
 /// # Panics
 /// Where it fails, or answers something else.

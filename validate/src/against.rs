@@ -1,8 +1,9 @@
 //! Plans that people tuned by hand against those that are found for the same job: both by prediction, so that what is
 //! compared is the choice and not the cost model.
 //!
-//! The same job is the same model, devices, links, sequences, batch, number format and engine, without the memory of hosts; everything else is free. A
-//! published plan has fit, so where it is predicted to need more memory than the devices list, the search has as much.
+//! The same job is the same model, devices, links, sequences, batch, number format and engine, without the memory of
+//! hosts; everything else is free. A published plan has fit, so where it is predicted to need more memory than the
+//! devices list, the search has as much.
 
 use std::collections::BTreeMap;
 
@@ -202,8 +203,8 @@ mod tests {
         assert!(sums[1].least <= sums[1].mean && sums[1].mean <= sums[1].most);
     }
 
-    /// The first by one storage for all parameters, which pays in the fused form alone; the second by micro-batches of 81,920
-    /// tokens a device.
+    /// The first by one storage for all parameters, which pays in the fused form alone; the second by micro-batches of
+    /// 81,920 tokens a device.
     #[test]
     fn plans_of_small_models_with_all_parameters_cut_are_found_too() {
         for row in rows_of(&["llm-foundry-108", "llm-foundry-135"]) {

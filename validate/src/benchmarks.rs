@@ -5,9 +5,10 @@
 //! rate of links    = where that median is zero                                                                        -> settled()
 //! over observations whose time follows the constant: d ln t / d ln c <= FOLLOWS
 //! ```
-//! Devices under load for hours have lower clocks and colder caches than in a benchmark: constants are those of whole steps,
-//! in which the same products take, in 16 bits, 1.2 to 1.5 times as long. How much, published benchmarks say (`components`): of a family's
-//! own devices, or of all families where it has none. What a cluster's benchmark adds is how it differs from those.
+//! Devices under load for hours have lower clocks and colder caches than in a benchmark: constants are those of whole
+//! steps, in which the same products take, in 16 bits, 1.2 to 1.5 times as long. How much, published benchmarks say
+//! (`components`): of a family's own devices, or of all families where it has none. What a cluster's benchmark adds is
+//! how it differs from those.
 
 use cost_model::{Constants, Group, GroupAxis, Parameter, choose, work_time};
 use ir::cluster::{Architecture, Cluster, Device, Precision};
@@ -103,7 +104,8 @@ pub struct Settled {
     pub values: (f64, f64),
     /// Observations whose time follows it.
     pub n_observed: usize,
-    /// How much longer than measured, as a part, predictions still are where the constant cannot follow; below zero if shorter.
+    /// How much longer than measured, as a part, predictions still are where the constant cannot follow; below zero if
+    /// shorter.
     pub left: f64,
 }
 
@@ -126,8 +128,8 @@ impl Observed<'_> {
     }
 }
 
-/// Constants with the rates of products as benchmarks of the cluster's devices have them. Products of which no constant is
-/// the rate, and times that are none, say nothing.
+/// Constants with the rates of products as benchmarks of the cluster's devices have them. Products of which no constant
+/// is the rate, and times that are none, say nothing.
 pub fn from_products(
     products: &[Product],
     cluster: &Cluster,
@@ -201,8 +203,8 @@ pub fn rate_of(architecture: Architecture, precision: Precision) -> Option<Param
     formats.iter().find_map(named)
 }
 
-/// By how much prices of whole steps are above published benchmarks of a family's products, as the logarithm of a ratio: by its own
-/// devices, or by those of all families in that format.
+/// By how much prices of whole steps are above published benchmarks of a family's products, as the logarithm of a
+/// ratio: by its own devices, or by those of all families in that format.
 fn usual(architecture: Architecture, precision: Precision, constants: &Constants) -> f64 {
     let mut of_families = Vec::new();
     let format = if precision == Precision::Fp16 { Precision::Bf16 } else { precision };
@@ -228,8 +230,8 @@ pub fn from_collectives(
     cluster: &Cluster,
     start: &Constants,
 ) -> (Constants, Vec<Settled>) {
-    // Name, whether runs between nodes say it, and the part of it at which it is asked what follows: switches that reduce at half of
-    // their rate are slower than a ring.
+    // Name, whether runs between nodes say it, and the part of it at which it is asked what follows: switches that
+    // reduce at half of their rate are slower than a ring.
     const RATES: [(&str, bool, f64); 4] = [
         ("node_link_efficiency_fraction", false, SLOW),
         ("in_switch_node_fraction", false, 1.0),
@@ -268,8 +270,8 @@ fn group(run: &CollectiveRun, cluster: &Cluster) -> Group {
     Group::from_axes(&wide, cluster)
 }
 
-/// The observations that say something of a rate where it is so much of what it is: a link that is faster than another is said
-/// nothing of until it is slower.
+/// The observations that say something of a rate where it is so much of what it is: a link that is faster than another
+/// is said nothing of until it is slower.
 fn followed<'o, 'a>(
     rate: &Parameter,
     all: &'o [Observed<'a>],
@@ -282,8 +284,8 @@ fn followed<'o, 'a>(
     all.iter().filter(|one| one.follows(rate.name, &at)).collect()
 }
 
-/// Moves a rate to where half of the observations that follow it are predicted longer than `usual` says, and half shorter; to
-/// where it is nearest to that if it cannot be so, and no further than it must.
+/// Moves a rate to where half of the observations that follow it are predicted longer than `usual` says, and half
+/// shorter; to where it is nearest to that if it cannot be so, and no further than it must.
 fn settled(
     rate: &Parameter,
     followed: &[&Observed<'_>],

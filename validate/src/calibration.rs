@@ -23,7 +23,8 @@ pub struct Calibration {
     /// For each of them how far the measurements leave it open: one standard deviation.
     #[serde(default)]
     pub deviations: BTreeMap<String, f64>,
-    /// What the runs that it was fitted to are still off by on average, as a part of their time; absent where it has none.
+    /// What the runs that it was fitted to are still off by on average, as a part of their time; absent where it has
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runs_off: Option<f64>,
 }

@@ -162,7 +162,8 @@ fn gemm(row: &Component, device: &Device, constants: &Constants) -> Option<Secon
     Some(work_time(&product.work(), device, product.precision, constants))
 }
 
-/// What is nothing but a number of bytes per element, in one kernel. Norms, gates and the loss are priced in the layers that have them.
+/// What is nothing but a number of bytes per element, in one kernel. Norms, gates and the loss are priced in the layers
+/// that have them.
 fn stream(row: &Component, device: &Device, constants: &Constants) -> Option<Seconds> {
     let per_element = match (row.operation.as_str(), row.kernel.as_str()) {
         ("copy-bf16" | "zero-fp32", _) => 4.0,

@@ -63,9 +63,9 @@ const MLA_UP: [&str; 6] = [
 /// Of its module `mlp`.
 const MLP: [&str; 3] = ["mlp.gate", "mlp.up", "mlp.glu"];
 
-/// What torchtitan keeps of a layer where it checkpoints by operator: the attention core and every second product, in the order in which
-/// a layer runs them, from the first on (pytorch/torchtitan torchtitan/parallelisms/parallelize_llama.py at 9dec370, `_save_list` and
-/// `_get_custom_policy`).
+/// What torchtitan keeps of a layer where it checkpoints by operator: the attention core and every second product, in
+/// the order in which a layer runs them, from the first on (pytorch/torchtitan
+/// torchtitan/parallelisms/parallelize_llama.py at 9dec370, `_save_list` and `_get_custom_policy`).
 const SECOND_PRODUCTS: [&str; 5] = ["attention.q", "attention.v", "attention.core", "mlp.gate", "mlp.down"];
 
 /// What MaxText keeps under `remat_policy=minimal`: products with weights (`checkpoint_dots_with_no_batch_dims`).
@@ -191,8 +191,8 @@ fn engine(row: &Row) -> Engine {
         "alpa" => Engine { gradient_reduction: GradientReduction::AtOnce, ..Engine::default() },
         _ => Engine::default(),
     };
-    // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32; Alpa takes them of its fp16
-    // parameters, beside which it has fp32 ones (alpa-projects/alpa alpa/model/model_util.py, `use_master_copy`).
+    // Megatron-LM reduced the gradients of fp16 parameters in fp16, those of bf16 ones in fp32; Alpa takes them of its
+    // fp16 parameters, beside which it has fp32 ones (alpa-projects/alpa alpa/model/model_util.py, `use_master_copy`).
     let in_halves = row.stack.starts_with("megatron-") || row.stack == "alpa";
     let halves = row.reduce == "half" || (in_halves && row.precision == "fp16");
     Engine {
@@ -229,8 +229,9 @@ fn generation(row: &Row) -> Generation {
     if row.date.as_str() < "2025" { Generation::Before2025 } else { Generation::Current }
 }
 
-/// The loss beside compiled layers: compiled too from 2025 on (pytorch/torchtitan torchtitan/components/loss.py), when PyTorch began to
-/// read scores once for it and to write their gradient in their own format (pytorch/pytorch pull request 127011).
+/// The loss beside compiled layers: compiled too from 2025 on (pytorch/torchtitan torchtitan/components/loss.py), when
+/// PyTorch began to read scores once for it and to write their gradient in their own format (pytorch/pytorch pull
+/// request 127011).
 fn compiled_loss(generation: Generation) -> LossKernel {
     match generation {
         Generation::Before2025 => LossKernel::Plain,
@@ -319,8 +320,8 @@ fn modules_again(row: &Row) -> BTreeMap<String, LayerConstraints> {
 }
 
 /// As Megatron cuts: evenly, or so that embedding and head count as a layer each; what neither fits is left to the
-/// planner, as is a cut that the source made by hand and does not tell. Modules that predict ahead, each two layers here, stand
-/// with the head.
+/// planner, as is a cut that the source made by hand and does not tell. Modules that predict ahead, each two layers
+/// here, stand with the head.
 fn layers_per_stage(row: &Row, n_chunks: u64) -> Result<Option<Vec<u64>>, Reason> {
     let stated = row.layers_per_stage.split_whitespace().map(|count| {
         count.parse().map_err(|_| Reason::Plan(format!("layers per stage: expected counts, found `{count}`")))

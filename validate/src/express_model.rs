@@ -100,8 +100,9 @@ fn experts(row: &Row) -> Result<Value, Reason> {
     Ok(config)
 }
 
-/// Experts behind latent attention, with the ranks and head parts of DeepSeek-V2 and V3, which the table's `moe-mla` means, and
-/// with their groups: three of eight may be chosen from in V2, four in V3 (arXiv 2405.04434 section 2.2.2, 2412.19437 section 4.2).
+/// Experts behind latent attention, with the ranks and head parts of DeepSeek-V2 and V3, which the table's `moe-mla`
+/// means, and with their groups: three of eight may be chosen from in V2, four in V3 (arXiv 2405.04434 section 2.2.2,
+/// 2412.19437 section 4.2).
 fn latent_experts(row: &Row) -> Result<Value, Reason> {
     let mut config = llama(row)?;
     config["model_type"] = "deepseek_v3".into();

@@ -43,8 +43,8 @@ fn problem<'a>(cases: &[&'a Case], start: &Constants) -> Problem<'a> {
     posed(cases, movable(cases, start))
 }
 
-/// What a constant is known to be beforehand counts as little as one source that is off by so much, about the error of all:
-/// rows decide, and where no row does (a source was left out) a constant stays where it may be expected.
+/// What a constant is known to be beforehand counts as little as one source that is off by so much, about the error of
+/// all: rows decide, and where no row does (a source was left out) a constant stays where it may be expected.
 const SOURCE_OFF: f64 = 0.035;
 
 /// Rows of equal weight per source, and constants with what is known of them.

@@ -1,7 +1,7 @@
 //! Steps, layers and operators that were measured by the project's own script on one device, against their prices.
 //!
-//! `fixtures/measured` has the script and its tables. Nothing is fitted to them; what constants were read off them says so where it
-//! stands, and steps that were measured after that are told apart.
+//! `fixtures/measured` has the script and its tables. Nothing is fitted to them; what constants were read off them says
+//! so where it stands, and steps that were measured after that are told apart.
 //!
 //! ```text
 //! layer = (step of two layers) - (step of one), forward and backward each; both with launches that the device waits for; what it
@@ -247,8 +247,9 @@ impl Layer {
         }
     }
 
-    /// Bytes kept from one layer of a row of such: what the layer yields was held where it was measured, and stays where the next one
-    /// keeps what it is given. Norms that are put together from several operators keep that in fp32 instead.
+    /// Bytes kept from one layer of a row of such: what the layer yields was held where it was measured, and stays
+    /// where the next one keeps what it is given. Norms that are put together from several operators keep that in fp32
+    /// instead.
     fn kept_for_backward(&self) -> f64 {
         let stream = 2.0 * (self.run.seq * self.run.micro_batch * self.run.hidden) as f64;
         let is_kept =
@@ -286,7 +287,8 @@ mod tests {
         }
     }
 
-    /// Of three steps one waits for the host: it launches in half the time that is shipped, and other steps that wait for it are nearer.
+    /// Of three steps one waits for the host: it launches in half the time that is shipped, and other steps that wait
+    /// for it are nearer.
     #[test]
     fn a_run_that_waits_for_the_host_says_how_fast_that_is() {
         let shipped = Constants::load();

@@ -170,8 +170,8 @@ mod tests {
         report.remove(0)
     }
 
-    /// What `nvidia-smi` showed of Megatron-DeepSpeed on A100 and V100, of which nothing is fitted. Runs of 2021 without a pipeline took
-    /// some four bytes a parameter more than those with one, for which nothing is counted.
+    /// What `nvidia-smi` showed of Megatron-DeepSpeed on A100 and V100, of which nothing is fitted. Runs of 2021
+    /// without a pipeline took some four bytes a parameter more than those with one, for which nothing is counted.
     #[test]
     fn taken_peaks_hold_with_the_reserve_and_what_deepspeed_copies() {
         for (source, mean, bias) in [("bloom-prequel", 0.065, 0.02), ("bigscience-v100-1b3", 0.14, 0.11)] {
@@ -181,8 +181,8 @@ mod tests {
         }
     }
 
-    /// Megatron-Core with its flags known, 31 dense runs of 8 B200; and a fork of Megatron-LM, 16 runs with vocabularies of 32k to
-    /// 256k on 8 A100, on the first of them.
+    /// Megatron-Core with its flags known, 31 dense runs of 8 B200; and a fork of Megatron-LM, 16 runs with
+    /// vocabularies of 32k to 256k on 8 A100, on the first of them.
     #[test]
     fn allocated_peaks_hold_where_the_flags_are_known() {
         for (name, n_rows) in [("simumax-b200", 31), ("vocabpar-2024", 16)] {
@@ -211,8 +211,9 @@ mod tests {
         assert!(within && source.died_as_predicted == source.died, "{source:?}");
     }
 
-    /// The peaks that arXiv 2205.05198 prints are its formulas, so they are none: 18 bytes per parameter of the layers, and 34 s b h of
-    /// activations, of as many layers as a first stage of an interleaved pipeline has under way (sections 3 and 4, Fig. 1).
+    /// The peaks that arXiv 2205.05198 prints are its formulas, so they are none: 18 bytes per parameter of the layers,
+    /// and 34 s b h of activations, of as many layers as a first stage of an interleaved pipeline has under way
+    /// (sections 3 and 4, Fig. 1).
     #[test]
     fn peaks_that_are_formulas_are_no_measurements() {
         let rows: Vec<Row> = shipped().into_iter().filter(|row| row.source == "korthikanti-2022").collect();

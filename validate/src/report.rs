@@ -85,7 +85,8 @@ pub struct SourceReport {
     pub rows_in_table: usize,
     /// Errors of step time.
     pub time: Errors,
-    /// Errors after every prediction is scaled by the median ratio of the source: what one scalar per stack would leave.
+    /// Errors after every prediction is scaled by the median ratio of the source: what one scalar per stack would
+    /// leave.
     pub scaled: Errors,
     /// Plans of one job against each other.
     pub sweeps: Option<Sweeps>,

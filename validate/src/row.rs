@@ -12,8 +12,8 @@ pub struct Row {
     pub id: String,
     /// Name of the source; `fixtures/published/README.md` says where it is.
     pub source: String,
-    /// `core`; `bulk` for one large sweep that would drown everything else; `unseen` where it came after the constants were fitted, and no
-    /// fit has seen it.
+    /// `core`; `bulk` for one large sweep that would drown everything else; `unseen` where it came after the constants
+    /// were fitted, and no fit has seen it.
     pub tier: String,
     /// 2: everything that a price needs is stated; 1: one thing is not; 0: more.
     pub complete: u8,
@@ -94,11 +94,13 @@ pub struct Row {
     pub global_batch: Option<u64>,
     /// `1` where the stream is cut along the sequence between tensor-parallel products.
     pub sequence_parallel: String,
-    /// `none`, `selective`, `full`, `custom`, `every-second-layer`, `every-second-product` (and all that is no product nor the attention
-    /// core), `products-kept` (all but products with weights), `qkv-kept` (all but queries, keys and values), or what is computed again, `+` between it: `mla-up` (latent attention's projections up), `mlp` (of dense layers among those with
-    /// experts).
+    /// `none`, `selective`, `full`, `custom`, `every-second-layer`, `every-second-product` (and all that is no product
+    /// nor the attention core), `products-kept` (all but products with weights), `qkv-kept` (all but queries, keys and
+    /// values), or what is computed again, `+` between it: `mla-up` (latent attention's projections up), `mlp` (of
+    /// dense layers among those with experts).
     pub recompute: String,
-    /// ZeRO stage, `3-whole-gradients` where gradients are summed whole over micro-batches, or words where the framework chose.
+    /// ZeRO stage, `3-whole-gradients` where gradients are summed whole over micro-batches, or words where the
+    /// framework chose.
     pub zero: String,
     /// Ranks over which ZeRO cuts, where these are not all that are data parallel.
     #[serde(default)]
@@ -109,16 +111,18 @@ pub struct Row {
     pub reduce: String,
     /// `flash`, `flash-2`, `flash-3` (the device's own, whatever the software has by default), `eager`.
     pub attention: String,
-    /// How the loss over the vocabulary is computed, where not as the software has it by default: `plain`, `unfused`, `fused`.
+    /// How the loss over the vocabulary is computed, where not as the software has it by default: `plain`, `unfused`,
+    /// `fused`.
     #[serde(default)]
     pub loss: String,
     /// `none`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `balanced` (1F1B with layers cut to even out the vocabulary).
     pub schedule: String,
-    /// Decoder layers of each chunk in turn, a space between them, where they are known and uneven; modules stand with the head.
+    /// Decoder layers of each chunk in turn, a space between them, where they are known and uneven; modules stand with
+    /// the head.
     #[serde(default)]
     pub layers_per_stage: String,
-    /// What runs beside computation, separated by `;`: `gradients`, `tensor`, `experts` (tokens to experts, beside another
-    /// micro-batch).
+    /// What runs beside computation, separated by `;`: `gradients`, `tensor`, `experts` (tokens to experts, beside
+    /// another micro-batch).
     pub overlap: String,
     /// `per-node` where a token crosses to a node and to a device once, however many experts it has there.
     #[serde(default)]

@@ -4,8 +4,8 @@
 //! pace      = the s that is most likely: a run's ln(measured / predicted) is t(s, RUN, 4), s itself Cauchy(0, STACK)   -> pace()
 //! constants = rates over e^pace, times by it, moved as far as the runs ask and STRAY lets them                     -> calibrated()
 //! ```
-//! A run may be far off by itself, and a stack may be far off as a whole: software generations differ by 10 to 25 %. Both
-//! distributions have long tails, so runs that agree are believed, and one that stands alone among others is not.
+//! A run may be far off by itself, and a stack may be far off as a whole: software generations differ by 10 to 25 %.
+//! Both distributions have long tails, so runs that agree are believed, and one that stands alone among others is not.
 
 use cost_model::{Constants, PARAMETERS, Parameter};
 
@@ -13,8 +13,8 @@ use crate::case::Case;
 use crate::fit::{family, fit_nearby, found, slopes, touches};
 use crate::global::{Global, posed};
 
-/// Scale of what a run is off by for reasons that no constant has: half of the published ones are within three quarters of it
-/// (`docs/validation.md`).
+/// Scale of what a run is off by for reasons that no constant has: half of the published ones are within three quarters
+/// of it (`docs/validation.md`).
 const RUN: f64 = 0.04;
 
 /// Degrees of freedom of Student's t of runs: one in ten is twice as far off.
@@ -26,8 +26,8 @@ const STACK: f64 = 0.02;
 /// A constant strays by so much of itself from what is shipped.
 const STRAY: f64 = 0.08;
 
-/// The same of times of the host: processors and frameworks differ by more than devices do (`docs/measured.md` has one that launches in
-/// half the time).
+/// The same of times of the host: processors and frameworks differ by more than devices do (`docs/measured.md` has one
+/// that launches in half the time).
 const HOST_STRAY: f64 = 0.5;
 
 /// The constants of one cluster and its software, from a few runs on it: as near to the given ones as the runs allow.

@@ -44,20 +44,21 @@ pub(crate) struct PinArgs {
     /// What is cut over data-parallel replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) zero: Option<u8>,
-    /// Whether gradients of parameters that are cut (--zero 3) are too, or summed whole and reduced once per step [default: cut]
+    /// Whether gradients of parameters that are cut (--zero 3) are too, or summed whole and reduced once per step
+    /// [default: cut]
     #[arg(long, value_enum)]
     pub(crate) gradients: Option<GradientsArg>,
-    /// Whether a search tries schedules that split backward: `none` none, `any` all that it knows, each taken where it is faster at all [default:
-    /// some, taken where they save a fortieth]
+    /// Whether a search tries schedules that split backward: `none` none, `any` all that it knows, each taken where it
+    /// is faster at all [default: some, taken where they save a fortieth]
     #[arg(long, value_enum)]
     pub(crate) split_backward: Option<SplitArg>,
     /// Replicas over which ZeRO cuts; groups of so many hold all states [default: all replicas]
     #[arg(long, value_name = "N", value_parser = counts())]
     pub(crate) zero_group: Option<u64>,
-    /// What lies in the hosts' memory: `none` nothing, `optimizer` optimizer states, which hosts update, `activations` what
-    /// layers keep for backward, `both` these two, `states` optimizer states and parameters, `all` all three, `nvme` optimizer
-    /// states on the hosts' drives, `allowed` whatever is faster for each parameter and layer [default: something only where
-    /// nothing fits without]
+    /// What lies in the hosts' memory: `none` nothing, `optimizer` optimizer states, which hosts update, `activations`
+    /// what layers keep for backward, `both` these two, `states` optimizer states and parameters, `all` all three,
+    /// `nvme` optimizer states on the hosts' drives, `allowed` whatever is faster for each parameter and layer
+    /// [default: something only where nothing fits without]
     #[arg(long, value_enum)]
     pub(crate) offload: Option<OffloadArg>,
     /// Whether the stream is cut along the sequence between tensor-parallel products
@@ -72,12 +73,12 @@ pub(crate) struct PinArgs {
     /// Whether devices of one stage run as many micro-batches each, where their kinds differ [default: what is fastest]
     #[arg(long, value_enum)]
     pub(crate) shares: Option<SharesArg>,
-    /// Whether every device runs one rank, where their kinds differ: with more on faster ones, axes cut tensors as unequally
-    /// [default: what is fastest]
+    /// Whether every device runs one rank, where their kinds differ: with more on faster ones, axes cut tensors as
+    /// unequally [default: what is fastest]
     #[arg(long, value_enum)]
     pub(crate) tensor_shares: Option<TensorSharesArg>,
-    /// Whether axes do in every layer what they are named for, as frameworks lay them out, or whatever has the degrees in most
-    /// of the weights [default: named to price a plan, any to search]
+    /// Whether axes do in every layer what they are named for, as frameworks lay them out, or whatever has the degrees
+    /// in most of the weights [default: named to price a plan, any to search]
     #[arg(long, value_enum)]
     pub(crate) axes: Option<AxesArg>,
     /// Decoder layers of every stage (of every chunk with --vpp), first first, comma-separated
@@ -88,8 +89,8 @@ pub(crate) struct PinArgs {
 /// Choices that the search leaves out.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ForbidArgs {
-    /// Choices to leave out of the space, comma-separated: names of --pin, by themselves for all above 1 (pp, ep, zero), or
-    /// with values (zero=3, recompute=full, tp=4,8)
+    /// Choices to leave out of the space, comma-separated: names of --pin, by themselves for all above 1 (pp, ep,
+    /// zero), or with values (zero=3, recompute=full, tp=4,8)
     #[arg(long, value_name = "NAME[=VALUE],...", help_heading = "Choices")]
     pub(crate) forbid: Vec<String>,
 }

@@ -81,7 +81,8 @@ pub(crate) struct CalibrateArgs {
     /// Measured matrix products, comma-separated values under a header
     #[arg(long, value_name = "CSV", requires = "cluster")]
     pub(crate) gemm: Option<String>,
-    /// What nccl-tests printed; with its name in front, as all-gather=FILE, where the log does not say it. May be repeated
+    /// What nccl-tests printed; with its name in front, as all-gather=FILE, where the log does not say it. May be
+    /// repeated
     #[arg(long, value_name = "[NAME=]LOG", requires = "cluster")]
     pub(crate) nccl: Vec<String>,
     /// File or name of the cluster that --gemm and --nccl measured

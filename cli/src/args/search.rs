@@ -85,11 +85,12 @@ pub(crate) struct EstimateArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Effort")]
 pub(crate) struct EffortArgs {
-    /// Take the best plan that is found in so many seconds; the plan says how much work that was and what is left to gain
+    /// Take the best plan that is found in so many seconds; the plan says how much work that was and what is left to
+    /// gain
     #[arg(long, value_name = "SECONDS", conflicts_with = "work", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) budget: Option<f64>,
-    /// End after so many batches of work, fewer or more than the search does of itself: a plan that was found within a budget
-    /// is found again, and with twice the work less is left open
+    /// End after so many batches of work, fewer or more than the search does of itself: a plan that was found within a
+    /// budget is found again, and with twice the work less is left open
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) work: Option<u64>,
 }

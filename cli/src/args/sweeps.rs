@@ -20,8 +20,8 @@ pub(crate) struct GridArgs {
     pub(crate) pin: Vec<String>,
     #[command(flatten)]
     pub(crate) forbid: ForbidArgs,
-    /// What is to be small at every point; price and energy are asked for the cluster, a half of it, a quarter, ..., unless
-    /// its size is among what changes
+    /// What is to be small at every point; price and energy are asked for the cluster, a half of it, a quarter, ...,
+    /// unless its size is among what changes
     #[arg(long, value_enum, default_value = "time")]
     pub(crate) objective: ObjectiveArg,
     /// Write every result to this file as it comes, a line of JSON each, and take from it what is there already

@@ -1,7 +1,7 @@
 //! What every rank did, and when, as a trace: the JSON array format of Chrome's trace viewer, which Perfetto reads.
 //!
-//! A stage is a process, a rank a thread; times are microseconds since the plan began. The format: "Trace Event Format",
-//! docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+//! A stage is a process, a rank a thread; times are microseconds since the plan began. The format: "Trace Event
+//! Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -34,8 +34,8 @@ pub(super) fn alone<E: Real>(
         .map_err(|error| Failure::NotVerified(format!("one device: {error}")))
 }
 
-/// Runs of one device in double precision from the starts of single precision, by their seeds: whichever is judged, they are
-/// the same.
+/// Runs of one device in double precision from the starts of single precision, by their seeds: whichever is judged,
+/// they are the same.
 pub(super) type Exact = BTreeMap<u64, Rc<Outcome>>;
 
 /// One device with a seed.
@@ -48,8 +48,8 @@ pub(super) struct Sound {
     pub(super) excess: f64,
 }
 
-/// The first seed with which one device alone gives nearly the same numbers as in double precision; where none does, the
-/// nearest, and then what rounding carries on one device is allowed to the plan too (`compare`).
+/// The first seed with which one device alone gives nearly the same numbers as in double precision; where none does,
+/// the nearest, and then what rounding carries on one device is allowed to the plan too (`compare`).
 ///
 /// A model of a few elements may be so ill-conditioned that rounding alone exceeds the tolerance, however it is split.
 pub(super) fn sound_seed<E: Real>(
@@ -78,8 +78,9 @@ pub(super) fn sound_seed<E: Real>(
     nearest.ok_or_else(|| Failure::bug("no seed was tried"))
 }
 
-/// The one device with every parameter moved by one rounding, and how far that takes it, in units of what is allowed: a model
-/// of a few elements may be so ill-conditioned that rounding exceeds the tolerance in one order of its sums or another.
+/// The one device with every parameter moved by one rounding, and how far that takes it, in units of what is allowed: a
+/// model of a few elements may be so ill-conditioned that rounding exceeds the tolerance in one order of its sums or
+/// another.
 pub(super) fn shaken<E: Real>(
     small: &SmallRun<'_>,
     (precision, seed): (Precision, u64),

@@ -479,7 +479,8 @@ impl Prediction<'_> {
         (0..self.n_chunks()).find(has).map(|chunk| self.small.plan.stages_of_chunk(chunk)[0])
     }
 
-    /// Bytes of a parameter in the cut of its update, by device of a stage; nothing of one that the owner of its tie holds.
+    /// Bytes of a parameter in the cut of its update, by device of a stage; nothing of one that the owner of its tie
+    /// holds.
     fn update_cut(&self, side: ParameterRef) -> Vec<u64> {
         let opened = self.small.opened;
         let Some(entry) = opened.entries.iter().position(|entry| entry.layer == side.layer) else {
@@ -546,7 +547,8 @@ impl Prediction<'_> {
         found.saved.retain(|_, bytes| *bytes > 0);
     }
 
-    /// Of a slice, by chunk, its layers in the order in which a rank comes by them: backward, since only there bytes may fall.
+    /// Of a slice, by chunk, its layers in the order in which a rank comes by them: backward, since only there bytes
+    /// may fall.
     fn kept_per_chunk(&self, slice: u32) -> Vec<Vec<Kept>> {
         let plan = self.small.plan;
         let mut layer_idx = 0;

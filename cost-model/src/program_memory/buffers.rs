@@ -1,4 +1,5 @@
-//! Which buffers are alive while a section runs: results that share or take over those of what they are made from need none.
+//! Which buffers are alive while a section runs: results that share or take over those of what they are made from need
+//! none.
 
 use ir::program::{Instruction, ValueId};
 use ir::units::Bytes;

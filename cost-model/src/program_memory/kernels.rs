@@ -16,7 +16,8 @@ impl Account<'_> {
         self.of_kernels(|op| self.keeps(op))
     }
 
-    /// What kernels keep that backward has when it begins: where the engine runs all of forward again, this has made it anew.
+    /// What kernels keep that backward has when it begins: where the engine runs all of forward again, this has made it
+    /// anew.
     pub(super) fn kernels_at_backward(&self) -> Bytes {
         self.of_kernels(|op| self.program.keeps(op))
     }
@@ -33,16 +34,17 @@ impl Account<'_> {
         self.program.keeps(op) && !self.runs_all_again()
     }
 
-    /// Whether the engine runs all of forward again: also what no backward of the program asks for, such as a layer's last sum
-    /// with the mask of its dropout (NVIDIA/Megatron-LM `CheckpointFunction` keeps a layer's input and nothing else).
+    /// Whether the engine runs all of forward again: also what no backward of the program asks for, such as a layer's
+    /// last sum with the mask of its dropout (NVIDIA/Megatron-LM `CheckpointFunction` keeps a layer's input and nothing
+    /// else).
     pub(super) fn runs_all_again(&self) -> bool {
         self.context.engine.recomputation == Recomputation::Whole
             && self.program.runs_products_again(self.layer)
     }
 
     /// What an operator's kernel keeps besides its operands: the log-sum-exp of each query in fp32, or, eager, the
-    /// probabilities (arXiv 2307.08691 section 3); with dropout also what it makes of them, its mask, and the mask of what
-    /// is added to the stream (arXiv 2205.05198 section 4.1).
+    /// probabilities (arXiv 2307.08691 section 3); with dropout also what it makes of them, its mask, and the mask of
+    /// what is added to the stream (arXiv 2205.05198 section 4.1).
     pub(super) fn kernel_bytes(&self, op: OpId) -> Bytes {
         // Probabilities before and after dropout, and its mask of one byte.
         let (copies, masks) = match self.context.engine.dropout {
@@ -83,8 +85,9 @@ impl Account<'_> {
         out.find(|value| op.results.contains(&value.tensor))
     }
 
-    /// Bytes per element of its result that an operator keeps for its parts, where it is put together from several: a norm its operand
-    /// in fp32, in place of the operand, and what it yields before it is weighed; a gate what its function yields.
+    /// Bytes per element of its result that an operator keeps for its parts, where it is put together from several: a
+    /// norm its operand in fp32, in place of the operand, and what it yields before it is weighed; a gate what its
+    /// function yields.
     fn kept_by_parts(&self, op: OpId) -> Option<f64> {
         let kind = &self.layer.ops[op.0].kind;
         if !self.context.kernels.composes() {

@@ -1,7 +1,7 @@
 //! A section as events, in a row of equal layers: the second witness of what its communication shows.
 //!
-//! The closed forms of `exposure.rs` and `overlap.rs` say what shows of one collective beside the products next to it, and
-//! of a layer's parameters beside all its compute. Here nothing is said of what shows; only what waits for what:
+//! The closed forms of `exposure.rs` and `overlap.rs` say what shows of one collective beside the products next to it,
+//! and of a layer's parameters beside all its compute. Here nothing is said of what shows; only what waits for what:
 //!
 //! ```text
 //! instruction            computation, in the program's order; gradients of weights after those of tensors
@@ -40,8 +40,8 @@ use crate::step_price::{group_of, price_full, price_step};
 /// Layers in the row.
 const ROW: usize = 16;
 
-/// Those of them that are measured: before, the row begins; behind, nothing is fetched any more. An even number, for what is
-/// two layers ahead may come in pairs.
+/// Those of them that are measured: before, the row begins; behind, nothing is fetched any more. An even number, for
+/// what is two layers ahead may come in pairs.
 const MEASURED: Range<usize> = 4..12;
 
 /// Where a value comes from.
@@ -250,8 +250,8 @@ impl<'r> Row<'r> {
         self.layers.push(Passed { computed: self.last, reduced, stowed, n_events: self.events.len() });
     }
 
-    /// What the layer two before has sent to the host has left its place; what this one has from there comes into the place of
-    /// that one's.
+    /// What the layer two before has sent to the host has left its place; what this one has from there comes into the
+    /// place of that one's.
     fn fetch(&mut self, code: &[Instruction]) {
         let earlier = self.layers.len().checked_sub(2).and_then(|at| self.layers.get(at)).cloned();
         let earlier = earlier.unwrap_or_default();
@@ -404,7 +404,8 @@ impl<'r> Row<'r> {
             let Some(one) = priced else { continue };
             let way = way(one.kind, value.side, beside, context.tensor_overlap);
             let lane = pricing.lane(&step.axes);
-            // In a row of layers of one micro-batch there is no other: of what hides behind it, only what shows is waited for.
+            // In a row of layers of one micro-batch there is no other: of what hides behind it, only what shows is
+            // waited for.
             let time = match (one.kind, routing) {
                 (CollectiveKind::AllToAll, Some(_)) => {
                     let (shows, left) = shown(one.choice.time, cover, context.constants);

@@ -103,8 +103,8 @@ fn lap(
     }
 }
 
-/// Visits each action once with its span and how its rank spends its time, where chunks take over from several others; returns
-/// the makespan.
+/// Visits each action once with its span and how its rank spends its time, where chunks take over from several others;
+/// returns the makespan.
 pub(super) fn walk(
     table: &[Vec<Action>],
     (shape, branches): (TableShape, &Branches),

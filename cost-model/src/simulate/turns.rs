@@ -1,17 +1,18 @@
 //! The same totals without a table, for schedules whose ranks warm up and then run a forward and a backward in turn.
 //!
 //! Forward number `n` of a rank is that of the same number of the rank before, backward number `u` that of the rank
-//! behind, and a rank runs `F(n), B(n - warm-up)` one after the other. So a step is a recurrence over a few times per rank:
+//! behind, and a rank runs `F(n), B(n - warm-up)` one after the other. So a step is a recurrence over a few times per
+//! rank:
 //!
 //! ```text
 //! f_r(n) = max(free_r, f_(r-1)(n)) + F + t        free_r after F, or after its send where that is waited for
 //! b_r(u) = max(free_r, b_(r+1)(u)) + B + t
 //! first rank:  f_(p-1)(n - p) of the virtual stage before          last rank:  b_0(u - p) likewise       -> Beat
 //! ```
-//! Such a system is linear in the algebra of maximum and sum, so that once all its times have moved on by the same, they do
-//! so for ever (Baccelli, Cohen, Olsder and Quadrat 1992, Synchronization and Linearity, section 3.7): the middle of a
-//! long step is skipped. Maximum and sum never widen a difference, so what they moved on unevenly bounds the error, which
-//! stays below [`EXACT`] of the step.
+//! Such a system is linear in the algebra of maximum and sum, so that once all its times have moved on by the same,
+//! they do so for ever (Baccelli, Cohen, Olsder and Quadrat 1992, Synchronization and Linearity, section 3.7): the
+//! middle of a long step is skipped. Maximum and sum never widen a difference, so what they moved on unevenly bounds
+//! the error, which stays below [`EXACT`] of the step.
 
 use ir::schedule::{MAX_ACTIONS, Placement, Schedule, Section, TableShape, table};
 use ir::units::Seconds;
@@ -73,10 +74,11 @@ impl Turns {
         self.n_units().min(self.warm_up(rank).saturating_add(1))
     }
 
-    /// Shows what a rank has under way of each of its virtual stages, after every forward until that repeats: then it is most.
+    /// Shows what a rank has under way of each of its virtual stages, after every forward until that repeats: then it
+    /// is most.
     ///
-    /// Virtual stages take turns every `n_stages` forwards, from the first to the last, and the other way round backward. Sequences are cut
-    /// on one of them alone.
+    /// Virtual stages take turns every `n_stages` forwards, from the first to the last, and the other way round
+    /// backward. Sequences are cut on one of them alone.
     pub fn under_way(&self, rank: u32, mut see: impl FnMut(&[u32])) {
         let (p, v) = (self.shape.n_stages, self.shape.n_virtual_stages());
         let cycle = p.saturating_mul(v);
@@ -145,8 +147,8 @@ fn n_units(shape: TableShape) -> u32 {
     shape.n_units() * shape.n_virtual_stages()
 }
 
-/// How many forwards a rank is ahead of its first backward, the one right before it apart; `None` where ranks do not take
-/// turns.
+/// How many forwards a rank is ahead of its first backward, the one right before it apart; `None` where ranks do not
+/// take turns.
 fn warm_up(schedule: Schedule, shape: TableShape, rank: u32) -> Option<u32> {
     let TableShape { n_stages, n_micro_batches, .. } = shape;
     let behind = n_stages - 1 - rank;
@@ -268,8 +270,8 @@ struct Beat {
     ranks: Vec<Rank>,
     /// By rank and place, forward and backward.
     laps: Vec<[Lap; 2]>,
-    /// Places (virtual stages, slices within them) of a rank's forwards, twice, so that a cycle may be read from any beat
-    /// on; a backward's is as far from the end.
+    /// Places (virtual stages, slices within them) of a rank's forwards, twice, so that a cycle may be read from any
+    /// beat on; a backward's is as far from the end.
     cycle: Vec<u32>,
     n_places: u32,
     n_units: u32,

@@ -1,9 +1,9 @@
 //! The core of attention: scores, softmax, weighted sum, with grouped query heads.
 //!
-//! Query head `(k, r)` reads key-value head `k`. What a query sees under a causal mask follows from positions, which are
-//! operands, so that queries may be any block of the sequence; without one it sees all keys. Backward recomputes the probabilities `P`:
-//! `dV = P' dY`, `dP = dY V'`, `dS = P * (dP - rowsum(P * dP))`, `dQ = dS K`, `dK = dS' Q` (Dao et al. 2022, app. B).
-//! `ring` uses the scores and heads of this file where keys come block by block.
+//! Query head `(k, r)` reads key-value head `k`. What a query sees under a causal mask follows from positions, which
+//! are operands, so that queries may be any block of the sequence; without one it sees all keys. Backward recomputes
+//! the probabilities `P`: `dV = P' dY`, `dP = dY V'`, `dS = P * (dP - rowsum(P * dP))`, `dQ = dS K`, `dK = dS' Q` (Dao
+//! et al. 2022, app. B). `ring` uses the scores and heads of this file where keys come block by block.
 
 use ndarray::{
     Array2, Array4, Array5, ArrayBase, ArrayView2, ArrayView4, ArrayView5, Axis, Ix2, Ix4, Ix5, RawData,

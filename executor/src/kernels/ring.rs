@@ -4,8 +4,8 @@
 //! forward   l = log(exp(l1) + exp(l2)),  y = y1 exp(l1 - l) + y2 exp(l2 - l)
 //! backward  P = exp(S - l),  dS = P * (dP - rowsum(dY * Y))      with l and Y over all blocks
 //! ```
-//! Dao 2023, arXiv 2307.08691, section 3.1; Liu et al. 2023, arXiv 2310.01889. What a query does not see has score minus
-//! infinity; a query that sees nothing has `l` of minus infinity and `y` of zero, which merging keeps.
+//! Dao 2023, arXiv 2307.08691, section 3.1; Liu et al. 2023, arXiv 2310.01889. What a query does not see has score
+//! minus infinity; a query that sees nothing has `l` of minus infinity and `y` of zero, which merging keeps.
 
 use ndarray::{Array2, Array4, Array5, Axis, Ix5};
 

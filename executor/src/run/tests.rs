@@ -205,8 +205,8 @@ fn keys_travel_round_a_ring() {
     }
 }
 
-/// Two sequences of micro-batches, two blocks of tokens and two of heads: what sees all keys is the same on all of them, the
-/// tokens in every order, keys gathered or travelling.
+/// Two sequences of micro-batches, two blocks of tokens and two of heads: what sees all keys is the same on all of
+/// them, the tokens in every order, keys gathered or travelling.
 #[test]
 fn attention_without_a_mask_on_a_grid_of_data_context_and_heads() {
     let mesh = Mesh::of_sizes(&[2, 2, 2]).unwrap();

@@ -1,8 +1,8 @@
 //! Operators of one layer as a layer of the graph, with a fork where a value has several readers.
 //!
 //! A value that is taken from the stack and not read by any operator of the layer passes by a fork with one result; one
-//! that is read here and later too leaves by one more result of its fork. Dims and tensors stand in the order in which they
-//! are met, so that layers that do the same differ in names alone.
+//! that is read here and later too leaves by one more result of its fork. Dims and tensors stand in the order in which
+//! they are met, so that layers that do the same differ in names alone.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;

@@ -110,8 +110,8 @@ fn users(flow: &Flow<'_>, layers: &[Range<usize>]) -> Result<Vec<Vec<usize>>, Do
 
 /// Every layer with the values that it takes from the stack and those that it puts there.
 ///
-/// It takes the topmost ones down to the lowest that it reads; of these it puts back what is read later too. A layer that
-/// is met for the first time puts on top what is read next, a layer like one before it keeps that one's order.
+/// It takes the topmost ones down to the lowest that it reads; of these it puts back what is read later too. A layer
+/// that is met for the first time puts on top what is read next, a layer like one before it keeps that one's order.
 fn built(flow: &Flow<'_>, cuts: &Cuts, layers: &[Range<usize>]) -> Vec<Built> {
     let mut orders: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     let mut stack: Vec<TensorId> = Vec::new();

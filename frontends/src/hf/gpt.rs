@@ -142,8 +142,8 @@ pub(crate) fn starcoder2(fields: &Fields<'_>) -> Result<Arch, InputError> {
     grouped(fields, &sizes, attention, mlp, Tying::Tied)
 }
 
-/// Nemotron (arXiv 2402.16819): grouped heads, half of each rotated, the square of a ReLU. Its norms store the gain less
-/// one, which is the same norm; here the gain itself is the parameter.
+/// Nemotron (arXiv 2402.16819): grouped heads, half of each rotated, the square of a ReLU. Its norms store the gain
+/// less one, which is the same norm; here the gain itself is the parameter.
 pub(crate) fn nemotron(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 4096)?;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);

@@ -32,7 +32,8 @@ pub(crate) fn sizes(fields: &Fields<'_>, sequence: u64) -> Result<Sizes, InputEr
     })
 }
 
-/// Families whose key and value heads are as many as those of one of their models where the file does not say: a guess for any other.
+/// Families whose key and value heads are as many as those of one of their models where the file does not say: a guess
+/// for any other.
 const SAY_KV_HEADS: [&str; 9] =
     ["gemma2", "gpt_oss", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"];
 

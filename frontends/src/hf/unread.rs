@@ -1,4 +1,5 @@
-//! Fields that change a model and that no reader of its family knows: refused, for the model that is planned would be another.
+//! Fields that change a model and that no reader of its family knows: refused, for the model that is planned would be
+//! another.
 
 use serde_json::Value;
 

@@ -1,4 +1,5 @@
-//! Whether a graph is a model: layers in an order in which each finds its streams, operators over tensors that exist, ties that fit.
+//! Whether a graph is a model: layers in an order in which each finds its streams, operators over tensors that exist,
+//! ties that fit.
 
 use std::collections::BTreeSet;
 

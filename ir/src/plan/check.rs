@@ -5,7 +5,8 @@
 //! - the cluster is one that a cluster file could describe;
 //! - the mesh and the stages fit on the cluster, and the micro-batches make up the global batch;
 //! - every entry is of a layer of the model, its strategies cut what divides, and it lowers to a program;
-//! - the chunks hold the layers of the model in order, each stream arrives as the layer before left it, or at the start of
+//! - the chunks hold the layers of the model in order, each stream arrives as the layer before left it, or at the start
+//!   of
 //!   a chunk in a sharding that converts into the one that is wanted;
 //! - the schedule has a table;
 //! - where sequences are cut into slices, every layer can be run by slices;

@@ -1,7 +1,8 @@
 //! One layer kind with one choice, in names, and the way there and back.
 //!
 //! Text forms: a sharding is `b@x0 s@x1,x2 sum@x3`, or `replicated`; what an operator does with an axis is the name of
-//! the loop it cuts, `-` for computing the same, `ring`, `defer` or `through`. [`Entry::of`] and [`Entry::choice`] are inverse.
+//! the loop it cuts, `-` for computing the same, `ring`, `defer` or `through`. [`Entry::of`] and [`Entry::choice`] are
+//! inverse.
 
 use std::collections::BTreeMap;
 

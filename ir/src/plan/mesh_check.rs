@@ -1,4 +1,5 @@
-//! Whether the meshes of a plan make sense: axes with names of their own, no more devices than there are, every entry on one mesh.
+//! Whether the meshes of a plan make sense: axes with names of their own, no more devices than there are, every entry
+//! on one mesh.
 
 use std::collections::BTreeMap;
 

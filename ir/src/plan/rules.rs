@@ -38,7 +38,8 @@ impl Entry {
     /// Reads the rules back, one per tensor. Places in errors are relative to the entry.
     ///
     /// # Errors
-    /// Where a name is unknown, an algorithm is none of the collective's, or a collective has no axes or two algorithms.
+    /// Where a name is unknown, an algorithm is none of the collective's, or a collective has no axes or two
+    /// algorithms.
     pub fn rules(&self, layer: &Layer, mesh: &Mesh) -> Result<Vec<Rule>, PlanError> {
         let mut rules: Vec<Rule> = Vec::new();
         for (i, row) in self.collectives.iter().enumerate() {

@@ -1,17 +1,17 @@
 //! Unequal shares of the micro-batches: coordinates of the outermost axis that run different numbers of them.
 //!
-//! Where the devices along an axis differ in speed, equal numbers of micro-batches let the fast ones wait. A plan may say
-//! how many each coordinate runs; they are of one size, `micro_batch / size of the axis` sequences, and together
+//! Where the devices along an axis differ in speed, equal numbers of micro-batches let the fast ones wait. A plan may
+//! say how many each coordinate runs; they are of one size, `micro_batch / size of the axis` sequences, and together
 //!
 //! ```text
 //! sum of shares = size of the axis x n_micro_batches                     -> check_counts()
 //! ```
 //! so that a step has the sequences of the global batch, each once: in the order of the coordinates, each takes its own
-//! run of blocks. Coordinates that run unequal numbers cannot meet within a micro-batch. So every operator with sequences
-//! cuts them along the axis, nothing of a micro-batch is gathered, reduced or exchanged along it, and each coordinate
-//! leaves the loss of its own sequences, a term of the sum (`check_entries()`). What is left is what data parallelism
-//! with or without a cut optimizer state sends once per step: gradients and new parameters (proportional data shares:
-//! AccPar, Song et al. 2020, HPCA; Whale, Jia et al. 2022, arXiv 2011.09208).
+//! run of blocks. Coordinates that run unequal numbers cannot meet within a micro-batch. So every operator with
+//! sequences cuts them along the axis, nothing of a micro-batch is gathered, reduced or exchanged along it, and each
+//! coordinate leaves the loss of its own sequences, a term of the sum (`check_entries()`). What is left is what data
+//! parallelism with or without a cut optimizer state sends once per step: gradients and new parameters (proportional
+//! data shares: AccPar, Song et al. 2020, HPCA; Whale, Jia et al. 2022, arXiv 2011.09208).
 
 use crate::graph::{DimId, Extent, Layer, Op};
 use crate::mesh::AxisId;

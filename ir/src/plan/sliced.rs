@@ -83,8 +83,8 @@ pub(super) fn open_slices(
                 PlanError::new("slices", format!("slice {slice} of {:?}: {error}", slices.range(slice)))
             };
             let lowered = lower(own, mesh, &sizes, &choice).map_err(place)?;
-            // What is kept on which side of a conversion does not depend on how long a slice is, or it could not be read
-            // by the next.
+            // What is kept on which side of a conversion does not depend on how long a slice is, or it could not be
+            // read by the next.
             if program.as_ref().is_some_and(|first| *first != lowered) {
                 return Err(PlanError::new("slices", format!("slice {slice} would run another program")));
             }

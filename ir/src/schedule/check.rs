@@ -6,9 +6,9 @@
 //!           of the last              its own forward
 //! weights   of chunk c   wait for    the gradient of chunk c itself
 //! ```
-//! Where sequences are cut into slices, each is a unit of its own in all of this. Besides, a rank runs the forwards of a
-//! micro-batch's slices in order, for attention needs the keys of those before, and its backwards from the last to the
-//! first, for the gradients of a slice's keys come from those behind: both on one rank, so the row's order decides.
+//! Where sequences are cut into slices, each is a unit of its own in all of this. Besides, a rank runs the forwards of
+//! a micro-batch's slices in order, for attention needs the keys of those before, and its backwards from the last to
+//! the first, for the gradients of a slice's keys come from those behind: both on one rank, so the row's order decides.
 //!
 //! The gradient of a chunk comes from its full backward or from its backward to the input, whichever the table has; a
 //! table may have both kinds. Every other dependency, such as backward on its own forward, follows from these.
@@ -224,8 +224,8 @@ pub fn dependency_order(table: &[Vec<Action>], shape: TableShape) -> Result<Vec<
     Ok(order)
 }
 
-/// Visits the actions of a table in that order, without a list of them: each with the place of what it needs, if anything,
-/// and of what it yields.
+/// Visits the actions of a table in that order, without a list of them: each with the place of what it needs, if
+/// anything, and of what it yields.
 ///
 /// # Errors
 /// Where [`check_table`] fails; a table that cannot run to its end is visited as far as it can.
@@ -262,8 +262,8 @@ pub fn in_dependency_order(
     deadlock(table, &next, shape).map_or(Ok(()), Err)
 }
 
-/// The same where chunks take streams over from others than the one before: with the places of all that an action needs,
-/// of forwards in the order of [`ChunkGraph::before`], of backwards in that of [`ChunkGraph::behind`].
+/// The same where chunks take streams over from others than the one before: with the places of all that an action
+/// needs, of forwards in the order of [`ChunkGraph::before`], of backwards in that of [`ChunkGraph::behind`].
 ///
 /// # Errors
 /// Where [`check_table`] fails: a table is for any graph if it is one for a chain.

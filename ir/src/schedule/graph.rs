@@ -1,4 +1,5 @@
-//! Which chunks hand streams to which, where a model is no chain: then a stage may begin before the one before it has ended.
+//! Which chunks hand streams to which, where a model is no chain: then a stage may begin before the one before it has
+//! ended.
 
 /// The chunks before and behind each chunk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

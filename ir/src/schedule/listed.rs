@@ -143,7 +143,8 @@ impl Progress {
     }
 }
 
-/// Chimera: two 1F1B pipelines in opposite directions, each holding back as 1F1B does; backwards first, then the oldest.
+/// Chimera: two 1F1B pipelines in opposite directions, each holding back as 1F1B does; backwards first, then the
+/// oldest.
 ///
 /// Where forward and backward take equal time the bubble is `(p/2 - 1)(F + B)`: arXiv 2107.06925 table 2, with units of
 /// `p` micro-batches one after the other as in its section 3.5.
@@ -161,7 +162,8 @@ pub(super) fn chimera(shape: TableShape) -> Result<Vec<Vec<Action>>, ScheduleErr
     list(shape, Backward::Whole, &mut { rule }).ok_or_else(|| stuck(shape))
 }
 
-/// Hanayo: forward and backward in turn, the deepest forward and the oldest backward first; no rank holds more than 1F1B.
+/// Hanayo: forward and backward in turn, the deepest forward and the oldest backward first; no rank holds more than
+/// 1F1B.
 ///
 /// Where forward and backward take equal time the bubble is `(p - 1)(F + B) / (2 w)` of whole stages (arXiv 2308.15762
 /// section 3): with one wave for any number of micro-batches, with more for as many micro-batches as ranks, as there.

@@ -99,10 +99,11 @@ fn warm_up_then_alternate(
     actions
 }
 
-/// 1F1B over slices: `p - r + k - 2` forwards of warm-up, so that the last rank has all `k` slices of a micro-batch before
-/// the first backward, which is that of its last slice (arXiv 2406.03488, section 3.2).
+/// 1F1B over slices: `p - r + k - 2` forwards of warm-up, so that the last rank has all `k` slices of a micro-batch
+/// before the first backward, which is that of its last slice (arXiv 2406.03488, section 3.2).
 ///
-/// In flight: `p - r + k - 1` slices, each a k-th of a micro-batch. Bubble: that of 1F1B by parts of a k-th, `(p - 1)(F + B) / k`.
+/// In flight: `p - r + k - 1` slices, each a k-th of a micro-batch. Bubble: that of 1F1B by parts of a k-th,
+/// `(p - 1)(F + B) / k`.
 pub(super) fn seq_1f1b(rank: u32, shape: TableShape) -> Vec<Action> {
     let TableShape { n_stages: p, n_micro_batches: m, n_slices: k, .. } = shape;
     let of =
@@ -164,7 +165,8 @@ fn weights_behind(rank: u32, n: u32, shape: TableShape) -> Vec<Action> {
 /// DualPipeV: in the steady state the forward of one chunk of the V stands beside the backward of the other; weights
 /// fill the ends. Needs `2 p` micro-batches.
 ///
-/// The phases are those of `dualpipe/dualpipev.py` of deepseek-ai/DualPipe; what runs at once there stands in turn here.
+/// The phases are those of `dualpipe/dualpipev.py` of deepseek-ai/DualPipe; what runs at once there stands in turn
+/// here.
 pub(super) fn dualpipe_v(rank: u32, shape: TableShape) -> Vec<Action> {
     let (p, m) = (shape.n_stages, shape.n_micro_batches);
     let (after, own) = (p - rank - 1, rank + 1);

@@ -32,8 +32,8 @@ pub(super) fn adapt(plan: &Plan, open: &OpenPlan, sizes: &SmallSizes) -> Model {
     model
 }
 
-/// Class of the dim of which an operator's attributes speak, with its lengths before and after: that which has parts, else
-/// the last of its first operand.
+/// Class of the dim of which an operator's attributes speak, with its lengths before and after: that which has parts,
+/// else the last of its first operand.
 fn described((l, layer): (usize, &Layer), op: &Op, sizes: &SmallSizes) -> Option<(ClassId, u64, u64)> {
     let class = if matches!(op.kind, OpKind::Split { .. } | OpKind::Concat { .. }) {
         sizes.classes.of_parts((l, layer), op)?

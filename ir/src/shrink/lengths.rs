@@ -20,8 +20,8 @@ use crate::strategy::placements;
 const FEW: u64 = 4;
 /// Fewest tokens of a sequence.
 const TOKENS_FEW: u64 = 8;
-/// Fewest elements of a dim that a norm scales to unit size: of few elements the norm is now and then near zero, and each
-/// layer then carries rounding tenfold.
+/// Fewest elements of a dim that a norm scales to unit size: of few elements the norm is now and then near zero, and
+/// each layer then carries rounding tenfold.
 const NORMED_FEW: u64 = 16;
 /// Fewest rows of a vocabulary, so that tokens differ.
 const VOCABULARY: u64 = 16;
@@ -102,7 +102,8 @@ fn blocks(length: u64, cut: Cut) -> u64 {
     cut.small * (length / cut.large.max(1)).clamp(1, 2)
 }
 
-/// A slice for each of `n` that lie as far apart: one block long, twice that where the large one is longer than another.
+/// A slice for each of `n` that lie as far apart: one block long, twice that where the large one is longer than
+/// another.
 fn slices(plan: &Plan, n: usize, cut: Cut) -> Vec<u64> {
     let shortest = plan.slices.iter().copied().min().unwrap_or(0);
     if n < 2 || plan.slices.len() < n {

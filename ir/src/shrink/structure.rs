@@ -94,8 +94,8 @@ pub(super) fn reduce(
     Err(ShrinkError::TooManyRanks { needed, limit: limits.max_ranks })
 }
 
-/// The mesh of the stages for which every stage of a shrunk pipeline stands; nothing where all have one mesh, `None` where
-/// one would stand for stages of several.
+/// The mesh of the stages for which every stage of a shrunk pipeline stands; nothing where all have one mesh, `None`
+/// where one would stand for stages of several.
 fn meshes(plan: &Plan, schedule: Schedule, n_stages: u64) -> Option<Vec<Mesh>> {
     if plan.stage_meshes.is_empty() {
         return Some(Vec::new());

@@ -1,7 +1,7 @@
 //! A plan as text: everything that fixes its run, the choices a line per operator and parameter.
 //!
-//! What a plan only reports (names of roles, prediction, search, runners-up, warnings, originals of fused layers) is not part of the text: reading
-//! derives the roles again and leaves the rest out.
+//! What a plan only reports (names of roles, prediction, search, runners-up, warnings, originals of fused layers) is
+//! not part of the text: reading derives the roles again and leaves the rest out.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};

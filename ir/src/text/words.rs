@@ -1,7 +1,7 @@
 //! Words of the text form: how a line is cut into words, and how a word is written so that it is read back.
 //!
-//! Words are separated by spaces. A name that would not survive that is written as a JSON string; a JSON value may stand
-//! after `key=`; brackets and quotes hold together what they enclose.
+//! Words are separated by spaces. A name that would not survive that is written as a JSON string; a JSON value may
+//! stand after `key=`; brackets and quotes hold together what they enclose.
 
 use serde_json::Value;
 

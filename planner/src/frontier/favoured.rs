@@ -1,8 +1,9 @@
 //! What comes before the most promising: whatever else the mesh of the fastest does.
 //!
-//! Bounds are far below what comes out of a mesh where memory is short, by more the fewer its stages are, so the most promising by
-//! bounds alone are often hundreds that come to nothing. Micro-batches of one mesh come to times that are near each other: once
-//! one is the fastest so far, its neighbours are the shortest way to a limit that rules the others out.
+//! Bounds are far below what comes out of a mesh where memory is short, by more the fewer its stages are, so the most
+//! promising by bounds alone are often hundreds that come to nothing. Micro-batches of one mesh come to times that are
+//! near each other: once one is the fastest so far, its neighbours are the shortest way to a limit that rules the
+//! others out.
 
 use std::cmp::Reverse;
 
@@ -15,8 +16,8 @@ impl Frontier<'_> {
         self.favoured = Some(candidate);
     }
 
-    /// The most promising task of the favoured mesh that may be faster than a limit, which is then no longer among those to do; its
-    /// mesh is favoured no longer where there is none.
+    /// The most promising task of the favoured mesh that may be faster than a limit, which is then no longer among
+    /// those to do; its mesh is favoured no longer where there is none.
     pub(super) fn take_favoured(&mut self, limit: f64) -> Option<Task> {
         let fastest = &self.candidates[self.favoured?];
         let is_of_mesh = |task: Task| {

@@ -1,4 +1,5 @@
-//! How the choice problem of a layer is built: what every operator may do, what that costs, and what its neighbours see of it.
+//! How the choice problem of a layer is built: what every operator may do, what that costs, and what its neighbours see
+//! of it.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -51,7 +52,8 @@ pub(super) struct Builder<'a, 'p> {
     n_parameters: u64,
     /// Operators that are launched only when the host knows the tokens of its experts.
     behind_counts: Range<usize>,
-    /// Operators whose results backward could read, were all computed again: the others never are, whatever is said of them.
+    /// Operators whose results backward could read, were all computed again: the others never are, whatever is said of
+    /// them.
     needed: BTreeSet<OpId>,
 }
 
@@ -305,8 +307,8 @@ impl<'a, 'p> Builder<'a, 'p> {
         list
     }
 
-    /// Bytes that a stage has once for all layers whose parameter is stored in a way: gathered for use, with what the allocator holds
-    /// beside it, or what stands for its gradient.
+    /// Bytes that a stage has once for all layers whose parameter is stored in a way: gathered for use, with what the
+    /// allocator holds beside it, or what stands for its gradient.
     fn once(&self, tensor: TensorId, used: Sharding) -> impl Fn(&Storage, &StoragePrice) -> f64 {
         let (layer, machine) = (self.layer, self.prices.machine());
         let stands_in = stand_in((layer, self.prices.mesh(), self.sizes), tensor, used, machine.precision);

@@ -1,8 +1,8 @@
 //! A layer's choices with a smaller micro-batch, by the tables of a multiple of it.
 //!
-//! Nearly all of a table's work is in its edges. Those of a micro-batch stand for all that divide it: per step, conversions
-//! of smaller tensors take no less. What every choice of an operator takes by itself is cheap to price anew: its kernels are
-//! shorter, parameters are gathered more often, and some strategies do not divide any more.
+//! Nearly all of a table's work is in its edges. Those of a micro-batch stand for all that divide it: per step,
+//! conversions of smaller tensors take no less. What every choice of an operator takes by itself is cheap to price
+//! anew: its kernels are shorter, parameters are gathered more often, and some strategies do not divide any more.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,8 @@ impl Shift {
 }
 
 impl LayerProblem<'_> {
-    /// What choices cost where lengths are those of a micro-batch that divides the problem's, and steps have more of them.
+    /// What choices cost where lengths are those of a micro-batch that divides the problem's, and steps have more of
+    /// them.
     pub(crate) fn shift(&self, sizes: &Sizes, prices: &Prices<'_>, clock: Clock, given: &Given) -> Shift {
         let builder = Builder::new(self.layer, (sizes, prices), clock);
         let space = Space::new(self.layer, given.context).without(&given.forbid.cp_kind);

@@ -16,8 +16,8 @@ const WIDTH: Width = Width { hidden: 1024, kv_heads: 8, group: 1, head: 128, ffn
 /// Sequences of a step.
 const BATCH: u64 = 48;
 
-/// Of a problem for micro-batches of 24 sequences on four devices, what `check` says with a shift to another micro-batch,
-/// beside the problem of that one.
+/// Of a problem for micro-batches of 24 sequences on four devices, what `check` says with a shift to another
+/// micro-batch, beside the problem of that one.
 fn shifted<T>(micro_batch: u64, check: impl Fn((&LayerProblem<'_>, &Shift), &LayerProblem<'_>) -> T) -> T {
     let (cluster, constants) = (a100s(1), Constants::load());
     let mesh = Mesh::of_sizes(&[2, 2]).unwrap();

@@ -1,9 +1,10 @@
 //! Prices of layers, each worked out once and kept, and steps that are evaluated from them.
 //!
-//! A section is a layer kind with a choice on a mesh at a micro-batch: its program is lowered, priced and weighed when it is
-//! first asked for. A [`Sketch`] puts sections on stages in the order of a schedule; what it takes is worked out by the same
-//! functions as a plan's figures, and what a pair of sections passes on between two stages is priced once too. Where the
-//! ranks of the schedule take turns, no table is written: a few microseconds for a pipeline of sixteen stages.
+//! A section is a layer kind with a choice on a mesh at a micro-batch: its program is lowered, priced and weighed when
+//! it is first asked for. A [`Sketch`] puts sections on stages in the order of a schedule; what it takes is worked out
+//! by the same functions as a plan's figures, and what a pair of sections passes on between two stages is priced once
+//! too. Where the ranks of the schedule take turns, no table is written: a few microseconds for a pipeline of sixteen
+//! stages.
 //!
 //! The book knows one kind of machine and whole sequences.
 

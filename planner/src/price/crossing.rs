@@ -47,7 +47,8 @@ impl Staged<'_> {
         self.handed_on().into_iter().filter(|one| one.from != one.to).collect()
     }
 
-    /// Whether every chunk takes over from the one before, and from no other: a micro-batch then passes them as a chain.
+    /// Whether every chunk takes over from the one before, and from no other: a micro-batch then passes them as a
+    /// chain.
     pub(super) fn runs_in_turn(&self) -> bool {
         if self.model.is_chain() {
             return true;
@@ -94,8 +95,9 @@ impl Staged<'_> {
         found.into_iter().map(|(_, crossing)| crossing).collect()
     }
 
-    /// Bytes that a device of a stage has of streams, or of their gradients, that wait for a layer behind others: one where
-    /// both are in one chunk; of what comes from a chunk further back than the one before, as many as that can be ahead.
+    /// Bytes that a device of a stage has of streams, or of their gradients, that wait for a layer behind others: one
+    /// where both are in one chunk; of what comes from a chunk further back than the one before, as many as that can be
+    /// ahead.
     pub(super) fn waiting(&self, setting: &Setting<'_>, stage: usize) -> Bytes {
         if self.model.is_chain() {
             return Bytes::ZERO;

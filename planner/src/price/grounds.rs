@@ -1,8 +1,8 @@
 //! The machines under the stages of a pipeline, where the groups of a cluster differ.
 //!
-//! Stages stand one behind the other on the ranks of the cluster. A stage that lies on one group is priced on its device
-//! and links and has its memory; one that lies on several waits for the slowest, has the memory of the smallest and the
-//! links of the cluster, as what goes from stage to stage has.
+//! Stages stand one behind the other on the ranks of the cluster. A stage that lies on one group is priced on its
+//! device and links and has its memory; one that lies on several waits for the slowest, has the memory of the smallest
+//! and the links of the cluster, as what goes from stage to stage has.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Micro-batches that a stage holds when all that it keeps for backward is most.
 //!
-//! Chunks of a stage may hold more layers than others, or the head, and are under way in other numbers: bytes are counted chunk by
-//! chunk along the row of the stage, and told as micro-batches of the whole stage.
+//! Chunks of a stage may hold more layers than others, or the head, and are under way in other numbers: bytes are
+//! counted chunk by chunk along the row of the stage, and told as micro-batches of the whole stage.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,8 @@ pub struct Held {
     pub alike: [f64; 2],
     /// Bytes of gradients that slices leave for those before them.
     pub owed: Bytes,
-    /// Where chunks are not alike, micro-batches in each: of which it holds all that forward keeps, and what the second part of backward needs.
+    /// Where chunks are not alike, micro-batches in each: of which it holds all that forward keeps, and what the second
+    /// part of backward needs.
     pub chunks: Vec<[f64; 2]>,
 }
 
@@ -93,7 +94,8 @@ impl PerChunk {
     }
 }
 
-/// Micro-batches in whole stages, of so many in every chunk: by the bytes of each, or by their number where there are none.
+/// Micro-batches in whole stages, of so many in every chunk: by the bytes of each, or by their number where there are
+/// none.
 fn in_stages(counts: &[u32], each: &[f64]) -> f64 {
     let all: f64 = each.iter().sum();
     if all > 0.0 { bytes_of(counts, each) / all } else { plainly(counts) }

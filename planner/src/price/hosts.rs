@@ -1,4 +1,5 @@
-//! What an arrangement has in the memory of hosts and on their drives: optimizer states, and what layers keep for backward.
+//! What an arrangement has in the memory of hosts and on their drives: optimizer states, and what layers keep for
+//! backward.
 
 use cost_model::offload::{NodeMemory, OnNode, fullest_node};
 use ir::units::Bytes;
@@ -7,7 +8,8 @@ use crate::price::held::Held;
 use crate::price::setting::{Entry, Setting};
 use crate::price::staged::Staged;
 
-/// What a device has on its node of so many layers each: the drives' states of the largest parameter pass through the memory.
+/// What a device has on its node of so many layers each: the drives' states of the largest parameter pass through the
+/// memory.
 pub fn of_layers<'e>(layers: impl Iterator<Item = (&'e Entry, f64)>, held: &Held) -> OnNode {
     let (mut all, mut passing) = (OnNode::default(), Bytes::ZERO);
     for (entry, count) in layers {

@@ -262,8 +262,8 @@ fn stages(setting: &Setting<'_>, staged: &Staged<'_>, step: &Step) -> Vec<StageP
     (0..staged.n_stages as usize).map(one).collect()
 }
 
-/// Whether some chunk takes the stream over in another sharding than that in which it arrives: only there may stages cut
-/// their work in different ways.
+/// Whether some chunk takes the stream over in another sharding than that in which it arrives: only there may stages
+/// cut their work in different ways.
 fn differ(staged: &Staged<'_>) -> bool {
     staged.crossings().iter().any(|crossing| staged.is_converted(crossing))
 }

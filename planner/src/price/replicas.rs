@@ -97,7 +97,8 @@ impl Replica {
     }
 }
 
-/// Of replicas, the one whose devices of a stage are fullest: what they hold, and what they have; nothing without replicas.
+/// Of replicas, the one whose devices of a stage are fullest: what they hold, and what they have; nothing without
+/// replicas.
 pub fn fullest(setting: &Setting<'_>, staged: &Staged<'_>, stage: usize) -> Option<(MemoryBreakdown, f64)> {
     let of_one = |one: &Replica| (one.memory(setting, staged, stage), one.stages[stage].memory);
     let share = |(memory, has): &(MemoryBreakdown, f64)| memory.total().0 / has;

@@ -2,8 +2,8 @@
 //! parameters.
 //!
 //! Bytes are those of the formats of the job, averaged over the members of a collective; expert slots count as filled.
-//! In a job whose formats all have one width, with blocks that are equal and slots that are full, they add up to what an
-//! executor counts.
+//! In a job whose formats all have one width, with blocks that are equal and slots that are full, they add up to what
+//! an executor counts.
 
 use ir::units::Bytes;
 

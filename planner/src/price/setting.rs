@@ -55,8 +55,8 @@ pub struct Setting<'a> {
 pub enum Witness {
     /// By a closed form per collective: what prices are.
     ClosedForms,
-    /// By events on a stream of computation and two links, where backward runs as one and sequences are whole; elsewhere as
-    /// above.
+    /// By events on a stream of computation and two links, where backward runs as one and sequences are whole;
+    /// elsewhere as above.
     Events,
 }
 
@@ -247,7 +247,8 @@ impl<'a> Setting<'a> {
         self.memory - self.capacity
     }
 
-    /// Parameters of a layer on a device, and those of them that the device updates: what a host updates is copied there.
+    /// Parameters of a layer on a device, and those of them that the device updates: what a host updates is copied
+    /// there.
     pub(crate) fn owned(&self, entry: &Entry) -> Owned {
         let updated = if entry.memory.host > Bytes::ZERO { 0.0 } else { entry.updated };
         Owned {
@@ -311,7 +312,8 @@ impl<'a> Setting<'a> {
         }
     }
 
-    /// Operators that an engine runs a second time: all, in one that runs all of forward again wherever it runs a product again.
+    /// Operators that an engine runs a second time: all, in one that runs all of forward again wherever it runs a
+    /// product again.
     fn runs_again(&self, layer: &Layer, program: &Program) -> BTreeSet<OpId> {
         match self.machine.constants.engine.recomputation {
             Recomputation::Whole if program.runs_products_again(layer) => layer.op_ids().collect(),

@@ -52,8 +52,8 @@ pub struct Staged<'a> {
     pub entries: &'a [Entry],
     /// Per chunk, runs of (entry, count).
     pub chunks: &'a [Vec<(usize, u64)>],
-    /// Coordinates of the outermost axis with their own devices and shares, where shares are unequal. All else is then on
-    /// the slowest devices, with the share of the average.
+    /// Coordinates of the outermost axis with their own devices and shares, where shares are unequal. All else is then
+    /// on the slowest devices, with the share of the average.
     pub replicas: &'a [Replica],
 }
 
@@ -146,7 +146,8 @@ impl Staged<'_> {
         u64::from(self.schedule.placement().seat(self.n_stages as u32, chunk as u32, copy).rank)
     }
 
-    /// Micro-batches that run on a copy of the model: every other one where there are two, so that of an odd number the first has one more.
+    /// Micro-batches that run on a copy of the model: every other one where there are two, so that of an odd number the
+    /// first has one more.
     pub fn micro_batches_of(&self, copy: u32) -> f64 {
         let copies = u64::from(self.schedule.placement().n_copies());
         self.n_micro_batches.saturating_sub(u64::from(copy)).div_ceil(copies) as f64
@@ -228,8 +229,8 @@ impl Staged<'_> {
         sent
     }
 
-    /// A transfer between stages on meshes of other lengths: every device that takes over wants one block, which those that
-    /// give share evenly; its gradient goes back in the same way. The link is the slowest between the two.
+    /// A transfer between stages on meshes of other lengths: every device that takes over wants one block, which those
+    /// that give share evenly; its gradient goes back in the same way. The link is the slowest between the two.
     fn handover(
         &self,
         setting: &Setting<'_>,
@@ -267,7 +268,8 @@ impl Staged<'_> {
         }
     }
 
-    /// Least seconds in which so many elements of a stream go from one stage to another: every device has an equal part.
+    /// Least seconds in which so many elements of a stream go from one stage to another: every device has an equal
+    /// part.
     pub(crate) fn least_transfer(&self, setting: &Setting<'_>, pair: (u64, u64), elements: f64) -> Seconds {
         let part = |stage: u64| setting.activation(elements / self.meshes.of(stage).n_devices() as f64);
         match self.meshes.of(pair.0) == self.meshes.of(pair.1) {
@@ -319,8 +321,8 @@ impl Staged<'_> {
         mesh(crossing.from) != mesh(crossing.to)
     }
 
-    /// What a chunk does to take streams of so many tokens over in its own sharding, and to give their gradients back in
-    /// that of the chunks before; nothing where both have the same.
+    /// What a chunk does to take streams of so many tokens over in its own sharding, and to give their gradients back
+    /// in that of the chunks before; nothing where both have the same.
     pub fn takeover(&self, setting: &Setting<'_>, into: &[Crossing], tokens: u64) -> Takeover {
         let mut found = Takeover::default();
         for crossing in into {
@@ -438,7 +440,8 @@ fn group(setting: &Setting<'_>, mesh: &Mesh, axes: &[AxisId]) -> Group {
     Group::from_axes(&axes.iter().map(axis).collect::<Vec<_>>(), setting.machine.cluster)
 }
 
-/// The first ranks of two stages of `n` devices, and for each tier those of a pair that its domains part, if there is one.
+/// The first ranks of two stages of `n` devices, and for each tier those of a pair that its domains part, if there is
+/// one.
 fn pairs(n: u64, (from, to): (u64, u64), cluster: &Cluster) -> Vec<[u64; 2]> {
     let (low, distance) = (from.min(to), from.abs_diff(to));
     let parted = |tier: &Tier| {
@@ -484,7 +487,8 @@ mod tests {
         }
     }
 
-    /// True where some pair looked at is parted by domains of so many devices; by looking at every pair, and by `pairs`.
+    /// True where some pair looked at is parted by domains of so many devices; by looking at every pair, and by
+    /// `pairs`.
     #[test]
     fn a_pair_that_a_domain_parts_is_found_if_there_is_one() {
         for domain in 1..=12_u64 {

@@ -225,8 +225,9 @@ impl Streams {
     }
 }
 
-/// A time that a step does not undercut, in whatever order its actions run: of schedules whose first stage begins and ends the step, and
-/// does not split backward, 1F1B and its like, that of all that the first and the last micro-batch pass; of others what a stage works.
+/// A time that a step does not undercut, in whatever order its actions run: of schedules whose first stage begins and
+/// ends the step, and does not split backward, 1F1B and its like, that of all that the first and the last micro-batch
+/// pass; of others what a stage works.
 pub fn least(setting: &Setting<'_>, staged: &Staged<'_>) -> Seconds {
     least_between(setting, staged, &Streams::of(setting, staged))
 }
@@ -253,8 +254,8 @@ fn around(setting: &Setting<'_>, staged: &Staged<'_>, mut parts: StepParts) -> (
     (work + parts.jitter + parts.host, parts)
 }
 
-/// Times that a step takes longer for stragglers. Devices of a stage wait for each other at every collective; stages only
-/// for what they receive.
+/// Times that a step takes longer for stragglers. Devices of a stage wait for each other at every collective; stages
+/// only for what they receive.
 pub(crate) fn stragglers(setting: &Setting<'_>, meshes: Meshes<'_>) -> f64 {
     let node = setting.machine.cluster.groups.first().map_or(1, |group| group.devices_per_node.max(1));
     let widest = meshes.each.iter().map(Mesh::n_devices).max().unwrap_or(meshes.alike.n_devices());
@@ -328,7 +329,8 @@ fn pipeline_times(setting: &Setting<'_>, staged: &Staged<'_>, streams: &Streams)
     }
 }
 
-/// Time of every slice of all that goes from chunk to chunk of those that run in turn, over the slower way where there are two.
+/// Time of every slice of all that goes from chunk to chunk of those that run in turn, over the slower way where there
+/// are two.
 fn boundaries(setting: &Setting<'_>, staged: &Staged<'_>) -> Vec<Seconds> {
     let n_borders = staged.chunks.len().saturating_sub(1);
     let of_slice = |tokens: &u64| -> Vec<Seconds> {

@@ -253,7 +253,8 @@ impl<'a> Emit<'a> {
         Some(())
     }
 
-    /// Puts a fork before the first of several readers of an activation, among which is whoever takes it from the layer.
+    /// Puts a fork before the first of several readers of an activation, among which is whoever takes it from the
+    /// layer.
     fn forks(&mut self) {
         let activations =
             self.layer.tensor_ids().filter(|t| self.layer.tensors[t.0].role == Role::Activation);

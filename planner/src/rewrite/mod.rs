@@ -1,8 +1,8 @@
 //! Equal algebraic forms of a layer, among which the search may choose.
 //!
 //! A layer is written as an e-graph in which forks are plain sharing; rules add fused forms of operators that read the
-//! same value (`siblings`), and layers are read back from it (`extract`). Every variant computes the same function of the
-//! same parameters, which it may hold side by side in one tensor. Rules look at which dims operators walk, never at
+//! same value (`siblings`), and layers are read back from it (`extract`). Every variant computes the same function of
+//! the same parameters, which it may hold side by side in one tensor. Rules look at which dims operators walk, never at
 //! names.
 
 mod extract;

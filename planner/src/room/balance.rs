@@ -6,13 +6,14 @@
 //! K(s, T)    = min over prices r of  u(s, r) (T + r C)                     what stage s holds in time T and memory C at most
 //! no T for which  sum over s of K(s, T) - min over s of u(s, r(s)) x rare layers' time  <  sum over k of v(k) layers of k
 //! ```
-//! A stage whose layers take `T` and `C` at most has `sum_k n(k) c(s, k, r) <= T + r C` for every price `r`: the dual of the linear
-//! program of that stage alone. Prices of a byte differ from stage to stage here, against its own seconds, where `dual.rs`
-//! prices the seconds of all stages alike and so lets those with few micro-batches in flight hold most layers.
+//! A stage whose layers take `T` and `C` at most has `sum_k n(k) c(s, k, r) <= T + r C` for every price `r`: the dual
+//! of the linear program of that stage alone. Prices of a byte differ from stage to stage here, against its own
+//! seconds, where `dual.rs` prices the seconds of all stages alike and so lets those with few micro-batches in flight
+//! hold most layers.
 //!
-//! `c` is least over choices of something linear in the flight, so concave in it: between two flights it is no less than
-//! the straight line. Of the most frequent kind, and of all that are not rare, a stage has a whole number, beside embedding or
-//! head where it is the first or the last.
+//! `c` is least over choices of something linear in the flight, so concave in it: between two flights it is no less
+//! than the straight line. Of the most frequent kind, and of all that are not rare, a stage has a whole number, beside
+//! embedding or head where it is the first or the last.
 
 use super::Effort;
 use super::dual::{By, Flights, Priced, Stage, priced};
@@ -81,8 +82,8 @@ struct Asked {
     price: f64,
     /// Per frequent kind, at every flight of [`Balance::anchors`].
     costs: Vec<Vec<f64>>,
-    /// The first and the last layer on the first and the last stage; 0 where they are of no kind of their own, or may stand
-    /// elsewhere.
+    /// The first and the last layer on the first and the last stage; 0 where they are of no kind of their own, or may
+    /// stand elsewhere.
     ends: [f64; 2],
 }
 
@@ -187,8 +188,9 @@ struct Looking {
 }
 
 impl Balance<'_> {
-    /// The same at prices that are looked for at every flight that is asked about: what is worth most on one stage is not on
-    /// another. Where bounds of what layers cost are not enough, what they cost is asked, near the prices that said most.
+    /// The same at prices that are looked for at every flight that is asked about: what is worth most on one stage is
+    /// not on another. Where bounds of what layers cost are not enough, what they cost is asked, near the prices that
+    /// said most.
     fn looked_for(
         mut self,
         asked_at: impl Fn(f64, By) -> Option<(Asked, Vec<Short>)>,
@@ -242,8 +244,8 @@ impl Balance<'_> {
         Some(longest)
     }
 
-    /// Of the prices that were asked, the one by which a stage at one of the flights that were asked about holds fewest layers
-    /// in so much time.
+    /// Of the prices that were asked, the one by which a stage at one of the flights that were asked about holds fewest
+    /// layers in so much time.
     fn best_price(&self, (anchor, flight): (usize, f64), time: f64) -> f64 {
         let stage = match anchor {
             0 => 0,
@@ -270,8 +272,8 @@ fn distinct(mut prices: Vec<f64>) -> Vec<f64> {
 }
 
 impl Scope<'_> {
-    /// Least seconds of the slowest stage that holds as many layers as it must in its memory, if that is more than is known;
-    /// looked for until it is enough.
+    /// Least seconds of the slowest stage that holds as many layers as it must in its memory, if that is more than is
+    /// known; looked for until it is enough.
     pub(super) fn balanced_in_room<'s: 't, 't>(
         &'s self,
         (tables, ready): (&'t Tables<'s>, &Ready<'t>),

@@ -1,5 +1,5 @@
-//! The dual of the linear program of a candidate in its memory: prices of a byte that say most, for all stages and for the
-//! slowest of them.
+//! The dual of the linear program of a candidate in its memory: prices of a byte that say most, for all stages and for
+//! the slowest of them.
 
 use super::hosts::Held;
 use super::tables::{Hand, Ready, Tables};
@@ -18,8 +18,8 @@ const STAGE_ROUNDS: usize = 4;
 /// Memory becomes so many times as dear where all prices tried are too low, and as cheap where they are too high.
 const STEP: f64 = 5.0;
 
-/// After each of the first prices `a` is set anew by what it found; no other is tried where the limit is further away than
-/// this fraction of it.
+/// After each of the first prices `a` is set anew by what it found; no other is tried where the limit is further away
+/// than this fraction of it.
 const HOPELESS: [f64; 2] = [0.75, 0.9];
 
 /// What each stage holds for itself is asked where the limit is no further away than this part of it.
@@ -47,8 +47,8 @@ pub(super) struct Priced {
     states: f64,
     /// Bytes that a micro-batch keeps.
     saved: f64,
-    /// By which parts of what is sent for longer than is computed a layer of the most frequent kind costs most, at both ends
-    /// of the pipeline.
+    /// By which parts of what is sent for longer than is computed a layer of the most frequent kind costs most, at both
+    /// ends of the pipeline.
     parts: [[f64; 2]; 2],
 }
 
@@ -144,9 +144,9 @@ impl Flights {
 }
 
 impl Scope<'_> {
-    /// Least work of a candidate in its memory with what a family of schedules keeps, as far as prices of it were tried. What
-    /// memory costs rare kinds of layers is asked at the best price alone, and only where the others do not reach the limit by
-    /// themselves.
+    /// Least work of a candidate in its memory with what a family of schedules keeps, as far as prices of it were
+    /// tried. What memory costs rare kinds of layers is asked at the best price alone, and only where the others do not
+    /// reach the limit by themselves.
     pub(super) fn work_in_room<'s: 't, 't>(
         &'s self,
         (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
@@ -229,10 +229,10 @@ impl Scope<'_> {
         Some((Tangent { price: worth.price, value, slope: (sum.weighed - capacity) / p }, sum))
     }
 
-    /// Least seconds of the slowest stage for its layers of the most frequent kind, in its memory, if that is more than is
-    /// known; looked for until it is enough. Either a stage has more of them than rounding up gives it, with as few
-    /// micro-batches in flight as any stage has; or no stage has more, and of those that have as many, one has no fewer in
-    /// flight than as many stages have as there must be of those.
+    /// Least seconds of the slowest stage for its layers of the most frequent kind, in its memory, if that is more than
+    /// is known; looked for until it is enough. Either a stage has more of them than rounding up gives it, with as few
+    /// micro-batches in flight as any stage has; or no stage has more, and of those that have as many, one has no fewer
+    /// in flight than as many stages have as there must be of those.
     fn slowest_in_room(
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
@@ -253,8 +253,8 @@ impl Scope<'_> {
         Some(full.min(over))
     }
 
-    /// Least seconds of a stage with so many layers of the most frequent kind, in its memory, with so many micro-batches in
-    /// flight, if that is more than is known; looked for until it is enough.
+    /// Least seconds of a stage with so many layers of the most frequent kind, in its memory, with so many
+    /// micro-batches in flight, if that is more than is known; looked for until it is enough.
     fn stage_of(
         &self,
         (tables, ready): (&Tables<'_>, &Ready<'_>),
@@ -291,8 +291,8 @@ impl Scope<'_> {
         Some(Flights { ascending, waits, ends, part: micro_batch })
     }
 
-    /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least; what is not asked as
-    /// where memory is free.
+    /// All layers, each in the form, at the end of the pipeline and by the choice where it costs least; what is not
+    /// asked as where memory is free.
     fn all_priced<'s: 't, 't>(
         &'s self,
         (tables, ready): (&'t Tables<'s>, &Ready<'t>),

@@ -4,9 +4,10 @@
 //! c(g, k, r, f) = min over choices x of a layer of kind k on ground g of  t(x) + r (state(x) + f saved(x))
 //! no T for which  sum over s of floor(min over r of (T + r C(g(s))) / c(g(s), k, r, f(s)))  <  layers of kind k
 //! ```
-//! A stage whose layers take `T` and `C` at most has `n(k) c(g, k, r, f) <= T + r C` for every price `r`, as in `balance.rs`: at no price it
-//! says how fast its devices are, at the highest how much they hold. Between, a fast device of little memory holds as many layers as it has
-//! room for where it computes them again. What is no layer of the kind takes room and time besides, and is left out.
+//! A stage whose layers take `T` and `C` at most has `n(k) c(g, k, r, f) <= T + r C` for every price `r`, as in
+//! `balance.rs`: at no price it says how fast its devices are, at the highest how much they hold. Between, a fast
+//! device of little memory holds as many layers as it has room for where it computes them again. What is no layer of
+//! the kind takes room and time besides, and is left out.
 
 use ir::units::Seconds;
 
@@ -21,8 +22,8 @@ use crate::price::grounds::Grounds;
 use crate::price::setting::Setting;
 use crate::schedules::Family;
 
-/// Prices of memory, in multiples of what a byte is worth by the fastest choices of a ground. The first says what a stage holds at most, whatever
-/// time that takes.
+/// Prices of memory, in multiples of what a byte is worth by the fastest choices of a ground. The first says what a
+/// stage holds at most, whatever time that takes.
 const PRICES: [f64; 5] = [1000.0, 0.6, 0.15, 3.0, 0.05];
 
 /// Where nothing is known to be enough, it is looked for up to so many times what it is where memory is free.
@@ -58,7 +59,8 @@ impl Alike {
     fn held(&self, time: f64) -> f64 {
         let [fewest, most] = self.ends();
         let of_stage = |(flight, wait): (&f64, &f64)| {
-            // Least of something linear in the flight, a layer costs no less than the straight line between two flights.
+            // Least of something linear in the flight, a layer costs no less than the straight line between two
+            // flights.
             let part = if most > fewest { (flight - fewest) / (most - fewest) } else { 0.0 };
             let at_price = |one: &Cost| {
                 let [low, high] = one.ends;
@@ -76,7 +78,8 @@ fn is_impossible(stages: &[Alike], n_layers: f64, time: f64) -> bool {
 }
 
 impl Scope<'_> {
-    /// A time that a candidate cannot beat whose stages stand on several grounds, in the memory of each, looked for until it reaches a limit.
+    /// A time that a candidate cannot beat whose stages stand on several grounds, in the memory of each, looked for
+    /// until it reaches a limit.
     pub(super) fn bound_on_grounds<'s>(
         &'s self,
         (candidate, bound): (&'s Candidate, &Bound),
@@ -119,8 +122,8 @@ impl Scope<'_> {
         grounds.settings.iter().enumerate().map(on).collect()
     }
 
-    /// Least work of a candidate whose stages hold as many layers of the most frequent kind as they must, in the schedules of a family, as far
-    /// as prices were tried until it takes as long as a limit.
+    /// Least work of a candidate whose stages hold as many layers of the most frequent kind as they must, in the
+    /// schedules of a family, as far as prices were tried until it takes as long as a limit.
     fn work_on_grounds(
         &self,
         (stages, (tables, ready)): (&mut [Alike], (&[Tables<'_>], &[Ready<'_>])),
@@ -166,8 +169,8 @@ impl Scope<'_> {
         Some(if time(together) > time(with(known)) { together } else { with(known) })
     }
 
-    /// What stages take together in the micro-batches of a step, of which those on each ground hold so many layers of the most frequent kind at
-    /// most: layers are where they are the fastest as far as there is room.
+    /// What stages take together in the micro-batches of a step, of which those on each ground hold so many layers of
+    /// the most frequent kind at most: layers are where they are the fastest as far as there is room.
     fn together_in_room(&self, bound: &Bound, held: &[f64]) -> Together {
         let seconds = |kind: usize| bound.grounds.iter().map(move |own| own.layers[kind].least.repeated);
         let main = self.most_frequent();
@@ -244,7 +247,8 @@ mod tests {
         }
     }
 
-    /// Least time of so many layers of a stage, each by one of some choices, for 0 up to all; infinite where they do not fit.
+    /// Least time of so many layers of a stage, each by one of some choices, for 0 up to all; infinite where they do
+    /// not fit.
     fn least_times(choices: &[(f64, f64, f64)], (capacity, flight): (f64, f64), n_layers: u32) -> Vec<f64> {
         let mut ways = vec![(0.0, 0.0)];
         let mut least = vec![0.0];

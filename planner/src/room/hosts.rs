@@ -6,13 +6,14 @@
 //!            flight S + max(scores, 2 K - S)            >=  (flight - b) S + b 2 K + (1 - b) scores                  for all b from 0 to 1
 //! host     : device + r host  <=  C + r H                                                                           for all r from 0 on
 //! ```
-//! (`cost_model::offload`, `price::stage_memory`). A layer has one of three prices, and a bound is the least of them: all of it on the device;
-//! what it keeps on the host; or its parameters there, and what it keeps wherever that costs less. `2 K` is shared by all layers of a stage,
-//! as what a stage has once. What backward waits for the link is left out. So are hosts' bytes where stages share a node, or where drives may
-//! have what hosts have not.
+//! (`cost_model::offload`, `price::stage_memory`). A layer has one of three prices, and a bound is the least of them:
+//! all of it on the device; what it keeps on the host; or its parameters there, and what it keeps wherever that costs
+//! less. `2 K` is shared by all layers of a stage, as what a stage has once. What backward waits for the link is left
+//! out. So are hosts' bytes where stages share a node, or where drives may have what hosts have not.
 //!
-//! By any `w`, `u`, `b` and `r` it is a bound. They are set once for a candidate, where an average stage costs most: with others from stage to
-//! stage, what a layer costs would be no concave function of its micro-batches in flight any more.
+//! By any `w`, `u`, `b` and `r` it is a bound. They are set once for a candidate, where an average stage costs most:
+//! with others from stage to stage, what a layer costs would be no concave function of its micro-batches in flight any
+//! more.
 
 use std::cell::OnceCell;
 
@@ -150,8 +151,8 @@ impl Hosts {
     /// As if there were none.
     pub(super) const NONE: Self = Self { parts: Vec::new(), moving: 0.0, room: 0.0, beside: 0.0, worth: 0.0 };
 
-    /// How much counts of what a device has beside others of a layer that keeps its own on the host: of a micro-batch that runs slice by slice,
-    /// it has what a slice keeps.
+    /// How much counts of what a device has beside others of a layer that keeps its own on the host: of a micro-batch
+    /// that runs slice by slice, it has what a slice keeps.
     fn counts_beside(&self, tables: &Tables<'_>) -> f64 {
         let may_be_away = tables.given.kept != HomeRule::Device && !tables.given.cuts;
         if may_be_away { self.beside } else { 0.0 }
@@ -351,7 +352,8 @@ impl Scope<'_> {
         }
     }
 
-    /// Bytes of a host for each of its devices, where all of a node are of one stage; nothing where drives may have what it has not.
+    /// Bytes of a host for each of its devices, where all of a node are of one stage; nothing where drives may have
+    /// what it has not.
     fn host_room(&self, tables: &Tables<'_>) -> f64 {
         let candidate = tables.bench.candidate;
         let n_devices = candidate.meshes().of(0).n_devices();

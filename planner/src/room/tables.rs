@@ -66,8 +66,8 @@ pub(super) struct Ready<'t> {
 }
 
 impl Scope<'_> {
-    /// Prices what operators take by themselves as a candidate has it, whose micro-batch divides that of the tables; its least
-    /// work where memory is free.
+    /// Prices what operators take by themselves as a candidate has it, whose micro-batch divides that of the tables;
+    /// its least work where memory is free.
     pub(super) fn by_own_lengths<'s: 't, 't>(
         &'s self,
         (tables, bound): (&'t Tables<'s>, &Bound),

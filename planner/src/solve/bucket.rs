@@ -99,8 +99,8 @@ pub(super) fn next_node<T>(left: &[usize], tables: &[Table<T>]) -> Option<usize>
     sizes.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))).map(|(_, node)| node)
 }
 
-/// Where eliminating all nodes takes more than so many look-ups, at most, the node with the most classes of those whose table is the first
-/// that is too large.
+/// Where eliminating all nodes takes more than so many look-ups, at most, the node with the most classes of those whose
+/// table is the first that is too large.
 pub(super) fn heaviest(weighed: &Weighed, most: f64) -> Option<usize> {
     let n_classes = |node: usize| weighed.costs[node].len();
     let is_open = |node: usize| n_classes(node) > 1;

@@ -115,8 +115,8 @@ impl Moved {
         Some(self)
     }
 
-    /// A cost that no combination is below, by one sweep each way, and the combination that the second came across. Nearly
-    /// the least on what is nearly a tree.
+    /// A cost that no combination is below, by one sweep each way, and the combination that the second came across.
+    /// Nearly the least on what is nearly a tree.
     pub(super) fn bounded(mut self, limit: f64) -> Bounded {
         if self.hand_on().is_none() {
             return Bounded::Unknown;
@@ -147,7 +147,8 @@ impl Moved {
         self.nodes.iter().flatten().filter(|cost| cost.is_infinite()).count()
     }
 
-    /// Every node takes what the edges behind it ask and hands it on to those ahead: half of a sweep, which picks nothing.
+    /// Every node takes what the edges behind it ask and hands it on to those ahead: half of a sweep, which picks
+    /// nothing.
     fn hand_on(&mut self) -> Option<()> {
         for node in 0..self.nodes.len() {
             for i in 0..self.incident[node].len() {

@@ -1,8 +1,9 @@
 //! The cheapest combination, in parts where elimination at once would make tables too large.
 //!
-//! Axes of one size that join the same links may change places in every choice, so of a layer with many operators on three of them dozens of
-//! combinations are equally cheap and few classes can be closed. The open classes of a node in the largest table are then
-//! halved, those whose bounds are lower first, and each part is narrowed by itself below the best so far (Land and Doig 1960).
+//! Axes of one size that join the same links may change places in every choice, so of a layer with many operators on
+//! three of them dozens of combinations are equally cheap and few classes can be closed. The open classes of a node in
+//! the largest table are then halved, those whose bounds are lower first, and each part is narrowed by itself below the
+//! best so far (Land and Doig 1960).
 
 use super::bucket;
 use super::narrow::{Aim, Moved, TOLERANCE};
@@ -11,8 +12,8 @@ use super::weighed::Weighed;
 /// Values that are looked up to eliminate all nodes, up to which that is done at once: some hundredths of a second.
 pub(super) const MOST_WORK: f64 = 4e6;
 
-/// The cheapest combination of a narrowed problem and its cost, of which a part that takes more than so much work is halved. `None` where
-/// every combination is forbidden.
+/// The cheapest combination of a narrowed problem and its cost, of which a part that takes more than so much work is
+/// halved. `None` where every combination is forbidden.
 ///
 /// Among equals the first that is found.
 pub(super) fn cheapest(narrowed: Moved, most_work: f64) -> Option<(f64, Vec<usize>)> {

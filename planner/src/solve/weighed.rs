@@ -49,8 +49,8 @@ impl Weighed {
         own + self.tables.iter().map(pair).sum::<f64>()
     }
 
-    /// The problem without the classes that cost infinitely much and the ports that no class has. `None` where a node has
-    /// no class left.
+    /// The problem without the classes that cost infinitely much and the ports that no class has. `None` where a node
+    /// has no class left.
     pub(super) fn without_idle(self) -> Option<Self> {
         let open = |costs: &Vec<f64>| (0..costs.len()).filter(|&class| costs[class].is_finite()).collect();
         let kept = Kept::new(&self, self.costs.iter().map(open).collect());

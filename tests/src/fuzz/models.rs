@@ -107,8 +107,8 @@ pub(crate) fn model(family: Family, sizes: &ModelSizes) -> Option<Model> {
     Some(model)
 }
 
-/// Puts a second embedding and so many layers beside the first ones, all with parameters of their own, and adds the results:
-/// stages of the two run side by side.
+/// Puts a second embedding and so many layers beside the first ones, all with parameters of their own, and adds the
+/// results: stages of the two run side by side.
 fn add_tower(model: &mut Model, n_layers: u64) -> Option<()> {
     let &[embedding, body, ..] = model.sequence.as_slice() else { return None };
     let out = *model.layers[embedding.layer].out.first()?;

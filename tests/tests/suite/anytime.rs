@@ -74,7 +74,8 @@ fn a_first_plan_is_waited_for_until_it_is_overdue() {
     assert_eq!(untried(&|_| false), Some(Untried::Changes));
 }
 
-/// Hosts are asked while half of the time is left in which a first plan is waited for, and the plan says how it is found again.
+/// Hosts are asked while half of the time is left in which a first plan is waited for, and the plan says how it is
+/// found again.
 #[test]
 fn hosts_have_a_share_of_the_time_for_a_first_plan() {
     let mut request = question("llama-3-8b", "rtx4090-x8", 6, 512);

@@ -1,5 +1,5 @@
-//! What a book of section prices says of a sketch is what pricing the plan anew says: of many cuts, schedules and numbers
-//! of micro-batches, and of tables that are walked action by action.
+//! What a book of section prices says of a sketch is what pricing the plan anew says: of many cuts, schedules and
+//! numbers of micro-batches, and of tables that are walked action by action.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 

@@ -1,5 +1,5 @@
-//! Models with branches: two towers over the same tokens that are summed, as a document in layers. Stages of both run side
-//! by side; found, priced, proven, verified, shown and trained.
+//! Models with branches: two towers over the same tokens that are summed, as a document in layers. Stages of both run
+//! side by side; found, priced, proven, verified, shown and trained.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "models and plans are files")]

@@ -1,5 +1,5 @@
-//! Checkpoints move between plans: saved under one, loaded under another, bit for bit, and training goes on as if nothing
-//! had happened; what moves is what the resharding map says.
+//! Checkpoints move between plans: saved under one, loaded under another, bit for bit, and training goes on as if
+//! nothing had happened; what moves is what the resharding map says.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
@@ -71,8 +71,8 @@ fn plan(file: &str) -> (Plan, OpenPlan) {
     (plan, opened)
 }
 
-/// The same plan with layers as they were asked for: every operator along the sequences of the batch, as in data parallel,
-/// and optimizer states cut over all devices. The search fuses the products of every model of this size.
+/// The same plan with layers as they were asked for: every operator along the sequences of the batch, as in data
+/// parallel, and optimizer states cut over all devices. The search fuses the products of every model of this size.
 fn separate(plan: &Plan, opened: &OpenPlan) -> Plan {
     let mut separate = Plan { forms: Vec::new(), predicted: None, search: None, ..plan.clone() };
     let mut model = opened.model.clone();

@@ -327,7 +327,8 @@ fn no_plan_as_data_has_the_changes_that_help() {
     assert!(!overflow["relaxations"].as_array().unwrap().is_empty());
 }
 
-/// Where time is over before there is a plan, hosts are still asked for a first one; changes are left, and the answer says so.
+/// Where time is over before there is a plan, hosts are still asked for a first one; changes are left, and the answer
+/// says so.
 #[test]
 fn no_plan_within_a_budget_says_what_was_not_tried() {
     // It must end in a part of the time that a first plan is waited for, on slow machines too.

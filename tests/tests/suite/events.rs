@@ -1,8 +1,8 @@
 //! What shows of communication by closed forms, and by events: two witnesses of every shipped model's layers.
 //!
-//! Where an engine launches nothing beside products and parameters are whole, or everything waits, both are the same. Else
-//! the events know the order of kernels, two links that carry at once and how far ahead parameters are fetched; the closed
-//! forms do not. `docs/cost-model.md` says which is nearer to published runs.
+//! Where an engine launches nothing beside products and parameters are whole, or everything waits, both are the same.
+//! Else the events know the order of kernels, two links that carry at once and how far ahead parameters are fetched;
+//! the closed forms do not. `docs/cost-model.md` says which is nearer to published runs.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
@@ -186,8 +186,8 @@ fn said(words: &[&str]) -> Value {
     serde_json::from_str(&said.out).unwrap()
 }
 
-/// `explain` has both witnesses of every layer of a plan: the closed ones add up to the stage's own times, and where the
-/// events part from them by 3 % and more it says why.
+/// `explain` has both witnesses of every layer of a plan: the closed ones add up to the stage's own times, and where
+/// the events part from them by 3 % and more it says why.
 #[test]
 fn a_plan_is_explained_by_both_witnesses() {
     let file = std::path::PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("both-witnesses.json");

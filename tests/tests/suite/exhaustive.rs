@@ -63,8 +63,9 @@ fn candidates(request: &Request) -> Vec<Candidate> {
     list
 }
 
-/// Choices for short memory are rarely faster than the fastest by their prices, which miss some of what programs hide: of 451 candidates that
-/// crowd memory five took less than where it is free, 5 % at most, and 8 % with one storage for all parameters.
+/// Choices for short memory are rarely faster than the fastest by their prices, which miss some of what programs hide:
+/// of 451 candidates that crowd memory five took less than where it is free, 5 % at most, and 8 % with one storage for
+/// all parameters.
 const MISSED: f64 = 1.1;
 
 /// What every candidate comes to.
@@ -144,8 +145,8 @@ fn brute(request: &Request) -> Brute {
     all
 }
 
-/// Holds the search for the first request to the fastest of all candidates of all requests, which is never below all their
-/// bounds; how many times the fastest of these, storages tried, it takes, and how many crowd memory.
+/// Holds the search for the first request to the fastest of all candidates of all requests, which is never below all
+/// their bounds; how many times the fastest of these, storages tried, it takes, and how many crowd memory.
 #[track_caller]
 fn assert_search_is_exhaustive_over(requests: &[Request]) -> (f64, usize) {
     let requests: Vec<Request> = requests.iter().cloned().map(unsplit).collect();
@@ -231,8 +232,8 @@ fn a_model_on_two_nodes() {
     assert_search_is_exhaustive(&question("gemma-2-9b", "dgx-h100", 16, 32));
 }
 
-/// Micro-batches of fewer sequences than devices that are to split them: all compute the same, which is faster than slow links, and
-/// larger ones say nothing of it.
+/// Micro-batches of fewer sequences than devices that are to split them: all compute the same, which is faster than
+/// slow links, and larger ones say nothing of it.
 #[test]
 fn micro_batches_that_devices_cannot_split() {
     let mut asked = question("megatron-3.6b", "tpu-v4", 1, 16);
@@ -289,7 +290,8 @@ fn gradients_that_hide_behind_other_layers() {
     assert_search_is_exhaustive(&Request { job: Job { sequence: 1024, ..asked.job }, ..asked });
 }
 
-/// Few tokens, so that a step takes what sending parameters and gradients takes, and in an engine that puts norms together from kernels.
+/// Few tokens, so that a step takes what sending parameters and gradients takes, and in an engine that puts norms
+/// together from kernels.
 #[test]
 fn parameters_that_take_longer_to_gather_than_to_use() {
     let asked = question("llama-3-8b", "dgx-h100", 8, 64);
@@ -336,7 +338,8 @@ fn a_model_on_two_kinds_of_devices() {
     asked.pins.shares = Some(SharesKind::Equal);
     let others = [&[1, 0][..], &[0], &[1]].map(|order| on_groups(&asked, order));
     let (part, _) = assert_search_is_exhaustive_over(&[&[asked], &others[..]].concat());
-    // What is reduced over slow links shows: the search is faster by choices of the lower bound, which brute force leaves out.
+    // What is reduced over slow links shows: the search is faster by choices of the lower bound, which brute force
+    // leaves out.
     assert!(part > 0.99, "{part} of the fastest that is worked out");
 }
 

@@ -113,7 +113,8 @@ fn the_layers_of_a_graph_of_operators_are_described() {
     assert_eq!(described(&native), described("good/encoder-decoder.json"));
 }
 
-/// The modules are no layers of the decoder's own when operators are all that is known, but what they compute is the same.
+/// The modules are no layers of the decoder's own when operators are all that is known, but what they compute is the
+/// same.
 #[test]
 fn modules_that_predict_ahead_are_planned_from_operators_alone() {
     let mut model = read_model("qwen3-8b", shipped_model("qwen3-8b").unwrap().text).unwrap();

@@ -1,9 +1,9 @@
-//! The whole chain on plans drawn at random: opened, written and read as text, proven where that is possible, run on all
-//! ranks in f64, and held to one device and to the predicted bytes.
+//! The whole chain on plans drawn at random: opened, written and read as text, proven where that is possible, run on
+//! all ranks in f64, and held to one device and to the predicted bytes.
 //!
 //! `PROPTEST_CASES=2000 PROPTEST_RNG_SEED=$RANDOM cargo test -p tests fuzz::` runs more and others: a seed gives the
-//! same cases again, and the next one those of the second half. A failure prints its seed, the smallest case that fails and
-//! the text of its plan; kept in `cases/`, that is run again for ever.
+//! same cases again, and the next one those of the second half. A failure prints its seed, the smallest case that fails
+//! and the text of its plan; kept in `cases/`, that is run again for ever.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use tests::planner;
 /// Cases of each half of a run, unless `PROPTEST_CASES` says another number.
 const CASES: u32 = 50;
 
-/// Seed of the first half of a run, the next is that of the second, unless `PROPTEST_RNG_SEED` says another: a change is
-/// judged by the cases of the one before it.
+/// Seed of the first half of a run, the next is that of the second, unless `PROPTEST_RNG_SEED` says another: a change
+/// is judged by the cases of the one before it.
 const SEED: u64 = 1;
 
 /// Verifies the plan in a file as it is, and says what was wrong.

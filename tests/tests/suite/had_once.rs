@@ -1,5 +1,5 @@
-//! What a layer's choices weigh for states, for what a stage has once for all its layers and for what hosts have, held to the programs
-//! that they mean.
+//! What a layer's choices weigh for states, for what a stage has once for all its layers and for what hosts have, held
+//! to the programs that they mean.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
@@ -42,7 +42,8 @@ struct Held {
     gathered: f64,
 }
 
-/// The choices of a layer of a model on four devices, at several prices, in the hands of whoever holds them to their programs.
+/// The choices of a layer of a model on four devices, at several prices, in the hands of whoever holds them to their
+/// programs.
 fn asked<T>(
     model: &str,
     accumulation: Accumulation,
@@ -144,7 +145,8 @@ fn a_bound_weighs_no_more_of_it_than_a_stage_with_most_layers_has() {
     assert_weighed(&held("llama-3-8b", Accumulation::Fused, &given), LAYERS.ceil());
 }
 
-/// What bounds take for what hosts have of a layer, and for what that leaves on the device (`planner/src/room/hosts.rs`).
+/// What bounds take for what hosts have of a layer, and for what that leaves on the device
+/// (`planner/src/room/hosts.rs`).
 #[test]
 fn hosts_have_what_choices_say_and_devices_the_rest() {
     let given = Given { homes: StateRule::Free, of_bound: true, ..Given::default() };

@@ -1,5 +1,5 @@
-//! What choosing the form of a layer and its shardings together gains, in predicted time, over choosing the form first and
-//! over no rewriting. The table of docs/joint.md is what is found.
+//! What choosing the form of a layer and its shardings together gains, in predicted time, over choosing the form first
+//! and over no rewriting. The table of docs/joint.md is what is found.
 //!
 //! Every form is solved to optimality with all its strategies, so that the least of them is the optimum of the joint
 //! space: where nothing is gained, no form would have gained anything.

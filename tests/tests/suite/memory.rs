@@ -1,5 +1,5 @@
-//! Plans that need more memory than their cluster has: `check` and `verify` say what lacks, with the exit code and by the figures
-//! of `estimate`; and plans that were found, however little memory there is, pass both.
+//! Plans that need more memory than their cluster has: `check` and `verify` say what lacks, with the exit code and by
+//! the figures of `estimate`; and plans that were found, however little memory there is, pass both.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans and clusters are files")]
@@ -58,8 +58,8 @@ fn most(plan: &Value) -> f64 {
     stages.iter().map(|stage| number(&stage["peak_memory_bytes"])).fold(0.0, f64::max)
 }
 
-/// Chunks of a stage that hold more layers than others, or the head, count as they are under way: as the bytes that a walk along
-/// the order of actions counts.
+/// Chunks of a stage that hold more layers than others, or the head, count as they are under way: as the bytes that a
+/// walk along the order of actions counts.
 #[test]
 fn chunks_of_a_stage_hold_what_is_under_way_of_each() {
     let questions = [
@@ -112,8 +112,8 @@ fn plans_that_are_found_where_memory_is_scarce_pass() {
     assert!(fullest.iter().filter(|share| **share > 0.97).count() >= 4, "{fullest:?}");
 }
 
-/// On devices that have what it needs a plan passes, on devices with two bytes less it does not; everything else is said of
-/// it as before.
+/// On devices that have what it needs a plan passes, on devices with two bytes less it does not; everything else is
+/// said of it as before.
 #[test]
 fn devices_with_too_little_memory_are_told_beside_the_rest() {
     let file = scratch!("memory-device.json");
@@ -267,7 +267,8 @@ fn a_table_alone_is_not_judged() {
     assert_eq!(said.get("memory"), None);
 }
 
-/// A tied head is the embedding's table where both are on one stage: 18 bytes for each parameter of the model, none twice.
+/// A tied head is the embedding's table where both are on one stage: 18 bytes for each parameter of the model, none
+/// twice.
 #[test]
 fn tied_parameters_are_held_once() {
     let held = |pins: &str| -> Vec<f64> {
@@ -295,8 +296,8 @@ fn least_needed(request: &Request) -> f64 {
     }
 }
 
-/// Where a micro-batch overflows by far, multiples of it that devices split no further are not worked out: they need more. What is told of all
-/// is no more than of any.
+/// Where a micro-batch overflows by far, multiples of it that devices split no further are not worked out: they need
+/// more. What is told of all is no more than of any.
 #[test]
 fn multiples_of_a_micro_batch_that_overflows_need_more() {
     let mut asked = question("llama-3-8b", "dgx-h100", 8, 64);
@@ -314,8 +315,8 @@ fn multiples_of_a_micro_batch_that_overflows_need_more() {
     }
 }
 
-/// Where the states of a model alone are more than all devices hold, that is said of what they take, cut over all: what a plan holds that cuts
-/// them so. Where there is room for them, of the candidate that comes closest, which holds more.
+/// Where the states of a model alone are more than all devices hold, that is said of what they take, cut over all: what
+/// a plan holds that cuts them so. Where there is room for them, of the candidate that comes closest, which holds more.
 #[test]
 fn what_states_alone_take_is_what_a_plan_holds_that_cuts_them_over_all_devices() {
     let needed = |model: &str, precision: Precision, memory_bytes: f64| {

@@ -260,7 +260,8 @@ fn a_bound_counts_what_the_devices_of_every_stage_have_room_for() {
     let ((time, bound, gap), (_, roomy, _)) = (with(1.0, named), with(8.0, named));
     assert!(bound > 1.1 * roomy, "{bound} s, {roomy} s with more memory");
     assert!(gap < 0.15, "{gap}");
-    // Where axes need not do the same in all of a layer the degrees are the same, and the bound is that of all which have them.
+    // Where axes need not do the same in all of a layer the degrees are the same, and the bound is that of all which
+    // have them.
     let (free, of_all, gap) = with(1.0, None);
     assert!(free < 0.8 * time && of_all < bound && gap < 0.16, "{free} s of {time} s, {of_all} s, {gap}");
 }

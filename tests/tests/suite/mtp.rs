@@ -1,5 +1,5 @@
-//! Multi-token prediction from the command line: modules behind the decoder are planned, proven and verified wherever their
-//! parts stand, and what they take is counted.
+//! Multi-token prediction from the command line: modules behind the decoder are planned, proven and verified wherever
+//! their parts stand, and what they take is counted.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own output has failed")]
 

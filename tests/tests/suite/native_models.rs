@@ -1,5 +1,5 @@
-//! Models that are no stack of decoders, as native graphs: an encoder-decoder, and a vision tower to whose output every fifth
-//! layer of a decoder attends. They are planned on eight H100 and what is found is proven, shrunk and run.
+//! Models that are no stack of decoders, as native graphs: an encoder-decoder, and a vision tower to whose output every
+//! fifth layer of a decoder attends. They are planned on eight H100 and what is found is proven, shrunk and run.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! What hosts hold: planned where nothing fits without it or where it pays, proven, run, explained, and refused where it may
-//! not be.
+//! What hosts hold: planned where nothing fits without it or where it pays, proven, run, explained, and refused where
+//! it may not be.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own files has failed")]
 #![expect(clippy::disallowed_methods, reason = "plans and clusters are files")]
@@ -36,7 +36,8 @@ fn fresh(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("offload-{name}"))
 }
 
-/// The plan runs right in every precision, moves and holds what was predicted of it, some of everything named, and is proven.
+/// The plan runs right in every precision, moves and holds what was predicted of it, some of everything named, and is
+/// proven.
 #[track_caller]
 fn assert_counted_and_proven(path: &Path, lines: &[&str]) {
     let plan = path.display();
@@ -378,8 +379,8 @@ fn engines_that_cannot_update_on_hosts_are_not_planned_so() {
     assert!(pinned.err.contains("torchtitan cannot run offload=optimizer"), "{pinned}");
 }
 
-/// Hosts are not asked where a plan fits and bounds promise little of them, but named where states crowd the devices; asked, they make
-/// this one faster.
+/// Hosts are not asked where a plan fits and bounds promise little of them, but named where states crowd the devices;
+/// asked, they make this one faster.
 #[test]
 fn hosts_that_may_help_are_named_and_asked_on_request() {
     let plain = done("optimize llama-2-7b dgx-a100-80 --devices 2 --json");
@@ -394,7 +395,8 @@ fn hosts_that_may_help_are_named_and_asked_on_request() {
     assert!(!roomy.contains("offload") && !roomy.contains("on the host"), "{roomy}");
 }
 
-/// States that no device has room for are updated on the hosts, which no choice avoids: without that the bound was half of the step.
+/// States that no device has room for are updated on the hosts, which no choice avoids: without that the bound was half
+/// of the step.
 #[test]
 fn bounds_count_memory_where_hosts_may_hold_parameters() {
     let question = "llama-3-8b rtx4090-x8 --devices 4 --global-batch 16 --seq-len 4096 --json";
@@ -463,7 +465,8 @@ fn hosts_hold_what_nobody_forbids() {
     assert!(report.contains("on the host"), "{report}");
 }
 
-/// Where nothing crowds memory, hosts that may hold something are no reason for a slower plan: choices beside them are weighed otherwise.
+/// Where nothing crowds memory, hosts that may hold something are no reason for a slower plan: choices beside them are
+/// weighed otherwise.
 #[test]
 fn hosts_that_may_be_used_cost_no_plan_without_them() {
     let questions = [

@@ -1,4 +1,5 @@
-//! Plans on a part of a cluster, and what becomes of a training when a part of it is lost: every rank is known by its node.
+//! Plans on a part of a cluster, and what becomes of a training when a part of it is lost: every rank is known by its
+//! node.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 

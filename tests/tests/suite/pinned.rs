@@ -16,8 +16,8 @@ fn is_no_slower(question: &[&str], pins: &[&str], than: &[&str]) {
     assert!(found < 1.0005, "{question:?} with {pins:?} takes {found} of what it does with {than:?}");
 }
 
-/// Where a step waits for what it sends once, layers are blended from what was found with other pins, and blends differ by a fiftieth or two: what is
-/// found is faster than before, and nothing undercuts what is told of all.
+/// Where a step waits for what it sends once, layers are blended from what was found with other pins, and blends differ
+/// by a fiftieth or two: what is found is faster than before, and nothing undercuts what is told of all.
 fn is_hardly_slower(question: &[&str], pins: &[&str], than: &[&str]) {
     let [found, other] = [pins, than].map(|pins| json(&[&["optimize"], question, pins].concat()));
     let [took, takes] = [&found, &other].map(|plan| number(&plan["predicted"]["step_time_s"]));
@@ -52,7 +52,8 @@ fn a_degree_by_name_finds_no_faster_plan() {
     }
 }
 
-/// Products with most of the weights are cut as pinned, and attention or the rest along tokens: what one more pin leads to is found without it.
+/// Products with most of the weights are cut as pinned, and attention or the rest along tokens: what one more pin leads
+/// to is found without it.
 #[test]
 fn one_more_pin_finds_no_faster_plan() {
     let questions: [(&[&str], [&str; 2]); 3] = [
@@ -68,7 +69,8 @@ fn one_more_pin_finds_no_faster_plan() {
     }
 }
 
-/// One micro-batch on slow links: whether gradients are reduced in every layer's backward or all behind one another decides the step.
+/// One micro-batch on slow links: whether gradients are reduced in every layer's backward or all behind one another
+/// decides the step.
 #[test]
 fn one_storage_for_all_parameters_needs_no_pin() {
     let large = ["gpt2-xl", "rtx4090-x8", "--devices", "6", "--global-batch", "12"];
@@ -78,7 +80,8 @@ fn one_storage_for_all_parameters_needs_no_pin() {
     is_hardly_slower(&small, &["--forbid", "pp"], &["--pin", "pp=1"]);
 }
 
-/// Where attention exchanges sequences for heads and every weight is whole, nothing is tensor parallel; and the gap is to all that is.
+/// Where attention exchanges sequences for heads and every weight is whole, nothing is tensor parallel; and the gap is
+/// to all that is.
 #[test]
 fn a_pinned_tensor_degree_cuts_most_of_the_weights() {
     let question = ["phi-3-mini", "dgx-h100", "--devices", "4", "--global-batch", "8"];
@@ -96,7 +99,8 @@ fn a_pinned_tensor_degree_cuts_most_of_the_weights() {
     assert!(!cut.is_empty() && cut.iter().all(|axes| axes.contains(&true)), "{entries:?}");
 }
 
-/// Twelve heads, and a batch and a sequence of odd lengths: eight devices cut nothing alike, and some do the same in attention.
+/// Twelve heads, and a batch and a sequence of odd lengths: eight devices cut nothing alike, and some do the same in
+/// attention.
 #[test]
 fn what_divides_nothing_by_itself_is_cut_by_a_part_of_the_devices() {
     for (nodes, pins) in [("2", ["pp=2", "tp=8,pp=2", "tp=16"]), ("4", ["pp=4", "pp=4,tp=8", "tp=32"])] {
@@ -166,8 +170,8 @@ fn degrees_of_a_plan_find_it_again() {
     assert!(time(&named) > time(&plan) * 1.002, "named axes take {} of it", time(&named) / time(&plan));
 }
 
-/// By sums every layer of eighty chunks has its share of the memory; what is sent between them, and chunks that are not alike, need a
-/// fiftieth more.
+/// By sums every layer of eighty chunks has its share of the memory; what is sent between them, and chunks that are not
+/// alike, need a fiftieth more.
 #[test]
 fn what_a_cut_did_not_see_of_memory_is_left_out_for_another() {
     let question = ["qwen2.5-72b", "dgx-a100-80", "--devices", "64"];
@@ -216,7 +220,8 @@ fn counts_of_layers_that_are_none_of_the_model_are_refused() {
     }
 }
 
-/// Who counts layers says nothing of the order in which they run, nor, without a word of `vpp`, of how many chunks a stage has.
+/// Who counts layers says nothing of the order in which they run, nor, without a word of `vpp`, of how many chunks a
+/// stage has.
 #[test]
 fn layers_that_are_counted_leave_schedules_open() {
     let found = |pins: &str| {
@@ -237,7 +242,8 @@ fn layers_that_are_counted_leave_schedules_open() {
     assert_eq!(found("4,4,4,3,3,3,3,3,3,3,3,3,3,6,pp=2").1, Some(7));
 }
 
-/// Seven micro-batches come in no groups of two: only orders over chunks in a V run four chunks on two stages of three devices.
+/// Seven micro-batches come in no groups of two: only orders over chunks in a V run four chunks on two stages of three
+/// devices.
 #[test]
 fn layers_that_are_counted_may_lie_in_a_v() {
     let question = ["gpt2", "dgx1-v100", "--devices", "6", "--global-batch", "7", "--seq-len", "509"];
@@ -255,8 +261,8 @@ fn layers_that_are_counted_leave_micro_batches_open() {
     assert!(any <= named * 1.0005, "takes {} of what pp=8 takes", any / named);
 }
 
-/// Layers do not all do what their axes are called by. Which do depends on the axes that they may choose from, and where launches are
-/// most of a step so does how many there are.
+/// Layers do not all do what their axes are called by. Which do depends on the axes that they may choose from, and
+/// where launches are most of a step so does how many there are.
 #[test]
 fn degrees_of_a_plan_on_free_axes_find_it() {
     let questions = [
@@ -273,7 +279,8 @@ fn degrees_of_a_plan_on_free_axes_find_it() {
     }
 }
 
-/// Twenty-five heads: where tokens are cut beside products, most of a layer comes to other degrees than its axes are called by.
+/// Twenty-five heads: where tokens are cut beside products, most of a layer comes to other degrees than its axes are
+/// called by.
 #[test]
 fn a_tensor_degree_that_divides_no_heads_finds_products_that_are_cut() {
     let questions = [
@@ -285,7 +292,8 @@ fn a_tensor_degree_that_divides_no_heads_finds_products_that_are_cut() {
     }
 }
 
-/// No named axis cuts sequences into 64 tokens unless somebody asks for it, and what of a pipeline is left is a quarter slower.
+/// No named axis cuts sequences into 64 tokens unless somebody asks for it, and what of a pipeline is left is a quarter
+/// slower.
 #[test]
 fn degrees_of_one_leave_all_that_free_axes_come_to() {
     let question = ["gpt2", "dgx-a100-80", "--devices", "8", "--global-batch", "7", "--seq-len", "512"];
@@ -321,7 +329,8 @@ fn what_does_not_fit_needs_about_as_much_in_many_chunks() {
     assert!(cut > 80.0 && (cut / whole - 1.0).abs() < 0.2, "{cut} GiB, in one chunk {whole}");
 }
 
-/// Products are cut along the axis of the replicas, so that nothing of them is left for ZeRO: they do not say what the others have.
+/// Products are cut along the axis of the replicas, so that nothing of them is left for ZeRO: they do not say what the
+/// others have.
 #[test]
 fn a_storage_has_its_name_where_only_some_parameters_are_whole() {
     let question =
@@ -374,7 +383,8 @@ fn layers_by_name_find_no_faster_plan() {
     }
 }
 
-/// Forms of layers are chosen before layers move, and the plan is put on fewer axes in between: what moves then are the layers in these forms.
+/// Forms of layers are chosen before layers move, and the plan is put on fewer axes in between: what moves then are the
+/// layers in these forms.
 #[test]
 fn layers_in_fused_forms_move_as_well() {
     let question = ["gpt2-xl", "dgx-a100-80", "--devices", "16", "--global-batch", "9", "--seq-len", "1000"];
@@ -384,8 +394,8 @@ fn layers_in_fused_forms_move_as_well() {
     }
 }
 
-/// Gradients take about as long to reduce as a step of one micro-batch computes: by prices of either alone, the stream is cut so that the
-/// other takes longest.
+/// Gradients take about as long to reduce as a step of one micro-batch computes: by prices of either alone, the stream
+/// is cut so that the other takes longest.
 #[test]
 fn what_is_reduced_as_long_as_it_is_computed_has_a_stream_of_its_own() {
     let question = ["gpt2", "rtx4090-x8", "--devices", "8", "--global-batch", "9", "--seq-len", "512"];
@@ -398,7 +408,8 @@ fn what_is_reduced_as_long_as_it_is_computed_has_a_stream_of_its_own() {
     assert!(found < by_storage * 0.9, "takes {} of what one storage takes", found / by_storage);
 }
 
-/// Three sequences are cut into no two parts: two devices of each stage do the same, and the degrees of the plan come to half of them.
+/// Three sequences are cut into no two parts: two devices of each stage do the same, and the degrees of the plan come
+/// to half of them.
 #[test]
 fn degrees_of_devices_that_do_the_same_find_their_plan() {
     let question = ["gpt2", "dgx-h100", "--devices", "4", "--global-batch", "3", "--seq-len", "640"];
@@ -518,7 +529,8 @@ fn schedules_that_split_backward_are_asked_where_a_pipeline_idles() {
     assert!(kinds.iter().all(|kind| megatron["schedule"] != *kind), "{}", megatron["schedule"]);
 }
 
-/// Virtual stages idle for a twentieth of the step, whole ones for a third; and a pipeline that only a short micro-batch fills.
+/// Virtual stages idle for a twentieth of the step, whole ones for a third; and a pipeline that only a short
+/// micro-batch fills.
 #[test]
 fn schedules_that_split_backward_are_asked_where_another_pipeline_idles() {
     let few = ["gpt2-xl", "rtx4090-x8", "--devices", "8", "--global-batch", "2", "--seq-len", "512"];
@@ -588,7 +600,8 @@ fn groups_of_replicas_need_no_stage_by_name() {
     assert!(named.iter().all(|named| found < 1.0005 * named), "{found} of {named:?}");
 }
 
-/// With one key head, an axis that should split heads can only split tokens: what has other degrees than those pinned stands in nobody's way.
+/// With one key head, an axis that should split heads can only split tokens: what has other degrees than those pinned
+/// stands in nobody's way.
 #[test]
 fn plans_of_other_degrees_do_not_hide_those_that_were_asked_for() {
     let question = ["falcon-7b", "dgx-h100", "--devices", "16", "--global-batch", "6", "--seq-len", "1024"];

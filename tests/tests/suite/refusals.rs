@@ -50,7 +50,8 @@ fn what_the_closest_needs_is_what_it_fits_in() {
     assert!((peak / GIB / of_more - 1.0).abs() < 0.01, "{peak} bytes, said to need {of_more} GiB");
 }
 
-/// Where what has the degrees that are pinned nearly fits, other degrees that do fit are no reason to say that there are none such.
+/// Where what has the degrees that are pinned nearly fits, other degrees that do fit are no reason to say that there
+/// are none such.
 #[test]
 fn degrees_that_lack_memory_are_not_called_impossible() {
     let mut cluster = native(&["dgx-a100-40", "--devices", "4"]);

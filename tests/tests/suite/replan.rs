@@ -19,7 +19,8 @@ fn lost_devices_take_their_node_and_their_states_with_them() {
     let answer = json(&[&["replan", &file, "--lost", "8", "-o", &next][..], &pins].concat());
     assert_eq!((&answer["to"]["n_devices"], &answer["n_spare"]), (&8.into(), &0.into()));
     assert_eq!(answer["global_batch"], 64);
-    // Twelve bytes per parameter of optimizer state, cut over sixteen ranks of which half are gone; eight others need all.
+    // Twelve bytes per parameter of optimizer state, cut over sixteen ranks of which half are gone; eight others need
+    // all.
     let model = json(&["models", "llama-3-8b"]);
     let (lost, parameters) = (number(&answer["from_checkpoint_bytes"]), number(&model["parameters"]));
     assert!((lost / (6.0 * parameters) - 1.0).abs() < 1e-3, "{lost} of {parameters}");
@@ -137,8 +138,8 @@ fn plans_for_lost_nodes_are_made_before_they_are_lost() {
     assert!(none["failures"][0]["no_plan"].as_str().unwrap().contains("dp=16"), "{none}");
 }
 
-/// Near the plan that ran is found what all plans together have, or about: on more devices, on half as many, and where five of sixteen make
-/// no whole node, whatever the plan was pinned to.
+/// Near the plan that ran is found what all plans together have, or about: on more devices, on half as many, and where
+/// five of sixteen make no whole node, whatever the plan was pinned to.
 #[test]
 fn what_is_near_is_about_as_fast_as_what_is_found_anew() {
     let file = plan("replan-near.json");
@@ -148,8 +149,8 @@ fn what_is_near_is_about_as_fast_as_what_is_found_anew() {
         let near = json(&[&asked[..], &["-o", &next]].concat());
         let anew = json(&[&asked[..], &["--anew"]].concat());
         let [near_s, anew_s] = [&near, &anew].map(|answer| number(&answer["to"]["step_time_s"]));
-        // On forty devices the fastest is a pipeline of five stages that splits backward, and on five one of five with two virtual stages each,
-        // which is not near: no plan in between is faster.
+        // On forty devices the fastest is a pipeline of five stages that splits backward, and on five one of five with
+        // two virtual stages each, which is not near: no plan in between is faster.
         let most = match change[1] {
             "24" => 1.13,
             "11" => 1.08,
@@ -163,7 +164,8 @@ fn what_is_near_is_about_as_fast_as_what_is_found_anew() {
     assert_eq!(done(&["verify", &next]).code, 0);
 }
 
-/// Twelve layers over five stages are three in the longest, as over four; but beside the head of a small model three are too many.
+/// Twelve layers over five stages are three in the longest, as over four; but beside the head of a small model three
+/// are too many.
 #[test]
 fn where_the_head_is_a_stage_of_its_own_fewer_devices_are_said_to_be_faster() {
     let mut cluster: serde_json::Value =
@@ -204,7 +206,8 @@ fn where_devices_do_the_same_fewer_that_cut_products_are_said_to_be_faster() {
     }
 }
 
-/// What must move is said in the parameters of the layer that a fused one stands for: a plan whose own does not is bad input.
+/// What must move is said in the parameters of the layer that a fused one stands for: a plan whose own does not is bad
+/// input.
 #[test]
 fn a_form_that_is_none_of_its_layers_is_refused_with_its_place() {
     let file = scratch!("replan-form.json");

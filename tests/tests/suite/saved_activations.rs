@@ -10,15 +10,18 @@
 //!        full       2 sbh                            table 2
 //! ```
 //! Ours differ for reasons that are exact numbers of bytes, and tested as such:
-//! - by default there is no dropout: 2 masks of one byte per element, and of the 5 a s^2 b of the core a mask and the dropped-out
+//! - by default there is no dropout: 2 masks of one byte per element, and of the 5 a s^2 b of the core a mask and the
+//!   dropped-out
 //!   probabilities, 3 a s^2 b; with it they are the paper's, and what engines hold besides is theirs;
-//! - flash attention keeps the log-sum-exp of each query in fp32, 4 a s b, instead of the probabilities (Dao 2023, arXiv
+//! - flash attention keeps the log-sum-exp of each query in fp32, 4 a s b, instead of the probabilities (Dao 2023,
+//!   arXiv
 //!   2307.08691, section 3.1);
 //! - computing the core again, its result of 2 sbh is not kept either: the paper's selective recomputation keeps it;
 //! - computing a whole layer again, the stream is kept as it arrives: in parts where it is in parts.
 //!
-//! A Llama layer has no biases and no GELU but gate, up and their product of `f` each, and `g` key/value heads: two norms'
-//! inputs 4 sbh, two norms' results 4 sbh, queries and the core's result 4 sbh, keys and values 4 sbh g / a, 6 sbf.
+//! A Llama layer has no biases and no GELU but gate, up and their product of `f` each, and `g` key/value heads: two
+//! norms' inputs 4 sbh, two norms' results 4 sbh, queries and the core's result 4 sbh, keys and values 4 sbh g / a, 6
+//! sbf.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot read its own input has failed")]
 
@@ -205,8 +208,8 @@ mod gpt_with_dropout {
         assert_eq!(decoder(Cut::TensorAndSequence, Nothing), (34.0 * SBH + 5.0 * PAIRS) / t);
     }
 
-    /// Nothing but its input, where all of it runs again; the last sum does not where only what backward needs does, so that its
-    /// mask is kept.
+    /// Nothing but its input, where all of it runs again; the last sum does not where only what backward needs does, so
+    /// that its mask is kept.
     #[test]
     fn a_layer_that_runs_again_keeps_its_input() {
         assert_eq!(decoder(Cut::Stages, Full), 2.0 * SBH);
@@ -225,7 +228,8 @@ mod gpt_with_dropout {
         }
     }
 
-    /// Streams that stages hold after they are sent, per stage. Under 1F1B stage i of p has p - i micro-batches in flight.
+    /// Streams that stages hold after they are sent, per stage. Under 1F1B stage i of p has p - i micro-batches in
+    /// flight.
     fn held(outputs: StageOutputs, (tp, pp): (u64, u64)) -> Vec<f64> {
         let engine = Engine { stage_outputs: outputs, ..Engine::MEGATRON_LM };
         let alone = Pins { tp: Some(tp), pp: Some(pp), sequence_parallel: None, ..pins(Cut::Stages, Full) };

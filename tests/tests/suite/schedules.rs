@@ -207,7 +207,8 @@ fn slices_need_less_memory_than_sequences() {
     assert!(peak > 40e9 && peak < 80.0 * 1024_f64.powi(3), "{peak}");
 }
 
-/// Of an odd number of micro-batches one of the two copies of a model has one more: time and bytes of a stage count them as they are.
+/// Of an odd number of micro-batches one of the two copies of a model has one more: time and bytes of a stage count
+/// them as they are.
 #[test]
 fn times_of_two_copies_add_up_where_micro_batches_are_odd() {
     let job = ["optimize", "gpt2-xl", "dgx-h100", "--global-batch", "24", "--seq-len", "1024", "--json"];

@@ -20,8 +20,8 @@ use tests::layers::{machine, memory_context};
 /// Prices of a byte, in multiples of what makes all bytes as dear as all seconds.
 const PRICES: [f64; 4] = [0.0, 0.1, 1.0, 10.0];
 
-/// Bytes that programs of the head of a model have at the peak of the loss, and what their choices weigh for it: on four devices, at
-/// several prices.
+/// Bytes that programs of the head of a model have at the peak of the loss, and what their choices weigh for it: on
+/// four devices, at several prices.
 fn scores(model: &str, loss: LossKernel) -> Vec<(f64, f64)> {
     let model = read_model(model, shipped_model(model).unwrap().text).unwrap();
     let cluster = read_cluster("dgx-a100-80", shipped_cluster("dgx-a100-80").unwrap().text).unwrap();

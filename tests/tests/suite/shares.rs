@@ -17,7 +17,8 @@ fn question(pins: Pins) -> Request {
     let model = read_model("gpt2", shipped_model("gpt2").unwrap().text).unwrap();
     let cluster = read_cluster("mixed", shipped_cluster("mixed-a100-v100").unwrap().text).unwrap();
     let job = Job { global_batch: 512, ..Job::defaults(&model, &cluster) };
-    // In 1F1B: schedules that split backward fill what equal shares leave idle, and take most of what unequal ones save.
+    // In 1F1B: schedules that split backward fill what equal shares leave idle, and take most of what unequal ones
+    // save.
     let pins = Pins {
         cp: Some(1),
         tp: Some(1),

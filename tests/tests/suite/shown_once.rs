@@ -23,8 +23,8 @@ fn bound(plan: &Value) -> f64 {
     plan["search"]["lower_bound_s"].as_f64().unwrap()
 }
 
-/// A table that is cut over the vocabulary costs the head more and spares the step its reduction: both sides are weighed together, whatever is
-/// said of how it is stored.
+/// A table that is cut over the vocabulary costs the head more and spares the step its reduction: both sides are
+/// weighed together, whatever is said of how it is stored.
 #[test]
 fn a_tied_table_is_used_as_suits_both_of_its_sides() {
     let [by_degree, by_stage] = ["dp=6", "dp=6,zero=1"].map(|pins| plan(GPT2, pins));
@@ -34,7 +34,8 @@ fn a_tied_table_is_used_as_suits_both_of_its_sides() {
     assert!(by_stage["roles"]["vocabulary_parallel"].as_u64() > Some(1), "{}", by_stage["roles"]);
 }
 
-/// Whoever pins what the fastest has is told of nothing faster, and nothing that is found undercuts what is said of all.
+/// Whoever pins what the fastest has is told of nothing faster, and nothing that is found undercuts what is said of
+/// all.
 #[test]
 fn no_pin_finds_what_is_faster_than_without_or_than_the_bound() {
     for (question, pins) in [(GPT2, ["dp=6", "pp=1", "zero=1"]), (GPT2_XL, ["pp=1", "pp=1,dp=3", "dp=6"])] {
@@ -48,7 +49,8 @@ fn no_pin_finds_what_is_faster_than_without_or_than_the_bound() {
     }
 }
 
-/// Layers of one kind with two choices, some of which send less once: the step takes less than with either for all, and runs.
+/// Layers of one kind with two choices, some of which send less once: the step takes less than with either for all, and
+/// runs.
 #[test]
 fn a_blend_of_layers_is_run_as_it_is_planned() {
     let blended = plan(GPT2, "pp=1");

@@ -1,4 +1,5 @@
-//! More plans of real models, each shrunk, run with real numbers in f64, f32 and bf16, and held to one device and to its prediction.
+//! More plans of real models, each shrunk, run with real numbers in f64, f32 and bf16, and held to one device and to
+//! its prediction.
 //!
 //! The plans of `golden_plans` are run there. Here are the kinds of layer that those lack: tied and learned embeddings,
 //! windows, soft caps, sinks, shared and one-headed keys, ALiBi, latent attention, and clusters of old devices.

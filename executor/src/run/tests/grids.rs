@@ -1,5 +1,5 @@
-//! Tensor parallelism over grids of two, three and cubes of three axes, with the volumes that the literature gives; then
-//! states cut over parts of the axes, and experts over parts of them.
+//! Tensor parallelism over grids of two, three and cubes of three axes, with the volumes that the literature gives;
+//! then states cut over parts of the axes, and experts over parts of them.
 //!
 //! One feed-forward `Y = act(X A) B` with `X[m h]`, `A[h g]`, `B[g h]`, `m` tokens. A group of n that passes blocks of
 //! together S elements around sends `(n - 1) S`, which is what a pipelined ring broadcast of the same blocks sends too;

@@ -1,7 +1,7 @@
 //! Small models in text form, and executions of them.
 //!
-//! An operator is a line of tensors: `x[b s h] *w[h f] -> y[b s f]`. A mark before a tensor's first mention says what it is:
-//! `*` a parameter (normal), `+` one around one, `~` one around zero, `@` data by its name.
+//! An operator is a line of tensors: `x[b s h] *w[h f] -> y[b s f]`. A mark before a tensor's first mention says what
+//! it is: `*` a parameter (normal), `+` one around one, `~` one around zero, `@` data by its name.
 
 use std::collections::BTreeSet;
 
@@ -233,8 +233,8 @@ pub(super) fn attending((bias, window, softcap, mask): Attending) -> Layer {
     )
 }
 
-/// Queries of the stream over keys of six places, which the layer makes of numbers and tokens of the batch and whose own
-/// attention has no mask.
+/// Queries of the stream over keys of six places, which the layer makes of numbers and tokens of the batch and whose
+/// own attention has no mask.
 pub(super) fn crossing() -> Layer {
     let full = |bias| OpKind::Attention {
         scale: None,
@@ -271,7 +271,8 @@ pub(super) fn crossing() -> Layer {
     )
 }
 
-/// Reads what an encoder has left beside the stream; it leaves that for the next layer too where it forks it into three.
+/// Reads what an encoder has left beside the stream; it leaves that for the next layer too where it forks it into
+/// three.
 fn attending_memory(name: &str, fork: &str) -> Layer {
     let bias = AttentionBias::None;
     let full =
@@ -292,8 +293,8 @@ fn attending_memory(name: &str, fork: &str) -> Layer {
     )
 }
 
-/// A tower over numbers of six places, which waits below a decoder; some layers of the decoder attend to it, others pass
-/// it by.
+/// A tower over numbers of six places, which waits below a decoder; some layers of the decoder attend to it, others
+/// pass it by.
 pub(super) fn tower_and_decoder() -> Model {
     let bias = AttentionBias::None;
     let full =

@@ -1,4 +1,5 @@
-//! Optimizer states, what layers keep, and parameters on the host: the same numbers, two arenas, and the bytes that move between them.
+//! Optimizer states, what layers keep, and parameters on the host: the same numbers, two arenas, and the bytes that
+//! move between them.
 
 use ir::program::{Home, StateHome};
 
@@ -38,7 +39,8 @@ fn the_host_updates_to_the_same_numbers_and_takes_its_states_from_the_device() {
     assert!(device.moved.iter().all(|one| *one == HostMoves::default()));
 }
 
-/// On the drives lie the value and both moments, in the host's memory every gradient and the states of one parameter at a time.
+/// On the drives lie the value and both moments, in the host's memory every gradient and the states of one parameter at
+/// a time.
 #[test]
 fn drives_hold_what_the_host_updates_and_nothing_else_changes() {
     let (model, mesh) = (model(mlp(), 2), Mesh::of_sizes(&[2]).unwrap());
@@ -174,7 +176,8 @@ fn what_a_ring_keeps_goes_to_the_host_too() {
     }
 }
 
-/// Parameters come up for forward and for backward of every micro-batch, and go down once per step, in their storage's cut.
+/// Parameters come up for forward and for backward of every micro-batch, and go down once per step, in their storage's
+/// cut.
 #[test]
 fn parameters_come_up_for_every_use() {
     let (model, mesh) = (model(mlp(), 2), Mesh::of_sizes(&[2]).unwrap());

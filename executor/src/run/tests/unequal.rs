@@ -1,4 +1,5 @@
-//! Stages on meshes of other lengths: the stream is handed over, forward and back, and the numbers stay those of one device.
+//! Stages on meshes of other lengths: the stream is handed over, forward and back, and the numbers stay those of one
+//! device.
 
 use ir::mesh::{Mesh, Meshes};
 use ir::schedule::Schedule;
