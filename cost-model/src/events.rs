@@ -2,8 +2,8 @@
 //!
 //! Computation runs in its order; a link carries, of what is ready, the most urgent and then the first: what is more
 //! urgent goes before the rest of what is under way, as it would share the link with buckets of it. While a transfer
-//! runs beside computation both go at `1 / (1 + slowdown)` of their rates: alone that gives `max(a, b) + slowdown *
-//! min(a, b)`, which is `overlap::side_by_side`.
+//! runs beside computation both go at `1 / (1 + slowdown)` of their rates: alone that gives
+//! `max(a, b) + slowdown * min(a, b)`, which is `overlap::side_by_side`.
 
 use std::collections::BTreeSet;
 

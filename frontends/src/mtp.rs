@@ -2,9 +2,10 @@
 //! 2412.19437, section 2.2; as NVIDIA/Megatron-LM trains it, megatron/core/transformer/multi_token_prediction.py).
 //!
 //! Module `k` takes the stream of the module before, behind that one's final norm, and the embedding of the token `k`
-//! ahead, norms both, puts them side by side, and a product brings them back to the width of the stream: `y = [e(t_k);
-//! n] w`. A decoder layer of the model's last kind follows, then a norm. Embedding and head are the model's own. The
-//! modules' losses have a weight; like that of the next token they are divided by the number of tokens that have one.
+//! ahead, norms both, puts them side by side, and a product brings them back to the width of the stream:
+//! `y = [e(t_k); n] w`. A decoder layer of the model's last kind follows, then a norm. Embedding and head are the
+//! model's own. The modules' losses have a weight; like that of the next token they are divided by the number of tokens
+//! that have one.
 //!
 //! Of a chain of layers is made: `.. decoder | mtp: x -> (n, y) | decoder: y -> x | head: (n, x)`. What waits for the
 //! head lies below on the stack. In the head the streams are stacked along a dim of their own, so that one product

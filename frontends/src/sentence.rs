@@ -1,7 +1,7 @@
 //! What a reader of JSON says of a value, in words of JSON: it knows the types of this program, and its user does not.
 
-/// serde's sentence in other words: `invalid type: string "16", expected u64` is `expected a whole number from 0, found
-/// "16"`.
+/// serde's sentence in other words: `invalid type: string "16", expected u64` is
+/// `expected a whole number from 0, found "16"`.
 pub fn plain_sentence(serde: &str) -> String {
     let parts = ["invalid type: ", "invalid value: "].iter().find_map(|start| serde.strip_prefix(start));
     match parts.and_then(|rest| rest.rsplit_once(", expected ")) {

@@ -264,8 +264,8 @@ impl fmt::Display for Action {
 /// What every rank runs, in order.
 ///
 /// `n_stages` pipeline ranks, `n_micro_batches` per step. Each rank has `2 * m * v` actions, as often as there are
-/// slices, and one more for each backward that is split: 1F1B with 2 stages and 2 micro-batches gives rank 0 `F0 F1 B0
-/// B1` and rank 1 `F0 B0 F1 B1`.
+/// slices, and one more for each backward that is split: 1F1B with 2 stages and 2 micro-batches gives rank 0
+/// `F0 F1 B0 B1` and rank 1 `F0 B0 F1 B1`.
 ///
 /// # Errors
 /// Counts that the schedule has no table for. [`Schedule::Custom`] never has one here: the plan brings it.

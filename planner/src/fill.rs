@@ -2,8 +2,8 @@
 //!
 //! Gradients of weights fill what is left of a bubble, but nothing runs on a stage before the first micro-batch has
 //! come to it, and the way of a micro-batch there and back is as long as it is. Of stages that take `x(s)` in a step
-//! and `f(s)` in the forward of a micro-batch, which takes no less than the part `r` of `x(s)`, and `z(s) = m (f(s) +
-//! b(s))` up to the gradients of inputs:
+//! and `f(s)` in the forward of a micro-batch, which takes no less than the part `r` of `x(s)`, and
+//! `z(s) = m (f(s) + b(s))` up to the gradients of inputs:
 //!
 //! ```text
 //! T >= x(s) + sum_{i < s} f(i)           its first micro-batch comes through all before it:  T >= r sum x / (1 - (1 - r)^p)
@@ -11,8 +11,8 @@
 //! T >= sum z / m                         whatever chunks a micro-batch passes
 //! ```
 //! The right sides are least where layers are so on the stages that all of the left ones are as long: the first stages
-//! hold most. A layer whose forward is a smaller part counts the less the closer to the front it is, by `(1 - r)^(p -
-//! 1)` at least.
+//! hold most. A layer whose forward is a smaller part counts the less the closer to the front it is, by
+//! `(1 - r)^(p - 1)` at least.
 
 /// Gradients of inputs take no less than this part of what forward computes: each product has one of the same size, of
 /// other shapes.

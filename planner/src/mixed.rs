@@ -83,9 +83,9 @@ impl Pieces<'_> {
 
     /// What stages take together, none of them longer than so many seconds.
     ///
-    /// Were a second of a stage on ground `c` worth `1 + m[c]`, all layers would take at least `sum_k n[k] min_c
-    /// t[c][k] (1 + m[c])`, of which `T sum_s m[c(s)]` at most is of what seconds are worth more: for any `m` that is
-    /// not below 0, so that the work is moved to where it takes longest that is not full.
+    /// Were a second of a stage on ground `c` worth `1 + m[c]`, all layers would take at least
+    /// `sum_k n[k] min_c t[c][k] (1 + m[c])`, of which `T sum_s m[c(s)]` at most is of what seconds are worth more: for
+    /// any `m` that is not below 0, so that the work is moved to where it takes longest that is not full.
     fn together(&self, slowest: f64) -> Together {
         let main = (0..self.counts.len()).max_by_key(|&kind| self.counts[kind]).unwrap_or(0);
         let as_long_as = |reference: usize| {

@@ -215,9 +215,9 @@ fn fill((places, ends): (&mut [Known<'_>], &[usize]), limit: f64) -> Result<Vec<
 /// The cut with the least slowest chunk among those whose chunks all take no more than a limit; of equal ones one with
 /// little time in all.
 ///
-/// Dynamic programming over (chunks, layers): `best(s, to) = min over from of max(best(s - 1, from), time(s, from,
-/// to))`. Only runs of layers that could meet the limit are asked about, so that it takes about as many steps as there
-/// are pairs of layers.
+/// Dynamic programming over (chunks, layers):
+/// `best(s, to) = min over from of max(best(s - 1, from), time(s, from, to))`. Only runs of layers that could meet the
+/// limit are asked about, so that it takes about as many steps as there are pairs of layers.
 fn exact((places, ends): (&[Place<'_>], &[usize]), limit: f64) -> Option<Vec<Chunk>> {
     let n_layers = places.first()?.n_layers();
     let mut reached: Vec<Option<Reached>> = vec![None; n_layers + 1];

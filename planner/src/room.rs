@@ -5,14 +5,14 @@
 //!                   for every kind k:   sum of n(s, x) over stages and choices of k = layers of k
 //! ```
 //! with any choice x for any fraction of a layer on any stage. The bound is a value of the dual of this linear program.
-//! Memory on stage s has a price in proportion to `1 / (flight(s) + a)`, so that a layer costs `min_x t(x) + price
-//! (state(x) + flight(s) saved(x)) / (flight(s) + a)` there: monotone in the flight, so that the least over the stages
-//! is at one of the ends of the pipeline. No price and no `a` make a bound too high. What a stage has once for layers
-//! whose parameters are gathered, or whose gradients something stands for, is shared by the most layers that a stage
-//! has where they are as even as can be. Left out are other buffers and what an operator needs while it runs. Where
-//! that is not enough, layers of the most frequent kind are counted whole, `L` of them on `p` stages, `n = ceil(L /
-//! p)`: some stage has more than `n`, or at least `L - p (n - 1)` stages have `n`, and of these one has no fewer
-//! micro-batches in flight than the fewest of so many stages.
+//! Memory on stage s has a price in proportion to `1 / (flight(s) + a)`, so that a layer costs
+//! `min_x t(x) + price (state(x) + flight(s) saved(x)) / (flight(s) + a)` there: monotone in the flight, so that the
+//! least over the stages is at one of the ends of the pipeline. No price and no `a` make a bound too high. What a stage
+//! has once for layers whose parameters are gathered, or whose gradients something stands for, is shared by the most
+//! layers that a stage has where they are as even as can be. Left out are other buffers and what an operator needs
+//! while it runs. Where that is not enough, layers of the most frequent kind are counted whole, `L` of them on `p`
+//! stages, `n = ceil(L / p)`: some stage has more than `n`, or at least `L - p (n - 1)` stages have `n`, and of these
+//! one has no fewer micro-batches in flight than the fewest of so many stages.
 //!
 //! The leading form of every kind is priced first: where it is faster than what is asked about, the least over all
 //! forms is too. The tables of a micro-batch stand for those that divide it too: their conversions take no less, they

@@ -1,5 +1,5 @@
-//! Time to plan anew after devices are lost, near the plan that ran and among all plans: `cargo bench -p tests --bench
-//! replan`.
+//! Time to plan anew after devices are lost, near the plan that ran and among all plans:
+//! `cargo bench -p tests --bench replan`.
 
 #![expect(
     clippy::print_stdout,
