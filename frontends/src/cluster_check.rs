@@ -31,10 +31,14 @@ struct At<'d, 'a> {
 }
 
 impl<'d> At<'d, '_> {
-    fn fail(&self, name: &'d str, what: String) -> InputError {
+    fn place(&self, name: &'d str) -> Vec<Step<'d>> {
         let mut path = self.path.clone();
         path.push(key(name));
-        self.document.error(&path, what)
+        path
+    }
+
+    fn fail(&self, name: &'d str, what: String) -> InputError {
+        self.document.error(&self.place(name), what)
     }
 
     fn range(&self, name: &'d str, value: f64, range: Range) -> Result<(), InputError> {
@@ -193,9 +197,7 @@ fn check_name(at: &At<'_, '_>, name: &str) -> Result<(), InputError> {
     if name.is_empty() {
         return Err(at.fail("name", "the name is empty".into()));
     }
-    let mut path = at.path.clone();
-    path.push(key("name"));
-    names::check_name(at.document, &path, name)
+    names::check_name(at.document, &at.place("name"), name)
 }
 
 fn check_nesting(document: &Document<'_>, tiers: &[TierFile], total: u64) -> Result<(), InputError> {

@@ -32,11 +32,6 @@ pub(crate) fn check_names<'d>(
 ) -> Result<(), InputError> {
     let mut inside = |step: Step<'d>, value: &'d Value| {
         place.push(step);
-        if let (Some(Step::Key(last)), Value::String(name)) = (place.last(), value)
-            && *last == "name"
-        {
-            check_name(document, place, name)?;
-        }
         check_names(document, place, value)?;
         place.pop();
         Ok(())
@@ -44,6 +39,7 @@ pub(crate) fn check_names<'d>(
     match value {
         Value::Array(all) => all.iter().enumerate().try_for_each(|(at, one)| inside(Step::Index(at), one)),
         Value::Object(all) => all.iter().try_for_each(|(name, one)| inside(key(name), one)),
+        Value::String(name) if place.last() == Some(&key("name")) => check_name(document, place, name),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
     }
 }

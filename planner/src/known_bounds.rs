@@ -56,7 +56,9 @@ impl KnownBounds {
     /// Keeps the bound of a candidate; the first of several.
     pub(crate) fn keep(&self, candidate: &Candidate, bound: &Bound) {
         if bound.grounds.is_empty() {
-            self.all.change(candidate, |known| *known = known.take().or_else(|| Some(bound.clone())));
+            self.all.change(candidate, |known| {
+                known.get_or_insert_with(|| bound.clone());
+            });
         }
     }
 

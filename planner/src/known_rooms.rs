@@ -16,7 +16,7 @@ use crate::known_bounds::ByCandidate;
 pub(crate) struct WorkInRoom {
     /// Sequences in flight per stage, ascending.
     in_flight: Vec<f64>,
-    work: Work,
+    pub(crate) work: Work,
 }
 
 impl WorkInRoom {

@@ -94,17 +94,22 @@ struct Works {
     /// Where memory is free.
     free: Work,
     /// In the memory that there is, as far as it was asked.
-    known: Vec<(FamilyKind, Work)>,
-    /// The same by what schedules hold, where it is more than where memory is free.
-    in_room: Vec<WorkInRoom>,
+    known: Vec<(FamilyKind, WorkInRoom)>,
 }
 
 impl Works {
     fn of(&self, kind: FamilyKind) -> Work {
-        let of = |kind: FamilyKind| self.known.iter().find(|(own, _)| *own == kind).map(|(_, work)| *work);
+        let of =
+            |kind: FamilyKind| self.known.iter().find(|(own, _)| *own == kind).map(|(_, known)| known.work);
         // Virtual stages keep no less than whole ones.
         let whole = || of(FamilyKind::WholeStages).filter(|_| kind == FamilyKind::VirtualStages);
         of(kind).or_else(whole).unwrap_or(self.free)
+    }
+
+    /// What is known of schedules that hold as much, where it is more than where memory is free.
+    fn in_room(self) -> impl Iterator<Item = WorkInRoom> {
+        let known = self.known.into_iter().map(|(_, known)| known);
+        known.filter(move |known| known.work != self.free)
     }
 }
 
@@ -134,9 +139,7 @@ impl Scope<'_> {
             let tables = self.priced_tables(candidate, bound.covers, of);
             self.room_by((&tables, bound, of), candidates, (limit, worth))
         };
-        let room = self.by_forms(by, (bound, candidates), (of, limit, worth))?;
-        self.keep_works(candidates, &room);
-        Some(room)
+        self.by_forms(by, (bound, candidates), (of, limit, worth))
     }
 
     /// Keeps what is known of candidates in their memory for searches of other schedules.
@@ -168,17 +171,18 @@ impl Scope<'_> {
     ) -> Option<Room> {
         let leading = by(Forms::Leading, worth)?;
         if of != Forms::All || self.forms.iter().all(|forms| forms.len() == 1) {
+            self.keep_works(candidates, &leading);
             return Some(leading);
         }
-        let (times, works) = match leading.times.iter().any(|time| time.0 >= limit) {
+        let times = match leading.times.iter().any(|time| time.0 >= limit) {
             true => {
                 let all = by(of, leading.worth)?;
-                (all.times, all.works)
+                self.keep_works(candidates, &all);
+                all.times
             }
-            // What the leading forms take is no bound of all.
-            false => (candidates.iter().map(|one| self.time_free(one, bound.work)).collect(), Vec::new()),
+            false => candidates.iter().map(|one| self.time_free(one, bound.work)).collect(),
         };
-        Some(Room { times, works, ..leading })
+        Some(Room { times, ..leading })
     }
 
     /// The bound of a candidate, and by the same tables what is known in the memory that there is of it and of smaller
@@ -207,7 +211,6 @@ impl Scope<'_> {
             }
             let by = |of: Forms<'s>, worth| self.room_by((&tables, &bound, of), some, (limit, worth));
             let room = self.by_forms(by, (&bound, some), (of, limit, last));
-            room.iter().for_each(|room| self.keep_works(some, room));
             last = room.as_ref().and_then(|room| room.worth).or(last);
             room
         });
@@ -238,7 +241,7 @@ impl Scope<'_> {
         let all = self.works_in_room((tables, &mut ready), candidates[0], goal)?;
         let mut times: Vec<Seconds> = candidates.iter().map(|one| self.time_in(one, &all)).collect();
         let likely = times[0];
-        let mut works = vec![all.in_room; candidates.len()];
+        let mut works: Vec<Vec<WorkInRoom>> = vec![all.in_room().collect(); candidates.len()];
         let open = candidates.iter().zip(times.iter_mut().zip(&mut works)).rev();
         for (one, (time, works)) in open.filter(|(_, (time, _))| time.0 < limit) {
             if one.micro_batch == tables.bench.candidate.micro_batch {
@@ -250,7 +253,7 @@ impl Scope<'_> {
                 && let Some(own) = self.works_in_room((tables, &mut ready), one, goal)
             {
                 *time = time.max(self.time_in(one, &own));
-                works.extend(own.in_room);
+                works.extend(own.in_room());
             }
             if time.0 < limit {
                 break;
@@ -332,13 +335,10 @@ impl Scope<'_> {
         candidate: &Candidate,
         goal: Goal,
     ) -> Option<Works> {
-        let mut works = Works { free: ready.base, known: Vec::new(), in_room: Vec::new() };
+        let mut works = Works { free: ready.base, known: Vec::new() };
         for family in self.families(candidate) {
             let work = self.work_in_room((tables, ready), (candidate, &family), goal)?;
-            works.known.push((family.kind, work));
-            if work != works.free {
-                works.in_room.push(WorkInRoom::new(candidate, &family.in_flight, work));
-            }
+            works.known.push((family.kind, WorkInRoom::new(candidate, &family.in_flight, work)));
             if goal.effort == Effort::GivesUp && self.in_family(candidate, work, &family).0 < goal.limit {
                 break;
             }

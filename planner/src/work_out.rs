@@ -217,9 +217,6 @@ pub(crate) fn go_on(
             }
             if let Some(is_fastest) = take_in(frontier, (at, one), ranked, (limits.bounds, tally)) {
                 since = if is_fastest { 0 } else { since + 1 };
-                if is_fastest {
-                    frontier.favour(at);
-                }
             }
         }
         ask_fastest(scope, ranked, (start, tally));
@@ -264,7 +261,11 @@ fn take_in(
             if let Err(Dropped::Memory { needed, capacity, .. }) = &*found {
                 frontier.overflowed(at, needed / capacity);
             }
-            Some(ranked.take(*found, tally))
+            let is_fastest = ranked.take(*found, tally);
+            if is_fastest {
+                frontier.favour(at);
+            }
+            Some(is_fastest)
         }
     }
 }
