@@ -1,9 +1,8 @@
 //! What the literature calls each axis of a mesh, and where it was described.
 
 use crate::mesh::AxisId;
-use crate::names::{
-    Arrangement, DenseRole, Loop, cuts_vocabulary, dense_role, expert_loop, speakers, stream_cut,
-};
+use crate::names::Arrangement;
+use crate::names::votes::{DenseRole, Loop, cuts_vocabulary, dense_role, expert_loop, speakers, stream_cut};
 
 /// A name and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
