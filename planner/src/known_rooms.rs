@@ -1,9 +1,9 @@
 //! What layers take at least in the memory that there is, left by one search to the next of the same question under
 //! other schedules.
 //!
-//! It depends on a schedule by nothing but how many micro-batches are in flight on every stage, so what was found for
-//! one holds for all that have no fewer: most candidates that were too slow under 1F1B are so at once under schedules
-//! that split backward.
+//! Wherever embedding and head stand, it depends on a schedule by nothing but how many micro-batches are in flight on
+//! every stage, so what was found for one holds for all that have no fewer: most candidates that were too slow under
+//! 1F1B are so at once under schedules that split backward.
 
 use std::cmp::Ordering;
 

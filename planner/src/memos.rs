@@ -8,7 +8,7 @@ use crate::candidate::{Candidate, same_mesh};
 use crate::prices::Memo;
 
 /// Meshes that are kept at most: a megabyte each where layers have experts. A search comes back to the same ones.
-const MOST: usize = 64;
+const MOST: usize = 128;
 
 /// What was priced on the meshes of the candidates that were looked at last, each on one ground of its stages. Clones
 /// share it.

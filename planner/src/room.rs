@@ -89,18 +89,35 @@ pub enum Effort {
     Thorough,
 }
 
+/// Least work of a candidate in its memory.
+#[derive(Clone, Copy, Debug)]
+struct InRoom {
+    /// With embedding and head where the schedules that were asked about have them.
+    work: Work,
+    /// Wherever these stand.
+    anywhere: Work,
+}
+
+impl InRoom {
+    /// That of which where they stand says nothing.
+    fn anywhere(work: Work) -> Self {
+        Self { work, anywhere: work }
+    }
+}
+
 /// Least work by what schedules keep.
 struct Works {
     /// Where memory is free.
     free: Work,
     /// In the memory that there is, as far as it was asked.
-    known: Vec<(FamilyKind, WorkInRoom)>,
+    known: Vec<(FamilyKind, Work)>,
+    /// The same of all schedules that hold as much.
+    kept: Vec<WorkInRoom>,
 }
 
 impl Works {
     fn of(&self, kind: FamilyKind) -> Work {
-        let of =
-            |kind: FamilyKind| self.known.iter().find(|(own, _)| *own == kind).map(|(_, known)| known.work);
+        let of = |kind: FamilyKind| self.known.iter().find(|(own, _)| *own == kind).map(|(_, known)| *known);
         // Virtual stages keep no less than whole ones.
         let whole = || of(FamilyKind::WholeStages).filter(|_| kind == FamilyKind::VirtualStages);
         of(kind).or_else(whole).unwrap_or(self.free)
@@ -108,8 +125,7 @@ impl Works {
 
     /// What is known of schedules that hold as much, where it is more than where memory is free.
     fn in_room(self) -> impl Iterator<Item = WorkInRoom> {
-        let known = self.known.into_iter().map(|(_, known)| known);
-        known.filter(move |known| known.work != self.free)
+        self.kept.into_iter().filter(move |kept| kept.work != self.free)
     }
 }
 
@@ -310,7 +326,7 @@ impl Scope<'_> {
             if *known >= least {
                 break;
             }
-            let work = self.work_in_room((tables, ready), (candidate, one), goal)?;
+            let InRoom { work, .. } = self.work_in_room((tables, ready), (candidate, one), goal)?;
             let own = self.in_family(candidate, work, one).0.max(*known);
             least = least.min(own);
         }
@@ -335,10 +351,11 @@ impl Scope<'_> {
         candidate: &Candidate,
         goal: Goal,
     ) -> Option<Works> {
-        let mut works = Works { free: ready.base, known: Vec::new() };
+        let mut works = Works { free: ready.base, known: Vec::new(), kept: Vec::new() };
         for family in self.families(candidate) {
-            let work = self.work_in_room((tables, ready), (candidate, &family), goal)?;
-            works.known.push((family.kind, WorkInRoom::new(candidate, &family.in_flight, work)));
+            let InRoom { work, anywhere } = self.work_in_room((tables, ready), (candidate, &family), goal)?;
+            works.known.push((family.kind, work));
+            works.kept.push(WorkInRoom::new(candidate, &family.in_flight, anywhere));
             if goal.effort == Effort::GivesUp && self.in_family(candidate, work, &family).0 < goal.limit {
                 break;
             }

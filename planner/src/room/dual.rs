@@ -3,7 +3,7 @@
 
 use super::hosts::Held;
 use super::tables::{Hand, Ready, Tables};
-use super::{Effort, Goal, Worth};
+use super::{Effort, Goal, InRoom, Worth};
 use crate::bound::Work;
 use crate::candidate::{Candidate, Scope};
 use crate::chooser::{Cheapest, Question};
@@ -152,12 +152,12 @@ impl Scope<'_> {
         (tables, ready): (&'t Tables<'s>, &mut Ready<'t>),
         (candidate, family): (&Candidate, &Family),
         Goal { limit, effort }: Goal,
-    ) -> Option<Work> {
+    ) -> Option<InRoom> {
         let time = |work: Work| self.in_family(candidate, work, family).0;
         let gives_up = effort == Effort::GivesUp;
         let free = ready.base;
         if time(free) >= limit {
-            return Some(free);
+            return Some(InRoom::anywhere(free));
         }
         let flights = self.flights((candidate, family), tables)?;
         let mut most = free.average;
@@ -166,7 +166,7 @@ impl Scope<'_> {
         // Most that are too slow are so by what the last were.
         let (tangent, _) = self.tangent((tables, ready), (&flights, asked), Exactness::Least)?;
         if tangent.value > most && time(in_memory(free, tangent.value)) >= limit {
-            return Some(in_memory(free, tangent.value));
+            return Some(InRoom::anywhere(in_memory(free, tangent.value)));
         }
         for round in 0..ROUNDS {
             let (tangent, sum) = self.tangent((tables, ready), (&flights, asked), Exactness::Frequent)?;
@@ -205,13 +205,14 @@ impl Scope<'_> {
             let is_enough = |slowest: f64| time(Work { slowest, ..work }) >= limit;
             work.slowest = self.slowest_in_room((tables, ready), &flights, (work.slowest, is_enough))?;
         }
+        let anywhere = work;
         let is_near = !gives_up || time(work) >= limit * NEAR;
         if candidate.n_stages > 1 && time(work) < limit && is_near {
             let enough = least_that(work.slowest, |slowest| time(Work { slowest, ..work }) >= limit);
             let looked_for = ((work.slowest, enough), effort);
             work.slowest = self.balanced_in_room((tables, ready), (candidate, &flights), looked_for)?;
         }
-        Some(work)
+        Some(InRoom { work, anywhere })
     }
 
     /// The bound at a price of memory, per stage, and the layers that make it.

@@ -18,7 +18,6 @@ use super::tables::{Ready, Tables};
 use crate::bound::{Bound, Together, Work};
 use crate::candidate::{Candidate, Scope};
 use crate::forms::Forms;
-use crate::known_rooms::WorkInRoom;
 use crate::price::grounds::Grounds;
 use crate::price::setting::Setting;
 use crate::schedules::Family;
@@ -99,12 +98,12 @@ impl Scope<'_> {
         let ready = tables.iter().enumerate();
         let ready: Vec<Ready<'_>> =
             ready.map(|(ground, tables)| self.ready((tables, bound.on(ground), of), None)).collect();
-        let mut works = Works { free: bound.work, known: Vec::new() };
+        let mut works = Works { free: bound.work, known: Vec::new(), kept: Vec::new() };
         for family in self.families_sending(candidate) {
             let mut stages = self.alike(grounds, &family);
             let asked = (&mut stages[..], (&tables[..], &ready[..]));
             let work = self.work_on_grounds(asked, (candidate, &family, bound), limit)?;
-            works.known.push((family.kind, WorkInRoom::new(candidate, &family.in_flight, work)));
+            works.known.push((family.kind, work));
         }
         // What stages take together was asked as far as they take no longer than is enough.
         Some(self.time_in(candidate, &works).min(Seconds(limit)).max(bound.time))
