@@ -154,7 +154,8 @@ fn said(file: &str, settled: &[Settled], none: &str) -> Result<String, Failure> 
         let left = (one.left.abs() > TOLD)
             .then(|| format!("; predictions stay {:.0} % {way} than measured", one.left.abs() * 100.0));
         let left = left.unwrap_or_default();
-        format!("{file}: {n} follow {}: {:.3}, was {:.3}{left}\n", one.name, one.values.1, one.values.0)
+        let follow = if one.n_observed == 1 { "follows" } else { "follow" };
+        format!("{file}: {n} {follow} {}: {:.3}, was {:.3}{left}\n", one.name, one.values.1, one.values.0)
     };
     if settled.is_empty() {
         return Err(Failure::argument(format!("{file}: {none}")));

@@ -41,12 +41,12 @@ pub(crate) enum Failure {
     #[error(transparent)]
     NoPlan(#[from] NoPlan),
     /// None of many questions has an answer; the table has been printed.
-    #[error(
-        "no plan fits at any of {n_points} points\nhint: `planner optimize` with the same words says what is missing"
-    )]
+    #[error("no plan fits at any of {n_points} points\nhint: {hint}")]
     NoPoint {
         /// How many were asked.
         n_points: usize,
+        /// Where the reasons are.
+        hint: &'static str,
     },
     /// Ctrl-C, before all of many questions were asked; what came of the others has been printed.
     #[error("stopped: {n_done} of {n_points} points are worked out\nhint: {hint}")]

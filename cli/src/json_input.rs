@@ -1,7 +1,7 @@
 //! Files of JSON that have one type: what is wrong with them, and where.
 
 use frontends::{InputError, Position, plain_sentence};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 /// Reads a file's text; `hint` says where such files come from.
 pub(crate) fn parse<T: DeserializeOwned>(file: &str, text: &str, hint: &str) -> Result<T, InputError> {
@@ -14,10 +14,23 @@ pub(crate) fn parse<T: DeserializeOwned>(file: &str, text: &str, hint: &str) -> 
         let place = error.path().to_string();
         // `?` stands for a key that was not read to its end, `.` for the whole.
         let place = place.trim_end_matches(['?', '.']).to_owned();
+        if error.inner().is_syntax() && is_json(text) {
+            let inner = error.inner();
+            let position = Position { line: inner.line().max(1), column: inner.column().max(1) };
+            let what = "expected a name in quotes, found something else".to_owned();
+            let input = InputError { position: Some(position), place, ..InputError::whole(file, what) };
+            return input.with_hint(hint);
+        }
         fault((file, hint), place, error.inner())
     })?;
     reader.end().map_err(|error| fault((file, hint), String::new(), &error))?;
     Ok(read)
+}
+
+/// Whether a text is JSON, whatever it says: of names of which one is expected the reader takes anything else but an
+/// object for a mistake in writing.
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 /// A fault that the JSON reader found.
@@ -73,5 +86,27 @@ mod tests {
                 .starts_with("p.json:1:22: schema_version: expected a whole number from 0, found \"a\"")
         );
         assert!(fault("{\"schema_version\": NaN}").contains("no NaN"));
+    }
+
+    #[test]
+    fn what_is_no_name_is_json_all_the_same() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(rename_all = "kebab-case")]
+        enum Order {
+            Natural,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        struct One {
+            order: Order,
+        }
+        let fault =
+            |text: &str| parse::<One>("p.json", text, "hint").map(|one| one.order).unwrap_err().to_string();
+        let wrong = "p.json:1:11: order: expected a name in quotes, found something else\nhint: hint";
+        assert_eq!(fault("{\"order\": [0]}"), wrong);
+        assert!(fault("{\"order\": [0}").contains("not JSON"));
+        assert!(matches!(
+            parse::<One>("p.json", "{\"order\": \"natural\"}", "hint"),
+            Ok(One { order: Order::Natural })
+        ));
     }
 }

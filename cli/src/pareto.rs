@@ -24,6 +24,8 @@ struct Front<'a> {
     front: Vec<&'a Row>,
     n_points: usize,
     n_without_plan: usize,
+    /// Points without a plan, and why.
+    without_plan: Vec<&'a Row>,
 }
 
 /// Finds the plans that nothing beats.
@@ -44,8 +46,8 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     let over: Vec<Over> = vec![("devices".into(), devices), ("memory".into(), memory)];
     let sweep::Rows { rows, stopped } = sweep::rows(&args.grid, &over, terminal)?;
     let planned: Vec<&Row> = rows.iter().filter(|row| row.plan.is_some()).collect();
-    let has_price =
-        planned.iter().all(|row| row.plan.as_ref().is_some_and(|plan| plan.cost_per_step.is_some()));
+    let has_price = !planned.is_empty()
+        && planned.iter().all(|row| row.plan.as_ref().is_some_and(|plan| plan.cost_per_step.is_some()));
     let objective = args.grid.objective;
     let outcomes: Vec<Vec<f64>> = planned.iter().map(|row| outcome(row, objective)).collect();
     let mut front: Vec<&Row> = non_dominated(&outcomes).into_iter().map(|at| planned[at]).collect();
@@ -60,6 +62,7 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
         objectives: objectives.collect(),
         n_points: rows.len(),
         n_without_plan: rows.len() - planned.len(),
+        without_plan: rows.iter().filter(|row| row.plan.is_none()).collect(),
         front,
     };
     let text = if args.grid.json.json { json(&answer)? } else { answer.text(&over[..1], objective) };
@@ -67,7 +70,8 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     if let Some(stopped) = stopped {
         return Err(stopped);
     }
-    if planned.is_empty() { Err(Failure::NoPoint { n_points: rows.len() }) } else { Ok(()) }
+    let hint = "the lines above say of each what is missing";
+    if planned.is_empty() { Err(Failure::NoPoint { n_points: rows.len(), hint }) } else { Ok(()) }
 }
 
 /// Memories to try, in GiB: shares of that of the smallest device.
@@ -111,6 +115,12 @@ impl Front<'_> {
         if self.n_without_plan > 0 {
             text.push_str(&format!("; {} of them have no plan", self.n_without_plan));
         }
-        text + "\n"
+        text.push('\n');
+        for row in &self.without_plan {
+            let numbers = row.point.iter().map(|(name, number)| format!("{name} {number}"));
+            let point = numbers.collect::<Vec<_>>().join(", ");
+            text.push_str(&format!("no plan with {point}: {}\n", row.no_plan.as_deref().unwrap_or_default()));
+        }
+        text
     }
 }

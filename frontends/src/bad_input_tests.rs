@@ -212,6 +212,7 @@ fn what_changes_the_model_and_is_not_read_is_refused() {
         ("llama-3-8b", "vision_config", json!({}), "an object"),
         ("llama-3-8b", "is_encoder_decoder", json!(true), "true"),
         ("llama-3-8b", "residual_multiplier", json!(0.22), "0.22"),
+        ("llama-3-8b", "pruned_heads", json!({"0": [1]}), "an object"),
         (
             "llama-3-8b",
             "architectures",
@@ -325,6 +326,7 @@ fn what_says_that_nothing_changes_is_read() {
         ("is_causal", json!(true)),
         ("architectures", json!(["LLaMAForCausalLM"])),
         ("mlp_only_layers", json!([])),
+        ("pruned_heads", json!({})),
         ("first_k_dense_replace", json!(0)),
     ] {
         let text = changed(shipped_model("llama-3-8b").unwrap().text, &format!("/{field}"), value);

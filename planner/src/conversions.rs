@@ -230,8 +230,9 @@ pub(crate) struct Sent {
     times: Vec<Vec<Option<f64>>>,
     /// Exchanges of routed tokens, by their axes and the codes of both shardings.
     exchanges: BTreeMap<(AxisSet, [u32; 2]), Option<f64>>,
-    /// Per route: not asked yet, or seconds along it.
-    along: Vec<Option<Conversion>>,
+    /// Per route: not asked yet, or one more than which of the distinct conversions leads along it.
+    along: Vec<Option<NonZeroU32>>,
+    distinct: Vec<Conversion>,
 }
 
 /// Conversions from every sharding of one list to every one of another.
@@ -253,16 +254,16 @@ impl Conversions {
     ) -> Self {
         let n_columns = lists[1].len();
         let between = routes.between(lists);
+        let numbers: Vec<usize> = between.routes.iter().map(|&route| sent.along(route, routes, by)).collect();
         let mut distinct: Vec<Conversion> = Vec::new();
-        let mut place = |route: &u32| {
-            let one = sent.along(*route, routes, by);
-            let known = distinct.iter().position(|known| *known == one);
-            known.unwrap_or_else(|| {
-                distinct.push(one);
-                distinct.len() - 1
-            }) as u32
+        let mut places: Vec<Option<u32>> = vec![None; sent.distinct.len()];
+        let mut place = |number: usize| {
+            *places[number].get_or_insert_with(|| {
+                distinct.push(sent.distinct[number]);
+                distinct.len() as u32 - 1
+            })
         };
-        let along = between.routes.iter().map(&mut place).collect();
+        let along = numbers.into_iter().map(&mut place).collect();
         Self { between, n_columns, along, distinct }
     }
 
@@ -298,16 +299,17 @@ impl Sent {
                 times: Vec::new(),
                 exchanges: BTreeMap::new(),
                 along: Vec::new(),
+                distinct: Vec::new(),
             });
             all.len() - 1
         });
         &mut all[at]
     }
 
-    /// Seconds along a route.
-    fn along(&mut self, route: u32, routes: &Routes, by: &impl Sends) -> Conversion {
+    /// Which of the distinct conversions leads along a route.
+    fn along(&mut self, route: u32, routes: &Routes, by: &impl Sends) -> usize {
         if let Some(Some(known)) = self.along.get(route as usize) {
-            return *known;
+            return known.get() as usize - 1;
         }
         let mut sum = Conversion::default();
         for hop in routes.hops(route) {
@@ -317,8 +319,13 @@ impl Sent {
             let time = exchange.unwrap_or_else(|| self.plain(hop, by));
             sum.add(hop.change.kind, self.routing, time);
         }
-        note(&mut self.along, route as usize, sum);
-        sum
+        let known = self.distinct.iter().position(|known| *known == sum);
+        let at = known.unwrap_or_else(|| {
+            self.distinct.push(sum);
+            self.distinct.len() - 1
+        });
+        note(&mut self.along, route as usize, NonZeroU32::MIN.saturating_add(at as u32));
+        at
     }
 
     fn plain(&mut self, hop: &Hop, by: &impl Sends) -> f64 {

@@ -117,8 +117,9 @@ impl Degrees {
             && forbid.micro_batch.allows(self.micro_batch)
     }
 
-    /// One of them twice or half as large, as far as the user leaves it open.
-    fn neighbours(self, pins: &Pins) -> Vec<Self> {
+    /// One of them twice or half as large, as far as the user leaves it open. A micro-batch goes as far as the next that
+    /// divides the batch, where twice as many or half of its sequences do not.
+    fn neighbours(self, pins: &Pins, global_batch: u64) -> Vec<Self> {
         let other = |degree: u64, is_open: bool| {
             let both = [degree.is_multiple_of(2).then_some(degree / 2), degree.checked_mul(2)];
             both.into_iter().flatten().filter(move |_| is_open)
@@ -126,7 +127,14 @@ impl Degrees {
         let tp = other(self.tp, pins.tp.is_none()).map(|tp| Self { tp, ..self });
         let cp = other(self.cp, pins.cp.is_none()).map(|cp| Self { cp, ..self });
         let ep = other(self.ep, pins.ep.is_none() && self.ep > 1).map(|ep| Self { ep, ..self });
-        let micro_batch = other(self.micro_batch, pins.micro_batch.is_none());
+        let own = self.micro_batch;
+        let sizes = divisors(global_batch);
+        let next = sizes.iter().copied().find(|size| *size > own).map(|next| next.max(own.saturating_mul(2)));
+        let before = match own.is_multiple_of(2) {
+            true => Some(own / 2),
+            false => sizes.iter().copied().rev().find(|size| *size < own),
+        };
+        let micro_batch = before.into_iter().chain(next).filter(|_| pins.micro_batch.is_none());
         let micro_batch = micro_batch.map(|micro_batch| Self { micro_batch, ..self });
         tp.chain(cp).chain(ep).chain(micro_batch).collect()
     }
@@ -396,7 +404,11 @@ impl<'s> Climb<'s> {
                 (None, None) if self.limit.is_none() => starts[0],
                 (None, _) => break,
             };
-            next = around.neighbours(pins).into_iter().flat_map(|degrees| self.places(degrees)).collect();
+            next = around
+                .neighbours(pins, self.request.job.global_batch)
+                .into_iter()
+                .flat_map(|degrees| self.places(degrees))
+                .collect();
         }
     }
 
@@ -462,9 +474,22 @@ mod tests {
         Degrees { tp: 4, cp: 1, ep: 1, cuts_experts: false, micro_batch: 2, sequence_parallel: None };
 
     #[test]
+    fn micro_batches_go_as_far_as_the_next_that_divides_the_batch() {
+        let of = |micro_batch: u64, global_batch: u64| -> Vec<u64> {
+            let all = Degrees { micro_batch, ..DEGREES }.neighbours(&Pins::default(), global_batch);
+            let others = all.into_iter().map(|one| one.micro_batch).filter(|&size| size != micro_batch);
+            others.collect()
+        };
+        assert_eq!(of(15, 45), [9, 45]);
+        assert_eq!(of(45, 45), [15]);
+        assert_eq!(of(8, 15_360), [4, 16]);
+        assert_eq!(of(1, 7), [7]);
+    }
+
+    #[test]
     fn neighbours_differ_in_one_degree_that_is_open() {
         let of = |pins: &Pins| -> Vec<[u64; 4]> {
-            let all = DEGREES.neighbours(pins).into_iter();
+            let all = DEGREES.neighbours(pins, 64).into_iter();
             all.map(|Degrees { tp, cp, ep, micro_batch, .. }| [tp, cp, ep, micro_batch]).collect()
         };
         assert_eq!(

@@ -6,7 +6,7 @@ use ir::cluster::DeviceGroup;
 use ir::names::Roles;
 use ir::positions::too_short;
 use ir::slices::sliced_model;
-use ir::units::Bytes;
+use ir::units::{Bytes, GIB};
 
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
@@ -277,6 +277,11 @@ pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<No
     let devices = cluster.device_memory();
     let n_devices = cluster.n_devices() as f64;
     let room = devices - Bytes(scope.reserve() * n_devices);
+    if room <= Bytes::ZERO {
+        let [reserve, memory] = [scope.reserve(), devices.0 / n_devices].map(|bytes| bytes / GIB);
+        let what = format!("a reserve of {reserve:.1} GiB leaves nothing of a device of {memory:.1} GiB");
+        return Some(NoPlan::Impossible { what });
+    }
     let on_node = |group: &DeviceGroup| {
         let stores = [NodeStore::Host, NodeStore::Nvme].map(|store| store.capacity(group, scope.constants));
         stores.into_iter().sum::<Bytes>() * group.n_nodes() as f64

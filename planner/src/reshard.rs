@@ -124,6 +124,18 @@ pub enum ReshardError {
         /// In which.
         which: &'static str,
     },
+    /// A parameter is another layer's in one of the models alone.
+    #[error(
+        "parameter `{name}` of layer {layer} is one with that of another layer in the {which} plan's model only"
+    )]
+    Tied {
+        /// Position of its layer.
+        layer: u64,
+        /// Its name.
+        name: String,
+        /// In which.
+        which: &'static str,
+    },
     /// A parameter has another shape.
     #[error(
         "parameter `{name}` of layer {layer} has shape {first:?} in the first plan and {second:?} in the second"
@@ -165,7 +177,21 @@ struct Side<'a> {
     devices: Option<Vec<u64>>,
 }
 
+/// A parameter: the position of its layer, and its name.
+type Place = (u64, String);
+
 impl<'a> Side<'a> {
+    /// Parameters that are one: owner and copy.
+    fn ties(&self) -> BTreeSet<[Place; 2]> {
+        let model = &self.open.model;
+        let place = |one: ParameterRef| {
+            let before = model.sequence.iter().take_while(|run| run.layer != one.layer);
+            let layer: u64 = before.map(|run| run.count).sum();
+            (layer, model.layers[one.layer].tensors[one.tensor.0].name.clone())
+        };
+        model.ties.iter().map(|tie| [tie.owner, tie.copy].map(place)).collect()
+    }
+
     fn new((plan, open): (&'a Plan, &'a OpenPlan)) -> Result<Self, ReshardError> {
         let mut side =
             Self { plan, open, held: Vec::new(), shapes: Vec::new(), layers: Vec::new(), devices: None };
@@ -352,7 +378,13 @@ impl<'a> Reshard<'a> {
                 return Err(ReshardError::Missing { layer, name, which: "second" });
             }
         }
-        Ok(())
+        let (first, second) = (self.from.ties(), self.to.ties());
+        let only = |some: &BTreeSet<[Place; 2]>, others: &BTreeSet<[Place; 2]>, which: &'static str| {
+            let [_, (layer, name)] = some.difference(others).next()?.clone();
+            Some(ReshardError::Tied { layer, name, which })
+        };
+        let other = only(&first, &second, "first").or_else(|| only(&second, &first, "second"));
+        other.map_or(Ok(()), Err)
     }
 
     /// Position of the link tier between two ranks, where both plans are of one cluster or of a part of it.

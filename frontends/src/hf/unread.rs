@@ -20,7 +20,7 @@ enum Harmless {
     On,
     /// That there is no more than one.
     One,
-    /// None: zero, or an empty list.
+    /// None: zero, or a list or an object without anything.
     Zero,
 }
 
@@ -37,7 +37,7 @@ const QWEN_MIXTURES: [&str; 2] = ["qwen2_moe", "qwen3_moe"];
 const MIXTURES: [&str; 6] = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"];
 
 #[rustfmt::skip]
-const UNREAD: [Unread; 43] = [
+const UNREAD: [Unread; 44] = [
     ("add_cross_attention",     Harmless::Off,    &[]),
     ("alibi",                   Harmless::Off,    &["falcon"]),
     ("attention_chunk_size",    Harmless::Absent, &[]),
@@ -74,6 +74,7 @@ const UNREAD: [Unread; 43] = [
     ("num_kv_heads",            Harmless::Absent, &["falcon"]),
     ("num_kv_shared_layers",    Harmless::Absent, &[]),
     ("num_local_experts",       Harmless::One,    &MIXTURES),
+    ("pruned_heads",            Harmless::Zero,   &[]),
     ("qk_layernorm",            Harmless::Off,    &[]),
     ("residual_multiplier",     Harmless::One,    &[]),
     ("shared_expert_intermediate_size", Harmless::Zero, &["qwen2_moe"]),
@@ -104,7 +105,13 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
             Harmless::Off => value.as_bool() == Some(false),
             Harmless::On => value.as_bool() == Some(true),
             Harmless::One => value.as_f64().is_some_and(|value| value == 1.0 || value == 0.0),
-            Harmless::Zero => value.as_f64() == Some(0.0) || value.as_array().is_some_and(Vec::is_empty),
+            Harmless::Zero => match value {
+                Value::Array(list) => list.is_empty(),
+                Value::Object(object) => object.is_empty(),
+                Value::Number(_) | Value::Null | Value::Bool(_) | Value::String(_) => {
+                    value.as_f64() == Some(0.0)
+                }
+            },
         };
         if !is_harmless && !families.contains(&fields.family) {
             return Err(unread(fields, name, kind(value)));

@@ -15,6 +15,7 @@ use executor::observe::Nobody;
 use executor::run::{Outcome, Tensors, programs, run_observed};
 use executor::states::States;
 use executor::taken::taken;
+use frontends::shipped_model;
 use ir::lower::{LayerChoice, Recompute};
 use ir::plan::Plan;
 use ir::plan::check::{OpenPlan, open};
@@ -25,7 +26,7 @@ use ir::strategy::{AxisUse, Strategy};
 use planner::reshard::{Givers, Reshard, StateSizes};
 use planner::rewrite::parts::{Stands, parts};
 use serde_json::Value;
-use tests::planner;
+use tests::{done, planner};
 
 /// Layouts of eight devices for a mixture of experts, as pins.
 const OF_EXPERTS: [&str; 5] = [
@@ -396,6 +397,27 @@ fn broken_checkpoints_are_refused() {
         complaint(&plan_file("broken", "gpt", "dp=8,zero=1"), at, nothing, &[]),
     ];
     insta::assert_snapshot!(said.join("\n"));
+}
+
+/// Of two models whose layers are alike one has a table for embedding and head: the other's head has states of its own.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a model is written to a file of its own")]
+fn a_tied_head_is_no_head_of_its_own() {
+    let plan = |is_tied: bool| {
+        let mut config: Value = serde_json::from_str(shipped_model("gpt2").unwrap().text).unwrap();
+        config["tie_word_embeddings"] = is_tied.into();
+        let files = ["model", "plan"].map(|what| scratch(&format!("tied-{is_tied}-{what}.json")));
+        let [model, plan] = files.map(|file| file.to_string_lossy().into_owned());
+        fs::write(&model, config.to_string()).unwrap();
+        done(&["optimize", &model, "dgx-h100", "--devices", "1", "--global-batch", "8", "-o", &plan]);
+        plan
+    };
+    let (tied, untied) = (plan(true), plan(false));
+    for (from, to, which) in [(&tied, &untied, "first"), (&untied, &tied, "second")] {
+        let said = planner(&["reshard", from, to]);
+        let why = format!("is one with that of another layer in the {which} plan's model only");
+        assert!(said.code == 2 && said.err.contains(&why) && said.err.contains("of one model"), "{said}");
+    }
 }
 
 #[test]

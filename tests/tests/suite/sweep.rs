@@ -228,4 +228,14 @@ fn a_front_without_a_plan_is_no_answer() {
     let said = planner(&["pareto", "gpt3-175b", "dgx-h100", "--try-devices", "1", "--try-memory", "40"]);
     assert_eq!(said.code, 3, "{said}");
     assert!(said.err.contains("no plan fits at any of 1 points"), "{said}");
+    assert!(said.out.contains("no plan with devices 1, memory 40: "), "{said}");
+    assert!(!said.out.contains("price"), "{said}");
+}
+
+#[test]
+fn less_memory_than_the_reserve_is_told_as_such() {
+    let front = json(&["pareto", "gpt2", "dgx-h100", "--try-devices", "8", "--try-memory", "2,80"]);
+    let without = &front["without_plan"];
+    assert_eq!((&front["n_without_plan"], &without[0]["point"]["memory"]), (&1.into(), &2.0.into()));
+    assert_eq!(without[0]["no_plan"], "a reserve of 6.8 GiB leaves nothing of a device of 2.0 GiB");
 }
