@@ -41,12 +41,10 @@ pub(crate) enum Failure {
     #[error(transparent)]
     NoPlan(#[from] NoPlan),
     /// None of many questions has an answer; the table has been printed.
-    #[error("no plan fits at any of {n_points} points\nhint: {hint}")]
+    #[error("no plan fits at any of {n_points} points\nhint: what was printed says of each what is missing")]
     NoPoint {
         /// How many were asked.
         n_points: usize,
-        /// Where the reasons are.
-        hint: &'static str,
     },
     /// Ctrl-C, before all of many questions were asked; what came of the others has been printed.
     #[error("stopped: {n_done} of {n_points} points are worked out\nhint: {hint}")]

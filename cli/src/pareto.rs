@@ -70,8 +70,7 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     if let Some(stopped) = stopped {
         return Err(stopped);
     }
-    let hint = "the lines above say of each what is missing";
-    if planned.is_empty() { Err(Failure::NoPoint { n_points: rows.len(), hint }) } else { Ok(()) }
+    if planned.is_empty() { Err(Failure::NoPoint { n_points: rows.len() }) } else { Ok(()) }
 }
 
 /// Memories to try, in GiB: shares of that of the smallest device.

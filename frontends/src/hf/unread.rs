@@ -1,7 +1,7 @@
 //! Fields that change a model and that no reader of its family knows: refused, for the model that is planned would be
 //! another.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::NATIVE_HINT;
 use super::fields::Fields;
@@ -105,13 +105,11 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
             Harmless::Off => value.as_bool() == Some(false),
             Harmless::On => value.as_bool() == Some(true),
             Harmless::One => value.as_f64().is_some_and(|value| value == 1.0 || value == 0.0),
-            Harmless::Zero => match value {
-                Value::Array(list) => list.is_empty(),
-                Value::Object(object) => object.is_empty(),
-                Value::Number(_) | Value::Null | Value::Bool(_) | Value::String(_) => {
-                    value.as_f64() == Some(0.0)
-                }
-            },
+            Harmless::Zero => {
+                value.as_f64() == Some(0.0)
+                    || value.as_array().is_some_and(Vec::is_empty)
+                    || value.as_object().is_some_and(Map::is_empty)
+            }
         };
         if !is_harmless && !families.contains(&fields.family) {
             return Err(unread(fields, name, kind(value)));
