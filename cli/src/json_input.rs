@@ -14,16 +14,9 @@ pub(crate) fn parse<T: DeserializeOwned>(file: &str, text: &str, hint: &str) -> 
         let place = error.path().to_string();
         // `?` stands for a key that was not read to its end, `.` for the whole.
         let place = place.trim_end_matches(['?', '.']).to_owned();
-        if error.inner().is_syntax() && is_json(text) {
-            let inner = error.inner();
-            let position = Position { line: inner.line().max(1), column: inner.column().max(1) };
-            let what = "expected a name in quotes, found something else".to_owned();
-            let input = InputError { position: Some(position), place, ..InputError::whole(file, what) };
-            return input.with_hint(hint);
-        }
-        fault((file, hint), place, error.inner())
+        fault((file, text, hint), place, error.inner())
     })?;
-    reader.end().map_err(|error| fault((file, hint), String::new(), &error))?;
+    reader.end().map_err(|error| fault((file, text, hint), String::new(), &error))?;
     Ok(read)
 }
 
@@ -34,7 +27,7 @@ fn is_json(text: &str) -> bool {
 }
 
 /// A fault that the JSON reader found.
-fn fault((file, hint): (&str, &str), place: String, error: &serde_json::Error) -> InputError {
+fn fault((file, text, hint): (&str, &str, &str), place: String, error: &serde_json::Error) -> InputError {
     /// serde quotes whole strings of the file.
     const SHOWN: usize = 300;
     let full = error.to_string();
@@ -44,18 +37,22 @@ fn fault((file, hint): (&str, &str), place: String, error: &serde_json::Error) -
     if what.len() < plain.len() {
         what.push('…');
     }
-    let hint = if error.is_eof() {
-        "the file ends in the middle: is it truncated?"
-    } else if error.is_syntax() {
-        "JSON has no comments, no trailing commas, no single quotes and no NaN or Infinity"
+    let (what, hint) = if error.is_data() {
+        (what, hint)
+    } else if error.is_syntax() && is_json(text) {
+        ("expected a name in quotes, found something else".to_owned(), hint)
     } else {
-        hint
+        let hint = match error.is_eof() {
+            true => "the file ends in the middle: is it truncated?",
+            false => "JSON has no comments, no trailing commas, no single quotes and no NaN or Infinity",
+        };
+        (format!("not JSON: {}", what.to_lowercase()), hint)
     };
     InputError {
         file: file.into(),
         position: Some(Position { line: error.line().max(1), column: error.column().max(1) }),
         place,
-        what: if error.is_data() { what } else { format!("not JSON: {}", what.to_lowercase()) },
+        what,
         hint: Some(hint.into()),
     }
 }

@@ -6,7 +6,7 @@ use ir::cluster::DeviceGroup;
 use ir::names::Roles;
 use ir::positions::too_short;
 use ir::slices::sliced_model;
-use ir::units::{Bytes, GIB};
+use ir::units::Bytes;
 
 use crate::candidate::{Dropped, Scope};
 use crate::forbid;
@@ -277,11 +277,6 @@ pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<No
     let devices = cluster.device_memory();
     let n_devices = cluster.n_devices() as f64;
     let room = devices - Bytes(scope.reserve() * n_devices);
-    if room <= Bytes::ZERO {
-        let [reserve, memory] = [scope.reserve(), devices.0 / n_devices].map(|bytes| bytes / GIB);
-        let what = format!("a reserve of {reserve:.1} GiB leaves nothing of a device of {memory:.1} GiB");
-        return Some(NoPlan::Impossible { what });
-    }
     let on_node = |group: &DeviceGroup| {
         let stores = [NodeStore::Host, NodeStore::Nvme].map(|store| store.capacity(group, scope.constants));
         stores.into_iter().sum::<Bytes>() * group.n_nodes() as f64
@@ -292,13 +287,17 @@ pub(crate) fn states_overflow(scope: &Scope<'_>, request: &Request) -> Option<No
     };
     let needed = gradients + (others - elsewhere).max(Bytes::ZERO);
     let rest = if elsewhere > Bytes::ZERO { " that hosts have no room for" } else { "" };
+    let (term, states) = match room > Bytes::ZERO {
+        true => (format!("parameters, gradients and optimizer state{rest}"), needed),
+        false => ("the reserve alone".to_owned(), Bytes::ZERO),
+    };
     (needed > room).then(|| match without_experts(request) {
         Some(what) => NoPlan::Impossible { what },
         None => NoPlan::NothingFits {
             need: Need::Any,
             stage: 0,
-            term: format!("parameters, gradients and optimizer state{rest}"),
-            needed: needed * (1.0 / n_devices) + Bytes(scope.reserve()),
+            term,
+            needed: states * (1.0 / n_devices) + Bytes(scope.reserve()),
             capacity: devices * (1.0 / n_devices),
             also: None,
             relaxations: Vec::new(),

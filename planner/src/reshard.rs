@@ -178,18 +178,20 @@ struct Side<'a> {
 }
 
 /// A parameter: the position of its layer, and its name.
-type Place = (u64, String);
+type Place = (usize, String);
 
 impl<'a> Side<'a> {
     /// Parameters that are one: owner and copy.
     fn ties(&self) -> BTreeSet<[Place; 2]> {
-        let model = &self.open.model;
-        let place = |one: ParameterRef| {
-            let before = model.sequence.iter().take_while(|run| run.layer != one.layer);
-            let layer: u64 = before.map(|run| run.count).sum();
-            (layer, model.layers[one.layer].tensors[one.tensor.0].name.clone())
-        };
-        model.ties.iter().map(|tie| [tie.owner, tie.copy].map(place)).collect()
+        let place = |one| self.place(one);
+        self.open.model.ties.iter().filter_map(|tie| Some([place(tie.owner)?, place(tie.copy)?])).collect()
+    }
+
+    /// Where a parameter is; its layer occurs once where it is tied.
+    fn place(&self, one: ParameterRef) -> Option<Place> {
+        let is_of_kind = |(entry, _): &(usize, usize)| self.open.entries[*entry].layer == one.layer;
+        let layer = self.layers.iter().position(is_of_kind)?;
+        Some((layer, self.name(one).to_owned()))
     }
 
     fn new((plan, open): (&'a Plan, &'a OpenPlan)) -> Result<Self, ReshardError> {
@@ -255,31 +257,30 @@ impl<'a> Side<'a> {
     /// Ranks on which the first device of every stage that holds a state of a layer's parameter is. The copy of a tie
     /// is read and never updated; of two stages with one chunk only the first updates.
     fn stages(&self, layer: usize, name: &str, state: State) -> Vec<u64> {
-        let (entry, chunk) = self.layers[layer];
-        let kind = self.open.entries[entry].layer;
+        let (_, chunk) = self.layers[layer];
         let stages = self.plan.stages_of_chunk(chunk);
-        let is_copy = self.open.model.ties.iter().any(|tie| {
-            tie.copy.layer == kind && self.open.model.layers[kind].tensors[tie.copy.tensor.0].name == name
-        });
         match state {
             State::Parameter => stages,
-            State::Optimizer if is_copy => Vec::new(),
+            State::Optimizer if self.tie_of(layer, name).is_some() => Vec::new(),
             State::Optimizer => stages.into_iter().take(1).collect(),
         }
     }
 
     /// The layer whose states a layer's parameter has: its owner's, where it is the copy of a tie.
     fn owner(&self, layer: usize, name: &str) -> (usize, String) {
-        let kind_of = |layer: usize| self.open.entries[self.layers[layer].0].layer;
-        let tensor =
-            |side: ParameterRef| self.open.model.layers[side.layer].tensors[side.tensor.0].name.clone();
-        let is_copy = |tie: &&Tie| tie.copy.layer == kind_of(layer) && tensor(tie.copy) == name;
-        let tie = self.open.model.ties.iter().find(is_copy);
-        let owner = tie.and_then(|tie| {
-            let at = (0..self.layers.len()).find(|&layer| kind_of(layer) == tie.owner.layer)?;
-            Some((at, tensor(tie.owner)))
-        });
+        let owner = self.tie_of(layer, name).and_then(|tie| self.place(tie.owner));
         owner.unwrap_or_else(|| (layer, name.to_owned()))
+    }
+
+    /// The tie of which a layer's parameter is the copy.
+    fn tie_of(&self, layer: usize, name: &str) -> Option<&'a Tie> {
+        let kind = self.open.entries[self.layers[layer].0].layer;
+        let is_copy = |tie: &&Tie| tie.copy.layer == kind && self.name(tie.copy) == name;
+        self.open.model.ties.iter().find(is_copy)
+    }
+
+    fn name(&self, one: ParameterRef) -> &'a str {
+        &self.open.model.layers[one.layer].tensors[one.tensor.0].name
     }
 
     /// The layer whose tensors a layer's parameter has: its owner's, where it is a copy that the owner holds.
@@ -381,7 +382,7 @@ impl<'a> Reshard<'a> {
         let (first, second) = (self.from.ties(), self.to.ties());
         let only = |some: &BTreeSet<[Place; 2]>, others: &BTreeSet<[Place; 2]>, which: &'static str| {
             let [_, (layer, name)] = some.difference(others).next()?.clone();
-            Some(ReshardError::Tied { layer, name, which })
+            Some(ReshardError::Tied { layer: layer as u64, name, which })
         };
         let other = only(&first, &second, "first").or_else(|| only(&second, &first, "second"));
         other.map_or(Ok(()), Err)

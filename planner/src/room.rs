@@ -111,7 +111,7 @@ struct Works {
     free: Work,
     /// In the memory that there is, as far as it was asked.
     known: Vec<(FamilyKind, Work)>,
-    /// The same of all schedules that hold as much.
+    /// The same of all schedules that hold as much, where it is more than where memory is free.
     kept: Vec<WorkInRoom>,
 }
 
@@ -121,11 +121,6 @@ impl Works {
         // Virtual stages keep no less than whole ones.
         let whole = || of(FamilyKind::WholeStages).filter(|_| kind == FamilyKind::VirtualStages);
         of(kind).or_else(whole).unwrap_or(self.free)
-    }
-
-    /// What is known of schedules that hold as much, where it is more than where memory is free.
-    fn in_room(self) -> impl Iterator<Item = WorkInRoom> {
-        self.kept.into_iter().filter(move |kept| kept.work != self.free)
     }
 }
 
@@ -257,7 +252,7 @@ impl Scope<'_> {
         let all = self.works_in_room((tables, &mut ready), candidates[0], goal)?;
         let mut times: Vec<Seconds> = candidates.iter().map(|one| self.time_in(one, &all)).collect();
         let likely = times[0];
-        let mut works: Vec<Vec<WorkInRoom>> = vec![all.in_room().collect(); candidates.len()];
+        let mut works = vec![all.kept; candidates.len()];
         let open = candidates.iter().zip(times.iter_mut().zip(&mut works)).rev();
         for (one, (time, works)) in open.filter(|(_, (time, _))| time.0 < limit) {
             if one.micro_batch == tables.bench.candidate.micro_batch {
@@ -269,7 +264,7 @@ impl Scope<'_> {
                 && let Some(own) = self.works_in_room((tables, &mut ready), one, goal)
             {
                 *time = time.max(self.time_in(one, &own));
-                works.extend(own.in_room());
+                works.extend(own.kept);
             }
             if time.0 < limit {
                 break;
@@ -355,7 +350,9 @@ impl Scope<'_> {
         for family in self.families(candidate) {
             let InRoom { work, anywhere } = self.work_in_room((tables, ready), (candidate, &family), goal)?;
             works.known.push((family.kind, work));
-            works.kept.push(WorkInRoom::new(candidate, &family.in_flight, anywhere));
+            if anywhere != works.free {
+                works.kept.push(WorkInRoom::new(candidate, &family.in_flight, anywhere));
+            }
             if goal.effort == Effort::GivesUp && self.in_family(candidate, work, &family).0 < goal.limit {
                 break;
             }
