@@ -21,6 +21,9 @@ use crate::terminal::Terminal;
 /// Mean error that a fit to a few runs may leave before it is told: four times what is left for most sources.
 const FAR: f64 = 0.1;
 
+/// Error that is told where there is one run: more than repeats of a run differ by.
+const TOLD: f64 = 0.03;
+
 /// Error from which on there is something else wrong: software, at its slowest, takes twice as long.
 pub(crate) const TOO_FAR: f64 = 0.5;
 
@@ -48,6 +51,11 @@ pub(crate) fn run(args: &CalibrateArgs, terminal: &mut Terminal<'_>) -> Result<(
             writeln!(
                 terminal.err,
                 "warning: the runs stay far from what is predicted, or from each other: predictions say so by their intervals"
+            )?;
+        } else if fitted.provenance.len() == 1 && fitted.after > TOLD {
+            writeln!(
+                terminal.err,
+                "note: a run alone may be off by chance and is followed in part; a second one that agrees is followed nearly whole"
             )?;
         }
         (constants, provenance) = (fitted.constants, [provenance, fitted.provenance].concat());
@@ -78,13 +86,10 @@ struct Fitted {
 
 fn fitted(file: &str, start: &Constants) -> Result<Fitted, Failure> {
     let rows = runs(file)?;
-    if let Some(row) = rows.iter().find(|row| row.measured().is_none()) {
-        let found = row.step_s.map_or("nothing".to_owned(), |time| time.to_string());
-        return Err(Failure::argument_with_hint(
-            format!("{file}: {}: step_s: expected seconds above 0, found {found}", row.id),
-            "every run has the time of a step, in the column step_s",
-        ));
-    }
+    rows.iter().enumerate().try_for_each(|(at, row)| is_run(row, &rows[..at])).map_err(|(what, hint)| {
+        let fault = format!("{file}: {what}");
+        Failure::argument_with_hint(fault, hint)
+    })?;
     let (cases, omitted) = cases(&rows, start);
     if let Some(row) = omitted.first() {
         return Err(Failure::argument(format!("{file}: {}: {}", row.row.id, row.reason)));
@@ -101,6 +106,35 @@ fn fitted(file: &str, start: &Constants) -> Result<Fitted, Failure> {
     };
     let provenance = cases.iter().map(said).collect();
     Ok(Fitted { before: error(start), after: error(&constants), constants, provenance })
+}
+
+/// Whether a row is a run to be fitted to, beside those above it.
+///
+/// # Errors
+/// What is wrong with it, and what to do.
+fn is_run(row: &Row, above: &[Row]) -> Result<(), (String, &'static str)> {
+    let id = &row.id;
+    if id.is_empty() {
+        let what = format!("row {}: column id: expected a name, found nothing", above.len() + 1);
+        return Err((what, "every run has a name of its own"));
+    }
+    if above.iter().any(|one| one.id == *id) {
+        return Err((
+            format!("{id}: column id: two runs have this name"),
+            "repeats of a run have names of their own",
+        ));
+    }
+    if row.oom == 1 {
+        let what =
+            format!("{id}: column oom: 1 is a run that died of memory, which has no step to be fitted to");
+        return Err((what, "leave the run out, or write 0 where it went through"));
+    }
+    if row.measured().is_none() {
+        let found = row.step_s.map_or("nothing".to_owned(), |time| time.to_string());
+        let what = format!("{id}: step_s: expected seconds above 0, found {found}");
+        return Err((what, "every run has the time of a step, in the column step_s"));
+    }
+    Ok(())
 }
 
 /// The constants of a calibration beside the shipped ones.

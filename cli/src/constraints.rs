@@ -18,7 +18,6 @@ const EXAMPLE: &str = "for example {\"layers\": {\"decoder\": {\"parts\": {\"mlp
 pub(crate) fn read(file: &str) -> Result<Constraints, Failure> {
     let text = read_file(Path::new(file), file, frontends::MAX_FILE_BYTES)?;
     let read: Constraints = json_input::parse(file, &text, EXAMPLE)?;
-    frontends::key_twice(file, &text)?;
     if read.is_empty() {
         return Err(InputError::whole(file, "nothing is said of any layer").with_hint(EXAMPLE).into());
     }

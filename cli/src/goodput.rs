@@ -140,11 +140,12 @@ impl Period {
         };
         let n_failures = trace.iter().filter(|stop| stop.at < end).count();
         if n_failures == 0 && args.failures.is_none() {
+            let what = match asked {
+                Some(_) => "no failure of the trace is in the days asked for",
+                None => "the trace ends with its last failure, and with --restart 0 training goes on at once",
+            };
             let hint = "take more --days, or say with --failures how often devices fail";
-            return Err(Failure::argument_with_hint(
-                "no failure of the trace is in the days asked for",
-                hint,
-            ));
+            return Err(Failure::argument_with_hint(what, hint));
         }
         Ok(Self { end, of_trace: Some(observed / n_failures as f64) })
     }

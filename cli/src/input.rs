@@ -71,10 +71,7 @@ pub(crate) fn plan(argument: &str) -> Result<(Plan, OpenPlan), Failure> {
         return Err(InputError::whole(argument, "the file is empty, expected a plan").into());
     }
     let plan = match text.trim_start() {
-        start if start.starts_with('{') => {
-            frontends::key_twice(argument, &text)?;
-            json_input::parse(argument, &text, WRITE_ONE)?
-        }
+        start if start.starts_with('{') => json_input::parse(argument, &text, WRITE_ONE)?,
         start if start.starts_with("plan ") || start.starts_with('#') => plan_text(argument, &text)?,
         _ => return Err(InputError::whole(argument, "expected a JSON object").with_hint(WRITE_ONE).into()),
     };

@@ -9,6 +9,7 @@ pub(crate) fn parse<T: DeserializeOwned>(file: &str, text: &str, hint: &str) -> 
         let what = "the file is empty, expected a JSON object".to_owned();
         return Err(InputError::whole(file, what).with_hint(hint));
     }
+    frontends::key_twice(file, text)?;
     let mut reader = serde_json::Deserializer::from_str(text);
     let read: T = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let place = error.path().to_string();
@@ -26,6 +27,9 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
+/// What the JSON reader says of a number like 1e400, which is JSON all the same.
+const TOO_LARGE: &str = "number out of range";
+
 /// A fault that the JSON reader found.
 fn fault((file, text, hint): (&str, &str, &str), place: String, error: &serde_json::Error) -> InputError {
     /// serde quotes whole strings of the file.
@@ -37,7 +41,7 @@ fn fault((file, text, hint): (&str, &str, &str), place: String, error: &serde_js
     if what.len() < plain.len() {
         what.push('…');
     }
-    let (what, hint) = if error.is_data() {
+    let (what, hint) = if error.is_data() || what == TOO_LARGE {
         (what, hint)
     } else if error.is_syntax() && is_json(text) {
         ("expected a name in quotes, found something else".to_owned(), hint)
@@ -83,6 +87,10 @@ mod tests {
                 .starts_with("p.json:1:22: schema_version: expected a whole number from 0, found \"a\"")
         );
         assert!(fault("{\"schema_version\": NaN}").contains("no NaN"));
+        assert!(fault("{\"schema_version\": 1e400}").contains("number out of range"));
+        let twice = "{\"order\": 1, \"order\": 2}";
+        let twice = parse::<serde_json::Value>("p.json", twice, "hint").unwrap_err().to_string();
+        assert_eq!(twice, "p.json:1:23: order: this key is in its object twice");
     }
 
     #[test]

@@ -52,6 +52,13 @@ impl Question {
         }
         let defaults = Job::defaults(&model.value, &cluster);
         let sequence = args.seq_len.unwrap_or(defaults.sequence);
+        if let Some(n_modules) = args.added.mtp.filter(|n_modules| *n_modules >= sequence) {
+            let tokens = crate::figures::counted(sequence, "token");
+            return Err(Failure::argument_with_hint(
+                format!("--mtp: module {n_modules} has no token to predict in a sequence of {tokens}"),
+                "take fewer modules, or a longer --seq-len",
+            ));
+        }
         let mut warnings: Vec<String> =
             pad(&mut model.value, args.vocabulary_multiple).iter().map(padded).collect();
         warnings.extend(lengthen(&mut model.value, sequence).iter().map(lengthened));

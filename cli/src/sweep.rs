@@ -216,7 +216,8 @@ fn answered(
                 no_plan: wrong.to_string().lines().next().map(str::to_owned),
             },
             Ok((digest, question)) => match file.rows.iter().find(|row| row.question == digest) {
-                Some(row) => row.clone(),
+                // The same question may have been asked by other numbers: nodes instead of devices.
+                Some(row) => Row { point, ..row.clone() },
                 None => {
                     let row = worked_out((digest, &question), point, grid, interrupt)?;
                     // A search that was stopped has not the best plan.

@@ -63,9 +63,10 @@ impl ResultFile {
 fn row(file: &str, at: usize, line: &str) -> Result<Row, InputError> {
     let found: Row =
         serde_json::from_str(line).map_err(|error| no_result(file, at, error.column().max(1)))?;
-    // A time that no search found.
+    // A time that no search found, or neither a plan nor why there is none.
     let is_time = |plan: &Figures| plan.step_time_s.is_finite() && plan.step_time_s > 0.0;
-    if found.plan.as_ref().is_none_or(is_time) { Ok(found) } else { Err(no_result(file, at, 1)) }
+    let is_outcome = found.plan.as_ref().map_or(found.no_plan.is_some(), is_time);
+    if is_outcome { Ok(found) } else { Err(no_result(file, at, 1)) }
 }
 
 fn no_result(file: &str, at: usize, column: usize) -> InputError {

@@ -256,34 +256,49 @@ pub(crate) fn of_experts(found: &Validation) -> String {
     )
 }
 
-pub(crate) const FEW_RUNS_COLUMNS: [(&str, Side); 6] = [
+pub(crate) const FEW_RUNS_COLUMNS: [(&str, Side); 7] = [
     ("source", Side::Left),
-    ("other rows", Side::Right),
+    ("rows", Side::Right),
     ("before", Side::Right),
-    ("after", Side::Right),
-    ("max after", Side::Right),
-    ("bias after", Side::Right),
+    ("by one", Side::Right),
+    ("by three", Side::Right),
+    ("p90 by three", Side::Right),
+    ("bias by three", Side::Right),
 ];
 
+/// What calibrations are worth over the sources that a fit has seen, and over the others.
 pub(crate) fn few_runs_headline(few: &[FewRuns]) -> String {
-    let mean = |of: fn(&FewRuns) -> f64| few.iter().map(of).sum::<f64>() / few.len().max(1) as f64;
+    let of = |is_unseen: bool| {
+        let few: Vec<&FewRuns> = few.iter().filter(|one| one.is_unseen == is_unseen).collect();
+        let mean =
+            |of: fn(&FewRuns) -> f64| few.iter().map(|one| of(one)).sum::<f64>() / few.len().max(1) as f64;
+        format!(
+            "{} before, {} by one run, {} by three (nine of ten rows within {})",
+            percent(mean(|one| one.before.mean)),
+            percent(mean(|one| one.by_one.mean)),
+            percent(mean(|one| one.by_three.mean)),
+            percent(mean(|one| one.by_three.p90)),
+        )
+    };
+    let n_unseen = few.iter().filter(|one| one.is_unseen).count();
     format!(
-        "equal-weight mean over {} sources {} before, {} after, when nine of ten rows are within {}",
-        few.len(),
-        percent(mean(|one| one.before.mean)),
-        percent(mean(|one| one.after.mean)),
-        percent(mean(|one| one.after.p90)),
+        "equal-weight mean over {} sources {}; over {n_unseen} that no fit has seen {}",
+        few.len() - n_unseen,
+        of(false),
+        of(true)
     )
 }
 
 pub(crate) fn few_runs_row(one: &FewRuns) -> Vec<String> {
+    let unseen = if one.is_unseen { " (unseen)" } else { "" };
     vec![
-        one.source.clone(),
-        one.after.rows.to_string(),
+        format!("{}{unseen}", one.source),
+        one.n_rows.to_string(),
         percent(one.before.mean),
-        percent(one.after.mean),
-        percent(one.after.max),
-        signed(one.after.bias),
+        percent(one.by_one.mean),
+        percent(one.by_three.mean),
+        percent(one.by_three.p90),
+        signed(one.by_three.bias),
     ]
 }
 

@@ -114,8 +114,8 @@ to need more than a device has.
 ";
 
 const PAGE_FEW_RUNS: &str = "\
-## After a calibration by three runs
+## After a calibration by a few runs
 
-Three rows of a source, at a sixth, a half and five sixths of its table, go to the code behind `planner calibrate`; the other
-rows are predicted with the shipped constants (`before`) and with the calibration (`after`).
+One row of a source, or three that lie evenly in its table, go to the code behind `planner calibrate`; the other rows are
+predicted with the shipped constants (`before`) and with the calibration. Rows are drawn eight times; errors are of all draws.
 ";

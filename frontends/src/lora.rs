@@ -21,7 +21,7 @@ pub struct Lora {
     pub targets: Vec<String>,
 }
 
-/// Largest rank: beyond, an adapter is no smaller than what it adapts.
+/// Largest rank of any model: no known product has so many rows.
 const MAX_RANK: u64 = 1 << 16;
 
 /// Hugging Face's names of projections and ours (peft's `target_modules`).
@@ -59,6 +59,9 @@ pub fn adapt(model: &mut Model, lora: &Lora) -> Result<(), String> {
     }
     if per_layer.iter().all(Vec::is_empty) {
         return Err("the model has no products of attention or MLP to adapt".into());
+    }
+    for (layer, names) in model.layers.iter().zip(&per_layer) {
+        names.iter().try_for_each(|name| check_rank(layer, name, lora.rank))?;
     }
     for (layer, names) in model.layers.iter_mut().zip(per_layer) {
         layer.tensors.iter_mut().for_each(freeze);
@@ -121,17 +124,54 @@ fn add_rank(layer: &mut Layer, rank: u64) -> DimId {
     DimId(layer.dims.len() - 1)
 }
 
+/// Refuses a rank beyond that of a product's weight: `a b` has no more than the product itself.
+fn check_rank(layer: &Layer, name: &str, rank: u64) -> Result<(), String> {
+    let Some(op) = layer.ops.iter().find(|op| op.name == name) else { return Ok(()) };
+    let WeightDims { batch, rows, columns } = WeightDims::of(layer, op);
+    let length = |dims: &[DimId]| -> u64 {
+        let own = dims.iter().filter(|dim| !batch.contains(dim));
+        own.filter_map(|dim| layer.dims[dim.0].extent.fixed()).product()
+    };
+    let (rows, columns) = (length(&rows), length(&columns));
+    if rank <= rows.min(columns) {
+        return Ok(());
+    }
+    Err(format!(
+        "the rank is {rank}, and `{name}` has a weight of {rows} x {columns}: expected {} at most",
+        rows.min(columns)
+    ))
+}
+
+/// Dims of a product's weight.
+struct WeightDims {
+    /// Those that input and result have too: experts.
+    batch: Vec<DimId>,
+    /// Those that are summed over, and of the batch.
+    rows: Vec<DimId>,
+    /// Those that only the result has.
+    columns: Vec<DimId>,
+}
+
+impl WeightDims {
+    fn of(layer: &Layer, op: &Op) -> Self {
+        let dims = |tensor: TensorId| &layer.tensors[tensor.0].dims;
+        let (x, w, y) = (dims(op.operands[0]), dims(op.operands[1]), dims(op.results[0]));
+        let batch: Vec<DimId> = w.iter().copied().filter(|d| x.contains(d) && y.contains(d)).collect();
+        let rows = w.iter().copied().filter(|d| !y.contains(d) || batch.contains(d)).collect();
+        let columns = w.iter().copied().filter(|d| !x.contains(d)).collect();
+        Self { batch, rows, columns }
+    }
+}
+
 /// Puts `a`, the scale, `b` and the addition behind a product.
 fn adapt_product(layer: &mut Layer, name: &str, rank: DimId, lora: &Lora) {
     let Some(at) = layer.ops.iter().position(|op| op.name == name) else { return };
     let (copy, at) = second_copy(layer, at);
-    let [weight, result] = [layer.ops[at].operands[1], layer.ops[at].results[0]];
+    let WeightDims { batch, rows, columns } = WeightDims::of(layer, &layer.ops[at]);
+    let result = layer.ops[at].results[0];
     let dims = |tensor: TensorId| layer.tensors[tensor.0].dims.clone();
-    let (x, w, y) = (dims(copy), dims(weight), dims(result));
-    let batch: Vec<DimId> = w.iter().copied().filter(|d| x.contains(d) && y.contains(d)).collect();
+    let (x, y) = (dims(copy), dims(result));
     let summed = |d: &DimId| x.contains(d) && !y.contains(d);
-    let rows: Vec<DimId> = w.iter().copied().filter(|d| !y.contains(d) || batch.contains(d)).collect();
-    let columns: Vec<DimId> = w.iter().copied().filter(|d| !x.contains(d)).collect();
     let inner: Vec<DimId> = x.iter().copied().filter(|d| !summed(d)).chain([rank]).collect();
     let base = tensor(layer, format!("{name}.base"), y, Role::Activation);
     layer.ops[at].results[0] = base;
@@ -231,6 +271,18 @@ mod tests {
         assert!(error.starts_with("no product is called `query`: the model has attention.k, attention.out,"));
         assert!(adapted("llama-3-8b", &lora(0, None, &[])).is_err());
         assert!(adapted("llama-3-8b", &lora(8, Some(f64::NAN), &[])).is_err());
+    }
+
+    #[test]
+    fn a_rank_beyond_that_of_a_weight_is_refused() {
+        assert!(adapted("llama-3-8b", &lora(1024, None, &[])).is_ok());
+        assert_eq!(
+            adapted("llama-3-8b", &lora(1025, None, &["v"])).unwrap_err(),
+            "the rank is 1025, and `attention.v` has a weight of 4096 x 1024: expected 1024 at most"
+        );
+        assert!(adapted("llama-3-8b", &lora(1025, None, &["mlp"])).is_ok());
+        // An expert's weight, not that of all eight together.
+        assert!(adapted("mixtral-8x7b", &lora(4097, None, &["mlp.gate"])).is_err());
     }
 
     #[test]

@@ -51,7 +51,18 @@ pub(crate) fn read_native(document: &Document<'_>) -> Result<Model, InputError> 
         check_attributes(document, &[key("layers"), Step::Index(i)], layer)?;
     }
     check_sizes(document, &native)?;
-    read(&native).map_err(|error| told(document, &error))
+    let model = read(&native).map_err(|error| told(document, &error))?;
+    check_trained(document, "layers", &model)?;
+    Ok(model)
+}
+
+/// Refuses a model of which nothing is trained.
+fn check_trained(document: &Document<'_>, at: &str, model: &Model) -> Result<(), InputError> {
+    if model.n_trained() > 0 {
+        return Ok(());
+    }
+    Err(document
+        .error_at(at, "no parameter is trained: all say \"trainable\": false, or there is none".into()))
 }
 
 /// An error of the graph, at its place in the file.
@@ -84,6 +95,7 @@ fn read_flat(document: &Document<'_>) -> Result<Model, InputError> {
         return Err(document.error_at("ops", what));
     }
     check_count(document, "ops", model.n_layers())?;
+    check_trained(document, "tensors", &model)?;
     Ok(model)
 }
 
@@ -116,9 +128,14 @@ fn check_sizes(document: &Document<'_>, native: &ModelDocument) -> Result<(), In
         let what = format!("{} layer kinds, at most {MAX_KINDS} are planned for", native.layers.len());
         return Err(document.error_at("layers", what));
     }
-    let mut per_kind = Vec::new();
+    let mut per_kind: Vec<(&str, u128)> = Vec::new();
     for (i, layer) in native.layers.iter().enumerate() {
         let at = [key("layers"), Step::Index(i)];
+        // The sequence would mean the first of two.
+        if per_kind.iter().any(|(name, _)| *name == layer.name) {
+            let what = format!("two layer kinds are named `{}`", clip(&layer.name));
+            return Err(document.error(&[key("layers"), Step::Index(i), key("name")], what));
+        }
         check_layer_size(document, &at, layer, LAYER)?;
         check_roles(document, &at, layer)?;
         per_kind.push((layer.name.as_str(), parameters_of(layer)));
@@ -315,6 +332,33 @@ mod tests {
             "{}",
             fault(&value)
         );
+    }
+
+    #[test]
+    fn what_is_learned_is_read_has_one_meaning_and_is_trained_in_part() {
+        let mut value = native("gpt2");
+        let spare = serde_json::json!({"name": "spare", "dims": "h", "role": "parameter"});
+        value["layers"][1]["tensors"].as_array_mut().unwrap().push(spare);
+        assert!(
+            fault(&value).contains("layers: layer `decoder`: `spare` is never read"),
+            "{}",
+            fault(&value)
+        );
+        let mut value = native("gpt2");
+        let again = value["layers"][1].clone();
+        value["layers"].as_array_mut().unwrap().push(again);
+        let said = fault(&value);
+        assert!(said.contains("].name: two layer kinds are named `decoder`"), "{said}");
+        let mut value = native("gpt2");
+        for layer in value["layers"].as_array_mut().unwrap() {
+            for tensor in layer["tensors"].as_array_mut().unwrap() {
+                let role = tensor.get("role").and_then(Value::as_str).unwrap_or_default();
+                if role.starts_with("parameter") {
+                    tensor["trainable"] = false.into();
+                }
+            }
+        }
+        assert!(fault(&value).contains("layers: no parameter is trained"), "{}", fault(&value));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use ir::engine::{Dispatch, Engine, ExchangeOverlap, Launches};
 use ir::plan::Plan;
 use ir::units::Seconds;
 
+use crate::constraints::Constraints;
 use crate::forbid::contradiction;
 use crate::found;
 use crate::given::HomeRule;
@@ -281,9 +282,27 @@ impl Target {
         common
     }
 
+    /// Refuses what is said of single layers and no engine has: storage of one parameter, recomputation of one operator.
+    fn check_layers(self, constraints: &Constraints) -> Result<(), String> {
+        let name = self.name();
+        let wrong = constraints.layers.iter().find_map(|(layer, said)| {
+            if let Some(tensor) = said.storage.keys().next() {
+                let what = format!("constraints on the storage of `{tensor}` in layer `{layer}`");
+                return Some(format!(
+                    "{name} cannot run {what}: it has one ZeRO stage for all parameters (zero)"
+                ));
+            }
+            let op = said.recompute.keys().next()?;
+            let what = format!("constraints on the recomputation of `{op}` in layer `{layer}`");
+            Some(format!("{name} cannot run {what}: it has one kind for all layers (recompute)"))
+        });
+        wrong.map_or(Ok(()), Err)
+    }
+
     /// Refuses pins that the engine lacks.
     fn check(self, pins: &Pins) -> Result<(), String> {
         let name = self.name();
+        self.check_layers(&pins.constraints)?;
         if let Some(zero) = pins.zero {
             let mut stages: Vec<u8> = self.storages().iter().map(|one| one.0).collect();
             stages.sort_unstable();
@@ -432,6 +451,7 @@ fn fastest(mut plans: Vec<Plan>, target: Target) -> Option<Plan> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::constraints::{Kept, LayerConstraints};
 
     const ALL: [Target; 3] = [Target::Megatron, Target::TorchTitan, Target::DeepSpeed];
 
@@ -511,5 +531,23 @@ mod tests {
         assert!(said(Target::DeepSpeed, &whole).contains("none of what"));
         let switch = Pins { sequence_parallel: Some(SequenceParallel::On), ..Pins::default() };
         assert_eq!(said(Target::DeepSpeed, &switch), "deepspeed cannot run sequence-parallel=on");
+    }
+
+    #[test]
+    fn single_parameters_and_operators_are_no_choice_of_an_engine() {
+        let of_layer = |said: LayerConstraints| Constraints { layers: [("decoder".into(), said)].into() };
+        let pins = |said| Pins { constraints: of_layer(said), ..Pins::default() };
+        let storage = LayerConstraints { storage: [("w".into(), 3)].into(), ..LayerConstraints::default() };
+        assert_eq!(
+            Target::Megatron.check(&pins(storage)).unwrap_err(),
+            "megatron cannot run constraints on the storage of `w` in layer `decoder`: it has one ZeRO stage for all parameters (zero)"
+        );
+        let again = [("*".into(), Kept::Again)].into();
+        let again = LayerConstraints { recompute: again, ..LayerConstraints::default() };
+        assert!(Target::TorchTitan.check(&pins(again)).unwrap_err().contains("one kind for all layers"));
+        // How a tensor is cut may be what a degree gives.
+        let parts = [("w".into(), [("f".into(), 8)].into())].into();
+        let parts = LayerConstraints { parts, ..LayerConstraints::default() };
+        assert_eq!(Target::Megatron.check(&pins(parts)), Ok(()));
     }
 }

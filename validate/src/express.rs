@@ -36,8 +36,11 @@ pub enum Reason {
     #[error("precision {0}")]
     Precision(String),
     /// More than one thing that a price needs is not stated.
-    #[error("the source states too little of the run")]
+    #[error("the source states too little of the run (column complete: 0)")]
     Incomplete,
+    /// A cell that every price needs is empty.
+    #[error("column {0}: expected a number, found nothing")]
+    Unstated(&'static str),
     /// No time was measured.
     #[error("no time was measured")]
     NoTime,
@@ -146,7 +149,7 @@ fn job(row: &Row) -> Result<Job, Reason> {
     let attention = if row.attention == "eager" { AttentionKernel::Eager } else { AttentionKernel::Flash };
     Ok(Job {
         sequence: row.seq,
-        global_batch: row.global_batch.ok_or(Reason::Incomplete)?,
+        global_batch: stated("global_batch", row.global_batch)?,
         precision,
         attention,
         token_order: Job::default_order(row.seq, row.devices),
@@ -239,12 +242,17 @@ fn compiled_loss(generation: Generation) -> LossKernel {
     }
 }
 
+/// A cell that every price needs.
+fn stated(column: &'static str, cell: Option<u64>) -> Result<u64, Reason> {
+    cell.ok_or(Reason::Unstated(column))
+}
+
 fn pins(row: &Row, recompute: Option<RecomputeKind>, (micro_batch, vpp): (u64, u32)) -> Result<Pins, Reason> {
-    let (tp, pp) = (row.tp.ok_or(Reason::Incomplete)?, row.pp.ok_or(Reason::Incomplete)?);
+    let (tp, pp) = (stated("tp", row.tp)?, stated("pp", row.pp)?);
     Ok(Pins {
         tp: Some(tp),
         pp: Some(pp),
-        dp: Some(row.dp.ok_or(Reason::Incomplete)?),
+        dp: Some(stated("dp", row.dp)?),
         cp: Some(row.cp.unwrap_or(1)),
         ep: Some(row.ep.unwrap_or(1)),
         etp: Some(1),

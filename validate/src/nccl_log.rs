@@ -9,7 +9,7 @@
 //! ```
 //! Form: NVIDIA/nccl-tests src/common.cu; sizes: its doc/PERFORMANCE.md (of gathers and scatters, the whole tensor).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::collective::CollectiveKind;
 
@@ -84,6 +84,22 @@ pub enum LogError {
     /// Some nodes have more ranks than others.
     #[error("line {0}: nodes have unequal numbers of ranks")]
     Uneven(usize),
+    /// The list of ranks is not whole.
+    #[error("line {line}: the list of ranks before these figures lacks rank {rank}")]
+    Missing {
+        /// Where the figures begin.
+        line: usize,
+        /// The first that is not named.
+        rank: u64,
+    },
+    /// One that is named again.
+    #[error("line {line}: rank {rank} is named a second time")]
+    Twice {
+        /// Where.
+        line: usize,
+        /// Which.
+        rank: u64,
+    },
     /// A time that is none.
     #[error("line {line}: expected microseconds above 0, found `{found}`")]
     Time {
@@ -136,6 +152,7 @@ pub fn read(text: &str, named: Option<CollectiveKind>) -> Result<Vec<CollectiveR
     let mut reader = Reader {
         name: None,
         hosts: BTreeMap::new(),
+        ranks: BTreeSet::new(),
         is_over: false,
         time_at: None,
         wrong_at: None,
@@ -153,6 +170,8 @@ struct Reader<'a> {
     name: Option<&'a str>,
     /// Ranks by node.
     hosts: BTreeMap<&'a str, u64>,
+    /// Ranks that were named.
+    ranks: BTreeSet<u64>,
     /// The figures of these ranks have begun: the next rank that is named belongs to another run.
     is_over: bool,
     /// Words from a size to its time.
@@ -168,10 +187,15 @@ impl<'a> Reader<'a> {
         if let Some(name) = test_name(&words) {
             self.name = Some(name);
         }
-        if let Some(host) = host(&words) {
-            if self.is_over {
+        if let Some((rank, host)) = placed(&words) {
+            // A list of a run that came to no figures is another's no more.
+            if self.is_over || rank == 0 {
                 self.hosts.clear();
+                self.ranks.clear();
                 self.is_over = false;
+            }
+            if !self.ranks.insert(rank) {
+                return Err(LogError::Twice { line: at, rank });
             }
             *self.hosts.entry(host).or_default() += 1;
         }
@@ -215,6 +239,10 @@ impl<'a> Reader<'a> {
         };
         let counts: Vec<u64> = self.hosts.values().copied().collect();
         let ranks_per_node = *counts.first().ok_or(LogError::NoRanks(at))?;
+        if let Some(rank) = (0..).zip(&self.ranks).find_map(|(rank, found)| (rank != *found).then_some(rank))
+        {
+            return Err(LogError::Missing { line: at, rank });
+        }
         if counts.iter().any(|&count| count != ranks_per_node) {
             return Err(LogError::Uneven(at));
         }
@@ -252,12 +280,12 @@ fn test_name<'a>(words: &[&'a str]) -> Option<&'a str> {
     })
 }
 
-/// The node of a rank, of a line that names one.
-fn host<'a>(words: &[&'a str]) -> Option<&'a str> {
+/// A rank and its node, of a line that names one.
+fn placed<'a>(words: &[&'a str]) -> Option<(u64, &'a str)> {
     let rank = words.iter().position(|word| *word == "Rank")?;
-    words.get(rank + 1)?.parse::<u64>().ok()?;
+    let rank = words.get(rank + 1)?.parse::<u64>().ok()?;
     let on = words.iter().position(|word| *word == "on")?;
-    words.get(on + 1).copied()
+    Some((rank, words.get(on + 1).copied()?))
 }
 
 /// The size of a line of figures, and which word it is: two whole numbers and the name of a type.
@@ -331,6 +359,12 @@ mod tests {
         assert!(other.starts_with("line 8: `broadcast_perf` is none of all_reduce_perf, "), "{other}");
         let uneven = "#  Rank  4 Group  0 Pid 9 on worker-2 device 0 [0x1] NVIDIA H100\n";
         assert_eq!(all(&[name, RANKS, uneven, COLUMNS, ROW]), Err(LogError::Uneven(9)));
+        let without_second = RANKS.replace("Rank  1", "Rank  4");
+        assert_eq!(all(&[name, &without_second, COLUMNS, ROW]), Err(LogError::Missing { line: 8, rank: 1 }));
+        let second_again = RANKS.replace("Rank  3", "Rank  1");
+        assert_eq!(all(&[name, &second_again, COLUMNS, ROW]), Err(LogError::Twice { line: 6, rank: 1 }));
+        // A run that ended before it had figures, and another.
+        assert_eq!(all(&[name, RANKS, RANKS, COLUMNS, ROW]).unwrap()[0].n_nodes, 2);
         let broken = ROW.replace("2789.9", "nan");
         let error = LogError::Time { line: 8, found: "nan".into() };
         assert_eq!(all(&[name, RANKS, COLUMNS, &broken]), Err(error));

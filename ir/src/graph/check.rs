@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Dim, Extent, Layer, Model, ParameterRef, Role, TensorId};
+use super::{Dim, Extent, Layer, Model, ParameterRef, TensorId};
 
 /// A broken invariant of a graph.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -143,9 +143,7 @@ fn check_layer(layer: &Layer) -> Result<(), String> {
         }
         crate::signature::check_operands(layer, op)?;
     }
-    let unread = |t: &TensorId| {
-        layer.tensors[t.0].role == Role::Activation && !read.contains(t) && !layer.out.contains(t)
-    };
+    let unread = |t: &TensorId| !layer.is_data(*t) && !read.contains(t) && !layer.out.contains(t);
     if let Some(tensor) = layer.tensor_ids().find(unread) {
         return Err(format!("`{}` is never read", layer.tensors[tensor.0].name));
     }

@@ -129,4 +129,9 @@ fn what_cannot_be_shared_is_named() {
     let found = planner(&["models", "gpt2", "--mtp", "1"]);
     assert_eq!(found.code, 2, "{found}");
     assert!(found.err.contains("--mtp: `add_position` of layer `embedding` is add-position"), "{found}");
+    let question =
+        ["optimize", "llama-3-8b", "dgx-h100", "--global-batch", "8", "--seq-len", "3", "--mtp", "3"];
+    let found = planner(&question);
+    assert_eq!(found.code, 2, "{found}");
+    assert!(found.err.contains("module 3 has no token to predict in a sequence of 3 tokens"), "{found}");
 }

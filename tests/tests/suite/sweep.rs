@@ -94,7 +94,7 @@ fn a_point_that_cannot_be_asked_says_why_beside_the_others() {
 
 #[test]
 fn a_sweep_that_was_stopped_in_the_middle_of_a_line_goes_on() {
-    let file = scratch("stopped.jsonl");
+    let file = scratch("half-a-line.jsonl");
     let whole = done(&[SWEEP, &["-o", &file]].concat());
     let text = fs::read_to_string(&file).unwrap();
     assert_eq!(text.lines().count(), 4);
@@ -110,6 +110,18 @@ fn a_sweep_that_was_stopped_in_the_middle_of_a_line_goes_on() {
     let other = done(&[SWEEP, &["-o", &file, "--pin", "zero=1"]].concat());
     assert!(!other.err.contains("already"), "{other}");
     assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 8);
+}
+
+#[test]
+fn a_question_that_another_sweep_has_asked_by_other_numbers_is_shown_with_these() {
+    let file = scratch("nodes-and-devices.jsonl");
+    let sweep = ["sweep", "gpt2", "dgx-h100", "--global-batch", "32", "-o", &file, "--over"];
+    let by_nodes = done(&[&sweep[..], &["nodes=1"]].concat());
+    let by_devices = done(&[&sweep[..], &["devices=8"]].concat());
+    assert!(by_devices.err.contains("1 of 1 points are in the file already"), "{by_devices}");
+    let last = |said: &str| said.lines().last().unwrap().trim().to_owned();
+    let (nodes, devices) = (last(&by_nodes.out), last(&by_devices.out));
+    assert_eq!(nodes.strip_prefix('1'), devices.strip_prefix('8'), "{by_nodes}{by_devices}");
 }
 
 #[test]
@@ -189,7 +201,8 @@ fn what_cannot_be_swept_over_is_named() {
     // Without an end of the line it is no half line of a sweep either, and stays as it is.
     let figures = r#""roles":"","n_devices":1,"step_time_s":-1.0,"mfu":0.1,"tokens_per_s":1.0,"peak_memory_bytes":1.0,"gap":0.0"#;
     let impossible = format!("{{\"question\":\"q\",\"point\":{{}},\"plan\":{{{figures}}}}}\n");
-    for content in ["{\"schema_version\": 1}\n", "{\"model_type\": \"llama\"}", &impossible] {
+    let nothing = "{\"question\":\"q\",\"point\":{}}\n";
+    for content in ["{\"schema_version\": 1}\n", "{\"model_type\": \"llama\"}", &impossible, nothing] {
         fs::write(&file, content).unwrap();
         let said = planner(&[SWEEP, &["-o", &file]].concat());
         assert_eq!((said.code, said.out.as_str()), (2, ""), "{said}");

@@ -282,30 +282,70 @@ fn a_calibration_by_benchmarks_moves_the_rates_of_products_and_links() {
     assert!(wrong.err.contains("no line of nccl-tests with a size and times"), "{wrong}");
 }
 
-/// A table with the first row of a source, its time replaced.
-fn one_run(file: &Path, time: &str) -> String {
+/// A column and what stands there instead.
+type Cell<'a> = (&'a str, &'a str);
+
+/// A table with the first row of a source, some of its cells replaced, as often as there are names for it.
+fn first_run(file: &Path, cells: &[Cell<'_>], names: &[&str]) -> String {
     let table = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/published/training.csv");
     let table = fs::read_to_string(table).unwrap();
     let mut reader = csv_lines(&table);
     let head = reader.next().unwrap();
-    let at = head.iter().position(|name| name == "step_s").unwrap();
-    let mut row = reader.find(|row| row.iter().any(|cell| cell == SOURCE)).unwrap();
-    time.clone_into(&mut row[at]);
-    fs::write(file, format!("{}\n{}\n", head.join(","), row.join(","))).unwrap();
+    let first = reader.find(|row| row.iter().any(|cell| cell == SOURCE)).unwrap();
+    let mut text = head.join(",") + "\n";
+    for name in names {
+        let mut row = first.clone();
+        for (column, cell) in cells.iter().chain(&[("id", *name)]) {
+            let at = head.iter().position(|name| name == column).unwrap();
+            (*cell).clone_into(&mut row[at]);
+        }
+        text += &(row.join(",") + "\n");
+    }
+    fs::write(file, text).unwrap();
     file.to_string_lossy().into_owned()
 }
 
 #[test]
-fn runs_whose_times_are_none_or_far_from_any_constants_are_refused() {
-    for (time, what) in [
-        ("inf", "step_s: expected seconds above 0, from 1e-9 to 1e9, found inf"),
-        ("", "step_s: expected seconds above 0, found nothing"),
-        ("fast", "column step_s: "),
-        ("0.001", "no constants come near these runs"),
-    ] {
-        let file = one_run(&scratch("one-run.csv"), time);
+fn runs_that_cannot_be_fitted_to_are_refused() {
+    let one: &[&str] = &["one"];
+    let cases: [(&[Cell<'_>], &[&str], &str); 8] = [
+        (&[("step_s", "inf")], one, "step_s: expected seconds above 0, from 1e-9 to 1e9, found inf"),
+        (&[("step_s", "")], one, "one: step_s: expected seconds above 0, found nothing"),
+        (&[("step_s", "fast")], one, "column step_s: "),
+        (&[("step_s", "0.001")], one, "no constants come near these runs"),
+        (&[("oom", "1")], one, "one: column oom: 1 is a run that died of memory"),
+        (&[("dp", "")], one, "one: column dp: expected a number, found nothing"),
+        (&[], &[""], "row 1: column id: expected a name, found nothing"),
+        (&[], &["one", "one"], "one: column id: two runs have this name"),
+    ];
+    for (cells, names, what) in cases {
+        let file = first_run(&scratch("unfit-runs.csv"), cells, names);
         let said = planner(&["calibrate", "--runs", &file]);
-        assert_eq!((said.code, said.out.as_str()), (2, ""), "{time}: {said}");
-        assert!(said.err.contains(what), "{time}: {said}");
+        assert_eq!((said.code, said.out.as_str()), (2, ""), "{cells:?}: {said}");
+        assert!(said.err.contains(what), "{cells:?}: {said}");
     }
+}
+
+#[test]
+fn a_run_alone_is_followed_in_part_and_repeats_of_it_nearly_whole() {
+    let file = scratch("lone-run.csv");
+    // Measured a tenth above what is predicted for it.
+    let predicted = {
+        let file = first_run(&file, &[], &["one"]);
+        let found: Value =
+            serde_json::from_str(&done(&["validate", "--runs", &file, "--rows", "--json"])).unwrap();
+        found["sources"][0]["rows"][0]["predicted_s"].as_f64().unwrap()
+    };
+    let left = |names: &[&str]| {
+        let time = (predicted * 1.1).to_string();
+        let file = first_run(&file, &[("step_s", &time)], names);
+        let said = planner(&["calibrate", "--runs", &file]);
+        assert_eq!(said.code, 0, "{said}");
+        let after = said.err.split("before, ").nth(1).unwrap().split(" %").next().unwrap();
+        (after.parse::<f64>().unwrap(), said.err.contains("note: a run alone"))
+    };
+    let (alone, is_told) = left(&["one"]);
+    assert!(alone > 2.0 && alone < 6.0 && is_told, "{alone}");
+    let (three, is_told) = left(&["one", "two", "three"]);
+    assert!(three < 1.5 && !is_told, "{three}");
 }
