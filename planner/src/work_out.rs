@@ -205,12 +205,13 @@ pub(crate) fn go_on(
             showing: limit(ranked) * shown,
             weighs,
         };
-        let done: Vec<Done> = tasks
-            .par_iter()
+        let mut done: Vec<(usize, usize, Done)> = longest_first(tasks)
+            .into_par_iter()
             .with_max_len(1)
-            .map(|&(task, at)| do_task(frontier, (task, at), of, limits))
+            .map(|(place, (task, at))| (place, at, do_task(frontier, (task, at), of, limits)))
             .collect();
-        for ((_, at), one) in tasks.into_iter().zip(done) {
+        done.sort_by_key(|(place, ..)| *place);
+        for (_, at, one) in done {
             let one = without_misnamed(scope, one, tally);
             if fits_by_some_choices(frontier, at, &one) {
                 crowded.push(at);
@@ -239,6 +240,19 @@ pub(crate) fn go_on(
     tally.n_bounded += frontier.n_left() - n_open;
     tally.n_open += n_open;
     tally.open_bound = lesser(tally.open_bound, open_bound.map(Seconds));
+}
+
+/// Tasks with their places, in the order in which they are begun: what takes longest last would leave all threads but one
+/// idle.
+fn longest_first(tasks: Vec<(Task, usize)>) -> Vec<(usize, (Task, usize))> {
+    let mut order: Vec<(usize, (Task, usize))> = tasks.into_iter().enumerate().collect();
+    order.sort_by_key(|(_, (task, _))| match task {
+        Task::WorkOut(_) => 0,
+        Task::WeighAll(_) => 1,
+        Task::Weigh(_) => 2,
+        Task::Refine(_) => 3,
+    });
+    order
 }
 
 /// Takes in what was done about a candidate; whether that is the fastest by now, where it was worked out.
