@@ -60,7 +60,8 @@ fn of_options(
 ) -> Result<(Plan, Vec<&'static str>), Failure> {
     let n_devices = question.request.cluster.n_devices();
     let chosen = Pins { forbid: forbid::read(&args.forbid.forbid)?, ..pins::of(&args.pins) };
-    question.request.pins = pins::complete(&chosen, &question.request.model, n_devices)?;
+    question.request.pins =
+        pins::complete(&chosen, &question.request.model, (n_devices, question.request.job.sequence))?;
     forbid::check(
         &question.request.pins,
         "what is not said has the defaults that `planner estimate --help` tells",

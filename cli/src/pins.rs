@@ -177,7 +177,11 @@ fn schedule(name: ScheduleArg) -> ScheduleKind {
 }
 
 /// Everything decided, as someone expects who names a plan: what is not said is 1, off, or follows from the rest.
-pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pins, Failure> {
+pub(crate) fn complete(
+    pins: &Pins,
+    model: &Model,
+    (n_devices, sequence): (u64, u64),
+) -> Result<Pins, Failure> {
     let (tp, pp, cp) = (pins.tp.unwrap_or(1), pins.pp.unwrap_or(1), pins.cp.unwrap_or(1));
     let vpp = pins.vpp.unwrap_or(pins.schedule.map_or(1, ScheduleKind::default_virtual_stages));
     if pins.tensor_shares == Some(SharesKind::Unequal) {
@@ -203,6 +207,9 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         return Err(Failure::argument_with_hint(what, "choose other degrees, or other --nodes or --devices"));
     }
     let rest = u64::try_from(all / others).unwrap_or(n_devices);
+    // As engines have it beside tensor parallelism, where sequences can be cut so.
+    let cuts_tokens = tp > 1 && tp.checked_mul(cp).is_some_and(|parts| sequence.is_multiple_of(parts));
+    let between_products = if cuts_tokens { SequenceParallel::On } else { SequenceParallel::Off };
     Ok(Pins {
         tp: Some(tp),
         pp: Some(pp),
@@ -225,7 +232,7 @@ pub(crate) fn complete(pins: &Pins, model: &Model, n_devices: u64) -> Result<Pin
         split_backward: pins.split_backward,
         zero_group: pins.zero_group,
         offload: pins.offload.or(Some(OffloadKind::None)),
-        sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(SequenceParallel::On)),
+        sequence_parallel: pins.sequence_parallel.or((tp > 1).then_some(between_products)),
         cp_kind: pins.cp_kind,
         token_order: pins.token_order,
         shares: pins.shares.or(Some(SharesKind::Equal)),

@@ -64,7 +64,9 @@ impl Question {
         warnings.extend(lengthen(&mut model.value, sequence).iter().map(lengthened));
         let job = Job {
             sequence,
-            global_batch: args.global_batch.unwrap_or_else(|| Job::default_batch(sequence)),
+            global_batch: args
+                .global_batch
+                .unwrap_or_else(|| Job::default_batch(sequence, cluster.n_devices())),
             precision: args.precision.map_or(defaults.precision, precision),
             attention: args.attention.map_or(defaults.attention, attention),
             token_order: Job::default_order(sequence, cluster.n_devices()),

@@ -7,7 +7,7 @@ use indicatif::ProgressBar as Bar;
 use ir::cluster_limits::{BYTES_PER_S, MEMORY_BYTES, Range};
 use ir::plan::Plan;
 use ir::units::{BytesPerSecond, GIB, Seconds};
-use planner::request::{NoPlan, Request, Stop};
+use planner::request::{Job, NoPlan, Request, Stop};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{GridArgs, JobArgs, ObjectiveArg, SizeArgs, SweepArgs};
@@ -264,6 +264,11 @@ fn question(grid: &GridArgs, point: &Point) -> Result<Question, Failure> {
         }
     }
     let mut question = Question::read(&grid.model, &grid.cluster, &job)?;
+    // Numbers of devices are compared by one batch, not each by what suits it.
+    if job.global_batch.is_none() && ["devices", "nodes"].iter().any(|name| point.contains_key(*name)) {
+        let own = &mut question.request.job;
+        own.global_batch = Job::default_batch(own.sequence, 1);
+    }
     for (name, &number) in point {
         change_cluster(&mut question, name, number)?;
     }

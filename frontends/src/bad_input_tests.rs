@@ -152,6 +152,9 @@ fn inline_figures_are_checked_like_those_of_the_library() {
     other["peak_tflops"] = json!({});
     let fault = cluster_fault("dgx-h100", "/groups/0/device", other.clone());
     assert!(fault.starts_with("groups[0].device.peak_tflops: no precision is given"), "{fault}");
+    other["peak_tflops"] = json!({"fp8": 100});
+    let fault = cluster_fault("dgx-h100", "/groups/0/device", other.clone());
+    assert!(fault.starts_with("groups[0].device.peak_tflops: only fp8 is given"), "{fault}");
     other["peak_tflops"] = json!({"int8": 4});
     let fault = cluster_fault("dgx-h100", "/groups/0/device", other);
     assert!(fault.contains("unknown value `int8`"), "{fault}");
@@ -239,6 +242,73 @@ fn what_changes_the_model_and_is_not_read_is_refused() {
     }
     let layers = json!(vec!["full_attention"; 10]);
     assert_eq!(model_fault("qwen3-8b", "/layer_types", layers), "layer_types: 10 entries for 36 layers");
+}
+
+#[test]
+fn what_is_said_twice_or_otherwise_than_it_is_used_to_be_is_refused() {
+    for (name, pointer, value, what) in [
+        (
+            "qwen3-30b-a3b",
+            "/num_local_experts",
+            json!(64),
+            "num_experts: 128, and `num_local_experts`, which is the same, is 64",
+        ),
+        ("gpt2", "/hidden_size", json!(3200), "which is the same, is"),
+        ("llama-3-8b", "/architectures", json!("LlamaForSequenceClassification"), "architectures: "),
+        (
+            "llama-3-8b",
+            "/layer_types",
+            json!(["full_attention", "full_attention", "full_attention"]),
+            "layer_types: 3 entries for 32 layers",
+        ),
+        ("llama-3-8b", "/quantization_config", json!({"quant_method": "bitnet"}), "quantization_config: "),
+        ("deepseek-v3", "/topk_method", json!("foo"), "topk_method: method \"foo\" is not known"),
+        ("deepseek-v3", "/n_group", Value::Null, "`n_group` is missing"),
+    ] {
+        let fault = model_fault(name, pointer, value);
+        assert!(fault.contains(what), "{name}: {fault}");
+    }
+    let fp8 = changed(
+        shipped_model("llama-3-8b").unwrap().text,
+        "/quantization_config",
+        json!({"quant_method": "fp8"}),
+    );
+    assert!(read_model("model.json", &fp8).is_ok());
+}
+
+/// A window or a cap without a word is the family's own, and `null` is none.
+#[test]
+fn null_is_none_and_no_word_is_the_family_s_own() {
+    let kinds = |name: &str, fields: &[(&str, Value)], without: &[&str]| {
+        let mut value: Value = serde_json::from_str(shipped_model(name).unwrap().text).unwrap();
+        let map = value.as_object_mut().unwrap();
+        without.iter().for_each(|field| drop(map.remove(*field)));
+        map.extend(fields.iter().map(|(field, value)| ((*field).to_owned(), value.clone())));
+        let model = read_model("model.json", &value.to_string()).unwrap();
+        let windows = model
+            .layers
+            .iter()
+            .flat_map(|layer| &layer.ops)
+            .any(|op| matches!(op.kind, OpKind::Attention { window: Some(_), .. }));
+        let caps = model
+            .layers
+            .iter()
+            .flat_map(|layer| &layer.ops)
+            .any(|op| matches!(op.kind, OpKind::Attention { softcap: Some(_), .. }));
+        (windows, caps)
+    };
+    let on = ("use_sliding_window", json!(true));
+    let none = ("sliding_window", Value::Null);
+    let first = ("max_window_layers", json!(0));
+    assert!(kinds("qwen2.5-7b", &[on.clone(), first.clone()], &["sliding_window"]).0);
+    assert!(!kinds("qwen2.5-7b", &[on, first, none.clone()], &[]).0);
+    assert!(
+        kinds("gpt-oss-20b", &[], &["sliding_window"]).0
+            && !kinds("gpt-oss-20b", std::slice::from_ref(&none), &[]).0
+    );
+    let caps = ["attn_logit_softcapping", "final_logit_softcapping"];
+    assert_eq!(kinds("gemma-2-9b", &[], &caps), (true, true));
+    assert_eq!(kinds("gemma-2-9b", &[(caps[0], Value::Null), none], &[]), (false, false));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! The ranges are those of `ir::cluster_limits`, in the units of the file; a plan's cluster is held to the same.
 
-use ir::cluster::CLUSTER_SCHEMA_VERSION;
+use ir::cluster::{CLUSTER_SCHEMA_VERSION, Precision};
 use ir::cluster_limits::{
     BYTES_PER_S, COMPUTE_UNITS, FAILURES_PER_HOUR, FLOPS_PER_S, HOST_MEMORY_BYTES, LATENCY_S, MAX_DEVICES,
     MAX_GROUPS, MAX_TIERS, MEMORY_BYTES, NVME_BYTES, OVERSUBSCRIPTION, PRICE_PER_HOUR, Range, WATTS,
@@ -85,6 +85,11 @@ pub(crate) fn check_device(
             "peak_tflops",
             "no precision is given, expected at least one of fp32, fp16, bf16, fp8".into(),
         ));
+    }
+    if device.peak_tflops.keys().all(|precision| *precision == Precision::Fp8) {
+        let what =
+            "only fp8 is given, and what is no large product runs in fp32, fp16 or bf16: give one of them";
+        return Err(at.fail("peak_tflops", what.into()));
     }
     for (precision, &rate) in &device.peak_tflops {
         let mut inner = At { document, path: at.path.clone() };

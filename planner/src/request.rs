@@ -48,7 +48,7 @@ pub const DEFAULT_LONGEST_SEQUENCE: u64 = 8192;
 
 impl Job {
     /// Sensible defaults: the model's sequence up to [`DEFAULT_LONGEST_SEQUENCE`], a batch near
-    /// [`DEFAULT_TOKENS_PER_STEP`] tokens in a power of two of sequences, the best 16-bit format the devices list.
+    /// [`DEFAULT_TOKENS_PER_STEP`] tokens that the devices can share out, the best 16-bit format the devices list.
     pub fn defaults(model: &Model, cluster: &Cluster) -> Self {
         let sequence = model.default_sequence.clamp(1, DEFAULT_LONGEST_SEQUENCE);
         let lists = |precision: Precision| {
@@ -58,7 +58,7 @@ impl Job {
             [Precision::Bf16, Precision::Fp16].into_iter().find(|&p| lists(p)).unwrap_or(Precision::Fp32);
         Self {
             sequence,
-            global_batch: Self::default_batch(sequence),
+            global_batch: Self::default_batch(sequence, cluster.n_devices()),
             precision,
             attention: AttentionKernel::Flash,
             token_order: Self::default_order(sequence, cluster.n_devices()),
@@ -80,10 +80,15 @@ impl Job {
         }
     }
 
-    /// A batch near [`DEFAULT_TOKENS_PER_STEP`] tokens, a power of two of sequences.
-    pub fn default_batch(sequence: u64) -> u64 {
+    /// A batch near [`DEFAULT_TOKENS_PER_STEP`] tokens: a power of two of sequences, or as many times the odd part of the
+    /// number of devices, which share no power of two out evenly; where that part is large, the power of two again.
+    pub fn default_batch(sequence: u64, n_devices: u64) -> u64 {
+        /// Beyond so many parts in a batch of sequences the nearest multiple is no longer near.
+        const LEAST_MULTIPLES: f64 = 8.0;
         let sequences = (DEFAULT_TOKENS_PER_STEP as f64 / sequence.max(1) as f64).max(1.0);
-        1 << (sequences.log2().round() as u32)
+        let odd = n_devices.max(1) >> n_devices.max(1).trailing_zeros();
+        let odd = if odd as f64 * LEAST_MULTIPLES <= sequences { odd } else { 1 };
+        odd << ((sequences / odd as f64).log2().round() as u32)
     }
 }
 
@@ -483,5 +488,25 @@ impl Stop<'_> {
     /// Whether to end after so many batches.
     pub(crate) fn now(&self, work: u64) -> bool {
         self.work.is_some_and(|limit| work >= limit) || (self.asked)()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_without_a_word_is_near_four_mebi_tokens_and_shared_out_evenly() {
+        assert_eq!(Job::default_batch(1024, 8), 4096);
+        assert_eq!(Job::default_batch(1024, 7), 7 * 512);
+        assert_eq!(Job::default_batch(8192, 17 * 8), 17 * 32);
+        // Of so many devices no multiple is near.
+        assert_eq!(Job::default_batch(8192, 101), 512);
+        assert_eq!(Job::default_batch(1 << 28, 3), 1);
+        for n_devices in 1..400_u64 {
+            let tokens = (Job::default_batch(2048, n_devices) * 2048) as f64;
+            let off = (tokens / DEFAULT_TOKENS_PER_STEP as f64).log2().abs();
+            assert!(off <= 0.5 + 1e-9, "{n_devices}: {tokens}");
+        }
     }
 }

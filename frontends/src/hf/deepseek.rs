@@ -38,8 +38,24 @@ pub(crate) fn v2(fields: &Fields<'_>) -> Result<Arch, InputError> {
     model(fields, router)
 }
 
+/// How DeepSeek-V3 chooses experts: by scores to which a correction is added (its `modeling_deepseek.py`).
+const CORRECTED: &str = "noaux_tc";
+
+/// Groups of experts, and how many of them a token visits.
+const GROUPS: &str = "n_group";
+const TOP_GROUPS: &str = "topk_group";
+
 /// DeepSeek-V3.
 pub(crate) fn v3(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    let method = fields.text(&["topk_method"])?.unwrap_or(CORRECTED);
+    if method != CORRECTED {
+        let what = format!("method \"{}\" is not known", clip(method));
+        let known = format!("known for deepseek_v3: {CORRECTED}");
+        return Err(fields.fail(&["topk_method"], what).with_hint(known));
+    }
+    for name in [GROUPS, TOP_GROUPS] {
+        fields.count_or_null(name, Limit(1, u64::from(u32::MAX)))?;
+    }
     let base = Router {
         score: score(fields, RouterScore::Sigmoid)?,
         normalize: normalize(fields, Normalize::Sum)?,
@@ -71,23 +87,21 @@ fn normalize(fields: &Fields<'_>, default: Normalize) -> Result<Normalize, Input
 }
 
 fn with_groups(fields: &Fields<'_>, router: Router, group_score: GroupScore) -> Result<Router, InputError> {
-    const GROUPS: &[&str] = &["n_group"];
-    const TOP_GROUPS: &[&str] = &["topk_group"];
     let any = Limit(1, u64::from(u32::MAX));
     let (n_experts, top_k) = experts(fields, None)?;
-    let groups = fields.count_or(GROUPS, any, 1)?;
+    let groups = fields.count_or(&[GROUPS], any, 1)?;
     if n_experts % groups != 0 {
-        return Err(fields.fail(GROUPS, format!("{groups} groups do not divide {n_experts} experts")));
+        return Err(fields.fail(&[GROUPS], format!("{groups} groups do not divide {n_experts} experts")));
     }
-    let top_groups = fields.count_or(TOP_GROUPS, any, groups)?;
+    let top_groups = fields.count_or(&[TOP_GROUPS], any, groups)?;
     if top_groups > groups {
-        return Err(fields.fail(TOP_GROUPS, format!("{top_groups} of {groups} groups cannot be chosen")));
+        return Err(fields.fail(&[TOP_GROUPS], format!("{top_groups} of {groups} groups cannot be chosen")));
     }
     let within = top_groups * (n_experts / groups);
     if top_k > within {
         let what =
             format!("the best {top_groups} groups hold {within} experts, of which {top_k} cannot be chosen");
-        return Err(fields.fail(TOP_GROUPS, what));
+        return Err(fields.fail(&[TOP_GROUPS], what));
     }
     Ok(Router { groups, top_groups, group_score, ..router })
 }

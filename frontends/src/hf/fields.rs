@@ -53,9 +53,14 @@ impl<'a> Fields<'a> {
             .with_hint(format!("a configuration of family `{}` must have it", self.family))
     }
 
-    /// A whole number that may be absent.
+    /// A whole number that may be absent; under two names it is the same.
     pub(crate) fn optional(&self, names: Names<'_>, limit: Limit) -> Result<Option<u64>, InputError> {
-        let Some((_, value)) = self.find(names) else { return Ok(None) };
+        let Some((name, value)) = self.find(names) else { return Ok(None) };
+        let others = names.chunks(1).filter_map(|other| self.find(other));
+        if let Some((other, its)) = others.into_iter().find(|(_, its)| *its != value) {
+            let what = format!("{}, and `{name}`, which is the same, is {}", kind(its), kind(value));
+            return Err(self.document.error_at(other, what));
+        }
         let Limit(low, high) = limit;
         match value.as_u64() {
             Some(n) if n >= low && n <= high => Ok(Some(n)),
@@ -80,6 +85,22 @@ impl<'a> Fields<'a> {
                 Err(self.document.error(&[], format!("`{name}` is missing")).with_hint(hint))
             }
             Some(_) => self.optional(&[name], limit),
+        }
+    }
+
+    /// A window of attention: without a word the family's own, and none where it is `null`.
+    pub(crate) fn window_or(&self, default: u64) -> Result<Option<u64>, InputError> {
+        match self.document.value.get("sliding_window") {
+            None => Ok(Some(default)),
+            Some(_) => self.optional(&["sliding_window"], SEQUENCE),
+        }
+    }
+
+    /// A positive number: without a word the family's own, and none where it is `null`.
+    pub(crate) fn number_or_null(&self, name: &str, default: f64) -> Result<Option<f64>, InputError> {
+        match self.document.value.get(name) {
+            None => Ok(Some(default)),
+            Some(_) => self.optional_number(&[name]),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use ir::op::{Activation, Gating};
 
-use super::fields::{Fields, SEQUENCE, WIDTH};
+use super::fields::{Fields, WIDTH};
 use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
 use crate::arch::{
     Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, MlpArch, MlpForm, Norm, Tying,
@@ -21,9 +21,7 @@ pub(crate) fn llama(fields: &Fields<'_>) -> Result<Arch, InputError> {
 
 /// Mistral 7B and its successors of the same type: a window of 4,096 where the file does not say that there is none.
 pub(crate) fn mistral(fields: &Fields<'_>) -> Result<Arch, InputError> {
-    let said = fields.document.value.get("sliding_window").is_some();
-    let window = if said { uniform_window(fields)? } else { Some(4096) };
-    grouped(fields, window)
+    grouped(fields, fields.window_or(4096)?)
 }
 
 /// Phi-3.
@@ -64,27 +62,28 @@ pub(crate) fn gemma2(fields: &Fields<'_>) -> Result<Arch, InputError> {
         qkv_bias: bias,
         out_bias: bias,
         scale: Some(scalar.sqrt().recip()),
-        softcap: fields.optional_number(&["attn_logit_softcapping"])?,
+        softcap: fields.number_or_null("attn_logit_softcapping", 50.0)?,
         ..grouped_attention(fields, &sizes, 1e4)?
     };
     let act = fields.activation(&["hidden_activation", "hidden_act"], Activation::GeluTanh)?;
     let mlp = DenseMlp { form: MlpForm::Gated(Gating::Product { act }), ..gated_mlp(fields)? };
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 1.0 };
-    let window = fields.count_or(&["sliding_window"], SEQUENCE, 4096)?;
+    let window = fields.window_or(4096)?;
     let sliding = fields.sliding_layers(sizes.n_layers)?;
-    let slides = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
+    let is_said = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
+    let slides = |i: u64| window.is_some() && is_said(i);
     let mut arch = decoder(&sizes, norm.clone(), tying(fields, Tying::Tied)?, |i| LayerArch {
         name: if slides(i) { "sliding" } else { "full" },
         block: Block::Sandwich,
         norm: norm.clone(),
         attention: AttentionArch::Heads(HeadsAttention {
-            window: slides(i).then_some(window),
+            window: window.filter(|_| slides(i)),
             ..attention.clone()
         }),
         mlp: MlpArch::Dense(mlp.clone()),
     });
     arch.embedding.scale = Some((sizes.hidden as f64).sqrt());
-    arch.head.softcap = fields.optional_number(&["final_logit_softcapping"])?;
+    arch.head.softcap = fields.number_or_null("final_logit_softcapping", 30.0)?;
     Ok(arch)
 }
 
@@ -121,10 +120,10 @@ fn late_windows(
     mlp: DenseMlp,
 ) -> Result<Arch, InputError> {
     let sliding = fields.sliding_layers(sizes.n_layers)?;
-    if !fields.flag("use_sliding_window")?.unwrap_or(false) {
+    let is_on = fields.flag("use_sliding_window")?.unwrap_or(false);
+    let Some(window) = fields.window_or(4096)?.filter(|_| is_on) else {
         return uniform(fields, sizes, attention, mlp);
-    }
-    let window = fields.count_or(&["sliding_window"], SEQUENCE, 4096)?;
+    };
     let first = fields.count_or(&["max_window_layers"], SEQUENCE_OR_ZERO, 28)?;
     let slides = |i: u64| sliding.as_ref().map_or(i >= first, |list| list[i as usize]);
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };

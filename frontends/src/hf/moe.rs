@@ -2,7 +2,7 @@
 
 use ir::op::{Activation, Gating, GroupScore, Normalize, RouterScore};
 
-use super::fields::{EXPERTS, Fields, LAYERS, Limit, SEQUENCE, WIDTH};
+use super::fields::{EXPERTS, Fields, LAYERS, Limit, WIDTH};
 use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
 use super::llama::{eps, gated_mlp, sequential};
 use crate::arch::{Arch, HeadsAttention, MlpArch, MoeMlp, Norm, Router, SharedExpert, Tying};
@@ -105,13 +105,14 @@ pub(crate) fn gpt_oss(fields: &Fields<'_>) -> Result<Arch, InputError> {
         router: Router { score: RouterScore::SoftmaxOfChosen, ..plain_router() },
         shared: None,
     };
-    let window = fields.count_or(&["sliding_window"], SEQUENCE, 128)?;
+    let window = fields.window_or(128)?;
     let sliding = fields.sliding_layers(sizes.n_layers)?;
-    let slides = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
+    let is_said = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
+    let slides = |i: u64| window.is_some() && is_said(i);
     let norm = Norm::Rms { eps: eps(fields, 1e-5)?, shift: 0.0 };
     let tied = tying(fields, Tying::Untied)?;
     Ok(decoder(&sizes, norm.clone(), tied, |i| {
-        let own = HeadsAttention { window: slides(i).then_some(window), ..attention.clone() };
+        let own = HeadsAttention { window: window.filter(|_| slides(i)), ..attention.clone() };
         let name = if slides(i) { "sliding-moe" } else { "full-moe" };
         sequential(name, &norm, &own, MlpArch::Moe(moe.clone()))
     }))
@@ -120,7 +121,7 @@ pub(crate) fn gpt_oss(fields: &Fields<'_>) -> Result<Arch, InputError> {
 /// Number of experts and how many of them a token visits.
 pub(crate) fn experts(fields: &Fields<'_>, default_top_k: Option<u64>) -> Result<(u64, u64), InputError> {
     let experts = fields.count(N_EXPERTS, EXPERTS)?;
-    let any = Limit(1, u64::MAX);
+    let any = Limit(1, EXPERTS.1);
     let top_k = match default_top_k {
         Some(default) => fields.count_or(TOP_K, any, default)?,
         None => fields.count(TOP_K, any)?,

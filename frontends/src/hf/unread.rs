@@ -4,7 +4,9 @@
 use serde_json::{Map, Value};
 
 use super::NATIVE_HINT;
-use super::fields::Fields;
+use super::fields::{Fields, LAYERS, Limit};
+use super::heads::N_LAYERS;
+use super::moe::N_EXPERTS;
 use crate::document::kind;
 use crate::input_error::InputError;
 use crate::scan::clip;
@@ -115,12 +117,20 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
             return Err(unread(fields, name, kind(value)));
         }
     }
-    let architectures = fields.document.value.get("architectures").and_then(Value::as_array);
-    let names = architectures.into_iter().flatten().filter_map(Value::as_str);
+    let architectures = fields.document.value.get("architectures");
+    let list = architectures.and_then(Value::as_array).into_iter().flatten();
+    let names = list.chain(architectures.filter(|one| one.is_string())).filter_map(Value::as_str);
     let is_other = |name: &&str| !is_of_family(name, fields.family);
     if let Some(other) = names.into_iter().find(is_other) {
         return Err(unread(fields, "architectures", format!("\"{}\"", clip(other))));
     }
+    // Other formats of numbers keep the layers as they are; this one has layers of its own.
+    let quantized = fields.document.value.get("quantization_config");
+    let method = quantized.and_then(|config| config.get("quant_method")).and_then(Value::as_str);
+    if method == Some("bitnet") {
+        return Err(unread(fields, "quantization_config", "\"bitnet\"".into()));
+    }
+    fields.optional(N_EXPERTS, Limit(0, u64::MAX))?;
     layer_types(fields)
 }
 
@@ -138,10 +148,13 @@ fn layer_types(fields: &Fields<'_>) -> Result<(), InputError> {
     let is_usual = |item: &&Value| item.as_str() == Some("full_attention");
     let windows = |item: &&Value| item.as_str() == Some("sliding_attention");
     let all_windows = ALL_ALIKE.contains(&fields.family) && list.iter().all(|item| windows(&item));
-    match list.iter().find(|item| !is_usual(item)) {
-        Some(other) if !all_windows => Err(unread(fields, "layer_types", kind(other))),
-        Some(_) | None => Ok(()),
+    if let Some(other) = list.iter().find(|item| !is_usual(item)).filter(|_| !all_windows) {
+        return Err(unread(fields, "layer_types", kind(other)));
     }
+    let n_layers = fields.optional(N_LAYERS, LAYERS)?;
+    n_layers.filter(|n_layers| *n_layers != list.len() as u64).map_or(Ok(()), |n_layers| {
+        Err(fields.fail(&["layer_types"], format!("{} entries for {n_layers} layers", list.len())))
+    })
 }
 
 fn unread(fields: &Fields<'_>, name: &str, found: String) -> InputError {

@@ -225,6 +225,17 @@ fn the_native_form_of_a_model_is_the_same_model() {
 }
 
 #[test]
+fn tokens_that_cannot_be_cut_are_whole_between_products_without_a_word() {
+    let three = ["estimate", "gpt2", "dgx-h100", "--devices", "3", "--tp", "3", "--global-batch", "8"];
+    let found = planner(&[&three[..], &["--json"]].concat());
+    assert_eq!(found.code, 0, "{found}");
+    let found: Value = serde_json::from_str(&found.out).unwrap();
+    assert_eq!(found["roles"]["sequence_parallel"], false, "{found}");
+    let asked = planner(&[&three[..], &["--sequence-parallel", "on"]].concat());
+    assert!(asked.code == 2 && asked.err.contains("sequence-parallel=on"), "{asked}");
+}
+
+#[test]
 fn an_estimate_as_data_has_every_promised_figure() {
     let said =
         planner(&["estimate", "gpt2", "dgx-h100", "--devices", "4", "--pp", "2", "--tp", "2", "--json"]);
