@@ -268,6 +268,9 @@ fn what_is_said_twice_or_otherwise_than_it_is_used_to_be_is_refused() {
         let fault = model_fault(name, pointer, value);
         assert!(fault.contains(what), "{name}: {fault}");
     }
+    // Of several limits of a sequence the first is the model's.
+    let limits = changed(shipped_model("llama-3-8b").unwrap().text, "/seq_length", json!(2048));
+    assert_eq!(read_model("model.json", &limits).unwrap().default_sequence, 8192);
     let fp8 = changed(
         shipped_model("llama-3-8b").unwrap().text,
         "/quantization_config",

@@ -23,12 +23,14 @@ pub(crate) struct Sizes {
 
 /// Reads the sizes that every family has; `sequence` is the family's default length.
 pub(crate) fn sizes(fields: &Fields<'_>, sequence: u64) -> Result<Sizes, InputError> {
+    // Limits of a sequence may be several; the first is the model's.
+    let limit = fields.find(MAX_POSITIONS).map_or(MAX_POSITIONS[0], |(name, _)| name);
     Ok(Sizes {
         vocab: fields.count(&["vocab_size"], VOCABULARY)?,
         hidden: fields.count(HIDDEN, WIDTH)?,
         n_layers: fields.count(N_LAYERS, LAYERS)?,
         heads: fields.count(N_HEADS, HEADS)?,
-        sequence: fields.count_or(MAX_POSITIONS, SEQUENCE, sequence)?,
+        sequence: fields.count_or(&[limit], SEQUENCE, sequence)?,
     })
 }
 
