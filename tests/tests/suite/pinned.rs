@@ -134,7 +134,7 @@ fn a_schedule_by_name_finds_no_faster_plan_of_an_odd_batch() {
 /// Chunks in a V need no micro-batches in groups of the pipeline's length.
 #[test]
 fn two_chunks_on_a_stage_may_stand_in_a_v() {
-    let question = ["bloom-176b", "dgx-a100-80", "--devices", "384"];
+    let question = ["bloom-176b", "dgx-a100-80", "--devices", "384", "--global-batch", "2048"];
     let plan = json(&[&["optimize"], &question[..]].concat());
     assert_eq!(plan["schedule"], "dualpipe-v");
     let pins = degrees(&plan, &["tp", "cp", "dp", "pp", "vpp"]);

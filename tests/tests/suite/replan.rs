@@ -176,7 +176,7 @@ fn where_the_head_is_a_stage_of_its_own_fewer_devices_are_said_to_be_faster() {
     cluster["tiers"][0]["devices"] = 5.into();
     let file = scratch!("five.json");
     std::fs::write(&file, cluster.to_string()).unwrap();
-    let warnings = json(&["optimize", "gpt2", &file])["warnings"].to_string();
+    let warnings = json(&["optimize", "gpt2", &file, "--global-batch", "4096"])["warnings"].to_string();
     assert!(warnings.contains("fewer devices are faster: 4 of the 5"), "{warnings}");
 }
 
