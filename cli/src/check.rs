@@ -155,7 +155,7 @@ fn checked(schedule: String, rows: &[Vec<Action>], shape: TableShape) -> Result<
     let stage = |(rank, row): (usize, &Vec<Action>)| {
         let most = in_flight(row).into_iter().max_by_key(|now| now.total()).unwrap_or_default();
         Stage {
-            chunks: shape.placement.chunks_of(shape.n_stages, rank as u32),
+            chunks: shape.placement.chunks_of(shape.n_stages, rank as u32).collect(),
             peak_in_flight: most.total(),
             carried_at_peak: most.carried,
             peak_activation_bytes: None,

@@ -345,19 +345,20 @@ pub fn lower_bound(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -
     let send = |section, chunk| times.send(section, (chunk, 0), n_stages);
     let compute = |section, chunk| times.compute(section, (chunk, 0));
     let mut bound = Seconds::ZERO;
+    let ways_in =
+        summed_before(n_chunks, |chunk| compute(Section::Forward, chunk) + send(Section::Forward, chunk));
+    let ways_out = summed_before(n_chunks, |chunk| {
+        compute(Section::Backward, chunk) + send(Section::Backward, chunk + 1)
+    });
     for rank in 0..n_stages {
-        let chunks = times.placement.chunks_of(n_stages, rank);
+        let work = rank_work(n_stages, rank, n_micro_batches, times);
         if times.branches.is_some() {
             // Which way in and out is the longest is not looked for.
-            bound = bound.max(rank_work(&chunks, n_stages, n_micro_batches, times));
+            bound = bound.max(work);
             continue;
         }
-        let first = chunks.iter().copied().min().unwrap_or(0) as usize;
-        let way_in: Seconds =
-            (0..first).map(|c| compute(Section::Forward, c) + send(Section::Forward, c)).sum();
-        let way_out: Seconds =
-            (0..first).map(|c| compute(Section::Backward, c) + send(Section::Backward, c + 1)).sum();
-        let work = rank_work(&chunks, n_stages, n_micro_batches, times);
+        let first = times.placement.chunks_of(n_stages, rank).min().unwrap_or(0) as usize;
+        let (way_in, way_out) = (ways_in[first], ways_out[first]);
         let (last_send, way_out) = match times.parts {
             // The rank's last send is part of the way out.
             None => (times.exposed(send(Section::Backward, first)), way_out),
@@ -389,18 +390,25 @@ pub fn busiest(n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Se
         return Seconds::ZERO;
     }
     let last_send = times.boundary.iter().map(|&send| times.exposed(send)).fold(Seconds::ZERO, Seconds::max);
-    let of_rank = |rank| {
-        let chunks = times.placement.chunks_of(n_stages, rank);
-        rank_work(&chunks, n_stages, n_micro_batches, times) - last_send
-    };
+    let of_rank = |rank| rank_work(n_stages, rank, n_micro_batches, times) - last_send;
     (0..n_stages).map(of_rank).fold(Seconds::ZERO, Seconds::max) * (1.0 - ROUNDING)
 }
 
+/// Per chunk, the sum of what those before it take.
+fn summed_before(n_chunks: usize, of: impl Fn(usize) -> Seconds) -> Vec<Seconds> {
+    let add = |sum: &mut Seconds, chunk| {
+        let before = *sum;
+        *sum += of(chunk);
+        Some(before)
+    };
+    (0..n_chunks).scan(Seconds::ZERO, add).collect()
+}
+
 /// Computation and exposed transfers of one rank's chunks; computation alone where these are branched.
-fn rank_work(chunks: &[u32], n_stages: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
+fn rank_work(n_stages: u32, rank: u32, n_micro_batches: u32, times: &PipelineTimes) -> Seconds {
     let share = f64::from(n_micro_batches / times.placement.n_copies());
-    let places =
-        chunks.iter().flat_map(|&chunk| (0..times.n_slices).map(move |slice| (chunk as usize, slice)));
+    let chunks = times.placement.chunks_of(n_stages, rank);
+    let places = chunks.flat_map(|chunk| (0..times.n_slices).map(move |slice| (chunk as usize, slice)));
     let work = |place: (usize, u32)| {
         let sends =
             times.send(Section::Forward, place, n_stages) + times.send(Section::Backward, place, n_stages);

@@ -157,8 +157,8 @@ impl<'a> Execution<'a> {
 
     /// Mesh of the stages with a chunk.
     pub(crate) fn mesh_of_chunk(&self, chunk: usize) -> &'a Mesh {
-        let stages = self.placement.ranks(self.n_stages, chunk as u32);
-        stages.first().map_or(self.meshes.alike, |&stage| self.mesh_of(stage))
+        let mut stages = self.placement.ranks(self.n_stages, chunk as u32);
+        stages.next().map_or(self.meshes.alike, |stage| self.mesh_of(stage))
     }
 
     /// Mesh on which a choice is run.

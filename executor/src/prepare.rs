@@ -206,7 +206,7 @@ impl<'a> Prepared<'a> {
     /// Pipeline ranks with a copy of a layer, its owner first.
     pub(crate) fn stages_of(&self, layer_idx: LayerIdx) -> Vec<u32> {
         let execution = self.execution;
-        execution.placement.ranks(execution.n_stages, self.instances[layer_idx].chunk)
+        execution.placement.ranks(execution.n_stages, self.instances[layer_idx].chunk).collect()
     }
 
     /// Layers of a pipeline rank.

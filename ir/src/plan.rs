@@ -250,14 +250,14 @@ impl Plan {
     pub fn stages_of_chunk(&self, chunk: usize) -> Vec<u64> {
         let n_stages = u32::try_from(self.n_stages).unwrap_or(u32::MAX).max(1);
         let ranks = self.schedule.placement().ranks(n_stages, u32::try_from(chunk).unwrap_or(u32::MAX));
-        ranks.into_iter().map(u64::from).collect()
+        ranks.map(u64::from).collect()
     }
 
     /// Chunks of a pipeline rank, by virtual stage.
     pub fn chunks_of_stage(&self, stage: u64) -> Vec<usize> {
         let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
         let chunks = self.schedule.placement().chunks_of(narrow(self.n_stages).max(1), narrow(stage));
-        chunks.into_iter().map(|chunk| chunk as usize).collect()
+        chunks.map(|chunk| chunk as usize).collect()
     }
 
     /// Slices of every sequence, one where they are not cut.

@@ -10,13 +10,13 @@ use ir::slices::Slices;
 use ir::units::Seconds;
 
 use crate::bound::Work;
-use crate::by_device::by_device;
+use crate::by_device::{Evened, by_device};
 use crate::candidate::{Candidate, Scope};
 use crate::flights::Flight;
 use crate::forbid::broken;
 use crate::levelled::levelled;
 use crate::levels::{Chunk, Levels};
-use crate::partition::{Place, as_given, partition};
+use crate::partition::{Known, Place, as_given, counted, partition};
 use crate::price::held::Held;
 use crate::price::hosts;
 use crate::price::setting::Entry;
@@ -83,7 +83,7 @@ pub(crate) enum Cutting {
 fn device_of(schedule: Schedule, n_stages: u32, chunk: u32) -> (usize, u32) {
     let placement = schedule.placement();
     let rank = placement.seat(n_stages, chunk, 0).rank;
-    let later = placement.chunks_of(n_stages, rank).into_iter().filter(|&other| other > chunk).count();
+    let later = placement.chunks_of(n_stages, rank).filter(|&other| other > chunk).count();
     (rank as usize, later as u32)
 }
 
@@ -269,7 +269,7 @@ impl Scope<'_> {
         &self,
         candidate: &Candidate,
         (schedule, cutting): (Schedule, Cutting),
-        (levels, over): (&[Levels], &Over),
+        (levels, over, evened): (&[Levels], &Over, &Evened),
     ) -> Vec<Vec<Chunk>> {
         let p = candidate.n_stages as u32;
         let device = |n_chunks: usize| -> Vec<usize> {
@@ -278,7 +278,7 @@ impl Scope<'_> {
         let is_given = self.pins().layers_per_stage.is_some();
         let cut = |places: &[Place<'_>]| match cutting {
             Cutting::AtBends if !is_given => partition(places, &self.bends),
-            Cutting::ByDevice if !is_given => by_device(places, &device(places.len())),
+            Cutting::ByDevice if !is_given => by_device(places, &device(places.len()), evened),
             Cutting::Anywhere | Cutting::AtBends | Cutting::ByDevice => self.cut_anywhere(places),
         };
         self.shared_out(candidate, (schedule, levels, over), cut)
@@ -292,16 +292,34 @@ impl Scope<'_> {
         (schedule, levels, over): (Schedule, &[Levels], &Over),
         cut: impl Fn(&[Place<'_>]) -> Option<Vec<Chunk>>,
     ) -> Vec<Vec<Chunk>> {
-        let of = |(levels, share): (&[Levels], &Share)| {
-            let places = self.places(candidate, (schedule, *share), (levels, over));
-            let cuts = cut(&places)?;
-            let together = levelled(&places, &cuts).filter(|other| *other != cuts);
-            Some(std::iter::once(cuts).chain(together))
-        };
-        let shares = Share::of(schedule, levels.len());
         let sizes = of_slices(schedule, levels);
-        let ways = sizes.iter().flat_map(|levels| shares.iter().map(move |share| (&**levels, share)));
-        let all = ways.filter_map(of).flatten();
+        let ways = self.ways_to_share(candidate, (schedule, over), &sizes);
+        let all = ways.iter().filter_map(|places| Some((places, cut(places)?)));
+        self.by_time(candidate, schedule, all.flat_map(|(places, cuts)| with_levelled(places, cuts)))
+    }
+
+    /// Where the chunks of a schedule run, in every way in which those of a device may share it, with layers that run
+    /// in any of some sizes.
+    fn ways_to_share<'l>(
+        &self,
+        candidate: &Candidate,
+        (schedule, over): (Schedule, &Over),
+        sizes: &'l [Cow<'_, [Levels]>],
+    ) -> Vec<Vec<Place<'l>>> {
+        let shares = |levels: &'l Cow<'_, [Levels]>| {
+            let all = Share::of(schedule, levels.len()).iter();
+            all.map(|share| self.places(candidate, (schedule, *share), (levels, over)))
+        };
+        sizes.iter().flat_map(shares).collect()
+    }
+
+    /// Chunks in some ways, that with the least time first; of equals the first.
+    fn by_time(
+        &self,
+        candidate: &Candidate,
+        schedule: Schedule,
+        all: impl Iterator<Item = Vec<Chunk>>,
+    ) -> Vec<Vec<Chunk>> {
         let timed = |cuts: Vec<Chunk>| (self.least_time(candidate, schedule, &cuts), cuts);
         let mut all: Vec<(f64, Vec<Chunk>)> = all.map(timed).collect();
         all.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -347,7 +365,7 @@ impl Scope<'_> {
         let ground = |chunk: usize| grounds.of_chunk(schedule.placement(), chunk);
         let buckets = self.setting.copied_buckets().0;
         let place = |(chunk, &flight): (usize, &Flight)| {
-            let ranks = schedule.placement().ranks(candidate.n_stages as u32, chunk as u32).into_iter();
+            let ranks = schedule.placement().ranks(candidate.n_stages as u32, chunk as u32);
             let over = ranks.filter_map(|rank| over.of_stages.get(rank as usize)).fold(0.0, |a, b| b.max(a));
             let capacity = grounds.capacity_of_chunk(schedule.placement(), chunk) - buckets - over;
             let levels = &levels[ground(chunk)];
@@ -362,16 +380,26 @@ impl Scope<'_> {
         flights.iter().enumerate().map(place).collect()
     }
 
-    /// The same with so many layers in each chunk, in the way that has the least time.
+    /// The same with so many layers in each chunk, in the way that has the least time; for every list of counts, with
+    /// nothing where they do not fit.
     pub(crate) fn cuts_of(
         &self,
         candidate: &Candidate,
-        (schedule, counts): (Schedule, &[usize]),
+        (schedule, all): (Schedule, &[Vec<usize>]),
         levels: &[Levels],
-    ) -> Option<Vec<Chunk>> {
-        let all = self
-            .shared_out(candidate, (schedule, levels, &Over::default()), |places| as_given(counts, places));
-        all.into_iter().next()
+    ) -> Vec<Option<Vec<Chunk>>> {
+        let sizes = of_slices(schedule, levels);
+        let ways = self.ways_to_share(candidate, (schedule, &Over::default()), &sizes);
+        let mut known: Vec<Vec<Known<'_>>> =
+            ways.iter().map(|places| places.iter().map(Known::new).collect()).collect();
+        let mut of = |counts: &Vec<usize>| {
+            let cut = |(places, known): (&Vec<_>, &mut Vec<_>)| {
+                Some(with_levelled(places, counted(counts, known)?))
+            };
+            let cuts = ways.iter().zip(&mut known).filter_map(cut).flatten();
+            self.by_time(candidate, schedule, cuts).into_iter().next()
+        };
+        all.iter().map(&mut of).collect()
     }
 
     /// Least time of a step of such chunks: of the stage that works most, with the fill and drain of the others.
@@ -381,7 +409,7 @@ impl Scope<'_> {
         for (chunk, cut) in (0..).zip(cuts) {
             let ranks = schedule.placement().ranks(p, chunk);
             let share = cut.time / ranks.len().max(1) as f64;
-            ranks.into_iter().for_each(|rank| stages[rank as usize] += share);
+            ranks.for_each(|rank| stages[rank as usize] += share);
         }
         let average = stages.iter().sum::<f64>() / f64::from(p);
         let work = Work { average, slowest: stages.into_iter().fold(0.0, f64::max), ..Work::default() };
@@ -503,6 +531,12 @@ fn of_slices(schedule: Schedule, levels: &[Levels]) -> Vec<Cow<'_, [Levels]>> {
     let sliced = |part: f64| Cow::Owned(levels.iter().map(|own| own.of_slices(part)).collect());
     let parts = [1.0 / n_slices, 2.0 / n_slices].into_iter().filter(|part| *part < 1.0);
     parts.map(sliced).chain([Cow::Borrowed(levels)]).collect()
+}
+
+/// Chunks, and the same at levels that are chosen for all chunks of a device together, where these are others.
+fn with_levelled(places: &[Place<'_>], cuts: Vec<Chunk>) -> impl Iterator<Item = Vec<Chunk>> + use<> {
+    let together = levelled(places, &cuts).filter(|other| *other != cuts);
+    std::iter::once(cuts).chain(together)
 }
 
 /// Layers per chunk, embedding and head included, of the decoder layers that the user counts.

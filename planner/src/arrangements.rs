@@ -7,6 +7,7 @@ use ir::schedule::Schedule;
 use rayon::prelude::*;
 
 use crate::arrange::{Arranged, Cutting, Failed, Over};
+use crate::by_device::Evened;
 use crate::candidate::{Candidate, Scope};
 use crate::levels::{Chunk, Levels};
 use crate::shelf::Shelf;
@@ -66,6 +67,8 @@ pub(crate) struct Arrangements {
     best: Option<(usize, Arranged)>,
     /// What was simulated last, whether some of it fitted, and what did.
     simulated: BTreeMap<usize, Simulated>,
+    /// How many layers chunks have where devices work alike.
+    evened: Evened,
     /// What those overflow that overflow least.
     pub(crate) over: Option<Over>,
 }
@@ -149,8 +152,9 @@ impl Scope<'_> {
         let orders: Vec<(usize, (Schedule, Cutting))> =
             orders.filter(|(_, (schedule, _))| is_open(*schedule)).collect();
         let none = Over::default();
-        let cut_for =
-            |&(_, order): &(usize, (Schedule, Cutting))| self.cuts(candidate, order, (&levels, &none));
+        let cut_for = |&(_, order): &(usize, (Schedule, Cutting))| {
+            self.cuts(candidate, order, (&levels, &none, &known.evened))
+        };
         let all_cuts: Vec<Vec<Vec<Chunk>>> = orders.par_iter().with_max_len(1).map(cut_for).collect();
         for ((at, (schedule, cutting)), cuts) in orders.into_iter().zip(all_cuts) {
             if let Some(first) = cuts.first() {
@@ -233,7 +237,7 @@ impl Scope<'_> {
         (levels, shelves): (&[Levels], &[Shelf]),
         known: &Arrangements,
     ) -> First {
-        let cuts = |over: &Over| self.cuts(candidate, order, (levels, over));
+        let cuts = |over: &Over| self.cuts(candidate, order, (levels, over, &known.evened));
         self.arrange_within(candidate, (order.0, over), (levels, shelves), (known, &cuts))
     }
 

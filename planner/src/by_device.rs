@@ -6,21 +6,40 @@
 //! works least, as long as the squares of what devices work become less; first by the least that layers take, then by
 //! what they take in the memory that there is.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use crate::levels::Chunk;
+use crate::memos::lock;
 use crate::partition::{Known, Place, counted};
 
 /// Layers that go to another device for what they take in their memory, at most.
 const MOVED_IN_MEMORY: usize = 8;
 
-/// Cuts the layers into chunks, one per place, of which each stands on a device.
-///
-/// `None` where there are fewer layers than chunks, or some chunk does not fit.
-pub(crate) fn by_device(places: &[Place<'_>], device: &[usize]) -> Option<Vec<Chunk>> {
-    let n_layers = places.first()?.levels.kinds.len();
-    let n_places = places.len();
-    if n_places > n_layers {
-        return None;
+/// How many layers chunks have by what layers take at least, by the devices of the chunks and those times: the same at
+/// most prices of memory, and however devices are shared.
+#[derive(Debug, Default)]
+pub(crate) struct Evened(Mutex<BTreeMap<Vec<usize>, Counted>>);
+
+/// What layers take at least, and how many of them chunks then have.
+type Counted = (Vec<f64>, Vec<usize>);
+
+impl Evened {
+    fn counts(&self, places: &[Place<'_>], device: &[usize]) -> Vec<usize> {
+        let alike = places.chunk_by(|a, b| std::ptr::eq(a.levels, b.levels));
+        let times: Vec<f64> = alike.flat_map(|own| own[0].levels.least_times()).copied().collect();
+        if let Some((_, counts)) = lock(&self.0).get(device).filter(|(known, _)| *known == times) {
+            return counts.clone();
+        }
+        let counts = evened(places, device);
+        lock(&self.0).insert(device.to_vec(), (times, counts.clone()));
+        counts
     }
+}
+
+/// As many layers in each chunk as even out what devices work at least.
+fn evened(places: &[Place<'_>], device: &[usize]) -> Vec<usize> {
+    let (n_layers, n_places) = (places.first().map_or(0, |place| place.levels.kinds.len()), places.len());
     let even = |chunk: usize| (chunk + 1) * n_layers / n_places - chunk * n_layers / n_places;
     let mut counts: Vec<usize> = (0..n_places).map(even).collect();
     let mut least = |counts: &[usize]| {
@@ -32,6 +51,17 @@ pub(crate) fn by_device(places: &[Place<'_>], device: &[usize]) -> Option<Vec<Ch
         Some(places.iter().zip(counts).map(of_chunk).collect::<Vec<f64>>())
     };
     balance(&mut counts, device, (n_layers, &mut least));
+    counts
+}
+
+/// Cuts the layers into chunks, one per place, of which each stands on a device.
+///
+/// `None` where there are fewer layers than chunks, or some chunk does not fit.
+pub(crate) fn by_device(places: &[Place<'_>], device: &[usize], evened: &Evened) -> Option<Vec<Chunk>> {
+    if places.len() > places.first()?.levels.kinds.len() {
+        return None;
+    }
+    let mut counts = evened.counts(places, device);
     let mut known: Vec<Known<'_>> = places.iter().map(Known::new).collect();
     let mut in_memory = |counts: &[usize]| {
         let chunks = counted(counts, &mut known)?;
@@ -118,7 +148,7 @@ mod tests {
         let sequence: Vec<usize> = [0].into_iter().chain([1; 12]).chain([2]).collect();
         let levels = levels(&[0.0, 1.0, 5.5], &sequence);
         let (places, device) = ([levels.place(Flight::whole(1.0), 100.0); 4], [0, 1, 0, 1]);
-        let found = by_device(&places, &device).unwrap();
+        let found = by_device(&places, &device, &Evened::default()).unwrap();
         assert_eq!(slowest(&found, &device), 9.0);
         assert!(slowest(&partition(&places, &[]).unwrap(), &device) > 10.0);
     }
@@ -127,9 +157,9 @@ mod tests {
     fn chunks_that_do_not_fit_are_none() {
         let levels = levels(&[1.0], &[0; 8]);
         let place = |capacity: f64| levels.place(Flight::whole(1.0), capacity);
-        assert_eq!(by_device(&[place(3.0); 4], &[0, 1, 0, 1]), None);
-        assert_eq!(by_device(&[place(100.0); 9], &[0; 9]), None);
-        assert!(by_device(&[place(4.0); 4], &[0, 1, 0, 1]).is_some());
+        assert_eq!(by_device(&[place(3.0); 4], &[0, 1, 0, 1], &Evened::default()), None);
+        assert_eq!(by_device(&[place(100.0); 9], &[0; 9], &Evened::default()), None);
+        assert!(by_device(&[place(4.0); 4], &[0, 1, 0, 1], &Evened::default()).is_some());
     }
 
     proptest! {
@@ -145,7 +175,7 @@ mod tests {
             let levels = levels(&[ends.0, 1.0, ends.1], &sequence);
             let device: Vec<usize> = (0..n_devices * n_virtual).map(|chunk| chunk % n_devices).collect();
             let places = vec![levels.place(Flight::whole(1.0), 1e9); device.len()];
-            let found = by_device(&places, &device).unwrap();
+            let found = by_device(&places, &device, &Evened::default()).unwrap();
             let average = (n_layers as f64 + ends.0 + ends.1) / n_devices as f64;
             prop_assert!(slowest(&found, &device) <= average + 1.0 + 1e-9);
             prop_assert_eq!(found.last().map(|chunk| chunk.to), Some(n_layers + 2));

@@ -105,7 +105,7 @@ fn counted((schedule, n_stages, n_micro_batches): Order) -> Option<Arc<[Flight]>
     };
     let placement = schedule.placement();
     let of_chunk = |chunk: u32| {
-        let ranks = placement.ranks(p, chunk).into_iter();
+        let ranks = placement.ranks(p, chunk);
         ranks.filter_map(|rank| of_ranks.get(rank as usize).copied()).fold(Flight::default(), Flight::or)
     };
     Some((0..placement.n_chunks(p)).map(of_chunk).collect())

@@ -7,6 +7,7 @@
 //! to is a closer bound (`covered.rs`).
 
 use std::cmp::Ordering;
+use std::sync::atomic::{self, AtomicBool};
 
 use ir::units::Seconds;
 use rayon::prelude::*;
@@ -255,21 +256,32 @@ fn in_memory(
     if together == Together::Schedule {
         all.extend(own.other_covers.iter().map(|&covers| Bound { covers, ..own.clone() }));
     }
-    let (mut most, mut near) = (0.0_f64, Vec::new());
-    for bound in &all {
-        let found = room(bound, Effort::Quick);
-        most = most.max(found);
-        if most >= limit {
-            return most;
-        }
-        if together == Together::Schedule && found >= limit * NEARLY_ENOUGH {
-            near.push(bound);
-        }
+    let quick = until(limit, &all, &|bound| room(bound, Effort::Quick));
+    let most = quick.iter().copied().fold(0.0, f64::max);
+    if most >= limit || together != Together::Schedule {
+        return most;
     }
-    for bound in near {
-        if most < limit {
-            most = most.max(room(bound, Effort::Thorough));
-        }
-    }
-    most
+    let is_near = |(_, found): &(&Bound, f64)| *found >= limit * NEARLY_ENOUGH;
+    let near: Vec<&Bound> = all.iter().zip(quick).filter(is_near).map(|(bound, _)| bound).collect();
+    let thorough = until(limit, &near, &|bound| room(bound, Effort::Thorough));
+    thorough.into_iter().fold(most, f64::max)
+}
+
+/// What each says, up to the first that says no less than a limit. Those behind one that is still asked are asked at
+/// once where a thread has nothing else to do; what they say then counts no more than if they had not been.
+fn until<T: Sync>(limit: f64, all: &[T], ask: &(impl Fn(&T) -> f64 + Sync)) -> Vec<f64> {
+    let Some((first, rest)) = all.split_first() else { return Vec::new() };
+    let reached = AtomicBool::new(false);
+    let of_first = || {
+        let found = ask(first);
+        reached.store(found >= limit, atomic::Ordering::Relaxed);
+        found
+    };
+    let of_rest = || match reached.load(atomic::Ordering::Relaxed) {
+        true => Vec::new(),
+        false => until(limit, rest, ask),
+    };
+    let (found, others) = rayon::join(of_first, of_rest);
+    let others = if found >= limit { Vec::new() } else { others };
+    std::iter::once(found).chain(others).collect()
 }

@@ -257,6 +257,11 @@ impl Levels {
         self.least.iter().enumerate().map(|(kind, least)| self.count(from, to, kind) * least).sum()
     }
 
+    /// Per kind, a time that no way to run a layer undercuts.
+    pub(crate) fn least_times(&self) -> &[f64] {
+        &self.least
+    }
+
     /// A time that no way to run all layers undercuts.
     pub(crate) fn least_of_all(&self) -> f64 {
         self.least(0, self.counts.len() - 1)

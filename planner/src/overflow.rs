@@ -6,6 +6,7 @@ use ir::units::Bytes;
 
 use crate::arrange::Over;
 use crate::bound::Bound;
+use crate::by_device::Evened;
 use crate::candidate::{Candidate, Dropped, Scope};
 use crate::evaluate::DEAR_PRICES;
 use crate::flights::Flight;
@@ -49,12 +50,12 @@ impl Scope<'_> {
         let of_all = (!alike.is_empty()).then_some(Schedule::OneFOneB);
         let orders: Vec<Schedule> = of_all.into_iter().chain(others).collect();
         let fits = |levels: &[Levels]| {
-            let none = Over::default();
+            let (none, evened) = (Over::default(), Evened::default());
             let is_cut = |&schedule: &Schedule| {
                 let mut cuttings = self.cuttings(candidate, schedule).iter();
-                cuttings
-                    .any(|&cutting| !self.cuts(candidate, (schedule, cutting), (levels, &none)).is_empty())
-                    || self.cut_together(candidate, schedule, (levels, &none)).is_some()
+                cuttings.any(|&cutting| {
+                    !self.cuts(candidate, (schedule, cutting), (levels, &none, &evened)).is_empty()
+                }) || self.cut_together(candidate, schedule, (levels, &none)).is_some()
             };
             orders.iter().any(is_cut)
         };
@@ -117,7 +118,7 @@ impl Scope<'_> {
         let places: Vec<Place<'_>> = flights.iter().enumerate().map(place).collect();
         let Some(cuts) = self.cut_anywhere(&places) else { return Dropped::NoStrategy };
         let p = candidate.n_stages as u32;
-        let chunks_of = |stage: usize| schedule.placement().chunks_of(p, stage as u32).into_iter();
+        let chunks_of = |stage: usize| schedule.placement().chunks_of(p, stage as u32);
         let used = |stage: usize| {
             let own = chunks_of(stage).map(|chunk| &cuts[chunk as usize]);
             own.fold(Used::default(), |used, chunk| used.and(chunk))

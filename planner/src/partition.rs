@@ -6,8 +6,6 @@
 //! cuts, which is exact also where a chunk with more layers fits in a faster way. Embedding, head and loss are layers
 //! like any other and count with their own time and memory.
 
-use std::collections::BTreeMap;
-
 use crate::flights::Flight;
 use crate::levels::{Chunk, Levels};
 
@@ -45,19 +43,21 @@ impl Used {
     }
 }
 
-/// What the chunks so far use of every device that several share.
+/// What the chunks so far use of every device that several share, by its number.
 #[derive(Debug, Default)]
-struct Devices(BTreeMap<usize, Used>);
+struct Devices(Vec<Used>);
 
 impl Devices {
     fn beside(&self, place: &Place<'_>) -> Used {
-        place.shared.and_then(|(device, _)| self.0.get(&device).copied()).unwrap_or_default()
+        place.shared.and_then(|(device, _)| self.0.get(device).copied()).unwrap_or_default()
     }
 
     fn add(&mut self, place: &Place<'_>, chunk: &Chunk) {
         if let Some((device, _)) = place.shared {
-            let used = self.0.entry(device).or_default();
-            *used = used.and(chunk);
+            if device >= self.0.len() {
+                self.0.resize(device + 1, Used::default());
+            }
+            self.0[device] = self.0[device].and(chunk);
         }
     }
 }
@@ -132,12 +132,17 @@ struct TooLow {
 /// same.
 pub(crate) struct Known<'a> {
     place: &'a Place<'a>,
-    alike: BTreeMap<(usize, usize, [u64; 2]), Option<Chunk>>,
+    /// By kind, number of layers and what is used beside them, in that order: there are few, for which a map takes
+    /// longer.
+    alike: Vec<(Alike, Option<Chunk>)>,
 }
+
+/// Layers of one kind, how many they are, and the bytes beside them.
+type Alike = (usize, usize, [u64; 2]);
 
 impl<'a> Known<'a> {
     pub(crate) fn new(place: &'a Place<'a>) -> Self {
-        Self { place, alike: BTreeMap::new() }
+        Self { place, alike: Vec::new() }
     }
 
     fn chunk(&mut self, from: usize, to: usize, used: Used) -> Option<Chunk> {
@@ -145,10 +150,12 @@ impl<'a> Known<'a> {
         if self.place.levels.count(from, to, kind) < (to - from) as f64 {
             return self.place.chunk_beside(from, to, used);
         }
-        let (place, beside) = (self.place, [used.lasting.to_bits(), used.passing.to_bits()]);
-        let found = self.alike.entry((kind, to - from, beside));
-        let found = found.or_insert_with(|| place.chunk_beside(from, to, used));
-        found.clone().map(|chunk| Chunk { from, to, ..chunk })
+        let asked = (kind, to - from, [used.lasting.to_bits(), used.passing.to_bits()]);
+        let at = self.alike.binary_search_by_key(&asked, |(known, _)| *known).unwrap_or_else(|at| {
+            self.alike.insert(at, (asked, self.place.chunk_beside(from, to, used)));
+            at
+        });
+        self.alike[at].1.clone().map(|chunk| Chunk { from, to, ..chunk })
     }
 }
 

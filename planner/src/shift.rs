@@ -41,12 +41,17 @@ impl Scope<'_> {
         let moves: Vec<(usize, usize)> = moves(counts.len()).collect();
         for _ in 0..MAX_SHIFTS {
             let fastest = |all: &[Vec<usize>]| {
-                let one = |counts: &Vec<usize>| {
-                    let found = self.with_counts(&best, counts, (levels, shelves))?;
+                let (candidate, schedule) = (&best.candidate, best.schedule);
+                let one = |(counts, cuts): (&Vec<usize>, &Option<Vec<Chunk>>)| {
+                    let order = (schedule, cuts.as_deref()?);
+                    let limit = best.step_time().0;
+                    let found = self.arrange(candidate, order, (levels, shelves), limit).ok()?;
                     found.is_worth_it(&best).then(|| (counts.clone(), found))
                 };
                 let time = |(_, found): &(Vec<usize>, Arranged)| found.step_time().0;
-                let found: Vec<Option<(Vec<usize>, Arranged)>> = all.par_iter().map(one).collect();
+                // Most of their chunks are alike, and asked about once where one thread asks.
+                let cuts = self.cuts_of(candidate, (schedule, all), levels);
+                let found: Vec<Option<(Vec<usize>, Arranged)>> = all.par_iter().zip(&cuts).map(one).collect();
                 found.into_iter().flatten().min_by(|a, b| time(a).total_cmp(&time(b)))
             };
             let near = after(&[counts.clone()], &moves);
@@ -56,13 +61,6 @@ impl Scope<'_> {
             (counts, best) = (next, found);
         }
         best
-    }
-
-    /// The same with so many layers in its chunks, if it fits and may be faster.
-    fn with_counts(&self, best: &Arranged, counts: &[usize], on: (&[Levels], &[Shelf])) -> Option<Arranged> {
-        let (candidate, schedule) = (&best.candidate, best.schedule);
-        let cuts = self.cuts_of(candidate, (schedule, counts), on.0)?;
-        self.arrange(candidate, (schedule, &cuts), on, best.step_time().0).ok()
     }
 }
 

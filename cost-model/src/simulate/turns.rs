@@ -74,8 +74,9 @@ impl Turns {
         self.n_units().min(self.warm_up(rank).saturating_add(1))
     }
 
-    /// Shows what a rank has under way of each of its virtual stages, after every forward until that repeats: then it
-    /// is most.
+    /// Shows what a rank has under way of each of its virtual stages, after forwards until that repeats: then it is
+    /// most. As long as the same virtual stages take turns it grows or falls evenly, so the last of each turn are
+    /// enough.
     ///
     /// Virtual stages take turns every `n_stages` forwards, from the first to the last, and the other way round
     /// backward. Sequences are cut on one of them alone.
@@ -85,10 +86,14 @@ impl Turns {
         let turn = |unit: u32| unit % cycle / p;
         let (n_units, ahead) = (self.n_units(), self.warm_up(rank));
         let repeats = ahead.saturating_add(cycle);
+        let n_seen = n_units.min(repeats.saturating_add(1));
         let mut counts = vec![0; v as usize];
-        for unit in 0..n_units.min(repeats.saturating_add(1)) {
+        for unit in 0..n_seen {
             counts[turn(unit) as usize] += 1;
-            see(&counts);
+            let ends_back = unit >= ahead && (unit - ahead).is_multiple_of(p);
+            if (unit + 1).is_multiple_of(p) || ends_back || unit + 1 == n_seen {
+                see(&counts);
+            }
             if let Some(back) = unit.checked_sub(ahead) {
                 counts[(v - 1 - turn(back)) as usize] -= 1;
             }

@@ -83,12 +83,7 @@ impl Progress {
             Stage { chunk, micro_batches, forwards: 0, backwards: 0, weights: 0 }
         };
         let chunks = shape.placement.chunks_of(shape.n_stages, rank);
-        Self {
-            row: Vec::new(),
-            held: 0,
-            n_weights: 0,
-            stages: chunks.into_iter().enumerate().map(stage).collect(),
-        }
+        Self { row: Vec::new(), held: 0, n_weights: 0, stages: chunks.enumerate().map(stage).collect() }
     }
 
     fn offers(&self, rank: u32, backward: Backward, ready: &dyn Fn(Action) -> bool) -> Vec<Offer> {

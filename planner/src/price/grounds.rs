@@ -76,8 +76,11 @@ impl<'a> Grounds<'a> {
 
     /// The ground that a chunk is priced on: of the stages that hold it, the slowest; ties to the first.
     pub fn of_chunk(&self, placement: Placement, chunk: usize) -> usize {
+        if self.settings.len() == 1 {
+            return 0;
+        }
         let ranks = placement.ranks(self.of_stage.len() as u32, chunk as u32);
-        let grounds = ranks.into_iter().map(|rank| self.of_stage[rank as usize]);
+        let grounds = ranks.map(|rank| self.of_stage[rank as usize]);
         let rate = |ground: &usize| self.settings[*ground].rate();
         grounds.min_by(|a, b| rate(a).total_cmp(&rate(b))).unwrap_or(0)
     }
@@ -85,6 +88,6 @@ impl<'a> Grounds<'a> {
     /// Bytes that a plan may use on each device of the stages that hold a chunk.
     pub fn capacity_of_chunk(&self, placement: Placement, chunk: usize) -> f64 {
         let ranks = placement.ranks(self.of_stage.len() as u32, chunk as u32);
-        ranks.into_iter().map(|rank| self.at(rank as usize).capacity).fold(f64::INFINITY, f64::min)
+        ranks.map(|rank| self.at(rank as usize).capacity).fold(f64::INFINITY, f64::min)
     }
 }

@@ -94,11 +94,21 @@ impl PerChunk {
     }
 }
 
-/// Micro-batches in whole stages, of so many in every chunk: by the bytes of each, or by their number where there are
-/// none.
-fn in_stages(counts: &[u32], each: &[f64]) -> f64 {
-    let all: f64 = each.iter().sum();
-    if all > 0.0 { bytes_of(counts, each) / all } else { plainly(counts) }
+/// Counts micro-batches in whole stages, of so many in every chunk: by the bytes of each, or by their number where
+/// there are none.
+struct InStages<'e> {
+    each: &'e [f64],
+    all: f64,
+}
+
+impl<'e> InStages<'e> {
+    fn new(each: &'e [f64]) -> Self {
+        Self { each, all: each.iter().sum() }
+    }
+
+    fn of(&self, counts: &[u32]) -> f64 {
+        if self.all > 0.0 { bytes_of(counts, self.each) / self.all } else { plainly(counts) }
+    }
 }
 
 fn bytes_of(counts: &[u32], each: &[f64]) -> f64 {
@@ -123,14 +133,15 @@ pub(super) fn held_in_turns(staged: &Staged<'_>, stage: usize, turns: &Turns) ->
         return most;
     }
     (most.saved, most.kept) = (0.0, 0.0);
+    let [saved_in, kept_in] = [&each.saved, &each.on_host].map(|each| InStages::new(each));
     turns.under_way(rank, |counts| {
-        let saved = in_stages(counts, &each.saved);
+        let saved = saved_in.of(counts);
         if saved >= most.saved {
             (most.saved, most.streams) = (saved, plainly(counts));
             most.chunks.clear();
             most.chunks.extend(counts.iter().map(|&count| [f64::from(count), 0.0]));
         }
-        most.kept = most.kept.max(in_stages(counts, &each.on_host));
+        most.kept = most.kept.max(kept_in.of(counts));
     });
     most
 }
@@ -138,7 +149,8 @@ pub(super) fn held_in_turns(staged: &Staged<'_>, stage: usize, turns: &Turns) ->
 /// What a stage holds at its peak of whole sequences, which owe nothing.
 fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
     let each = PerChunk::of(staged, stage);
-    let of_all: [f64; 2] = [&each.saved, &each.carried].map(|each| each.iter().sum());
+    let [saved_in, carried_in, kept_in] =
+        [&each.saved, &each.carried, &each.on_host].map(|each| InStages::new(each));
     let are_alike = each.are_alike();
     let is_on_host = each.on_host.iter().any(|&bytes| bytes > 0.0);
     let v = staged.schedule.n_virtual_stages() as usize;
@@ -160,11 +172,11 @@ fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
         }
         most_saved = most_saved.max(all.saved);
         if is_on_host {
-            kept = kept.max(in_stages(&saved, &each.on_host));
+            kept = kept.max(kept_in.of(&saved));
         }
         let is_more =
             |bytes: f64, than: (f64, u32)| bytes.total_cmp(&than.0).then(all.total().cmp(&than.1)).is_ge();
-        let bytes = f64::from(all.saved) * of_all[0] + f64::from(all.carried) * of_all[1];
+        let bytes = f64::from(all.saved) * saved_in.all + f64::from(all.carried) * carried_in.all;
         if is_more(bytes, (most_alike.0, most_alike.1)) {
             most_alike = (bytes, all.total(), all);
         }
@@ -175,7 +187,7 @@ fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
         if is_more(bytes, (most.0, most.1)) {
             (most.0, most.1) = (bytes, all.total());
             let held = &mut most.2;
-            (held.saved, held.carried) = (in_stages(&saved, &each.saved), in_stages(&carried, &each.carried));
+            (held.saved, held.carried) = (saved_in.of(&saved), carried_in.of(&carried));
             held.streams = f64::from(all.saved) / v as f64;
             held.chunks.clear();
             let counts = saved.iter().zip(&carried);

@@ -307,7 +307,7 @@ impl Staged<'_> {
 
     /// Whether a stage runs a chunk, or a copy of it.
     pub(super) fn is_at(&self, chunk: usize, stage: usize) -> bool {
-        self.schedule.placement().ranks(self.n_stages as u32, chunk as u32).contains(&(stage as u32))
+        self.schedule.placement().ranks(self.n_stages as u32, chunk as u32).any(|rank| rank as usize == stage)
     }
 
     /// Whether what crosses is read in another sharding than that in which it arrives, or on another mesh.
