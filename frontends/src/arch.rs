@@ -40,6 +40,8 @@ pub(crate) struct LearnedPositions {
 pub(crate) struct HeadArch {
     pub(crate) norm: Norm,
     pub(crate) tying: Tying,
+    /// Factor on the logits (Granite).
+    pub(crate) scale: Option<f64>,
     pub(crate) softcap: Option<f64>,
 }
 
@@ -73,6 +75,8 @@ pub(crate) enum Block {
 pub(crate) struct LayerArch {
     pub(crate) name: &'static str,
     pub(crate) block: Block,
+    /// Factor on what each branch adds to the stream (Granite).
+    pub(crate) branch_scale: Option<f64>,
     pub(crate) norm: Norm,
     pub(crate) attention: AttentionArch,
     pub(crate) mlp: MlpArch,
@@ -92,8 +96,8 @@ pub(crate) struct HeadsAttention {
     pub(crate) head_dim: u64,
     pub(crate) qkv_bias: bool,
     pub(crate) out_bias: bool,
-    /// Epsilon of an RMS norm on every query and key head.
-    pub(crate) qk_norm: Option<f64>,
+    /// An RMS norm on every query and key head.
+    pub(crate) qk_norm: Option<HeadNorm>,
     pub(crate) position: Positions,
     /// Learned logit per head that joins the softmax (gpt-oss).
     pub(crate) sinks: bool,
@@ -101,6 +105,21 @@ pub(crate) struct HeadsAttention {
     pub(crate) softcap: Option<f64>,
     /// Factor on the scores where it is not one over the root of the head dim.
     pub(crate) scale: Option<f64>,
+}
+
+/// An RMS norm of heads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct HeadNorm {
+    pub(crate) eps: f64,
+    /// What is added to its weight (one in Gemma 3).
+    pub(crate) shift: f64,
+}
+
+impl HeadNorm {
+    /// With its weight as it is.
+    pub(crate) fn plain(eps: f64) -> Self {
+        Self { eps, shift: 0.0 }
+    }
 }
 
 /// How a layer knows where a token stands.

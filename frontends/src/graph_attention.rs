@@ -8,7 +8,7 @@ use ir::builder::LayerBuilder;
 use ir::graph::{Data, Init, Role, TensorId};
 use ir::op::{AttentionBias, AttentionMask, OpKind, RotarySide};
 
-use crate::arch::{AttentionArch, HeadsAttention, LatentAttention, Positions};
+use crate::arch::{AttentionArch, HeadNorm, HeadsAttention, LatentAttention, Positions};
 use crate::graph_parts::{bias, linear, rms_norm};
 
 const Q: &str = "b s k r d";
@@ -56,9 +56,9 @@ fn heads(b: &mut LayerBuilder, arch: &HeadsAttention, x: TensorId, positions: Te
         k = bias(b, "attention.k", k, ["k d", K]);
         v = bias(b, "attention.v", v, ["k d", K]);
     }
-    if let Some(eps) = arch.qk_norm {
-        q = rms_norm(b, "attention.q_norm", q, eps, ["d", Q]);
-        k = rms_norm(b, "attention.k_norm", k, eps, ["d", K]);
+    if let Some(norm) = arch.qk_norm {
+        q = rms_norm(b, "attention.q_norm", q, norm, ["d", Q]);
+        k = rms_norm(b, "attention.k_norm", k, norm, ["d", K]);
     }
     if let Positions::Rotary { theta, dims } = arch.position {
         let kind = OpKind::Rope { theta, dims, side: RotarySide::First };
@@ -105,7 +105,7 @@ fn latent(b: &mut LayerBuilder, arch: &LatentAttention, x: TensorId, positions: 
     let parts = [("attention.kv_compressed", "b s l"), ("attention.k_rotated", "b s p")];
     let split = OpKind::Split { sizes: vec![arch.kv_rank, arch.rope_dim] };
     let parts = b.op_many("attention.kv_split", split, &[joint], &parts);
-    let normed = rms_norm(b, "attention.kv_norm", parts[0], arch.eps, ["l", "b s l"]);
+    let normed = rms_norm(b, "attention.kv_norm", parts[0], HeadNorm::plain(arch.eps), ["l", "b s l"]);
     let rotated = b.op("attention.k_rope", rope(RotarySide::First), &[parts[1], positions], "b s p");
     let k = linear(b, "attention.k", normed, ["l k m", "b s k m"]);
     let v = linear(b, "attention.v", normed, ["l k n", "b s k n"]);
@@ -124,6 +124,6 @@ fn latent_queries(b: &mut LayerBuilder, arch: &LatentAttention, x: TensorId) -> 
     if arch.bias {
         compressed = bias(b, "attention.q_down", compressed, ["i", "b s i"]);
     }
-    let normed = rms_norm(b, "attention.q_norm", compressed, arch.eps, ["i", "b s i"]);
+    let normed = rms_norm(b, "attention.q_norm", compressed, HeadNorm::plain(arch.eps), ["i", "b s i"]);
     linear(b, "attention.q", normed, ["i k r d", Q])
 }

@@ -7,7 +7,7 @@ use ir::op::OpKind;
 use crate::arch::{Arch, Block, LayerArch, Norm, Tying};
 use crate::graph_attention::{attention, attention_dims};
 use crate::graph_mlp::{mlp, mlp_dims};
-use crate::graph_parts::linear;
+use crate::graph_parts::{linear, rms_init};
 
 const STREAM: &str = "b s h";
 const TABLE: &str = "table";
@@ -82,6 +82,14 @@ fn decoder_layer(arch: &LayerArch, hidden: u64) -> Layer {
     b.finish(out)
 }
 
+/// What a branch adds to the stream, with its factor.
+fn scaled(b: &mut LayerBuilder, name: &str, arch: &LayerArch, branch: TensorId) -> TensorId {
+    match arch.branch_scale {
+        Some(by) => b.op(name, OpKind::Scale { by }, &[branch], STREAM),
+        None => branch,
+    }
+}
+
 /// `x += attention(norm(x)); x += mlp(norm(x))`, with a norm behind each part in a sandwich.
 fn sequential(b: &mut LayerBuilder, arch: &LayerArch, x: TensorId) -> TensorId {
     let behind = |b: &mut LayerBuilder, name: &str, y: TensorId| {
@@ -90,10 +98,12 @@ fn sequential(b: &mut LayerBuilder, arch: &LayerArch, x: TensorId) -> TensorId {
     let normed = norm(b, "attention.norm", &arch.norm, x);
     let attended = attention(b, &arch.attention, normed);
     let attended = behind(b, "attention.post_norm", attended);
+    let attended = scaled(b, "attention.scale", arch, attended);
     let x = b.op("attention.add", OpKind::Add, &[x, attended], STREAM);
     let normed = norm(b, "mlp.norm", &arch.norm, x);
     let fed = mlp(b, &arch.mlp, normed);
     let fed = behind(b, "mlp.post_norm", fed);
+    let fed = scaled(b, "mlp.scale", arch, fed);
     b.op("mlp.add", OpKind::Add, &[x, fed], STREAM)
 }
 
@@ -102,6 +112,7 @@ fn parallel(b: &mut LayerBuilder, arch: &LayerArch, x: TensorId, normed: [Tensor
     let attended = attention(b, &arch.attention, normed[0]);
     let fed = mlp(b, &arch.mlp, normed[1]);
     let both = b.op("branch_add", OpKind::Add, &[attended, fed], STREAM);
+    let both = scaled(b, "branch_scale", arch, both);
     b.op("stream_add", OpKind::Add, &[x, both], STREAM)
 }
 
@@ -109,8 +120,7 @@ fn norm(b: &mut LayerBuilder, name: &str, norm: &Norm, x: TensorId) -> TensorId 
     let weight_name = format!("{name}.weight");
     match *norm {
         Norm::Rms { eps, shift } => {
-            let init = if shift == 0.0 { Init::One } else { Init::Zero };
-            let weight = b.parameter(&weight_name, "h", init);
+            let weight = b.parameter(&weight_name, "h", rms_init(shift));
             b.op(name, OpKind::RmsNorm { eps, shift }, &[x, weight], STREAM)
         }
         Norm::Layer { eps } => {
@@ -133,6 +143,9 @@ fn head(arch: &Arch) -> Layer {
     let normed = norm(&mut b, "norm", &arch.head.norm, x);
     // The dims of the embedding table, so that a tied head is the same tensor.
     let mut z = linear(&mut b, "logits", normed, ["v h", LOGITS]);
+    if let Some(by) = arch.head.scale {
+        z = b.op("scale", OpKind::Scale { by }, &[z], LOGITS);
+    }
     if let Some(cap) = arch.head.softcap {
         z = b.op("softcap", OpKind::Softcap { cap }, &[z], LOGITS);
     }

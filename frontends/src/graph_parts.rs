@@ -4,6 +4,8 @@ use ir::builder::LayerBuilder;
 use ir::graph::{Init, TensorId};
 use ir::op::OpKind;
 
+use crate::arch::HeadNorm;
+
 /// `x w -> y` with a weight of its own: the dims of the weight, those of the result.
 pub(crate) fn linear(b: &mut LayerBuilder, name: &str, x: TensorId, dims: [&str; 2]) -> TensorId {
     let [weight_dims, result_dims] = dims;
@@ -19,8 +21,19 @@ pub(crate) fn bias(b: &mut LayerBuilder, name: &str, x: TensorId, dims: [&str; 2
 }
 
 /// RMS norm over the last dim, with a weight of its own: the dim of the weight, those of the result.
-pub(crate) fn rms_norm(b: &mut LayerBuilder, name: &str, x: TensorId, eps: f64, dims: [&str; 2]) -> TensorId {
+pub(crate) fn rms_norm(
+    b: &mut LayerBuilder,
+    name: &str,
+    x: TensorId,
+    HeadNorm { eps, shift }: HeadNorm,
+    dims: [&str; 2],
+) -> TensorId {
     let [weight_dims, result_dims] = dims;
-    let weight = b.parameter(&format!("{name}.weight"), weight_dims, Init::One);
-    b.op(name, OpKind::RmsNorm { eps, shift: 0.0 }, &[x, weight], result_dims)
+    let weight = b.parameter(&format!("{name}.weight"), weight_dims, rms_init(shift));
+    b.op(name, OpKind::RmsNorm { eps, shift }, &[x, weight], result_dims)
+}
+
+/// What the weight of an RMS norm begins as, to which so much is added: the two are one together.
+pub(crate) fn rms_init(shift: f64) -> Init {
+    if shift == 0.0 { Init::One } else { Init::Zero }
 }

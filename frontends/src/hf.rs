@@ -7,9 +7,13 @@ mod fields;
 mod unread;
 mod heads;
 mod llama;
+mod gemma;
+mod glm;
 mod gpt;
 mod moe;
 mod deepseek;
+#[cfg(test)]
+mod families_tests;
 
 use serde_json::Value;
 
@@ -36,10 +40,15 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("deepseek_v2", deepseek::v2),
     ("deepseek_v3", deepseek::v3),
     ("falcon",      gpt::falcon),
-    ("gemma2",      llama::gemma2),
+    ("gemma",       gemma::gemma),
+    ("gemma2",      gemma::gemma2),
+    ("gemma3_text", gemma::gemma3),
+    ("glm4",        glm::glm4),
+    ("glm4_moe",    glm::glm4_moe),
     ("gpt2",        gpt::gpt2),
     ("gpt_neox",    gpt::gpt_neox),
     ("gpt_oss",     moe::gpt_oss),
+    ("granite",     llama::granite),
     ("llama",       llama::llama),
     ("mistral",     llama::mistral),
     ("mixtral",     moe::mixtral),
@@ -50,6 +59,8 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("qwen2_moe",   moe::qwen2_moe),
     ("qwen3",       llama::qwen3),
     ("qwen3_moe",   moe::qwen3_moe),
+    ("seed_oss",    llama::seed_oss),
+    ("smollm3",     llama::smollm3),
     ("starcoder2",  gpt::starcoder2),
 ];
 

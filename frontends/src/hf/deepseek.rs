@@ -78,7 +78,8 @@ fn score(fields: &Fields<'_>, default: RouterScore) -> Result<RouterScore, Input
     }
 }
 
-fn normalize(fields: &Fields<'_>, default: Normalize) -> Result<Normalize, InputError> {
+/// Whether the weights of the chosen experts are divided by their sum.
+pub(crate) fn normalize(fields: &Fields<'_>, default: Normalize) -> Result<Normalize, InputError> {
     Ok(match fields.flag("norm_topk_prob")? {
         Some(true) => Normalize::Sum,
         Some(false) => Normalize::No,
@@ -86,7 +87,12 @@ fn normalize(fields: &Fields<'_>, default: Normalize) -> Result<Normalize, Input
     })
 }
 
-fn with_groups(fields: &Fields<'_>, router: Router, group_score: GroupScore) -> Result<Router, InputError> {
+/// Experts chosen from the groups that score best.
+pub(crate) fn with_groups(
+    fields: &Fields<'_>,
+    router: Router,
+    group_score: GroupScore,
+) -> Result<Router, InputError> {
     let any = Limit(1, u64::from(u32::MAX));
     let (n_experts, top_k) = experts(fields, None)?;
     let groups = fields.count_or(&[GROUPS], any, 1)?;
@@ -108,10 +114,20 @@ fn with_groups(fields: &Fields<'_>, router: Router, group_score: GroupScore) -> 
 
 fn model(fields: &Fields<'_>, router: Router) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 4096)?;
+    let attention = AttentionArch::Latent(latent_attention(fields, &sizes)?);
+    mixture(fields, &sizes, (attention, router), eps(fields, 1e-6)?)
+}
+
+/// Layers of one attention, the first of them dense and the others with experts, some of which see every token.
+pub(crate) fn mixture(
+    fields: &Fields<'_>,
+    sizes: &Sizes,
+    (attention, router): (AttentionArch, Router),
+    eps: f64,
+) -> Result<Arch, InputError> {
     if fields.count_or(&["moe_layer_freq"], LAYERS, 1)? != 1 {
         return Err(fields.fail(&["moe_layer_freq"], "only 1 is supported".into()).with_hint(NATIVE_HINT));
     }
-    let attention = latent_attention(fields, &sizes)?;
     let (experts, top_k) = experts(fields, None)?;
     let inner = fields.count(&["moe_intermediate_size"], WIDTH)?;
     let n_shared = fields.count_or_null("n_shared_experts", Limit(0, 1024))?.unwrap_or(0);
@@ -126,13 +142,14 @@ fn model(fields: &Fields<'_>, router: Router) -> Result<Arch, InputError> {
     };
     let dense = gated_mlp(fields)?;
     let n_dense = fields.count(&["first_k_dense_replace"], Limit(0, LAYERS.1))?;
-    let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
+    let norm = Norm::Rms { eps, shift: 0.0 };
     let tied = tying(fields, Tying::Untied)?;
-    Ok(decoder(&sizes, norm.clone(), tied, |i| LayerArch {
+    Ok(decoder(sizes, norm.clone(), tied, |i| LayerArch {
         name: if i < n_dense { "dense" } else { "moe" },
         block: Block::Sequential,
+        branch_scale: None,
         norm: norm.clone(),
-        attention: AttentionArch::Latent(attention.clone()),
+        attention: attention.clone(),
         mlp: if i < n_dense { MlpArch::Dense(dense.clone()) } else { MlpArch::Moe(moe.clone()) },
     }))
 }

@@ -202,6 +202,21 @@ impl<'a> Fields<'a> {
         items.iter().map(sliding).collect::<Result<_, _>>().map(Some)
     }
 
+    /// The base of the rotation in layers of a type: under its name, or, in newer files, inside the type's own
+    /// `rope_parameters`.
+    pub(crate) fn rope_theta_of(
+        &self,
+        layer_type: &str,
+        name: &str,
+        default: f64,
+    ) -> Result<f64, InputError> {
+        let all = self.document.value.get("rope_parameters").and_then(|all| all.get(layer_type));
+        let Some(value) = all.and_then(|own| own.get("rope_theta")).filter(|value| !value.is_null()) else {
+            return self.rope_number(&[name], default);
+        };
+        self.rope_value("rope_theta", value)
+    }
+
     /// A number that stands alone or, in newer files, inside `rope_parameters`.
     pub(crate) fn rope_number(&self, names: Names<'_>, default: f64) -> Result<f64, InputError> {
         if let Some(found) = self.optional_number(names)? {
@@ -211,15 +226,15 @@ impl<'a> Fields<'a> {
             let parameters = self.document.value.get(outer)?;
             names.iter().find_map(|name| parameters.get(*name)).filter(|value| !value.is_null())
         };
-        let Some(value) = within("rope_parameters").or_else(|| within("rope_scaling")) else {
-            return Ok(default);
-        };
-        match value.as_f64() {
-            Some(x) if x > 0.0 && x < 1e12 => Ok(x),
-            _ => Err(self.fail(
-                &["rope_parameters"],
-                format!("expected a positive `{}`, found {}", names[0], kind(value)),
-            )),
+        match within("rope_parameters").or_else(|| within("rope_scaling")) {
+            Some(value) => self.rope_value(names[0], value),
+            None => Ok(default),
         }
+    }
+
+    fn rope_value(&self, name: &str, value: &Value) -> Result<f64, InputError> {
+        let what = || format!("expected a positive `{name}`, found {}", kind(value));
+        let is_sane = |x: &f64| *x > 0.0 && *x < 1e12;
+        value.as_f64().filter(is_sane).ok_or_else(|| self.fail(&["rope_parameters"], what()))
     }
 }

@@ -212,6 +212,7 @@ fn biased_attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<HeadsAttention
 
 fn layer(block: Block, norm: &Norm, attention: HeadsAttention, mlp: DenseMlp) -> LayerArch {
     LayerArch {
+        branch_scale: None,
         name: "decoder",
         block,
         norm: norm.clone(),

@@ -36,11 +36,14 @@ pub(crate) fn sizes(fields: &Fields<'_>, sequence: u64) -> Result<Sizes, InputEr
 
 /// Families whose key and value heads are as many as those of one of their models where the file does not say: a guess
 /// for any other.
-const SAY_KV_HEADS: [&str; 9] =
-    ["gemma2", "gpt_oss", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "starcoder2"];
+#[rustfmt::skip]
+const SAY_KV_HEADS: [&str; 15] = [
+    "gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt_oss", "mistral", "mixtral", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
+];
 
 /// The same of the length of a head.
-const SAY_HEAD_DIM: [&str; 3] = ["gemma2", "gpt_oss", "qwen3"];
+const SAY_HEAD_DIM: [&str; 7] = ["gemma", "gemma2", "gemma3_text", "glm4", "gpt_oss", "qwen3", "seed_oss"];
 
 /// Length of a head: its own field, or the hidden size divided by the heads.
 pub(crate) fn head_dim(fields: &Fields<'_>, sizes: &Sizes) -> Result<u64, InputError> {
@@ -163,6 +166,6 @@ pub(crate) fn decoder(sizes: &Sizes, norm: Norm, tying: Tying, kind_of: impl Fn(
         embedding: EmbeddingArch { positions: None, norm: None, scale: None },
         kinds,
         runs,
-        head: HeadArch { norm, tying, softcap: None },
+        head: HeadArch { norm, tying, scale: None, softcap: None },
     }
 }

@@ -2,26 +2,85 @@
 
 use ir::op::{Activation, Gating};
 
-use super::fields::{Fields, WIDTH};
+use super::fields::{Fields, LAYERS, Limit, WIDTH};
 use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
 use crate::arch::{
-    Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, MlpArch, MlpForm, Norm, Tying,
+    Arch, AttentionArch, Block, DenseMlp, HeadNorm, HeadsAttention, LayerArch, MlpArch, MlpForm, Norm,
+    Positions, Tying,
 };
 use crate::input_error::InputError;
 
 /// Llama 1 to 3.
 pub(crate) fn llama(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 2048)?;
-    let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    let attention =
-        HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, &sizes, 1e4)? };
+    let attention = biased_attention(fields, &sizes, 1e4)?;
     let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
     uniform(fields, &sizes, attention, mlp)
+}
+
+/// Attention whose projections all have biases where the file says so.
+fn biased_attention(fields: &Fields<'_>, sizes: &Sizes, theta: f64) -> Result<HeadsAttention, InputError> {
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    Ok(HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, sizes, theta)? })
 }
 
 /// Mistral 7B and its successors of the same type: a window of 4,096 where the file does not say that there is none.
 pub(crate) fn mistral(fields: &Fields<'_>) -> Result<Arch, InputError> {
     grouped(fields, fields.window_or(4096)?)
+}
+
+/// Granite: factors on what is embedded, on scores, on what branches add and on logits.
+pub(crate) fn granite(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    let factor = |name: &str| Ok(fields.optional_number(&[name])?.filter(|by| *by != 1.0));
+    let scale = Some(fields.number_or(&["attention_multiplier"], 1.0)?);
+    let sizes = sizes(fields, 2048)?;
+    let attention = HeadsAttention { scale, ..biased_attention(fields, &sizes, 1e4)? };
+    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
+    let mut arch = uniform(fields, &sizes, attention, mlp)?;
+    let branch_scale = factor("residual_multiplier")?;
+    arch.kinds.iter_mut().for_each(|kind| kind.branch_scale = branch_scale);
+    arch.embedding.scale = factor("embedding_multiplier")?;
+    arch.head.scale = factor("logits_scaling")?.map(f64::recip);
+    Ok(arch)
+}
+
+/// Seed-OSS: biases on queries, keys and values, and on what comes out of attention where the file says so.
+pub(crate) fn seed_oss(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    let sizes = sizes(fields, 524_288)?;
+    let attention = HeadsAttention {
+        qkv_bias: fields.flag("attention_bias")?.unwrap_or(true),
+        out_bias: fields.flag("attention_out_bias")?.unwrap_or(false),
+        ..grouped_attention(fields, &sizes, 1e4)?
+    };
+    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
+    uniform(fields, &sizes, attention, mlp)
+}
+
+/// SmolLM3: every fourth layer rotates nothing.
+pub(crate) fn smollm3(fields: &Fields<'_>) -> Result<Arch, InputError> {
+    const ROTATES: &str = "no_rope_layers";
+    fields.must_be_off("use_sliding_window")?;
+    let sizes = sizes(fields, 32_768)?;
+    let attention = biased_attention(fields, &sizes, 2e6)?;
+    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
+    let interval = fields.count_or(&["no_rope_layer_interval"], LAYERS, 4)?;
+    let said = fields.list(ROTATES, Limit(0, 1))?;
+    if !said.is_empty() && (said.len() as u64) < sizes.n_layers {
+        let what = format!("{} entries for {} layers", said.len(), sizes.n_layers);
+        return Err(fields.fail(&[ROTATES], what));
+    }
+    let rotates = |i: u64| match said.get(i as usize) {
+        Some(&rotates) => rotates == 1,
+        None => !(i + 1).is_multiple_of(interval),
+    };
+    let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 0.0 };
+    let tied = tying(fields, Tying::Tied)?;
+    Ok(decoder(&sizes, norm.clone(), tied, |i| {
+        let position = if rotates(i) { attention.position.clone() } else { Positions::Embedded };
+        let own = HeadsAttention { position, ..attention.clone() };
+        let name = if rotates(i) { "rotary" } else { "unrotated" };
+        sequential(name, &norm, &own, MlpArch::Dense(mlp.clone()))
+    }))
 }
 
 /// Phi-3.
@@ -46,45 +105,9 @@ pub(crate) fn qwen2(fields: &Fields<'_>) -> Result<Arch, InputError> {
 pub(crate) fn qwen3(fields: &Fields<'_>) -> Result<Arch, InputError> {
     fields.must_be_on("use_qk_norm")?;
     let sizes = sizes(fields, 32_768)?;
-    let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    let qk_norm = Some(eps(fields, 1e-6)?);
-    let attention =
-        HeadsAttention { qkv_bias: bias, out_bias: bias, qk_norm, ..grouped_attention(fields, &sizes, 1e4)? };
+    let qk_norm = Some(HeadNorm::plain(eps(fields, 1e-6)?));
+    let attention = HeadsAttention { qk_norm, ..biased_attention(fields, &sizes, 1e4)? };
     late_windows(fields, &sizes, attention, gated_mlp(fields)?)
-}
-
-/// Gemma 2: norms before and behind each branch, windows in every other layer, capped scores and logits.
-pub(crate) fn gemma2(fields: &Fields<'_>) -> Result<Arch, InputError> {
-    let sizes = sizes(fields, 8192)?;
-    let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    let scalar = fields.number_or(&["query_pre_attn_scalar"], 256.0)?;
-    let attention = HeadsAttention {
-        qkv_bias: bias,
-        out_bias: bias,
-        scale: Some(scalar.sqrt().recip()),
-        softcap: fields.number_or_null("attn_logit_softcapping", 50.0)?,
-        ..grouped_attention(fields, &sizes, 1e4)?
-    };
-    let act = fields.activation(&["hidden_activation", "hidden_act"], Activation::GeluTanh)?;
-    let mlp = DenseMlp { form: MlpForm::Gated(Gating::Product { act }), ..gated_mlp(fields)? };
-    let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: 1.0 };
-    let window = fields.window_or(4096)?;
-    let sliding = fields.sliding_layers(sizes.n_layers)?;
-    let is_said = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
-    let slides = |i: u64| window.is_some() && is_said(i);
-    let mut arch = decoder(&sizes, norm.clone(), tying(fields, Tying::Tied)?, |i| LayerArch {
-        name: if slides(i) { "sliding" } else { "full" },
-        block: Block::Sandwich,
-        norm: norm.clone(),
-        attention: AttentionArch::Heads(HeadsAttention {
-            window: window.filter(|_| slides(i)),
-            ..attention.clone()
-        }),
-        mlp: MlpArch::Dense(mlp.clone()),
-    });
-    arch.embedding.scale = Some((sizes.hidden as f64).sqrt());
-    arch.head.softcap = fields.number_or_null("final_logit_softcapping", 30.0)?;
-    Ok(arch)
 }
 
 /// Epsilon of the RMS norms.
@@ -135,7 +158,7 @@ fn late_windows(
     }))
 }
 
-const SEQUENCE_OR_ZERO: super::fields::Limit = super::fields::Limit(0, 1 << 28);
+const SEQUENCE_OR_ZERO: Limit = Limit(0, 1 << 28);
 
 /// A pre-norm layer.
 pub(crate) fn sequential(
@@ -147,6 +170,7 @@ pub(crate) fn sequential(
     LayerArch {
         name,
         block: Block::Sequential,
+        branch_scale: None,
         norm: norm.clone(),
         attention: AttentionArch::Heads(attention.clone()),
         mlp,

@@ -5,7 +5,7 @@ use ir::op::{Activation, Gating, GroupScore, Normalize, RouterScore};
 use super::fields::{EXPERTS, Fields, LAYERS, Limit, WIDTH};
 use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
 use super::llama::{eps, gated_mlp, sequential};
-use crate::arch::{Arch, HeadsAttention, MlpArch, MoeMlp, Norm, Router, SharedExpert, Tying};
+use crate::arch::{Arch, HeadNorm, HeadsAttention, MlpArch, MoeMlp, Norm, Router, SharedExpert, Tying};
 use crate::input_error::InputError;
 
 /// Names of the number of experts.
@@ -48,7 +48,7 @@ pub(crate) fn qwen3_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
     fields.must_be_on("use_qk_norm")?;
     let sizes = sizes(fields, 32_768)?;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    let qk_norm = Some(eps(fields, 1e-6)?);
+    let qk_norm = Some(HeadNorm::plain(eps(fields, 1e-6)?));
     let attention =
         HeadsAttention { qkv_bias: bias, out_bias: bias, qk_norm, ..grouped_attention(fields, &sizes, 1e4)? };
     qwen_moe(fields, &sizes, attention, None)

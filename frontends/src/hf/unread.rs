@@ -29,32 +29,36 @@ enum Harmless {
 /// A field, what it may say, and the families whose readers know it.
 type Unread = (&'static str, Harmless, &'static [&'static str]);
 
-/// Families whose readers know compressed keys and values, and experts that every token visits.
+/// Families whose readers know compressed keys and values.
 const COMPRESSED: [&str; 2] = ["deepseek_v2", "deepseek_v3"];
+
+/// Families whose readers know dense first layers, and experts that every token visits.
+const SHARING: [&str; 3] = ["deepseek_v2", "deepseek_v3", "glm4_moe"];
 
 /// Families whose readers know which layers have experts.
 const QWEN_MIXTURES: [&str; 2] = ["qwen2_moe", "qwen3_moe"];
 
 /// Families whose readers know how many experts there are, by any of the names.
-const MIXTURES: [&str; 6] = ["deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"];
+const MIXTURES: [&str; 7] =
+    ["deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"];
 
 #[rustfmt::skip]
-const UNREAD: [Unread; 44] = [
+const UNREAD: [Unread; 45] = [
     ("add_cross_attention",     Harmless::Off,    &[]),
     ("alibi",                   Harmless::Off,    &["falcon"]),
     ("attention_chunk_size",    Harmless::Absent, &[]),
-    ("attention_multiplier",    Harmless::One,    &[]),
+    ("attention_multiplier",    Harmless::One,    &["granite"]),
     ("attn_layer_period",       Harmless::Absent, &[]),
-    ("attn_logit_softcapping",  Harmless::Absent, &["gemma2"]),
+    ("attn_logit_softcapping",  Harmless::Absent, &["gemma2", "gemma3_text"]),
     ("audio_config",            Harmless::Absent, &[]),
     ("block_configs",           Harmless::Absent, &[]),
     ("clip_qkv",                Harmless::Absent, &[]),
     ("cross_attention_layers",  Harmless::Absent, &[]),
     ("decoder_sparse_step",     Harmless::One,    &QWEN_MIXTURES),
     ("draft_vocab_size",        Harmless::Absent, &[]),
-    ("embedding_multiplier",    Harmless::One,    &[]),
-    ("final_logit_softcapping", Harmless::Absent, &["gemma2"]),
-    ("first_k_dense_replace",   Harmless::Zero,   &COMPRESSED),
+    ("embedding_multiplier",    Harmless::One,    &["granite"]),
+    ("final_logit_softcapping", Harmless::Absent, &["gemma2", "gemma3_text"]),
+    ("first_k_dense_replace",   Harmless::Zero,   &SHARING),
     ("hybrid_override_pattern", Harmless::Absent, &[]),
     ("index_head_dim",          Harmless::Absent, &[]),
     ("index_n_heads",           Harmless::Absent, &[]),
@@ -64,36 +68,40 @@ const UNREAD: [Unread; 44] = [
     ("is_encoder_decoder",      Harmless::Off,    &[]),
     ("kv_lora_rank",            Harmless::Absent, &COMPRESSED),
     ("lm_head_bias",            Harmless::Off,    &[]),
-    ("logits_scaling",          Harmless::One,    &[]),
+    ("logits_scaling",          Harmless::One,    &["granite"]),
     ("mlp_layer_types",         Harmless::Absent, &[]),
     ("mlp_only_layers",         Harmless::Zero,   &QWEN_MIXTURES),
     ("mm_vision_tower",         Harmless::Absent, &[]),
-    ("moe_layer_freq",          Harmless::One,    &COMPRESSED),
+    ("moe_layer_freq",          Harmless::One,    &SHARING),
     ("n_routed_experts",        Harmless::One,    &MIXTURES),
-    ("n_shared_experts",        Harmless::Absent, &COMPRESSED),
-    ("no_rope_layers",          Harmless::Absent, &[]),
+    ("n_shared_experts",        Harmless::Absent, &SHARING),
+    ("no_rope_layers",          Harmless::Absent, &["smollm3"]),
     ("num_experts",             Harmless::One,    &MIXTURES),
     ("num_kv_heads",            Harmless::Absent, &["falcon"]),
     ("num_kv_shared_layers",    Harmless::Absent, &[]),
     ("num_local_experts",       Harmless::One,    &MIXTURES),
     ("pruned_heads",            Harmless::Zero,   &[]),
     ("qk_layernorm",            Harmless::Off,    &[]),
-    ("residual_multiplier",     Harmless::One,    &[]),
+    ("residual_multiplier",     Harmless::One,    &["granite"]),
     ("shared_expert_intermediate_size", Harmless::Zero, &["qwen2_moe"]),
     ("ssm_cfg",                 Harmless::Absent, &[]),
     ("text_config",             Harmless::Absent, &[]),
-    ("use_qk_norm",             Harmless::Off,    &["qwen3", "qwen3_moe"]),
+    ("use_bidirectional_attention", Harmless::Off, &[]),
+    ("use_qk_norm",             Harmless::Off,    &["glm4_moe", "qwen3", "qwen3_moe"]),
     ("vision_config",           Harmless::Absent, &[]),
 ];
 
 /// How the name of an architecture with the head of a language model ends.
 const LANGUAGE_HEADS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
 
+/// How the name of a family ends that is the language model of one with other models beside it.
+const LANGUAGE_PART: &str = "_text";
+
 /// An architecture that once had another name than its family, in lower case.
 const FORMER_NAME: (&str, &str) = ("rw", "falcon");
 
 /// Families whose readers know which layers see a window.
-const KNOW_LAYER_TYPES: [&str; 4] = ["gemma2", "gpt_oss", "qwen2", "qwen3"];
+const KNOW_LAYER_TYPES: [&str; 5] = ["gemma2", "gemma3_text", "gpt_oss", "qwen2", "qwen3"];
 
 /// Families of whose layers all see a window, or none.
 const ALL_ALIKE: [&str; 4] = ["mistral", "mixtral", "phi3", "starcoder2"];
@@ -137,7 +145,7 @@ pub(super) fn refuse(fields: &Fields<'_>) -> Result<(), InputError> {
 /// Whether an architecture is the language model of a family, whose name it has in capitals of some kind.
 fn is_of_family(architecture: &str, family: &str) -> bool {
     let body = LANGUAGE_HEADS.iter().find_map(|end| architecture.strip_suffix(end));
-    let own = family.replace('_', "");
+    let own = family.strip_suffix(LANGUAGE_PART).unwrap_or(family).replace('_', "");
     body.map(str::to_ascii_lowercase).is_some_and(|body| body == own || (&*body, family) == FORMER_NAME)
 }
 

@@ -17,6 +17,12 @@ pub enum Family {
     Gpt2,
     /// Windows, soft caps, norms after the blocks, tied embedding.
     Gemma2,
+    /// The same with norms of heads in place of caps, and another rotation where there is a window.
+    Gemma3,
+    /// Factors on embeddings, branches and logits.
+    Granite,
+    /// Grouped queries before experts that are chosen by sigmoid scores.
+    Glm4Moe,
     /// Attention and MLP in parallel.
     Falcon,
     /// Position bias by head.
@@ -30,6 +36,22 @@ pub enum Family {
     /// The same with sigmoid scores and a latent query.
     DeepSeekV3,
 }
+
+/// Every family.
+const ALL: [Family; 12] = [
+    Family::Llama,
+    Family::Gpt2,
+    Family::Gemma2,
+    Family::Gemma3,
+    Family::Granite,
+    Family::Glm4Moe,
+    Family::Falcon,
+    Family::Bloom,
+    Family::Mixtral,
+    Family::GptOss,
+    Family::DeepSeekV2,
+    Family::DeepSeekV3,
+];
 
 /// Sizes of a model; what they mean where a family has no such size is explained beside its description.
 #[derive(Clone, Debug)]
@@ -62,8 +84,7 @@ pub struct ModelSizes {
 
 /// Any family.
 pub(super) fn families() -> impl Strategy<Value = Family> {
-    use Family::{Bloom, DeepSeekV2, DeepSeekV3, Falcon, Gemma2, Gpt2, GptOss, Llama, Mixtral};
-    prop::sample::select(vec![Llama, Gpt2, Gemma2, Falcon, Bloom, Mixtral, GptOss, DeepSeekV2, DeepSeekV3])
+    prop::sample::select(ALL.to_vec())
 }
 
 /// Any sizes.
@@ -160,6 +181,20 @@ fn description(family: Family, sizes: &ModelSizes) -> Value {
             "query_pre_attn_scalar": 2 * sizes.half_dim, "sliding_window": 4, "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0, "tie_word_embeddings": true,
         }),
+        Family::Gemma3 => json!({
+            "model_type": "gemma3_text", "head_dim": 2 * sizes.half_dim, "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 2 * sizes.half_dim, "sliding_window": 4, "sliding_window_pattern": 2,
+            "rope_local_base_freq": 100.0, "tie_word_embeddings": true,
+        }),
+        Family::Granite => json!({
+            "model_type": "granite", "embedding_multiplier": 3.0, "attention_multiplier": 0.4,
+            "residual_multiplier": 0.7, "logits_scaling": 2.0,
+        }),
+        Family::Glm4Moe => json!({
+            "model_type": "glm4_moe", "attention_bias": true, "use_qk_norm": true,
+            "moe_intermediate_size": sizes.mlp, "n_routed_experts": 4 * sizes.expert_pairs, "n_shared_experts": 1,
+            "num_experts_per_tok": sizes.top_k, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+        }),
         Family::Falcon => json!({
             "model_type": "falcon", "multi_query": true, "new_decoder_architecture": false, "parallel_attn": true,
             "alibi": false, "bias": false, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": sizes.tied,
@@ -221,7 +256,6 @@ mod tests {
 
     #[test]
     fn every_family_has_small_models() {
-        use Family::{Bloom, DeepSeekV2, DeepSeekV3, Falcon, Gemma2, Gpt2, GptOss, Llama, Mixtral};
         let sizes = ModelSizes {
             n_layers: 2,
             kv_heads: 2,
@@ -236,7 +270,7 @@ mod tests {
             mtp: 0,
             tower: 0,
         };
-        for family in [Llama, Gpt2, Gemma2, Falcon, Bloom, Mixtral, GptOss, DeepSeekV2, DeepSeekV3] {
+        for family in ALL {
             let text = description(family, &sizes).to_string();
             let read = frontends::read_model("fuzz.json", &text);
             assert!(read.is_ok(), "{family:?}: {}", read.unwrap_err());
