@@ -14,14 +14,18 @@ use crate::input_error::InputError;
 pub(crate) fn llama(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 2048)?;
     let attention = biased_attention(fields, &sizes, 1e4)?;
-    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
-    uniform(fields, &sizes, attention, mlp)
+    uniform(fields, &sizes, attention, biased_mlp(fields)?)
 }
 
 /// Attention whose projections all have biases where the file says so.
 fn biased_attention(fields: &Fields<'_>, sizes: &Sizes, theta: f64) -> Result<HeadsAttention, InputError> {
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
     Ok(HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, sizes, theta)? })
+}
+
+/// SwiGLU, with biases where the file says so.
+fn biased_mlp(fields: &Fields<'_>) -> Result<DenseMlp, InputError> {
+    Ok(DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? })
 }
 
 /// Mistral 7B and its successors of the same type: a window of 4,096 where the file does not say that there is none.
@@ -35,8 +39,7 @@ pub(crate) fn granite(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let scale = Some(fields.number_or(&["attention_multiplier"], 1.0)?);
     let sizes = sizes(fields, 2048)?;
     let attention = HeadsAttention { scale, ..biased_attention(fields, &sizes, 1e4)? };
-    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
-    let mut arch = uniform(fields, &sizes, attention, mlp)?;
+    let mut arch = uniform(fields, &sizes, attention, biased_mlp(fields)?)?;
     let branch_scale = factor("residual_multiplier")?;
     arch.kinds.iter_mut().for_each(|kind| kind.branch_scale = branch_scale);
     arch.embedding.scale = factor("embedding_multiplier")?;
@@ -52,8 +55,7 @@ pub(crate) fn seed_oss(fields: &Fields<'_>) -> Result<Arch, InputError> {
         out_bias: fields.flag("attention_out_bias")?.unwrap_or(false),
         ..grouped_attention(fields, &sizes, 1e4)?
     };
-    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
-    uniform(fields, &sizes, attention, mlp)
+    uniform(fields, &sizes, attention, biased_mlp(fields)?)
 }
 
 /// SmolLM3: every fourth layer rotates nothing.
@@ -62,7 +64,7 @@ pub(crate) fn smollm3(fields: &Fields<'_>) -> Result<Arch, InputError> {
     fields.must_be_off("use_sliding_window")?;
     let sizes = sizes(fields, 32_768)?;
     let attention = biased_attention(fields, &sizes, 2e6)?;
-    let mlp = DenseMlp { bias: fields.flag("mlp_bias")?.unwrap_or(false), ..gated_mlp(fields)? };
+    let mlp = biased_mlp(fields)?;
     let interval = fields.count_or(&["no_rope_layer_interval"], LAYERS, 4)?;
     let said = fields.list(ROTATES, Limit(0, 1))?;
     if !said.is_empty() && (said.len() as u64) < sizes.n_layers {
