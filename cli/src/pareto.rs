@@ -1,5 +1,7 @@
 //! `planner pareto`: of the best plans for several sizes and memories of a cluster, those that nothing beats.
 
+use ir::cluster_limits::MEMORY_BYTES;
+use ir::units::GIB;
 use planner::pareto::non_dominated;
 use serde::Serialize;
 
@@ -39,8 +41,10 @@ pub(crate) fn run(args: &ParetoArgs, terminal: &mut Terminal<'_>) -> Result<(), 
     };
     let most = smallest(args)?;
     let memory = if args.try_memory.is_empty() { shares(most) } else { args.try_memory.clone() };
-    if let Some(wrong) = memory.iter().find(|gib| !(**gib > 0.0 && **gib <= most)) {
-        let what = format!("--try-memory: expected GiB above 0 and up to the device's {most}, found {wrong}");
+    let range = MEMORY_BYTES.per(GIB);
+    if let Some(wrong) = memory.iter().find(|gib| !(range.holds(**gib) && **gib <= most)) {
+        let least = range.0;
+        let what = format!("--try-memory: expected GiB from {least} to the device's {most}, found {wrong}");
         return Err(Failure::argument(what));
     }
     let over: Vec<Over> = vec![("devices".into(), devices), ("memory".into(), memory)];
@@ -82,7 +86,7 @@ fn shares(most: f64) -> Vec<f64> {
 fn smallest(args: &ParetoArgs) -> Result<f64, Failure> {
     let cluster = Question::read(&args.grid.model, &args.grid.cluster, &args.grid.job)?.request.cluster;
     let least = cluster.groups.iter().map(|group| group.device.memory_bytes.0).fold(f64::INFINITY, f64::min);
-    Ok((least / ir::units::GIB * 10.0).round() / 10.0)
+    Ok((least / GIB * 10.0).round() / 10.0)
 }
 
 /// The figure by which the front is ordered.

@@ -6,7 +6,7 @@ use cost_model::offload::NodeMemory;
 use ir::plan::check::{OpenPlan, open};
 use ir::plan::{Plan, PlanError};
 use ir::units::Bytes;
-use planner::request::{Need, NoPlan, Pins, Request, Stop, lack};
+use planner::request::{Job, Need, NoPlan, Pins, Request, Stop, lack};
 use planner::target::optimize_for;
 use serde::Serialize;
 
@@ -70,7 +70,10 @@ impl WhyNot {
     ) -> Result<Self, Failure> {
         let Restricted { target, forbid } = Restricted::of(file, plan, &[])?;
         let pins = Pins { forbid, ..pins::read_of("--why-not", choices)? };
-        let request = Request { pins, ..priced::request(plan, opened) };
+        let asked = priced::request(plan, opened);
+        // In which order tokens lie a plan has chosen too, and one that cuts no sequences says nothing of it.
+        let token_order = Job::default_order(asked.job.sequence, asked.cluster.n_devices());
+        let request = Request { pins, job: Job { token_order, ..asked.job }, ..asked };
         let found = pool(threads)?.install(|| match target {
             Some(target) => optimize_for(&request, target, (Stop::never(), &|_| ())),
             None => planner::optimize_with(&request, &Constants::load(), &|_| ()),

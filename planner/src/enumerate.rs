@@ -87,7 +87,7 @@ pub(crate) fn named_candidates(scope: &Scope<'_>, sizes: RangeInclusive<u64>) ->
         let pins = Pins { tp: Some(tp), etp, ..request.pins.clone() };
         let all = common(&Request { pins, ..request.clone() }).into_iter();
         // Nobody asks what degree layers come to that cut tokens beside products.
-        let is_asked = |one: &Candidate| !request.pins.leaves_tokens() || !one.shape.cuts_no_tokens();
+        let is_asked = |one: &Candidate| !request.pins.leaves_tokens() || !one.shape.says_of_tokens();
         all.filter(move |one| is_asked(one) && scope.has_schedule(one))
     };
     let degrees = divisors(request.cluster.n_devices())

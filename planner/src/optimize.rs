@@ -27,7 +27,7 @@ use crate::forms::Forms;
 use crate::found::{Again, Found, Further, Start, Tally};
 use crate::freed::held_candidates;
 use crate::polish::{Worked, insert, keep_distinct, polish, reconsider};
-use crate::refusals::{NO_SCHEDULE, check_request, no_candidate, nothing_fits, states_overflow};
+use crate::refusals::{check_request, no_candidate, no_schedule, nothing_fits, states_overflow};
 use crate::request::{NoPlan, OnProgress, Request, Solver, Stop, Untried};
 use crate::shapes::gcd;
 use crate::work_out::{Left, Ranked, go_on, is_misnamed, work_out};
@@ -111,7 +111,7 @@ fn scheduled(scope: &Scope<'_>) -> Result<Vec<Candidate>, NoPlan> {
     }
     let has_schedule = |group: &&[Candidate]| group.iter().any(|one| scope.has_schedule(one));
     let some: Vec<Candidate> = all.chunk_by(same_mesh).filter(has_schedule).flatten().cloned().collect();
-    if some.is_empty() { Err(NoPlan::Impossible { what: NO_SCHEDULE.into() }) } else { Ok(some) }
+    if some.is_empty() { Err(NoPlan::Impossible { what: no_schedule(scope.request) }) } else { Ok(some) }
 }
 
 fn searched<'a>(

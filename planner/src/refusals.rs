@@ -230,7 +230,23 @@ fn miscounted(request: &Request) -> Option<String> {
 }
 
 /// What to say where no schedule that is allowed has a table for any candidate.
-pub(crate) const NO_SCHEDULE: &str = "no pipeline can run the schedules that are allowed: interleaved needs micro-batches in multiples of the \
+pub(crate) fn no_schedule(request: &Request) -> String {
+    let (pins, n_layers) = (&request.pins, request.model.n_layers());
+    // Two copies of a stage are no virtual stages.
+    let kind = pins.schedule.filter(|kind| *kind != ScheduleKind::Chimera);
+    let usual = kind.map_or(1, ScheduleKind::default_virtual_stages);
+    let each = u64::from(pins.vpp.unwrap_or(usual));
+    match pins.pp.map(|pp| (pp, pp.saturating_mul(each))) {
+        Some((pp, n_chunks)) if each > 1 && n_chunks > n_layers => format!(
+            "such a schedule gives every virtual stage a layer, but {pp} stages of {each} virtual stages each are \
+             {n_chunks}, where the model has {n_layers} layers, its ends among them: name fewer stages or virtual \
+             stages, or another schedule"
+        ),
+        Some(_) | None => NO_SCHEDULE.into(),
+    }
+}
+
+const NO_SCHEDULE: &str = "no pipeline can run the schedules that are allowed: interleaved needs micro-batches in multiples of the \
     stages, dualpipe-v two per stage, every virtual stage a layer, and all but 1f1b and gpipe two stages at least; vpp above 1 is \
     interleaved unless a schedule is named";
 

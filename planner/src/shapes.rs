@@ -178,6 +178,22 @@ impl Shape {
         Some(Self { mesh, rules, data_degree: self.data_degree, barred })
     }
 
+    /// Whether it is said of axes inside products what they do to the tokens beside these.
+    pub(crate) fn says_of_tokens(&self) -> bool {
+        let says = |rule: &AxisRule| match rule {
+            AxisRule::Inside(between) | AxisRule::InsideAndExperts(between) => *between != Between::Free,
+            AxisRule::Free
+            | AxisRule::Around
+            | AxisRule::Sequences
+            | AxisRule::Replicas
+            | AxisRule::Shares
+            | AxisRule::Experts
+            | AxisRule::Tokens
+            | AxisRule::TokensAndExperts => false,
+        };
+        self.rules.iter().any(says)
+    }
+
     /// Whether axes inside products are to leave the tokens beside these whole.
     pub(crate) fn cuts_no_tokens(&self) -> bool {
         let leaves_whole = |rule: &AxisRule| {
@@ -376,15 +392,19 @@ fn pinned_within(n: u64, facts: Facts, pins: &Pins, most_tokens: u64) -> Vec<Sha
 }
 
 /// Pins with what tensor parallel devices may do of which nobody says anything: hold whole experts, or cut no tokens
-/// beside products. Layers that do cut tokens come to another degree where heads do not divide.
+/// beside products. Layers that do cut tokens come to another degree where heads do not divide, unless they do so
+/// everywhere: of a mesh that leaves it open the fastest may be one that does here and there.
 fn either(pins: &Pins, facts: Facts, tp: u64) -> Vec<Pins> {
     let mut list = vec![pins.clone()];
     if pins.etp.is_none() && facts.experts > 1 && tp > 1 && pins.forbid.etp.allows(tp) {
         list.push(Pins { etp: Some(1), ..pins.clone() });
     }
     if pins.sequence_parallel.is_none() && tp > 1 {
-        let off = |pins: &Pins| Pins { sequence_parallel: Some(SequenceParallel::Off), ..pins.clone() };
-        list.extend(list.iter().map(off).collect::<Vec<_>>());
+        let as_said = |one| move |pins: &Pins| Pins { sequence_parallel: Some(one), ..pins.clone() };
+        let divide = facts.heads.is_multiple_of(tp);
+        let on = (!divide).then_some(SequenceParallel::On);
+        let said = [SequenceParallel::Off].into_iter().chain(on);
+        list.extend(said.flat_map(|one| list.iter().map(as_said(one))).collect::<Vec<_>>());
     }
     list
 }

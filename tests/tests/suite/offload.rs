@@ -280,6 +280,26 @@ fn drives_take_what_the_host_cannot() {
     assert!(described.contains("nvme per node") && described.contains("27.3 TiB"), "{described}");
 }
 
+/// On a slow network a step waits for its gradients, and layers are blended from choices that hide them: hosts hold of
+/// those what they were told to hold.
+#[test]
+fn hosts_hold_what_they_are_told_to_of_blended_layers_too() {
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/clusters/dgx-h100.json");
+    let (path, cluster) = (fresh("blended.json"), fresh("blended-cluster.json"));
+    let mut file = read(&shipped);
+    file["tiers"][1]["oversubscription"] = 4.into();
+    std::fs::write(&cluster, file.to_string()).unwrap();
+    for (offload, kept, parameters) in
+        [("all", json!("all"), json!("all")), ("states", Value::Null, json!("all"))]
+    {
+        let pins = format!("offload={offload},zero=0,recompute=full,pp=1,tp=1,micro-batch=1");
+        let job = "--nodes 2 --global-batch 128 --seq-len 1024";
+        done(&format!("optimize llama-3-8b {} {job} --pin {pins} -o {}", cluster.display(), path.display()));
+        let roles = &read(&path)["roles"];
+        assert_eq!((&roles["kept_on_host"], &roles["parameters_on_host"]), (&kept, &parameters), "{roles}");
+    }
+}
+
 /// A tied table is stored in one way in both layers that use it, whichever of them would lack its host more alone.
 #[test]
 fn a_tied_table_lies_in_one_memory() {

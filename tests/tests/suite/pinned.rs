@@ -56,7 +56,12 @@ fn a_degree_by_name_finds_no_faster_plan() {
 /// to is found without it.
 #[test]
 fn one_more_pin_finds_no_faster_plan() {
-    let questions: [(&[&str], [&str; 2]); 3] = [
+    let questions: [(&[&str], [&str; 2]); 4] = [
+        // Four devices do not divide 25 heads.
+        (
+            &["gpt2-xl", "tpu-v4", "--devices", "16", "--global-batch", "64"],
+            ["tp=4,micro-batch=2", "tp=4,micro-batch=2,sequence-parallel=on"],
+        ),
         (&["llama-2-7b", "rtx4090-x8", "--global-batch", "8", "--lora", "16"], ["tp=4", "tp=4,zero=3"]),
         (
             &["qwen3-8b", "dgx-h100", "--devices", "4", "--global-batch", "6", "--seq-len", "4096"],

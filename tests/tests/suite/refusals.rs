@@ -113,6 +113,19 @@ fn what_a_host_lacks_is_told_of_other_choices_too() {
     assert!(overflow["also"]["term"].as_str().unwrap().contains("host"), "{why}");
 }
 
+/// A schedule that needs more layers than there are says so, and not what others need.
+#[test]
+fn a_schedule_with_too_few_layers_says_how_many_it_needs() {
+    let question =
+        ["optimize", "gpt2", "dgx-h100", "--global-batch", "64", "--pin", "pp=8,schedule=zb-v", "--json"];
+    let said = planner(&question);
+    assert!(said.code == 2, "{said}");
+    assert!(
+        said.err.contains("8 stages of 2 virtual stages each are 16, where the model has 14 layers"),
+        "{said}"
+    );
+}
+
 /// The time beside a change is that of some plan that then fits, near the fastest.
 #[test]
 fn a_change_takes_about_as_long_as_it_is_said_to() {
