@@ -178,28 +178,19 @@ impl Shape {
         Some(Self { mesh, rules, data_degree: self.data_degree, barred })
     }
 
-    /// Whether it is said of axes inside products what they do to the tokens beside these.
-    pub(crate) fn says_of_tokens(&self) -> bool {
-        let says = |rule: &AxisRule| match rule {
-            AxisRule::Inside(between) | AxisRule::InsideAndExperts(between) => *between != Between::Free,
-            AxisRule::Free
-            | AxisRule::Around
-            | AxisRule::Sequences
-            | AxisRule::Replicas
-            | AxisRule::Shares
-            | AxisRule::Experts
-            | AxisRule::Tokens
-            | AxisRule::TokensAndExperts => false,
-        };
-        self.rules.iter().any(says)
-    }
-
     /// Whether axes inside products are to leave the tokens beside these whole.
     pub(crate) fn cuts_no_tokens(&self) -> bool {
-        let leaves_whole = |rule: &AxisRule| {
-            matches!(rule, AxisRule::Inside(Between::Same) | AxisRule::InsideAndExperts(Between::Same))
-        };
-        self.rules.iter().any(leaves_whole)
+        self.is_said(Between::Same)
+    }
+
+    /// Whether it is said of axes inside products what they do to the tokens beside these.
+    pub(crate) fn says_of_tokens(&self) -> bool {
+        self.is_said(Between::Same) || self.is_said(Between::Tokens)
+    }
+
+    fn is_said(&self, between: Between) -> bool {
+        let rules = [AxisRule::Inside(between), AxisRule::InsideAndExperts(between)];
+        self.rules.iter().any(|rule| rules.contains(rule))
     }
 
     /// What a sharding along its axes comes to on a shape that it covers; `None` where those that are one axis there
