@@ -82,6 +82,18 @@ pub(crate) struct LayerArch {
     pub(crate) mlp: MlpArch,
 }
 
+impl LayerArch {
+    /// A layer that adds its branches to the stream as they are.
+    pub(crate) fn new(
+        name: &'static str,
+        block: Block,
+        norm: &Norm,
+        (attention, mlp): (AttentionArch, MlpArch),
+    ) -> Self {
+        Self { name, block, branch_scale: None, norm: norm.clone(), attention, mlp }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AttentionArch {
     Heads(HeadsAttention),

@@ -186,13 +186,7 @@ impl Blending<'_> {
             let rules = open_storages(scope.pins()).into_iter().map(Way::stored);
             // What hosts hold by the user's word they hold of these layers too.
             let (usual, layer) = (scope.given(), &scope.forms[kind][form].layer);
-            let [kept, parameters] =
-                [usual.kept, usual.parameters].map(|rule| rule.on(layer).homes().first().copied());
-            let at_home = |choice: LayerChoice| LayerChoice {
-                kept: kept.unwrap_or(choice.kept),
-                parameters: parameters.unwrap_or(choice.parameters),
-                ..choice
-            };
+            let [kept, parameters] = [usual.kept, usual.parameters].map(|rule| rule.on(layer).usual());
             let mut list: Vec<Entry> = Vec::new();
             for way in std::iter::once(Way::default()).chain(rules) {
                 let given = on_ground(0, (bound, Some(stream)), way, scope.given_fastest());
@@ -203,7 +197,7 @@ impl Blending<'_> {
                     let choosers = scope.choosers(&asked, &[]);
                     for hides in [Hides::BehindOperator, Hides::BehindLayer] {
                         let Some((form, choice)) = choosers.best(0.0, (0.0, false), hides) else { continue };
-                        let choice = at_home(choice);
+                        let choice = LayerChoice { kept, parameters, ..choice };
                         if list.iter().all(|known| known.choice != choice) {
                             let what = (scope.wide_kind(kind, form), choice);
                             list.extend(scope.entry_of(bench, &bench.sizes[kind][form], what));

@@ -134,6 +134,14 @@ impl HomeRule {
         }
     }
 
+    /// Where it lies as far as nobody asked what pays.
+    pub(crate) fn usual(self) -> Home {
+        match self {
+            Self::Device | Self::Free => Home::Device,
+            Self::Host => Home::Host,
+        }
+    }
+
     /// The rule of what a layer keeps, or of its parameters, on one layer: engines move that of the layers between
     /// embedding and head.
     pub(crate) fn on(self, layer: &Layer) -> Self {

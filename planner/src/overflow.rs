@@ -49,8 +49,8 @@ impl Scope<'_> {
             self.schedules(candidate).into_iter().partition(|one| is_alike(*one));
         let of_all = (!alike.is_empty()).then_some(Schedule::OneFOneB);
         let orders: Vec<Schedule> = of_all.into_iter().chain(others).collect();
+        let (none, evened) = (Over::default(), Evened::default());
         let fits = |levels: &[Levels]| {
-            let (none, evened) = (Over::default(), Evened::default());
             let is_cut = |&schedule: &Schedule| {
                 let mut cuttings = self.cuttings(candidate, schedule).iter();
                 cuttings.any(|&cutting| {

@@ -144,13 +144,12 @@ pub(crate) fn mixture(
     let n_dense = fields.count(&["first_k_dense_replace"], Limit(0, LAYERS.1))?;
     let norm = Norm::Rms { eps, shift: 0.0 };
     let tied = tying(fields, Tying::Untied)?;
-    Ok(decoder(sizes, norm.clone(), tied, |i| LayerArch {
-        name: if i < n_dense { "dense" } else { "moe" },
-        block: Block::Sequential,
-        branch_scale: None,
-        norm: norm.clone(),
-        attention: attention.clone(),
-        mlp: if i < n_dense { MlpArch::Dense(dense.clone()) } else { MlpArch::Moe(moe.clone()) },
+    Ok(decoder(sizes, norm.clone(), tied, |i| {
+        let (name, mlp) = match i < n_dense {
+            true => ("dense", MlpArch::Dense(dense.clone())),
+            false => ("moe", MlpArch::Moe(moe.clone())),
+        };
+        LayerArch::new(name, Block::Sequential, &norm, (attention.clone(), mlp))
     }))
 }
 

@@ -3,7 +3,7 @@
 use ir::op::{Activation, Gating};
 
 use super::fields::{Fields, LAYERS};
-use super::heads::{Sizes, decoder, grouped_attention, sizes, tying};
+use super::heads::{Sizes, attention_with_bias, decoder, layer_windows, sizes, tying};
 use super::llama::{eps, gated_mlp};
 use crate::arch::{
     Arch, AttentionArch, Block, DenseMlp, HeadNorm, HeadsAttention, LayerArch, MlpArch, MlpForm, Norm,
@@ -17,7 +17,7 @@ const SHIFT: f64 = 1.0;
 /// Gemma: pre-norm layers that are all alike.
 pub(crate) fn gemma(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 8192)?;
-    let attention = attention(fields, &sizes)?;
+    let attention = attention_with_bias(fields, &sizes, 1e4)?;
     stack(fields, &sizes, Block::Sequential, |_| ("decoder", attention.clone()))
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn gemma2(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let attention = HeadsAttention {
         scale: Some(scale(fields)?),
         softcap: fields.number_or_null("attn_logit_softcapping", 50.0)?,
-        ..attention(fields, &sizes)?
+        ..attention_with_bias(fields, &sizes, 1e4)?
     };
     let mut arch = with_windows(fields, &sizes, |i| i.is_multiple_of(2), |_| attention.clone())?;
     arch.head.softcap = fields.number_or_null("final_logit_softcapping", 30.0)?;
@@ -42,7 +42,7 @@ pub(crate) fn gemma3(fields: &Fields<'_>) -> Result<Arch, InputError> {
         scale: Some(scale(fields)?),
         softcap: fields.optional_number(&["attn_logit_softcapping"])?,
         qk_norm: Some(HeadNorm { eps: eps(fields, 1e-6)?, shift: SHIFT }),
-        ..attention(fields, &sizes)?
+        ..attention_with_bias(fields, &sizes, 1e4)?
     };
     let full = fields.rope_theta_of("full_attention", "rope_theta", 1e6)?;
     let local = fields.rope_theta_of("sliding_attention", "rope_local_base_freq", 1e4)?;
@@ -59,30 +59,23 @@ pub(crate) fn gemma3(fields: &Fields<'_>) -> Result<Arch, InputError> {
     Ok(arch)
 }
 
-fn attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<HeadsAttention, InputError> {
-    let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    Ok(HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, sizes, 1e4)? })
-}
-
 /// Factor on the scores.
 fn scale(fields: &Fields<'_>) -> Result<f64, InputError> {
     Ok(fields.number_or(&["query_pre_attn_scalar"], 256.0)?.sqrt().recip())
 }
 
-/// Layers with norms around each branch, of which some see a window: those that the file names, or else those of
-/// `slides`.
+/// Layers with norms around each branch, of which some see a window.
 fn with_windows(
     fields: &Fields<'_>,
     sizes: &Sizes,
     slides: impl Fn(u64) -> bool,
     own: impl Fn(bool) -> HeadsAttention,
 ) -> Result<Arch, InputError> {
-    let window = fields.window_or(4096)?;
-    let sliding = fields.sliding_layers(sizes.n_layers)?;
-    let is_said = |i: u64| sliding.as_ref().map_or_else(|| slides(i), |list| list[i as usize]);
-    stack(fields, sizes, Block::Sandwich, |i| match window.filter(|_| is_said(i)) {
-        Some(window) => ("sliding", HeadsAttention { window: Some(window), ..own(true) }),
-        None => ("full", own(false)),
+    let windows = layer_windows(fields, (sizes.n_layers, 4096), slides)?;
+    stack(fields, sizes, Block::Sandwich, |i| {
+        let window = windows[i as usize];
+        let name = if window.is_some() { "sliding" } else { "full" };
+        (name, HeadsAttention { window, ..own(window.is_some()) })
     })
 }
 
@@ -98,14 +91,7 @@ fn stack(
     let norm = Norm::Rms { eps: eps(fields, 1e-6)?, shift: SHIFT };
     let mut arch = decoder(sizes, norm.clone(), tying(fields, Tying::Tied)?, |i| {
         let (name, attention) = own(i);
-        LayerArch {
-            name,
-            block,
-            branch_scale: None,
-            norm: norm.clone(),
-            attention: AttentionArch::Heads(attention),
-            mlp: MlpArch::Dense(mlp.clone()),
-        }
+        LayerArch::new(name, block, &norm, (AttentionArch::Heads(attention), MlpArch::Dense(mlp.clone())))
     });
     arch.embedding.scale = Some((sizes.hidden as f64).sqrt());
     Ok(arch)

@@ -4,7 +4,7 @@ use ir::op::{GroupScore, Normalize, RouterScore};
 
 use super::deepseek::{mixture, normalize, with_groups};
 use super::fields::Fields;
-use super::heads::{RotaryDefaults, Sizes, decoder, grouped_attention, rotary, sizes, tying};
+use super::heads::{decoder, half_rotated_attention, sizes, tying};
 use super::llama::{eps, gated_mlp};
 use super::moe::plain_router;
 use crate::arch::{
@@ -15,18 +15,15 @@ use crate::input_error::InputError;
 /// GLM-4 of 2025: norms before and behind each branch.
 pub(crate) fn glm4(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 131_072)?;
-    let attention =
-        HeadsAttention { qkv_bias: fields.flag("attention_bias")?.unwrap_or(true), ..half(fields, &sizes)? };
+    let attention = HeadsAttention {
+        qkv_bias: fields.flag("attention_bias")?.unwrap_or(true),
+        ..half_rotated_attention(fields, &sizes)?
+    };
     let mlp = gated_mlp(fields)?;
     let norm = Norm::Rms { eps: eps(fields, 1.5625e-7)?, shift: 0.0 };
-    Ok(decoder(&sizes, norm.clone(), tying(fields, Tying::Untied)?, |_| LayerArch {
-        name: "decoder",
-        block: Block::Sandwich,
-        branch_scale: None,
-        norm: norm.clone(),
-        attention: AttentionArch::Heads(attention.clone()),
-        mlp: MlpArch::Dense(mlp.clone()),
-    }))
+    let parts = (AttentionArch::Heads(attention), MlpArch::Dense(mlp));
+    let layer = LayerArch::new("decoder", Block::Sandwich, &norm, parts);
+    Ok(decoder(&sizes, norm, tying(fields, Tying::Untied)?, |_| layer.clone()))
 }
 
 /// GLM-4.5: grouped queries before experts that are chosen as in DeepSeek-V3.
@@ -37,7 +34,7 @@ pub(crate) fn glm4_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let attention = HeadsAttention {
         qkv_bias: fields.flag("attention_bias")?.unwrap_or(false),
         qk_norm: is_normed.then(|| HeadNorm::plain(eps)),
-        ..half(fields, &sizes)?
+        ..half_rotated_attention(fields, &sizes)?
     };
     let base = Router {
         score: RouterScore::Sigmoid,
@@ -48,10 +45,4 @@ pub(crate) fn glm4_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
     };
     let router = with_groups(fields, base, GroupScore::TopTwo)?;
     mixture(fields, &sizes, (AttentionArch::Heads(attention), router), eps)
-}
-
-fn half(fields: &Fields<'_>, sizes: &Sizes) -> Result<HeadsAttention, InputError> {
-    let attention = grouped_attention(fields, sizes, 1e4)?;
-    let position = rotary(fields, attention.head_dim, RotaryDefaults { theta: 1e4, share: 0.5 })?;
-    Ok(HeadsAttention { position, ..attention })
 }

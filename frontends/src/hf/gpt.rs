@@ -5,8 +5,8 @@ use ir::op::Activation;
 use super::NATIVE_HINT;
 use super::fields::{Fields, HEADS, WIDTH};
 use super::heads::{
-    RotaryDefaults, Sizes, decoder, divided_head_dim, grouped_attention, plain_attention, rotary, sizes,
-    tying, uniform_window,
+    RotaryDefaults, Sizes, decoder, divided_head_dim, grouped_attention, half_rotated_attention,
+    plain_attention, rotary, sizes, tying, uniform_window,
 };
 use crate::arch::{
     Arch, AttentionArch, Block, DenseMlp, HeadsAttention, LayerArch, LearnedPositions, MlpArch, MlpForm,
@@ -147,9 +147,8 @@ pub(crate) fn starcoder2(fields: &Fields<'_>) -> Result<Arch, InputError> {
 pub(crate) fn nemotron(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 4096)?;
     let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    let base = grouped_attention(fields, &sizes, 1e4)?;
-    let position = rotary(fields, base.head_dim, RotaryDefaults { theta: 1e4, share: 0.5 })?;
-    let attention = HeadsAttention { qkv_bias: bias, out_bias: bias, position, ..base };
+    let attention =
+        HeadsAttention { qkv_bias: bias, out_bias: bias, ..half_rotated_attention(fields, &sizes)? };
     let mlp = DenseMlp {
         inner: fields.count(&["intermediate_size"], WIDTH)?,
         form: MlpForm::Plain(fields.activation(&["hidden_act"], Activation::ReluSquared)?),
@@ -211,14 +210,7 @@ fn biased_attention(fields: &Fields<'_>, sizes: &Sizes) -> Result<HeadsAttention
 }
 
 fn layer(block: Block, norm: &Norm, attention: HeadsAttention, mlp: DenseMlp) -> LayerArch {
-    LayerArch {
-        branch_scale: None,
-        name: "decoder",
-        block,
-        norm: norm.clone(),
-        attention: AttentionArch::Heads(attention),
-        mlp: MlpArch::Dense(mlp),
-    }
+    LayerArch::new("decoder", block, norm, (AttentionArch::Heads(attention), MlpArch::Dense(mlp)))
 }
 
 #[cfg(test)]

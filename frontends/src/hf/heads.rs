@@ -92,6 +92,26 @@ pub(crate) fn grouped_attention(
     })
 }
 
+/// The same, whose projections all have biases where the file says so.
+pub(crate) fn attention_with_bias(
+    fields: &Fields<'_>,
+    sizes: &Sizes,
+    theta: f64,
+) -> Result<HeadsAttention, InputError> {
+    let bias = fields.flag("attention_bias")?.unwrap_or(false);
+    Ok(HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, sizes, theta)? })
+}
+
+/// Attention with grouped queries of which, where the file does not say, half of every head is rotated.
+pub(crate) fn half_rotated_attention(
+    fields: &Fields<'_>,
+    sizes: &Sizes,
+) -> Result<HeadsAttention, InputError> {
+    let base = grouped_attention(fields, sizes, 1e4)?;
+    let position = rotary(fields, base.head_dim, RotaryDefaults { theta: 1e4, share: 0.5 })?;
+    Ok(HeadsAttention { position, ..base })
+}
+
 /// Attention without biases, norms, windows or positions.
 pub(crate) fn plain_attention(heads: u64, kv_heads: u64, head_dim: u64) -> HeadsAttention {
     HeadsAttention {
@@ -144,6 +164,21 @@ pub(crate) fn rotary(
 /// Window of every layer where the family has one for all or for none.
 pub(crate) fn uniform_window(fields: &Fields<'_>) -> Result<Option<u64>, InputError> {
     fields.optional(&["sliding_window"], SEQUENCE)
+}
+
+/// For every layer its window: of those that the file names, or else those of `slides`, and of none where it says that
+/// there is no window.
+pub(crate) fn layer_windows(
+    fields: &Fields<'_>,
+    (n_layers, default): (u64, u64),
+    slides: impl Fn(u64) -> bool,
+) -> Result<Vec<Option<u64>>, InputError> {
+    let window = fields.window_or(default)?;
+    let sliding = match fields.sliding_layers(n_layers)? {
+        Some(said) => said,
+        None => (0..n_layers).map(slides).collect(),
+    };
+    Ok(sliding.into_iter().map(|slides| window.filter(|_| slides)).collect())
 }
 
 /// Whether the head uses the embedding table.

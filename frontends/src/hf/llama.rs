@@ -3,7 +3,7 @@
 use ir::op::{Activation, Gating};
 
 use super::fields::{Fields, LAYERS, Limit, WIDTH};
-use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
+use super::heads::{Sizes, attention_with_bias, decoder, grouped_attention, sizes, tying, uniform_window};
 use crate::arch::{
     Arch, AttentionArch, Block, DenseMlp, HeadNorm, HeadsAttention, LayerArch, MlpArch, MlpForm, Norm,
     Positions, Tying,
@@ -13,14 +13,8 @@ use crate::input_error::InputError;
 /// Llama 1 to 3.
 pub(crate) fn llama(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let sizes = sizes(fields, 2048)?;
-    let attention = biased_attention(fields, &sizes, 1e4)?;
+    let attention = attention_with_bias(fields, &sizes, 1e4)?;
     uniform(fields, &sizes, attention, biased_mlp(fields)?)
-}
-
-/// Attention whose projections all have biases where the file says so.
-fn biased_attention(fields: &Fields<'_>, sizes: &Sizes, theta: f64) -> Result<HeadsAttention, InputError> {
-    let bias = fields.flag("attention_bias")?.unwrap_or(false);
-    Ok(HeadsAttention { qkv_bias: bias, out_bias: bias, ..grouped_attention(fields, sizes, theta)? })
 }
 
 /// SwiGLU, with biases where the file says so.
@@ -38,7 +32,7 @@ pub(crate) fn granite(fields: &Fields<'_>) -> Result<Arch, InputError> {
     let factor = |name: &str| Ok(fields.optional_number(&[name])?.filter(|by| *by != 1.0));
     let scale = Some(fields.number_or(&["attention_multiplier"], 1.0)?);
     let sizes = sizes(fields, 2048)?;
-    let attention = HeadsAttention { scale, ..biased_attention(fields, &sizes, 1e4)? };
+    let attention = HeadsAttention { scale, ..attention_with_bias(fields, &sizes, 1e4)? };
     let mut arch = uniform(fields, &sizes, attention, biased_mlp(fields)?)?;
     let branch_scale = factor("residual_multiplier")?;
     arch.kinds.iter_mut().for_each(|kind| kind.branch_scale = branch_scale);
@@ -63,7 +57,7 @@ pub(crate) fn smollm3(fields: &Fields<'_>) -> Result<Arch, InputError> {
     const ROTATES: &str = "no_rope_layers";
     fields.must_be_off("use_sliding_window")?;
     let sizes = sizes(fields, 32_768)?;
-    let attention = biased_attention(fields, &sizes, 2e6)?;
+    let attention = attention_with_bias(fields, &sizes, 2e6)?;
     let mlp = biased_mlp(fields)?;
     let interval = fields.count_or(&["no_rope_layer_interval"], LAYERS, 4)?;
     let said = fields.list(ROTATES, Limit(0, 1))?;
@@ -108,7 +102,7 @@ pub(crate) fn qwen3(fields: &Fields<'_>) -> Result<Arch, InputError> {
     fields.must_be_on("use_qk_norm")?;
     let sizes = sizes(fields, 32_768)?;
     let qk_norm = Some(HeadNorm::plain(eps(fields, 1e-6)?));
-    let attention = HeadsAttention { qk_norm, ..biased_attention(fields, &sizes, 1e4)? };
+    let attention = HeadsAttention { qk_norm, ..attention_with_bias(fields, &sizes, 1e4)? };
     late_windows(fields, &sizes, attention, gated_mlp(fields)?)
 }
 
@@ -169,12 +163,5 @@ pub(crate) fn sequential(
     attention: &HeadsAttention,
     mlp: MlpArch,
 ) -> LayerArch {
-    LayerArch {
-        name,
-        block: Block::Sequential,
-        branch_scale: None,
-        norm: norm.clone(),
-        attention: AttentionArch::Heads(attention.clone()),
-        mlp,
-    }
+    LayerArch::new(name, Block::Sequential, norm, (AttentionArch::Heads(attention.clone()), mlp))
 }

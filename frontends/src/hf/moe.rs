@@ -3,7 +3,9 @@
 use ir::op::{Activation, Gating, GroupScore, Normalize, RouterScore};
 
 use super::fields::{EXPERTS, Fields, LAYERS, Limit, WIDTH};
-use super::heads::{Sizes, decoder, grouped_attention, sizes, tying, uniform_window};
+use super::heads::{
+    Sizes, attention_with_bias, decoder, grouped_attention, layer_windows, sizes, tying, uniform_window,
+};
 use super::llama::{eps, gated_mlp, sequential};
 use crate::arch::{Arch, HeadNorm, HeadsAttention, MlpArch, MoeMlp, Norm, Router, SharedExpert, Tying};
 use crate::input_error::InputError;
@@ -47,10 +49,8 @@ pub(crate) fn qwen2_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
 pub(crate) fn qwen3_moe(fields: &Fields<'_>) -> Result<Arch, InputError> {
     fields.must_be_on("use_qk_norm")?;
     let sizes = sizes(fields, 32_768)?;
-    let bias = fields.flag("attention_bias")?.unwrap_or(false);
     let qk_norm = Some(HeadNorm::plain(eps(fields, 1e-6)?));
-    let attention =
-        HeadsAttention { qkv_bias: bias, out_bias: bias, qk_norm, ..grouped_attention(fields, &sizes, 1e4)? };
+    let attention = HeadsAttention { qk_norm, ..attention_with_bias(fields, &sizes, 1e4)? };
     qwen_moe(fields, &sizes, attention, None)
 }
 
@@ -105,15 +105,12 @@ pub(crate) fn gpt_oss(fields: &Fields<'_>) -> Result<Arch, InputError> {
         router: Router { score: RouterScore::SoftmaxOfChosen, ..plain_router() },
         shared: None,
     };
-    let window = fields.window_or(128)?;
-    let sliding = fields.sliding_layers(sizes.n_layers)?;
-    let is_said = |i: u64| sliding.as_ref().map_or(i.is_multiple_of(2), |list| list[i as usize]);
-    let slides = |i: u64| window.is_some() && is_said(i);
+    let windows = layer_windows(fields, (sizes.n_layers, 128), |i| i.is_multiple_of(2))?;
     let norm = Norm::Rms { eps: eps(fields, 1e-5)?, shift: 0.0 };
     let tied = tying(fields, Tying::Untied)?;
     Ok(decoder(&sizes, norm.clone(), tied, |i| {
-        let own = HeadsAttention { window: window.filter(|_| slides(i)), ..attention.clone() };
-        let name = if slides(i) { "sliding-moe" } else { "full-moe" };
+        let own = HeadsAttention { window: windows[i as usize], ..attention.clone() };
+        let name = if own.window.is_some() { "sliding-moe" } else { "full-moe" };
         sequential(name, &norm, &own, MlpArch::Moe(moe.clone()))
     }))
 }

@@ -152,7 +152,7 @@ fn held_whole(staged: &Staged<'_>, stage: usize, row: &[Action]) -> Held {
     let [saved_in, carried_in, kept_in] =
         [&each.saved, &each.carried, &each.on_host].map(|each| InStages::new(each));
     let are_alike = each.are_alike();
-    let is_on_host = each.on_host.iter().any(|&bytes| bytes > 0.0);
+    let is_on_host = kept_in.all > 0.0;
     let v = staged.schedule.n_virtual_stages() as usize;
     let (mut saved, mut carried, mut all) = (vec![0; v], vec![0; v], InFlight::default());
     let mut most = (f64::NEG_INFINITY, 0, Held::default());
